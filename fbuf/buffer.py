@@ -1,0 +1,118 @@
+"""A replay buffer: storage, writer and sampler joined by slots."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from fbuf import checks, storage
+from fbuf.samplers import Draw, Sampler, Uniform
+from fbuf.writers import RingState, RoundRobin
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BufferState:
+    """All arrays of a buffer."""
+
+    items: Any  # pytree of [capacity, *lanes, ...]
+    ring: RingState
+    sampler: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A ring of `capacity` rows. Every method is a pure function of its state, for use inside `jax.jit`.
+
+    With `lanes`, a row holds one item of each of several parallel environments: leaves are [capacity, *lanes, ...], and
+    the slot of an item is row * prod(lanes) + lane, so samplers need not know. At most 2^31 - 1 items.
+    Donate the state (`jax.jit(step, donate_argnums=0)`, or the carry of a `scan`) and it is written in place.
+    Two buffers built alike are equal, so a jitted function that takes one as a static argument is traced once.
+    """
+
+    capacity: int
+    sampler: Sampler = Uniform()
+    lanes: tuple[int, ...] = ()
+    writer: RoundRobin = RoundRobin()
+
+    def __post_init__(self) -> None:
+        for name, value in (("capacity", self.capacity), *(("lanes", lane) for lane in self.lanes)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be of type int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.items_per_row * self.capacity >= 2**31:
+            raise ValueError(f"at most 2**31 - 1 items, got {self.capacity} rows of {self.items_per_row}")
+
+    @property
+    def items_per_row(self) -> int:
+        return math.prod(self.lanes)
+
+    def init(self, example: Any) -> BufferState:
+        """An empty buffer for items like `example`: one item without lanes, arrays or `jax.ShapeDtypeStruct`."""
+        return BufferState(
+            items=storage.init(self.capacity, self.lanes, checks.item_spec(example)),
+            ring=self.writer.init(),
+            sampler=self.sampler.init(self.capacity * self.items_per_row),
+        )
+
+    def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "n *lanes"]]:
+        """Write a batch of leaves [n, *lanes, ...]; the oldest rows make place. Returns the slots taken.
+
+        Any n gives what n writes of one row would: of more than `capacity` rows the last stay. O(n).
+        """
+        count = checks.batch_length(state.items, batch, self.lanes)
+        ring, rows = self.writer.claim(state.ring, count, self.capacity)
+        kept = min(count, self.capacity)  # a static cut: no row is written twice
+        slots = self._slots(rows)
+        after = BufferState(
+            items=storage.write(
+                state.items, rows[count - kept :], jax.tree.map(lambda leaf: leaf[count - kept :], batch)
+            ),
+            ring=ring,
+            sampler=self.sampler.written(state.sampler, slots[count - kept :].reshape(-1)),
+        )
+        return after, slots
+
+    def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
+        """A copy of `batch_size` items with leaves [batch_size, ...], and how they were drawn.
+
+        Where nothing can be drawn `draw.valid` is False and the items mean nothing. `key` may be typed or raw.
+        """
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be a static int of at least 1, got {batch_size!r}")
+        sampler, draw = self.sampler.sample(state.sampler, key, batch_size, self.size(state))
+        return dataclasses.replace(state, sampler=sampler), self.read(state, draw.slots), draw
+
+    def update(
+        self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
+    ) -> BufferState:
+        """Give items new priorities: one for each slot, or one for all. The sampler says which are refused."""
+        slots = jnp.asarray(slots)
+        if not jnp.issubdtype(slots.dtype, jnp.integer):
+            raise TypeError(f"slots must be integers, got {slots.dtype}")
+        priorities = jnp.asarray(priorities)
+        if priorities.shape not in ((), slots.shape):
+            raise ValueError(f"priorities need the shape of slots, {slots.shape}, or (), got {priorities.shape}")
+        flat = jnp.broadcast_to(priorities, slots.shape).reshape(-1)
+        return dataclasses.replace(state, sampler=self.sampler.update(state.sampler, slots.reshape(-1), flat))
+
+    def read(self, state: BufferState, slots: Int[Array, " batch"]) -> Any:
+        """A copy of the items at slots, which must be in range. O(batch)."""
+        return storage.read(state.items, slots, self.lanes)
+
+    def size(self, state: BufferState) -> Int[Array, ""]:
+        """Items stored, over all lanes."""
+        return state.ring.size * self.items_per_row
+
+    def clear(self, state: BufferState) -> BufferState:
+        """The same buffer with nothing in it; the memory is kept."""
+        return BufferState(state.items, self.writer.init(), self.sampler.init(self.capacity * self.items_per_row))
+
+    def _slots(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
+        lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(self.lanes)
+        return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane

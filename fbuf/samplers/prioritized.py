@@ -1,0 +1,178 @@
+"""Items in proportion to their priority (arXiv:1511.05952)."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, UInt32
+
+from fbuf import priority_tree
+from fbuf.priority_tree import PriorityTree, last_of_equal, two_sum
+from fbuf.samplers.protocol import Draw
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PrioritizedState:
+    """What the items stand at. Priorities are kept as they were given, so alpha can change without loss."""
+
+    priorities: Array  # [width of the tree] as given; -1 where no item is; the last entry belongs to no slot
+    tree: PriorityTree  # over (priority + eps) ** alpha
+    alpha: Array  # []
+    highest: Array  # [] priority for the next new item
+    highest_slot: Array  # [] which item has it; -1 when none is known
+    refused: Array  # [] uint32: priorities that were not finite or negative
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritized:
+    """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) for every operation.
+
+    A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given,
+    with "highest_stored" one that is forgotten when its item is overwritten and looked up again when that item's
+    priority changes. With `stratified`, draw i falls in the i-th of batch_size equal shares of the total (section 3.3
+    and B.2.1 of the paper): the same chances, less variance. A zero priority with eps 0 is never drawn. Priorities that
+    are negative or not finite are refused: the item keeps the one it has, and `state.refused` counts them.
+    `dtype` is that of priorities and sums; "float64" needs 64-bit types on.
+    """
+
+    alpha: float = 0.6
+    eps: float = 1e-8
+    stratified: bool = False
+    new_items: Literal["highest_ever", "highest_stored"] = "highest_ever"
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "eps"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+        if self.new_items not in ("highest_ever", "highest_stored"):
+            raise ValueError(f"new_items must be 'highest_ever' or 'highest_stored', got {self.new_items!r}")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be 'float32' or 'float64', got {self.dtype!r}")
+
+    def init(self, capacity: int) -> PrioritizedState:
+        if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
+            raise ValueError("dtype='float64' needs 64-bit types: set jax_enable_x64, or use dtype='float32'")
+        tree = priority_tree.init(capacity, dtype=self.dtype, maxima=self.new_items == "highest_stored")
+        return PrioritizedState(
+            priorities=jnp.full(tree.leaves.size, -1, self.dtype),
+            tree=tree,
+            alpha=jnp.asarray(self.alpha, self.dtype),
+            highest=jnp.ones((), self.dtype),
+            highest_slot=jnp.full((), -1, jnp.int32),
+            refused=jnp.zeros((), jnp.uint32),
+        )
+
+    def written(self, state: PrioritizedState, slots: Int[Array, " batch"]) -> PrioritizedState:
+        if slots.shape[0] == 0:
+            return state
+        value = jnp.broadcast_to(self._value(state.highest, state.alpha), slots.shape)
+        highest, slot = state.highest, state.highest_slot
+        if self.new_items == "highest_stored":
+            overwritten = jnp.any(slots == slot)
+            highest = jnp.where(overwritten, 1, highest)
+            slot = jnp.where(overwritten, -1, jnp.where(slot < 0, slots[0], slot))
+        return dataclasses.replace(
+            state,
+            priorities=state.priorities.at[slots].set(state.highest, mode="promise_in_bounds"),
+            tree=priority_tree.update(state.tree, slots, value, settled=True),
+            highest=highest,
+            highest_slot=slot,
+        )
+
+    def sample(
+        self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
+    ) -> tuple[PrioritizedState, Draw]:
+        total = priority_tree.total(state.tree)
+        slots = priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified))
+        divisor = jnp.where(total > 0, total, 1)
+        draw = Draw(
+            slots=slots,
+            probability=priority_tree.get(state.tree, slots) / divisor,
+            valid=jnp.broadcast_to(total > 0, (batch_size,)),
+            smallest=priority_tree.minimum(state.tree) / divisor,
+            size=size,
+        )
+        return state, draw
+
+    def update(
+        self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]
+    ) -> PrioritizedState:
+        """Of equal slots the last counts. Slots that hold no item are ignored. O(batch * log capacity)."""
+        if slots.shape[0] == 0:
+            return state
+        priorities = priorities.astype(state.priorities.dtype)
+        nobody = state.priorities.size - 1
+        finite = jnp.isfinite(priorities) & (priorities >= 0)
+        at = jnp.where((slots >= 0) & (slots < state.tree.capacity) & finite, slots, nobody).astype(jnp.int32)
+        at = jnp.where(state.priorities.at[at].get(mode="promise_in_bounds") >= 0, at, nobody)
+        scratch, winner = last_of_equal(state.priorities, at)
+        settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
+        state = dataclasses.replace(
+            state,
+            priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),
+            tree=priority_tree.update(
+                state.tree, at, jnp.where(at < nobody, self._value(settled, state.alpha), 0), settled=True
+            ),
+            refused=state.refused + jnp.sum(~finite, dtype=jnp.uint32),
+        )
+        return self._raise_highest(state, at, settled)
+
+    def reweight(self, state: PrioritizedState, alpha: Float[Array, ""] | float) -> PrioritizedState:
+        """State with every stored item weighed by a new alpha, which may be annealed without a new trace. O(capacity)."""
+        alpha = jnp.asarray(alpha, state.alpha.dtype)
+        held = state.priorities[: state.tree.capacity]
+        values = jnp.where(held >= 0, self._value(jnp.maximum(held, 0), alpha), 0)
+        return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
+
+    def _value(self, priority: Array, alpha: Array) -> Array:
+        """The one place where alpha is applied."""
+        return (priority + jnp.asarray(self.eps, priority.dtype)) ** alpha
+
+    def _raise_highest(self, state: PrioritizedState, at: Array, settled: Array) -> PrioritizedState:
+        top = jnp.argmax(settled)
+        above = settled[top] > state.highest
+        if self.new_items == "highest_ever":
+            return dataclasses.replace(state, highest=jnp.where(above, settled[top], state.highest))
+        known = state.highest_slot >= 0
+        changed = jnp.any(at == state.highest_slot) & known
+        stored = priority_tree.largest(state.tree)
+        adopt = above | (~known & (settled[top] >= 0))
+        slot = jnp.where(changed, stored, jnp.where(adopt, at[top], state.highest_slot))
+        held = state.priorities.at[jnp.maximum(slot, 0)].get(mode="promise_in_bounds")
+        return dataclasses.replace(state, highest=jnp.where(changed | adopt, held, state.highest), highest_slot=slot)
+
+
+def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:
+    """Uniform masses in [0, total) of 48 random bits, as pairs whose exact sum is meant."""
+    coarse, fine = (jax.random.bits(key, (2, count), jnp.uint32) >> 8).astype(total.dtype) * 2.0**-24
+    share = total / count if stratified else total
+    high, low = _two_product(coarse, share)
+    low = low + fine * (share * 2.0**-24)
+    if stratified:
+        start, start_low = _two_product(jnp.arange(count, dtype=total.dtype), share)
+        high, rest = two_sum(start, high)
+        low = low + (start_low + rest)
+    return high, low
+
+
+def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
+    """a * b as a rounded product and its exact rounding error (Dekker 1971), for factors of at most 24 bits."""
+    if np.dtype(a.dtype) == np.float64:  # 48 bits are exact enough in one double
+        return a * b, jnp.zeros_like(a * b)
+    product = a * b
+    a_high, b_high = _upper_half(a), _upper_half(b)
+    a_low, b_low = a - a_high, b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _upper_half(x: Array) -> Array:
+    """The float32 with the lower 12 bits of the significand cleared."""
+    bits: UInt32[Array, "*shape"] = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFFF000)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
