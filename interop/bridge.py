@@ -1,0 +1,135 @@
+"""Tensors from torch to JAX and back over DLPack: the only file that knows both libraries' arrays.
+
+Values and dtypes cross exactly, whatever JAX's 64-bit setting, which is never changed for the caller. `to_jax` and
+`to_torch` copy unless told otherwise, so that neither side sees what the other does later. On a GPU both directions
+order the streams through DLPack: what was queued before the call is finished before the data is read.
+"""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+DTYPES: dict[torch.dtype, np.dtype] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.uint16: np.dtype(np.uint16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+}
+_FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
+
+
+def exact() -> contextlib.AbstractContextManager[Any]:
+    """A context in which JAX keeps 64-bit types. Outside it JAX narrows int64 and float64 without a word."""
+    return jax.enable_x64(True)
+
+
+def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
+    """The tensor as a JAX array of the same shape and dtype on the same device.
+
+    Any strides, zero-size, 0-d, pinned and requires-grad tensors (the graph is left behind). With `copy=False` the
+    memory is shared where it can be (dense, on the CPU aligned to 64 bytes): then the tensor must not be written while
+    the array is in use. TypeError for a dtype outside `DTYPES` or a tensor that is not strided; RuntimeError for a
+    device JAX does not see. Arrays of 64-bit types are exact here, but operations on them narrow unless JAX's 64-bit
+    types are on (`jax.enable_x64`). Cost: one copy of the data, or none.
+    """
+    dense = plain(tensor)
+    fresh = dense.data_ptr() != tensor.data_ptr() or dense.numel() == 0
+    if copy and not fresh:
+        dense = dense.clone(memory_format=torch.contiguous_format)
+    with exact():
+        if dense.device.type == "cpu":
+            return jax.dlpack.from_dlpack(dense) if dense.numel() else _empty(dense)
+        device = jax_device(dense.device)
+        if device is None:
+            raise RuntimeError(f"JAX does not see the device {dense.device}: move the tensor to the CPU first")
+        return jax.dlpack.from_dlpack(dense) if dense.numel() else jax.device_put(_empty(dense), device)
+
+
+def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
+    """The array as a tensor of the same shape and dtype on the same device.
+
+    With `copy=False` the memory is shared: writing to the tensor then changes an array that JAX takes to be constant.
+    TypeError for a traced array, a PRNG key, or a dtype outside `DTYPES`; ValueError for one spread over devices.
+    """
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError("to_torch needs a concrete array: inside jax.jit there is none yet, call it on the result")
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"to_torch takes a jax.Array, got {type(array).__name__}")
+    if array.dtype not in _FROM_NUMPY:
+        raise TypeError(f"torch has no dtype for {array.dtype}; {_known()}")
+    if len(array.devices()) != 1:
+        raise ValueError(f"the array is spread over {len(array.devices())} devices: gather it on one first")
+    tensor = torch.from_dlpack(array)
+    return tensor.clone() if copy else tensor
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor's values as a dense, ordinary tensor without a graph; the same memory where it is so already."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{tensor.dtype} cannot cross to JAX; {_known()}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise TypeError(f"only dense tensors cross to JAX, got layout {tensor.layout}: call to_dense() first")
+    tensor = tensor.detach()
+    if type(tensor) is not Tensor:
+        tensor = tensor.as_subclass(Tensor)
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def numpy_view(tensor: Tensor) -> np.ndarray:
+    """A NumPy array over the memory of a CPU tensor, any strides; bfloat16 shows as int16 of the same bits."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def borrow(tensor: Tensor) -> jax.Array | None:
+    """A JAX array over the very memory of a CPU tensor, or None where JAX would copy.
+
+    For memory that this library owns and that no JAX program writes: a view made once reads what was written since.
+    """
+    if tensor.numel() == 0 or not tensor.is_contiguous() or tensor.dtype not in DTYPES or tensor.device.type != "cpu":
+        return None
+    with exact():
+        array = jax.dlpack.from_dlpack(tensor.detach().as_subclass(Tensor))
+    return array if array.unsafe_buffer_pointer() == tensor.data_ptr() else None
+
+
+def hand_over(array: jax.Array) -> Tensor:
+    """A tensor that takes the memory of a fresh array which nothing else holds: free to be changed."""
+    return torch.from_dlpack(array)
+
+
+def jax_device(device: torch.device) -> jax.Device | None:
+    """JAX's name for a torch device; None where JAX does not see it."""
+    platform = {"cpu": "cpu", "cuda": "gpu"}.get(device.type)
+    if platform is None:
+        return None
+    try:
+        found = jax.local_devices(backend=platform)
+    except RuntimeError:  # no such backend
+        return None
+    index = device.index if device.index is not None else (torch.cuda.current_device() if platform == "gpu" else 0)
+    return next((each for each in found if each.local_hardware_id in (index, None)), None) if platform == "gpu" else found[0]
+
+
+def _empty(tensor: Tensor) -> jax.Array:
+    return jnp.empty(tuple(tensor.shape), DTYPES[tensor.dtype])
+
+
+def _known() -> str:
+    return "these can: " + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

@@ -1,0 +1,49 @@
+"""How a list of items becomes a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection, lazy_stack
+from torch import Tensor
+
+from interop.storages import ListStorage, Storage
+
+
+def identity(data: Any) -> Any:
+    """The batch as the storage gave it."""
+    return data
+
+
+def stack(items: list[Any]) -> Any:
+    """Items stacked along a new first dim, leaf by leaf; tensordicts of unlike shapes lazily. TypeError for other objects."""
+    first = items[0] if items else None
+    if first is None and not items:
+        raise RuntimeError("cannot make a batch of no items")
+    if is_tensor_collection(first):
+        try:
+            return torch.stack(items)
+        except RuntimeError:
+            return lazy_stack(items)
+    if isinstance(first, Tensor):
+        return torch.stack(items)
+    if isinstance(first, dict):
+        _same(items, lambda item: item.keys())
+        return {key: stack([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple | list):
+        _same(items, len)
+        columns = [stack(list(column)) for column in zip(*items, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    raise TypeError(
+        f"cannot stack items of type {type(first).__name__}: pass collate_fn=lambda items: items to get them as a list"
+    )
+
+
+def default_for(storage: Storage) -> Callable[[Any], Any]:
+    """The collate function of a storage that the user gave none for."""
+    return stack if isinstance(storage, ListStorage) else identity
+
+
+def _same(items: list[Any], trait: Callable[[Any], Any]) -> None:
+    if any(type(item) is not type(items[0]) or trait(item) != trait(items[0]) for item in items):
+        raise RuntimeError("cannot stack items of unlike structure: pass a collate_fn")

@@ -1,0 +1,124 @@
+"""Replay buffers with a prioritized sampler."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from interop.buffers.replay_buffer import ReplayBuffer
+from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.samplers import PrioritizedSampler, Sampler
+from interop.storages import ListStorage, Storage
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` that draws by priority (arXiv:1511.05952), for data of any kind.
+
+    New items get the highest priority; `update_priority(info["index"], priority)` changes it, the index coming from
+    `sample(..., return_info=True)`.
+
+    Args:
+        alpha, beta, eps, dtype: as for `PrioritizedSampler`.
+        storage: an instance; `ListStorage(1000)` by default.
+        sampler: instead of the one made from these arguments.
+        sampler_device: where priorities are; None follows the storage.
+        others: as for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        sampler_device: torch.device | str | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        delayed_init: bool = False,
+    ) -> None:
+        if sampler is not None and sampler_device is not None:
+            raise TypeError("sampler and sampler_device exclude each other: give the device to the sampler")
+        storage = ListStorage(1000) if storage is None else storage
+        if not isinstance(storage, Storage):
+            raise TypeError(f"storage must be a Storage, got {type(storage).__name__}")
+        if sampler is None:
+            sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype, device=sampler_device)
+        super().__init__(
+            storage=storage,
+            sampler=sampler,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            delayed_init=delayed_init,
+        )
+
+    @property
+    def prioritized_sampler(self) -> Sampler:
+        """The sampler that holds the priorities."""
+        return self.sampler
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` that draws by priority (arXiv:1511.05952).
+
+    Samples carry "index" and "priority_weight". The usual loop: sample, set `priority_key` in the sample,
+    `update_tensordict_priority(sample)`.
+
+    Args:
+        alpha, beta, eps, reduction: as for `PrioritizedSampler`.
+        priority_key: the entry that priorities are taken from.
+        storage: an instance, or a callable that makes it; `ListStorage(1000)` by default.
+        sampler_device: where priorities are; None follows the storage.
+        others: as for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: Any = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler_device: torch.device | str | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        reduction: str = "max",
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool = False,
+    ) -> None:
+        if storage is None:
+            storage = ListStorage(1000, compilable=compilable)
+        elif not isinstance(storage, Storage) and callable(storage):
+            storage = storage()
+        if not isinstance(storage, Storage):
+            raise TypeError(f"storage must be a Storage or a callable that returns one, got {type(storage).__name__}")
+        super().__init__(
+            priority_key=priority_key,
+            storage=storage,
+            sampler=PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction, device=sampler_device),
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            generator=generator,
+            shared=shared,
+            compilable=compilable,
+        )

@@ -1,0 +1,591 @@
+"""The replay buffer: a storage, a sampler and a writer joined."""
+
+import contextlib
+import multiprocessing
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from torch import Tensor
+
+from interop.buffers import collate
+from interop.buffers.fused import Fused
+from interop.buffers.prefetch import Prefetch
+from interop.index import as_int
+from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
+from interop.storages import ListStorage, Storage
+from interop.transforms.chain import Compose, as_chain
+from interop.writers import RoundRobinWriter, Writer
+
+
+class ReplayBuffer:
+    """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
+
+    Every call is safe from several threads. A call that raises has changed nothing.
+
+    Args:
+        storage: where items live, or a callable that makes it; `ListStorage(1000)` by default.
+        sampler: which items are drawn, or a callable; `RandomSampler()` by default.
+        writer: which slots new items take, or a callable; `RoundRobinWriter()` by default.
+        collate_fn: makes a batch of what the storage returns.
+        pin_memory: pin batches on the CPU.
+        prefetch: how many batches threads draw ahead; needs `batch_size`.
+        transform: a transform, a chain of them, or any callable.
+        transform_factory: makes the transform, instead of it.
+        batch_size: of `sample()` and of iteration.
+        dim_extend: the dim of data along which `extend` runs; by default the last item dim of the storage.
+        checkpointer: what saves and loads the storage.
+        generator: governs every draw; torch's global one by default.
+        shared: have worker processes take turns.
+        compilable: given to the default storage.
+        delayed_init: make the components at the first use; by default with a `transform_factory`.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: Any = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+    ) -> None:
+        if transform is not None and transform_factory is not None:
+            raise TypeError("transform and transform_factory exclude each other")
+        if batch_size is not None:
+            _positive("batch_size", batch_size)
+        if prefetch and batch_size is None:
+            raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
+        if prefetch and shared:
+            raise ValueError("prefetch and shared exclude each other: batches drawn ahead would miss other processes' writes")
+        if dim_extend is not None and dim_extend < 0:
+            raise ValueError(f"dim_extend must be at least 0, got {dim_extend}")
+        self._batch_size = batch_size
+        self._pin_memory = pin_memory
+        self._prefetch = Prefetch(prefetch) if prefetch else None
+        self._rng = generator
+        self._dim_extend = dim_extend
+        self._checkpointer = checkpointer
+        self._iterator: Iterator[Any] | None = None
+        self._make_locks()
+        self.share(shared)
+        self._parts = (storage, sampler, writer, collate_fn, transform, transform_factory, bool(compilable))
+        self._initialized = False
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self._init()
+
+    # ------------------------------------------------------------------ components
+
+    def _init(self) -> None:
+        storage, sampler, writer, collate_fn, transform, transform_factory, compilable = self._parts
+        self._initialized = True
+        self._storage: Storage = _made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
+        self._sampler: Sampler = _made("sampler", sampler, Sampler, RandomSampler)
+        self._writer: Writer = _made("writer", writer, Writer, self._default_writer)
+        if getattr(self._sampler, "drop_last", False) and self._batch_size is None:
+            raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
+        self._transform = as_chain(transform_factory() if transform_factory is not None else transform)
+        self._collate_fn = collate_fn or collate.default_for(self._storage)
+        self._storage.checkpointer = self._checkpointer
+        self._join()
+        self.set_rng(self._rng)
+
+    @staticmethod
+    def _default_writer() -> Writer:
+        return RoundRobinWriter()
+
+    def _join(self) -> None:
+        """Have the components know of each other."""
+        capacity = getattr(self._sampler, "max_size", None)
+        if isinstance(self._sampler, PrioritizedSampler) and capacity is not None and capacity < self._storage.max_size:
+            if not (self._storage.ndim > 1 and self._storage.shape is not None):  # rounded up to whole rows
+                raise ValueError(
+                    f"the sampler holds {capacity} items, the storage {self._storage.max_size}: "
+                    f"build it with max_capacity={self._storage.max_size}"
+                )
+        self._storage.attach(self)
+        self._writer.register_storage(self._storage)
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler.take_over(self._storage)
+        self._fused = Fused.of(self._storage, self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MADE_LATE and not self.__dict__.get("_initialized", True):
+            self._init()
+            return getattr(self, name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the components were made."""
+        return self._initialized
+
+    @property
+    def storage(self) -> Storage:
+        """Where items live."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which items are drawn."""
+        return self._sampler
+
+    @property
+    def writer(self) -> Writer:
+        """Which slots new items take."""
+        return self._writer
+
+    @property
+    def transform(self) -> Compose:
+        """The chain of transforms."""
+        return self._transform
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of `sample()` and of iteration."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """Rows ever written."""
+        return self._writer.write_count
+
+    @property
+    def dim_extend(self) -> int:
+        """The dim of data along which `extend` runs."""
+        return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, value: int) -> None:
+        if value != self.dim_extend:
+            raise RuntimeError(f"dim_extend is {self.dim_extend} and cannot be changed to {value}")
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Put in another storage; returns the one before."""
+        with self._locked():
+            before, self._storage = self._storage, _made("storage", storage, Storage)
+            self._collate_fn = collate_fn or collate.default_for(storage)
+            self._drop_ahead()
+            self._join()
+            return before
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Put in another sampler, which takes over the stored rows; returns the one before."""
+        with self._locked():
+            before, self._sampler = self._sampler, _made("sampler", sampler, Sampler)
+            self._drop_ahead()
+            self._join()
+            self.set_rng(self._rng)
+            return before
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Put in another writer; returns the one before."""
+        with self._locked():
+            before, self._writer = self._writer, _made("writer", writer, Writer)
+            self._join()
+            self.set_rng(self._rng)
+            return before
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Have this generator govern every draw from now on."""
+        with self._locked():
+            self._drop_ahead()
+            self._rng = generator
+            for part in (self._storage, self._sampler, self._writer):
+                part._rng = generator
+
+    def share(self, shared: bool = True) -> "ReplayBuffer":
+        """Have worker processes take turns at every call, or not."""
+        self._process_lock: Any = multiprocessing.RLock() if shared else contextlib.nullcontext()
+        return self
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> "ReplayBuffer":
+        """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
+        self._transform.append(transform, invert=invert)
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> "ReplayBuffer":
+        """Add a transform before the one at index."""
+        self._transform.insert(index, transform, invert=invert)
+        return self
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, data: Any) -> Any:
+        """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims."""
+        if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
+            warnings.warn(f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2)
+        with self._locked():
+            return self._add(data)
+
+    def _add(self, data: Any) -> Any:
+        data = self._to_store(data, lift=True)
+        if data is None:
+            return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
+        index = self._writer.add(data)
+        self._tell(index)
+        self._sampler.add(index)
+        return index
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Write a batch. Returns its slots, [n], or coordinates [n, ndim] for a storage of several item dims.
+
+        A list at the root is a stack of single items; a tuple or dict is a pytree whose leaves share the leading dim.
+        """
+        if update_priority is not None:
+            raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
+        with self._locked():
+            return self._extend(data)[0]
+
+    def _extend(self, data: Any) -> tuple[Tensor, Any]:
+        data = self._to_store(data)
+        if data is None:
+            return torch.zeros(0, self._storage.ndim, dtype=torch.int64), None
+        index = self._writer.extend(_swapped(data, self.dim_extend))
+        self._tell(index)
+        self._sampler.extend(index)
+        return index, data
+
+    def _to_store(self, data: Any, lift: bool = False) -> Any:
+        """The data after the inverse transforms; None to store nothing."""
+        if not len(self._transform):
+            return data
+        lift = lift and isinstance(data, TensorDictBase)
+        if is_tensor_collection(data):
+            data = data.copy()  # transforms may add and remove keys of this one
+        data = self._transform.inv(data.unsqueeze(-1) if lift else data)
+        return data.squeeze(-1) if lift and data is not None else data
+
+    def _tell(self, index: Any) -> None:
+        """Have every buffer on the storage know which slots are new."""
+        for buffer in self._storage._attached:
+            buffer.mark_update(index)
+
+    def mark_update(self, index: Any) -> None:
+        """Give the items at index the default priority of the sampler."""
+        self._sampler.mark_update(index, storage=self._storage)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Give the items at index new priorities; a warning where the sampler has none."""
+        with self._locked():
+            if isinstance(index, tuple):
+                index = torch.stack([torch.as_tensor(each) for each in index], -1)
+            if self.dim_extend > 0 and isinstance(priority, Tensor) and priority.ndim > 1:
+                priority = priority.transpose(0, self.dim_extend).flatten()
+            self._sampler.update_priority(index, priority, storage=self._storage)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all items; the memory is kept."""
+        with self._locked():
+            self._drop_ahead()
+            self._writer._empty(empty_write_count)
+            self._sampler._empty()
+            self._storage._empty()
+
+    # ------------------------------------------------------------------ reading
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.
+
+        RuntimeError without any batch size or for an empty buffer.
+        """
+        data, info = self._next_batch(self._size_of_batch(batch_size))
+        if not return_info:
+            return data
+        device = getattr(self._storage, "device", None)
+        if isinstance(device, torch.device):
+            info = {key: _moved(value, device) for key, value in info.items()}
+        return data, info
+
+    def _size_of_batch(self, batch_size: int | None) -> int:
+        if batch_size is None:
+            if self._batch_size is None:
+                raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
+            return self._batch_size
+        _positive("batch_size", batch_size)
+        if self._batch_size is not None and batch_size != self._batch_size:
+            warnings.warn(
+                f"sample() was given batch_size={batch_size}, the buffer was built with {self._batch_size}: "
+                "the argument counts",
+                UserWarning,
+                stacklevel=3,
+            )
+        return batch_size
+
+    def _next_batch(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        if self._prefetch is None:
+            return self._sample(batch_size)
+        with self._queue_lock:
+            return self._prefetch.take(
+                partial(self._sample, batch_size),
+                lambda: partial(self._sample, batch_size, self._fused.key(self._rng) if self._fused else None),
+                lambda waiting: waiting < self._sampler._remaining_batches and not self._sampler.ran_out,
+            )
+
+    def _sample(self, batch_size: int, key: Any = None) -> tuple[Any, dict[Any, Any]]:
+        with self._locked():
+            if self._fused is not None and self._fused.ready():
+                data, info = self._fused.sample(batch_size, self._fused.key(self._rng) if key is None else key)
+            else:
+                index, info = self._sampler.sample(self._storage, batch_size)
+                info["index"] = index
+                data = self._storage.get(index)
+            return self._from_store(data, index=info["index"]), info
+
+    def _from_store(self, data: Any, index: Any) -> Any:
+        """The data after collating, transforms and pinning."""
+        if as_int(index) is None:
+            data = self._collate_fn(data)
+        if len(self._transform):
+            data = self._transform(data.copy() if is_tensor_collection(data) else data)
+        if self._pin_memory and hasattr(data, "pin_memory") and getattr(data, "device", None) in (None, torch.device("cpu")):
+            data = data.pin_memory()
+        return data
+
+    def __getitem__(self, index: Any) -> Any:
+        with self._locked():
+            keys = _keys(index)
+            if keys is not None:
+                return self[:][keys if len(keys) > 1 else keys[0]]
+            if isinstance(index, tuple) and len(index) == 1:
+                index = index[0]
+            if self.dim_extend > 0:
+                data = _swapped(self._storage[:], self.dim_extend)
+                whole = isinstance(index, slice) and index == slice(None)
+                data = data if whole else _each(data, lambda leaf: leaf[index])
+            else:
+                data = self._storage[index]
+            return self._from_store(data, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        with self._locked():
+            keys = _keys(index)
+            if keys is not None:
+                self.set_(keys if len(keys) > 1 else keys[0], value)
+                return
+            value = self._to_store(value)
+            if self.dim_extend > 0:
+                target = _swapped(self._storage[:], self.dim_extend)
+                self._storage[:] = _swapped(_assigned(target, index, value), self.dim_extend)
+            else:
+                self._storage[index] = self._with_index(index, value)
+
+    def _with_index(self, index: Any, value: Any) -> Any:
+        """The value with the slot numbers that the writer keeps beside a tensordict, where it lacks them."""
+        if not isinstance(value, TensorDictBase) or "index" in value.keys() or not len(self._storage):
+            return value
+        held = self._storage[index]
+        if "index" not in held.keys():
+            return value
+        return value.copy().set("index", held["index"])
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batch_size is None:
+            raise RuntimeError("batch_size not specified: iterating needs one in the constructor of the buffer")
+        if self._sampler.ran_out:
+            self._sampler.ran_out = False
+        while not self._sampler.ran_out or (self._prefetch is not None and len(self._prefetch)):
+            yield self.sample()
+
+    def next(self) -> Any:
+        """The next batch of a running iteration; None once at its end, after which it starts anew."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        try:
+            data = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+        return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
+
+    # ------------------------------------------------------------------ all rows in slot order
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """`rb[:]`, or `rb[:end]`: rows in the order of their slots."""
+        return self[:] if end is None else self[:end]
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay."""
+        if end is None:
+            end = data.shape[0] if hasattr(data, "shape") else len(data)
+            if self._storage._is_full:
+                self[:] = data
+                return
+        self[:end] = data
+
+    def set_(self, key: Any, value: Tensor) -> "ReplayBuffer":
+        """Write one key of all stored rows in place. KeyError for a key that is not stored, RuntimeError for a wrong size."""
+        return self.update_({key: value})
+
+    def set_at_(self, key: Any, value: Tensor, index: Any) -> "ReplayBuffer":
+        """Write one key of the rows at storage indices in place."""
+        with self._locked(), self._edited() as rows:
+            rows.set_at_(_known_key(rows, key), value, index)
+        return self
+
+    def update_(
+        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
+    ) -> "ReplayBuffer":
+        """Write several keys of all stored rows in place; only `keys_to_update` where given."""
+        if isinstance(input_dict_or_td, Mapping):
+            given = list(input_dict_or_td.items())
+        else:
+            given = list(input_dict_or_td.items(include_nested=True, leaves_only=True))
+        if keys_to_update is not None:
+            wanted = [key if isinstance(key, tuple) else (key,) for key in keys_to_update]
+            given = [(key, value) for key, value in given if (key if isinstance(key, tuple) else (key,)) in wanted]
+        with self._locked(), self._edited() as rows:
+            for key, value in given:  # all are looked at before any is written
+                held = rows.get(_known_key(rows, key))
+                if isinstance(held, Tensor) and tuple(value.shape) != tuple(held.shape):
+                    raise RuntimeError(f"{key!r}: the stored rows have shape {list(held.shape)}, got {list(value.shape)}")
+            for key, value in given:
+                rows.get(key).copy_(value) if isinstance(rows.get(key), Tensor) else rows.get(key).update_(value)
+        return self
+
+    @contextlib.contextmanager
+    def _edited(self) -> Iterator[Any]:
+        """A tensordict of views of all stored rows; edits of it are in the storage afterwards."""
+        rows = self._storage[:]
+        if not is_tensor_collection(rows):
+            raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
+        yield rows.unlock_() if rows.is_locked else rows
+        settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
+        if settle is not None:
+            settle()
+
+    # ------------------------------------------------------------------ locks, pickles, looks
+
+    def _make_locks(self) -> None:
+        self._lock = threading.RLock()
+        self._queue_lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock, self._process_lock:
+            yield
+
+    def _drop_ahead(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.drop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._storage  # noqa: B018  # a pickle holds components, not what makes them
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_queue_lock", "_iterator", "_fused")}
+        state["_parts"] = None
+        if self._rng is not None:
+            state["_rng"] = (self._rng.get_state(), str(self._rng.device))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rng = state.pop("_rng")
+        self.__dict__.update(state, _iterator=None)
+        self._make_locks()
+        if rng is not None:
+            generator = torch.Generator(rng[1])
+            generator.set_state(rng[0])
+            rng = generator
+        self._rng = rng
+        self._join()
+        self.set_rng(rng)
+
+    def __repr__(self) -> str:
+        parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]
+        if len(self._transform):
+            parts.append(f"transform={self._transform!r}")
+        parts += [f"batch_size={self._batch_size}", f"collate_fn={self._collate_fn}"]
+        body = ",\n".join(parts)
+        return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
+
+
+_MADE_LATE = ("_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_fused")
+
+
+def _made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
+    """The component, made where a callable was given; TypeError for one of the wrong kind."""
+    made = default() if given is None and default is not None else given
+    if not isinstance(made, kind) and callable(made):
+        made = made()
+    if not isinstance(made, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {type(made).__name__}")
+    return made
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _warns_of_batches() -> bool:
+    import os
+
+    return os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_moved(each, device) for each in value)
+    return value.to(device) if isinstance(value, Tensor | TensorDict) else value
+
+
+def _keys(index: Any) -> tuple[str, ...] | None:
+    """The nested key that an index names; "_data" in front says nothing."""
+    if isinstance(index, str):
+        index = (index,)
+    if not (isinstance(index, tuple) and index and all(isinstance(each, str) for each in index)):
+        return None
+    return index[1:] if index[0] == "_data" and len(index) > 1 else index
+
+
+def _each(data: Any, change: Callable[[Any], Any]) -> Any:
+    """The change made to a tensor or tensordict, or to each leaf of a pytree."""
+    if isinstance(data, Tensor) or is_tensor_collection(data):
+        return change(data)
+    if isinstance(data, dict):
+        return {key: _each(value, change) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_each(value, change) for value in data))
+    if isinstance(data, tuple | list):
+        return type(data)(_each(value, change) for value in data)
+    return data
+
+
+def _swapped(data: Any, dim: int) -> Any:
+    """The data with dims 0 and `dim` exchanged."""
+    return data if dim == 0 or isinstance(data, list) else _each(data, lambda leaf: leaf.transpose(0, dim))
+
+
+def _assigned(target: Any, index: Any, value: Any) -> Any:
+    """A copy of target with value at index."""
+    if isinstance(target, Tensor) or is_tensor_collection(target):
+        target = target.clone()
+        target[index] = value
+        return target
+    if isinstance(target, dict):
+        return {key: _assigned(held, index, value[key]) for key, held in target.items()}
+    return type(target)(_assigned(held, index, new) for held, new in zip(target, value, strict=True))
+
+
+def _known_key(rows: Any, key: Any) -> Any:
+    if key not in rows.keys(include_nested=True):
+        raise KeyError(f"{key!r} is not stored; stored are {sorted(map(str, rows.keys(include_nested=True)))}")
+    return key

@@ -1,0 +1,168 @@
+"""User data to a flat list of tensors, and back as the same type: the layout of an item, fixed at the first write."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, is_tensorclass
+from torch import Tensor
+
+from interop.bridge import DTYPES
+
+Path = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One tensor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A container: `kind` is the class of a dict, tuple, list, tensordict or tensorclass."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    children: tuple["Branch | Leaf", ...]
+    batch: tuple[int, ...] = ()  # batch dims of a tensordict below those of the item
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSpec:
+    """What one tensor of an item is."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return repr(self.path[0]) if len(self.path) == 1 else repr(self.path) if self.path else "the tensor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The structure of an item, and its leaves in order."""
+
+    root: Branch | Leaf
+    leaves: tuple[LeafSpec, ...]
+
+    @classmethod
+    def of(cls, data: Any, dims: int) -> "Layout":
+        """The layout of data whose leaves all begin with the same `dims` leading dims."""
+        leaves: list[LeafSpec] = []
+        return cls(_describe(data, dims, (), leaves), tuple(leaves))
+
+    def flatten(self, data: Any, dims: int) -> list[Tensor]:
+        """The tensors of data in the order of `leaves`; KeyError, TypeError or RuntimeError where data does not fit."""
+        found: list[Tensor] = []
+        _collect(self.root, data, (), found)
+        lead = found[0].shape[:dims] if found else ()
+        for spec, leaf in zip(self.leaves, found, strict=True):
+            if leaf.shape[dims:] != spec.shape or leaf.ndim < dims:
+                raise RuntimeError(
+                    f"{spec.name}: items have shape {list(spec.shape)}, "
+                    f"got {list(leaf.shape[dims:])} (whole shape {list(leaf.shape)}); nothing was written"
+                )
+            if leaf.shape[:dims] != lead:
+                raise RuntimeError(
+                    f"{spec.name}: leading dims are {list(leaf.shape[:dims])}, those of {self.leaves[0].name} are "
+                    f"{list(lead)}: all tensors need the same; nothing was written"
+                )
+            if leaf.dtype != spec.dtype:
+                raise RuntimeError(
+                    f"{spec.name}: items are {spec.dtype}, got {leaf.dtype}: cast it first; nothing was written"
+                )
+        return found
+
+    def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
+        """Data of this layout around tensors; tensordicts get `batch_size`."""
+        return _build(self.root, iter(leaves), tuple(batch_size), device)
+
+    @property
+    def is_tensordict(self) -> bool:
+        """Whether an item is a tensordict or a tensorclass."""
+        return isinstance(self.root, Branch) and (self.root.kind is TensorDict or is_tensorclass(self.root.kind))
+
+
+def stack_items(items: Sequence[Any]) -> Any:
+    """A root-level list as one batch: its items stacked along a new first dim."""
+    if not items:
+        raise RuntimeError("Expected at least one element in extend.")
+    try:
+        layout = Layout.of(items[0], 0)
+        columns = zip(*(layout.flatten(item, 0) for item in items), strict=True)
+        return layout.build([torch.stack(column) for column in columns], (len(items),))
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise RuntimeError(
+            "stacking the elements of the list failed: a list at the root is a stack of single items, which must all be "
+            f"alike. Pass a tuple for leaves that are batched already. The cause: {error}"
+        ) from error
+
+
+def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec]) -> Branch | Leaf:
+    if isinstance(data, Tensor):
+        if data.dtype not in DTYPES:
+            raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
+        leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
+        return Leaf()
+    kind, items = _open(data, path)
+    batch = tuple(data.batch_size[dims:]) if is_tensor_collection(data) else ()
+    keys = tuple(items)
+    return Branch(kind, keys, tuple(_describe(items[key], dims, (*path, key), leaves) for key in keys), batch)
+
+
+def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) -> None:
+    if isinstance(node, Leaf):
+        if not isinstance(data, Tensor):
+            raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
+        found.append(data)
+        return
+    kind, items = _open(data, path)
+    if kind is not node.kind:
+        raise TypeError(f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written")
+    if items.keys() != set(node.keys):
+        missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
+        raise KeyError(
+            f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}. "
+            "The first write fixed them; nothing was written"
+        )
+    for key, child in zip(node.keys, node.children, strict=True):
+        _collect(child, items[key], (*path, key), found)
+
+
+def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
+    """The kind of a container and what it holds by key."""
+    if isinstance(data, NonTensorData | NonTensorStack):
+        raise TypeError(f"{_where(path)}: a tensor storage cannot hold non-tensor data; use ListStorage")
+    if is_tensor_collection(data):
+        return (type(data) if is_tensorclass(data) else TensorDict), dict(data.items())
+    if isinstance(data, dict):
+        return dict, data
+    if isinstance(data, tuple | list):
+        return type(data), dict(enumerate(data))
+    raise TypeError(
+        f"{_where(path)}: a tensor storage holds tensors, tensordicts, tensorclasses and dicts, tuples or lists of "
+        f"them, got {type(data).__name__}; use ListStorage for other objects"
+    )
+
+
+def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...], device: torch.device | None) -> Any:
+    if isinstance(node, Leaf):
+        return next(leaves)
+    inner = (*batch, *node.batch)
+    values = [_build(child, leaves, batch, device) for child in node.children]
+    if node.kind is dict:
+        return dict(zip(node.keys, values, strict=True))
+    if issubclass(node.kind, tuple):
+        return node.kind(*values) if hasattr(node.kind, "_fields") else node.kind(values)
+    if issubclass(node.kind, list):
+        return node.kind(values)
+    held: TensorDictBase = TensorDict(dict(zip(node.keys, values, strict=True)), batch_size=inner, device=device)
+    return held if node.kind is TensorDict else node.kind.from_tensordict(held)
+
+
+def _where(path: Path) -> str:
+    return LeafSpec(path, (), torch.float32).name if path else "item"

@@ -1,0 +1,88 @@
+"""The one place that compiles and donates. Each function is traced once per rule and shapes, for any values.
+
+Called inside `bridge.exact()`. Batches whose length varies come padded to a power of two by repeating their last entry,
+so that no length of batch costs a trace of its own: equal entries at equal places are well defined.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import fbuf
+from fbuf import storage
+
+
+def padded(values: np.ndarray) -> np.ndarray:
+    """The entries of a 1-d array, and the last one again up to the next power of two."""
+    count = values.shape[0]
+    room = 1 << (count - 1).bit_length()
+    if room == count:
+        return values
+    out = np.empty(room, values.dtype)
+    out[:count], out[count:] = values, values[-1]
+    return out
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def init(rule: Any, capacity: int) -> Any:
+    """Fresh state of a sampler."""
+    return rule.init(capacity)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def written(rule: Any, state: Any, slots: Array) -> Any:
+    """The sampler's state after new items came into slots."""
+    return rule.written(state, slots.astype(jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def update(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
+    """The sampler's state after items were given priorities."""
+    return rule.update(state, slots.astype(jnp.int32), priorities)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def reweight(rule: Any, state: Any, alpha: Array) -> Any:
+    """The sampler's state under another alpha."""
+    return rule.reweight(state, alpha)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def draw(rule: Any, state: Any, key: Array, batch_size: int, size: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """Drawn slots as int64, their importance weights, and whether there was anything to draw."""
+    drawn = rule.sample(state, key, batch_size, size.astype(jnp.int32))[1]
+    return drawn.slots.astype(jnp.int64), fbuf.importance_weights(drawn, beta.astype(drawn.probability.dtype)), drawn.valid[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 7))
+def draw_and_read(
+    rule: Any, state: Any, key: Array, batch_size: int, size: Array, beta: Array, items: list[Array], lanes: tuple[int, ...]
+) -> tuple[Array, Array, Array, list[Array]]:
+    """`draw`, and the items at the slots, in one program."""
+    drawn = rule.sample(state, key, batch_size, size.astype(jnp.int32))[1]
+    # Without the barrier XLA fuses the arithmetic behind the slots into each gather and repeats it for every leaf.
+    slots = jax.lax.optimization_barrier(drawn.slots)
+    weights = fbuf.importance_weights(drawn, beta.astype(drawn.probability.dtype))
+    return slots.astype(jnp.int64), weights, drawn.valid[0], storage.read(items, slots, lanes)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def read(items: list[Array], slots: Array, lanes: tuple[int, ...]) -> list[Array]:
+    """Copies of the items at slots."""
+    return storage.read(items, slots, lanes)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def write(items: list[Array], rows: Array, batch: list[Array]) -> list[Array]:
+    """Items with batch at rows, in place; equal rows come with equal values."""
+    return [kept.at[rows].set(new, mode="promise_in_bounds") for kept, new in zip(items, batch, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def allocate(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> list[Array]:
+    """Zeros."""
+    return [jnp.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]

@@ -1,0 +1,7 @@
+"""Which items a batch is drawn from."""
+
+from interop.samplers.prioritized import PrioritizedSampler
+from interop.samplers.sampler import Sampler
+from interop.samplers.uniform import RandomSampler
+
+__all__ = ["PrioritizedSampler", "RandomSampler", "Sampler"]

@@ -1,0 +1,57 @@
+"""What every sampler does."""
+
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from interop.storages import Storage
+
+
+class Sampler(ABC):
+    """Names the items of a batch. A subclass gives `sample`; the rest may stay as it is."""
+
+    _remaining_batches = sys.maxsize  # how many batches prefetching may ask for
+
+    _rng: torch.Generator | None = None
+
+    @abstractmethod
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """An index into the storage, and what to tell about the batch."""
+
+    def add(self, index: Any) -> None:
+        """An item was added at index."""
+
+    def extend(self, index: Any) -> None:
+        """Items were added at index."""
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """The items at index are new."""
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Give items priorities; here a warning, this sampler has none."""
+        warnings.warn(
+            f"update_priority() has no effect: {type(self).__name__} is not a prioritized sampler", UserWarning, stacklevel=3
+        )
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of a new item."""
+        return 1.0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether an epoch has just ended; never for samplers without one."""
+        return False
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        pass
+
+    def _empty(self) -> None:
+        """Start over, the buffer was emptied."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rng": None}

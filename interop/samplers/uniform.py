@@ -1,0 +1,50 @@
+"""Every stored item equally often."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import fbuf
+from interop import bridge, compiled, randomness
+from interop.processes import may_use_jax
+from interop.samplers.sampler import Sampler
+from interop.storages import Storage
+
+NO_WEIGHT = np.float32(0)
+
+
+class RandomSampler(Sampler):
+    """Uniform draws with replacement over all stored items. O(batch)."""
+
+    rule = fbuf.Uniform()
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """int64 [batch_size], or a tuple of such per item dim. RuntimeError for an empty storage."""
+        size = stored(storage)
+        if not may_use_jax():
+            slots = torch.randint(size, (batch_size,), generator=self._rng)
+        else:
+            key = randomness.key(self._rng)
+            with bridge.exact():
+                slots = bridge.hand_over(compiled.draw(self.rule, (), key, batch_size, np.int64(size), NO_WEIGHT)[0])
+        return unravel(slots, storage), {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def stored(storage: Storage) -> int:
+    """How many items there are to draw from; RuntimeError for none."""
+    size = len(storage)
+    if size == 0:
+        raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+    return size
+
+
+def unravel(slots: torch.Tensor, storage: Storage) -> Any:
+    """Slots as they are for one item dim; a tuple of coordinates for more."""
+    if storage.ndim == 1:
+        return slots
+    assert storage.shape is not None
+    return torch.unravel_index(slots, storage.shape)

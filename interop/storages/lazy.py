@@ -1,0 +1,55 @@
+"""Tensors, tensordicts and pytrees in memory that is allocated at the first write."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from interop import bridge
+from interop.codec import Layout
+from interop.storages.rows import JaxRows, Rows, TorchRows
+from interop.storages.tensors import TensorStorage
+
+
+class LazyTensorStorage(TensorStorage):
+    """Memory for `max_size` items like the first one that is written, zero until written.
+
+    Args:
+        max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
+        device: where the memory is; "auto" for the device of the first data.
+        ndim: how many leading dims of the stored layout count as items.
+        compilable: keep the length local to this process.
+        consolidated: store all tensors of a tensordict in one piece of memory.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+    ) -> None:
+        super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
+        self._consolidated = consolidated
+
+    def _allocate(self, layout: Layout, lanes: tuple[int, ...], first: Sequence[Tensor]) -> Rows:
+        if self._consolidated and not layout.is_tensordict:
+            raise ValueError("consolidated=True needs items that are tensordicts")
+        device = torch.device(self.device)
+        rows = -(-self._max_size // max(1, _product(lanes)))
+        shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
+        dtypes = [spec.dtype for spec in layout.leaves]
+        if device.type == "cuda" and bridge.jax_device(device) is not None:
+            return JaxRows.zeros(shapes, dtypes, lanes, device)
+        tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        if self._consolidated:
+            built: Any = layout.build(tensors, (rows, *lanes)).consolidate()
+            tensors = layout.flatten(built, 0)
+        return TorchRows(tensors, lanes)
+
+
+def _product(lanes: tuple[int, ...]) -> int:
+    return torch.Size(lanes).numel()

@@ -1,0 +1,131 @@
+"""Any objects in a Python list."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from interop.index import as_int, as_list
+from interop.processes import starting_a_worker
+from interop.storages.storage import Storage
+
+
+class ListStorage(Storage):
+    """A list of items of any kind, one a slot.
+
+    Args:
+        max_size: capacity; None for no bound.
+        compilable: accepted for compatibility; a list is never shared.
+        device: where tensors, tensordicts and the leaves of other items are moved; None leaves them alone.
+    """
+
+    def __init__(
+        self, max_size: int | None = None, *, compilable: bool = False, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__(sys.maxsize if max_size is None else max_size, compilable=compilable)
+        self._storage: list[Any] = []
+        self.device = torch.device(device) if device is not None else None
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write one item at an int, or one item each at a sequence of ints. Appends at most one past the end.
+
+        RuntimeError past the capacity or the end, ValueError for another number of items than places, TypeError for
+        data that is not a sequence of items; the list is as before.
+        """
+        single = as_int(cursor)
+        if single is not None:
+            self._check([single])
+            self._put(single, self._moved(data))
+        else:
+            places = as_list(cursor, len(self._storage))
+            items = [self._moved(item) for item in unbind(data)]
+            if len(places) != len(items):
+                raise ValueError(f"{len(places)} places were given for {len(items)} items; nothing was written")
+            self._check(places)
+            for place, item in zip(places, items, strict=True):
+                self._put(place, item)
+        if set_cursor:
+            self._last_cursor = cursor
+
+    def get(self, index: Any) -> Any:
+        """An item for an int, a list of items for a slice, sequence, mask or tensor."""
+        if isinstance(index, tuple):
+            if len(index) != 1:
+                raise RuntimeError(f"a list storage has one dim of items, got an index of {len(index)}")
+            index = index[0]
+        single = as_int(index)
+        if single is not None:
+            if not self.contains(single):
+                raise IndexError(f"index {single} is out of range: {len(self)} items are stored")
+            return self._storage[single]
+        if isinstance(index, slice):
+            return self._storage[index]
+        places = as_list(index, len(self._storage))
+        wrong = next((place for place in places if not self.contains(place)), None)
+        if wrong is not None:
+            raise IndexError(f"index {wrong} is out of range: {len(self)} items are stored")
+        return [self._storage[place] for place in places]
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def _check(self, places: Sequence[int]) -> None:
+        length = len(self._storage)
+        for place in places:
+            if place >= self.max_size:
+                raise RuntimeError(f"index {place} is past the maximum capacity of {self.max_size}")
+            if place < -length:
+                raise IndexError(f"index {place} is out of range: {length} items are stored")
+            if place > length:
+                raise RuntimeError(f"index {place} is more than one item away from the {length} stored: no gap may be left")
+            length += place == length
+
+    def _put(self, place: int, item: Any) -> None:
+        if place == len(self._storage):
+            self._storage.append(item)
+        else:
+            self._storage[place] = item
+
+    def _moved(self, item: Any) -> Any:
+        if self.device is None:
+            return item
+        if isinstance(item, Tensor) or is_tensor_collection(item):
+            return item.to(self.device)
+        if isinstance(item, dict):
+            return {key: self._moved(value) for key, value in item.items()}
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*map(self._moved, item))
+        if isinstance(item, tuple | list):
+            return type(item)(map(self._moved, item))
+        return item
+
+    def _empty(self) -> None:
+        self._storage = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        if starting_a_worker():
+            raise RuntimeError(
+                f"Cannot share a storage of type {type(self).__name__} between processes: use a LazyMemmapStorage or "
+                "LazyTensorStorage that has been written to"
+            )
+        return super().__getstate__()
+
+    def __repr__(self) -> str:
+        if not self._storage:
+            return f"{type(self).__name__}()"
+        return f"{type(self).__name__}(items=[{self._storage[0]}, ...])"
+
+
+def unbind(data: Any) -> list[Any]:
+    """The items that `extend` takes from an iterable. TypeError for what is not one: dict, str and single objects."""
+    if isinstance(data, Tensor) or (is_tensor_collection(data)):
+        if data.ndim == 0:
+            raise TypeError("extend() needs a leading dim to iterate over, got one without dims: use add()")
+        return list(data.unbind(0))
+    if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable | np.ndarray):
+        raise TypeError(f"extend() of a list storage takes a sequence of items, got {type(data).__name__}: use add()")
+    return list(data)

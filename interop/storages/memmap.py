@@ -1,0 +1,194 @@
+"""Tensors, tensordicts and pytrees in memory-mapped files, allocated at the first write."""
+
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass
+from torch import Tensor
+
+from interop.codec import Layout, LeafSpec
+from interop.storages.lazy import LazyTensorStorage
+from interop.storages.rows import Rows, TorchRows
+
+_SINGLE = "_-single-tensor-_"
+
+
+class LazyMemmapStorage(LazyTensorStorage):
+    """Like `LazyTensorStorage`, in files: `<key>.memmap`, a folder a nested tensordict, `meta.json` in each.
+
+    Disk space is reserved before the first row: a full disk is an OSError at the first write, and nothing stays behind.
+
+    Args:
+        max_size: capacity in items.
+        scratch_dir: folder of the files; None for anonymous maps that vanish with the process.
+        device: "cpu" or "auto"; anything else is a ValueError.
+        ndim: how many leading dims of the stored layout count as items.
+        existsok: write over files that are there; otherwise they are a RuntimeError.
+        compilable: keep the length local to this process.
+        auto_cleanup: remove the files when the storage goes; by default only without `scratch_dir`.
+    """
+
+    _LOCKED = True
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: str | os.PathLike[str] | None = None,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        compilable: bool = False,
+        auto_cleanup: bool | None = None,
+    ) -> None:
+        if device != "auto" and torch.device(device).type != "cpu":
+            raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
+        super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable)
+        self.scratch_dir = None if scratch_dir is None else str(scratch_dir).rstrip("/") + "/"
+        self.existsok = existsok
+        self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
+        self._files: list[str] = []
+
+    def _allocate(self, layout: Layout, lanes: tuple[int, ...], first: Sequence[Tensor]) -> Rows:
+        rows = -(-self._max_size // max(1, torch.Size(lanes).numel()))
+        shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
+        if self.scratch_dir is None:
+            tensors: list[Tensor] = [
+                MemoryMappedTensor.empty(torch.Size(shape), dtype=spec.dtype)
+                for shape, spec in zip(shapes, layout.leaves, strict=True)
+            ]
+            return TorchRows(tensors, lanes)
+        root = Path(self.scratch_dir)
+        paths = [root / _file_name(spec) for spec in layout.leaves]
+        self._refuse_existing(paths)
+        made = _Made(root)
+        try:
+            tensors = []
+            for path, shape, spec in zip(paths, shapes, layout.leaves, strict=True):
+                made.folder(path.parent)
+                made.reserve(path, max(1, torch.Size(shape).numel() * spec.dtype.itemsize))
+                tensors.append(MemoryMappedTensor.from_filename(path, dtype=spec.dtype, shape=torch.Size(shape)))
+            if layout.is_tensordict:
+                self._describe(layout, tensors, (rows, *lanes), root)
+        except BaseException:
+            made.undo()
+            raise
+        self._files = [str(path) for path in paths]
+        if self.auto_cleanup:
+            weakref.finalize(self, _remove, self._files, str(root), os.getpid())
+        return TorchRows(tensors, lanes)
+
+    def _refuse_existing(self, paths: Sequence[Path]) -> None:
+        there = [str(path) for path in paths if path.exists()]
+        if there and not self.existsok:
+            raise RuntimeError(
+                f"{there[0]} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to write over it"
+            )
+
+    def _describe(self, layout: Layout, tensors: Sequence[Tensor], shape: tuple[int, ...], root: Path) -> None:
+        """Write the `meta.json` files, so that `TensorDict.load_memmap(scratch_dir)` opens the storage."""
+        whole = layout.build(tensors, shape, torch.device("cpu"))
+        whole = whole.to_tensordict(retain_none=False) if is_tensorclass(whole) else whole
+        for folder, node in _folders(whole, root):
+            meta: dict[str, Any] = {
+                "shape": list(node.shape),
+                "device": "cpu",
+                "_type": str(TensorDict),
+            }
+            for key, value in node.items():
+                if isinstance(value, Tensor):
+                    meta[key] = {
+                        "device": "cpu",
+                        "shape": list(value.shape),
+                        "dtype": str(value.dtype),
+                        "is_nested": False,
+                    }
+                else:
+                    meta[key] = {"type": "TensorDict"}
+            scratch = folder / ".meta.json.tmp"
+            scratch.write_text(json.dumps(meta))
+            os.replace(scratch, folder / "meta.json")
+
+    def cleanup(self) -> bool:
+        """Remove the files; False where there are none to remove. Only the process that made them may."""
+        if not self._files or self.scratch_dir is None:
+            return False
+        files, self._files = self._files, []
+        return _remove(files, self.scratch_dir, os.getpid())
+
+
+class _Made:
+    """Files and folders made so far, to be taken back if the rest fails."""
+
+    def __init__(self, root: Path) -> None:
+        self._paths: list[Path] = []
+        self._root = root
+
+    def folder(self, path: Path) -> None:
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        self._paths.extend(reversed(missing))
+
+    def reserve(self, path: Path, size: int) -> None:
+        new = not path.exists()
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        if new:
+            self._paths.append(path)
+        try:
+            if new:
+                os.posix_fallocate(handle, 0, size)
+            else:
+                os.ftruncate(handle, 0)
+                os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+
+    def undo(self) -> None:
+        for path in reversed(self._paths):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _folders(node: Any, folder: Path) -> list[tuple[Path, Any]]:
+    found = [(folder, node)]
+    for key, value in node.items():
+        if not isinstance(value, Tensor):
+            found += _folders(value, folder / key)
+    return found
+
+
+def _file_name(spec: LeafSpec) -> str:
+    if not spec.path:
+        return os.environ.get("SINGLE_TENSOR_BUFFER_NAME", _SINGLE) + ".memmap"
+    parts = [str(part) for part in spec.path]
+    if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
+        raise ValueError(f"the key {spec.path} cannot name a file: keys must not be empty or contain '/'")
+    return "/".join(parts) + ".memmap"
+
+
+def _remove(files: Sequence[str], root: str, owner: int) -> bool:
+    """Remove the files and the folders they leave empty, in the process that made them."""
+    if os.getpid() != owner:
+        return False
+    removed = False
+    for name in files:
+        path = Path(name)
+        removed = removed or path.exists()
+        path.unlink(missing_ok=True)
+        folder = path.parent
+        while folder.is_relative_to(root):
+            (folder / "meta.json").unlink(missing_ok=True)
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+            folder = folder.parent
+    return removed

@@ -1,0 +1,160 @@
+"""Leaf tensors of shape [rows, *lanes, ...] in the memory of torch or of JAX, with one way to write and read them.
+
+On the CPU rows live in torch's memory (ordinary, given by the user, shared or memory-mapped), and XLA reads them through
+views without a copy: an item that the user holds stays a live view, no length of batch costs a compilation, and forked
+children can write. On a GPU they are arrays of JAX, written by a donated program.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop import bridge, compiled
+
+_LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower overhead
+
+
+class TorchRows:
+    """Rows in tensors that torch owns, on any device."""
+
+    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...]) -> None:
+        self.tensors = list(tensors)
+        self.lanes = lanes
+        self._hold()
+
+    def _hold(self) -> None:
+        self.device = self.tensors[0].device
+        plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
+        self._plain = plain
+        self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
+        self._jax: list[jax.Array] | None = None
+
+    def jax_arrays(self) -> list[jax.Array] | None:
+        """Arrays over the same memory for XLA to read; None where it would have to copy first."""
+        if self._jax is None and self.device.type == "cpu":
+            borrowed = [bridge.borrow(tensor) for tensor in self._plain]
+            self._jax = [array for array in borrowed if array is not None]
+        return self._jax if self._jax is not None and len(self._jax) == len(self.tensors) else None
+
+    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
+        """Write [n, *lanes, ...] from row `start` on, around the end of the ring; of more than all rows the last stay."""
+        capacity, count = self._plain[0].shape[0], leaves[0].shape[0]
+        kept = min(count, capacity)
+        start = (start + count - kept) % capacity
+        head = min(kept, capacity - start)
+        for place, leaf in enumerate(leaves):
+            leaf = leaf.detach()[count - kept :]
+            self._copy(place, start, leaf[:head])
+            if head < kept:
+                self._copy(place, 0, leaf[head:])
+
+    def _copy(self, place: int, start: int, leaf: Tensor) -> None:
+        stop = start + leaf.shape[0]
+        if self._numpy is None or leaf.device.type != "cpu" or leaf.nbytes >= _LARGE or _unusual(leaf):
+            self._plain[place][start:stop].copy_(leaf)
+        else:
+            self._numpy[place][start:stop] = bridge.numpy_view(leaf)
+
+    def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
+        """Write at an index of the leading dims; of equal places the last wins."""
+        for place, leaf in enumerate(leaves):
+            target, leaf = self._plain[place], leaf.detach()
+            if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
+                host = leaf.cpu().as_subclass(Tensor).resolve_conj().resolve_neg()
+                self._numpy[place][_numpy_index(index)] = bridge.numpy_view(host)
+            else:
+                target[index] = leaf.to(target.device)
+
+    def read(self, slots: Tensor) -> list[Tensor]:
+        """Copies of the items at flat slots, which are in range."""
+        slots = slots.to(self.device)
+        return [_flat(tensor, self.lanes).index_select(0, slots) for tensor in self._plain]
+
+
+class JaxRows:
+    """Rows in arrays of JAX on a device that both libraries see."""
+
+    def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
+        self._arrays = arrays
+        self.lanes = lanes
+        self.device = device
+
+    @classmethod
+    def zeros(
+        cls, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], lanes: tuple[int, ...], device: torch.device
+    ) -> "JaxRows":
+        """Fresh rows of zeros."""
+        with bridge.exact(), jax.default_device(bridge.jax_device(device)):
+            arrays = compiled.allocate(tuple(shapes), tuple(bridge.DTYPES[dtype] for dtype in dtypes))
+            return cls(jax.device_put(arrays, bridge.jax_device(device)), lanes, device)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
+        return [bridge.hand_over(array) for array in self._arrays]
+
+    def jax_arrays(self) -> list[jax.Array] | None:
+        return self._arrays
+
+    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
+        capacity, count = self._arrays[0].shape[0], leaves[0].shape[0]
+        kept = min(count, capacity)
+        rows = (start + count - kept + np.arange(kept)) % capacity
+        self._write(rows, [leaf[count - kept :] for leaf in leaves])
+
+    def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
+        capacity = self._arrays[0].shape[0]
+        if isinstance(index, tuple) and len(index) > 1:
+            for view, leaf in zip(self.tensors, leaves, strict=True):
+                view[index] = leaf.to(view.device)
+            self._settle()
+            return
+        rows = np.arange(capacity)[_numpy_index(index)].reshape(-1)
+        last = {int(row): place for place, row in enumerate(rows)}  # of equal rows the last wins
+        chosen = torch.tensor(list(last.values()), dtype=torch.int64)
+        lifted = [leaf.reshape(rows.shape[0], *held.shape[1:]) for leaf, held in zip(leaves, self._arrays, strict=True)]
+        self._write(np.fromiter(last, np.int64), [leaf.index_select(0, chosen.to(leaf.device)) for leaf in lifted])
+
+    def _write(self, rows: np.ndarray, leaves: Sequence[Tensor]) -> None:
+        padded = compiled.padded(rows)
+        extra = padded.shape[0] - rows.shape[0]
+        batch = []
+        for leaf in leaves:
+            leaf = leaf.detach().to(self.device)
+            if extra:
+                leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
+            batch.append(bridge.to_jax(leaf, copy=False))
+        with bridge.exact():
+            self._arrays = compiled.write(self._arrays, padded, batch)
+
+    def _settle(self) -> None:
+        """Have torch's edits of views done before JAX reads."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def read(self, slots: Tensor) -> list[Tensor]:
+        with bridge.exact():
+            found = compiled.read(self._arrays, bridge.to_jax(slots.to(self.device)), self.lanes)
+        return [bridge.hand_over(array) for array in found]
+
+
+Rows = TorchRows | JaxRows
+
+
+def _flat(tensor: Tensor, lanes: tuple[int, ...]) -> Tensor:
+    return tensor.reshape(tensor.shape[0] * math.prod(lanes), *tensor.shape[1 + len(lanes) :]) if lanes else tensor
+
+
+def _unusual(leaf: Tensor) -> bool:
+    return leaf.is_conj() or leaf.is_neg() or leaf.layout != torch.strided
+
+
+def _numpy_index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_numpy_index(each) for each in index)
+    return index.cpu().numpy() if isinstance(index, Tensor) else index

@@ -1,0 +1,96 @@
+"""What every storage does."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class Storage:
+    """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
+
+    Args:
+        max_size: the largest number of items.
+        checkpointer: what saves and loads the content.
+        compilable: keep counters local to this process.
+    """
+
+    ndim = 1
+
+    def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
+        if isinstance(max_size, bool) or not isinstance(max_size, int):
+            raise TypeError(f"max_size must be an int, got {max_size!r}")
+        if max_size < 1:
+            raise ValueError(f"max_size must be at least 1, got {max_size}")
+        self._max_size = max_size
+        self._compilable = compilable
+        self._attached: list[Any] = []
+        self._last_cursor: Any = None
+        self._rng: torch.Generator | None = None
+        self.checkpointer = checkpointer
+
+    @property
+    def max_size(self) -> int:
+        """Capacity in items."""
+        return self._max_size
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """The dims that count as items."""
+        return torch.Size([self.max_size])
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self) == self.max_size
+
+    def row_capacity(self, data: Any) -> int:
+        """Rows along the first dim; `data` is what will be written first, if nothing was yet."""
+        return self.max_size
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write data at cursor. With `set_cursor` the length grows to include it and the place is remembered."""
+        raise NotImplementedError(f"{type(self).__name__} does not define set()")
+
+    def get(self, index: Any) -> Any:
+        """What is stored at index."""
+        raise NotImplementedError(f"{type(self).__name__} does not define get()")
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} does not define __len__()")
+
+    def attach(self, buffer: Any) -> None:
+        """Have `buffer.mark_update(index)` called at each write through any buffer."""
+        if not any(each is buffer for each in self._attached):
+            self._attached.append(buffer)
+
+    def contains(self, index: Any) -> Any:
+        """Whether an item is stored at an int index; a bool tensor for a tensor of them."""
+        if isinstance(index, int):
+            return -len(self) <= index < len(self)
+        if isinstance(index, torch.Tensor):
+            return (index >= -len(self)) & (index < len(self))
+        raise NotImplementedError(f"contains() takes an int or a tensor, got {type(index).__name__}")
+
+    def flatten(self) -> "Storage":
+        """The same content with one dim of items."""
+        return self
+
+    def _empty(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} does not define _empty()")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.set(index, value, set_cursor=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def __contains__(self, index: Any) -> bool:
+        return bool(self.contains(index))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Buffers and the generator are put back by the buffer that owns this storage.
+        return {**self.__dict__, "_attached": [], "_rng": None}

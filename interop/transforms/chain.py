@@ -1,0 +1,102 @@
+"""A chain of transforms: forward when a buffer is read, backward when it is written."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+
+class Call(nn.Module):
+    """A function or module as a transform: applied when reading, nothing when writing."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, data: Any) -> Any:
+        return self.function(data)
+
+    def inv(self, data: Any) -> Any:
+        return data
+
+    def __repr__(self) -> str:
+        return f"{getattr(self.function, '__name__', self.function)}"
+
+
+class Inverted(nn.Module):
+    """A transform with its two directions exchanged."""
+
+    def __init__(self, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, data: Any) -> Any:
+        return self.transform.inv(data)  # type: ignore[operator]  # every transform has one
+
+    def inv(self, data: Any) -> Any:
+        return self.transform(data)
+
+    def __repr__(self) -> str:
+        return f"Inverted({self.transform})"
+
+
+class Compose(nn.Module):
+    """Transforms in order: first to last when reading (`forward`), last to first when writing (`inv`).
+
+    A transform is a module with `forward` and `inv`, or any callable, which then only works on reading.
+    """
+
+    def __init__(self, *transforms: Any) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList([as_transform(each) for each in transforms])
+        self.eval()
+
+    def append(self, transform: Any, *, invert: bool = False) -> None:
+        """Add a transform at the end."""
+        self.insert(len(self.transforms), transform, invert=invert)
+
+    def insert(self, index: int, transform: Any, *, invert: bool = False) -> None:
+        """Add a transform before the one at index."""
+        if not -len(self.transforms) <= index <= len(self.transforms):
+            raise IndexError(f"index {index} is out of range for {len(self.transforms)} transforms")
+        ready = as_transform(transform)
+        self.transforms.insert(index, (Inverted(ready) if invert else ready).eval())
+
+    def forward(self, data: Any) -> Any:
+        for transform in self.transforms:
+            data = transform(data)
+        return data
+
+    def inv(self, data: Any) -> Any:
+        """What is to be stored; None to store nothing."""
+        for transform in reversed(self.transforms):
+            if data is None:
+                return None
+            data = transform.inv(data)
+        return data
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transforms[index]
+
+    def __repr__(self) -> str:
+        inner = ",\n".join(f"        {each}" for each in self.transforms)
+        return f"Compose(\n{inner})"
+
+
+def as_transform(transform: Any) -> nn.Module:
+    """A module with `forward` and `inv`. RuntimeError for what cannot be called."""
+    if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
+        return transform
+    if not callable(transform):
+        raise RuntimeError(f"a transform must be callable, got {type(transform).__name__}")
+    return Call(transform)
+
+
+def as_chain(transform: Any) -> Compose:
+    """A chain of the transform; an empty one for None."""
+    if isinstance(transform, Compose):
+        return transform
+    return Compose() if transform is None else Compose(transform)

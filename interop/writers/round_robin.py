@@ -1,0 +1,137 @@
+"""The oldest slot first."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from torch import Tensor
+
+from interop.codec import Layout
+from interop.shared_int import counter
+from interop.storages import Storage, TensorStorage
+from interop.storages.lists import unbind
+from interop.writers.writer import Writer
+
+
+class RoundRobinWriter(Writer):
+    """Fills the storage in order and then recycles the oldest rows.
+
+    Cursor and count are seen by worker processes, unless `compilable`. A write that raises moves neither.
+    """
+
+    def __init__(self, compilable: bool = False) -> None:
+        super().__init__(compilable)
+        self._cursor_cell = counter(compilable)
+        self._count_cell = counter(compilable)
+
+    @property
+    def _cursor(self) -> int:
+        return self._cursor_cell.value
+
+    @_cursor.setter
+    def _cursor(self, value: int) -> None:
+        self._cursor_cell.value = value
+
+    @property
+    def write_count(self) -> int:
+        """Rows ever written; never capped by the capacity."""
+        return self._count_cell.value
+
+    @property
+    def _write_count(self) -> int:
+        return self._count_cell.value
+
+    @_write_count.setter
+    def _write_count(self, value: int) -> None:
+        self._count_cell.value = value
+
+    def add(self, data: Any) -> Any:
+        """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
+        cursor = self._cursor
+        data = self._stamped(data, cursor)
+        self._storage.set(cursor, data)
+        self._advance(1)
+        return self._replicate_index(cursor)
+
+    def extend(self, data: Any) -> Tensor:
+        """Write a batch, dim 0 being the rows; of more rows than the capacity the last stay."""
+        if not isinstance(self._storage, TensorStorage):
+            data = unbind(data)
+        count = _rows(data)
+        if count == 0:
+            return self._nothing()
+        cursor = self._cursor
+        capacity = self._storage.row_capacity(data)
+        index = torch.arange(cursor, cursor + count)
+        if cursor + count > capacity:
+            index %= capacity
+        data = self._stamped(data, index)
+        _write_run(self._storage, cursor, index, data)
+        self._advance(count)
+        device = getattr(data, "device", None)
+        index = self._replicate_index(index)
+        return index.to(device) if device is not None and device.type != "cpu" else index
+
+    def _nothing(self) -> Tensor:
+        raise RuntimeError("Expected at least one element in extend.")
+
+    def _advance(self, count: int) -> None:
+        self._cursor = (self._cursor + count) % self._storage.row_capacity(None)
+        self._write_count += count
+
+    def _stamped(self, data: Any, index: Any) -> Any:
+        """The data as it is stored."""
+        return data
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self._cursor = 0
+        if empty_write_count:
+            self._write_count = 0
+
+    def __repr__(self) -> str:
+        full = self._storage._is_full if hasattr(self, "_storage") else False
+        return f"{type(self).__name__}(cursor={self._cursor}, full_storage={full})"
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """Also writes the row number of each item of a tensordict under "index", expanded to its batch dims."""
+
+    def _stamped(self, data: Any, index: Any) -> Any:
+        if isinstance(data, list) and data and all(isinstance(item, TensorDictBase) for item in data):
+            data = torch.stack(data) if isinstance(self._storage, TensorStorage) else data
+        if isinstance(data, list) and not isinstance(index, int):
+            for item, place in zip(data, index, strict=True):
+                self._stamped(item, int(place))
+        elif isinstance(data, TensorDictBase):
+            rows = torch.as_tensor(index, dtype=torch.int64)
+            shape = data.batch_size
+            data.set("index", rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape).clone())
+        return data
+
+    def _nothing(self) -> Tensor:
+        return torch.zeros(0, dtype=torch.int64)
+
+
+def _rows(data: Any) -> int:
+    """Length of the first dim."""
+    if isinstance(data, list):
+        return len(data)
+    if isinstance(data, Tensor) or is_tensor_collection(data):
+        if data.ndim == 0:
+            raise RuntimeError("extend() needs data with a leading dim, got one without dims: use add()")
+        return int(data.shape[0])
+    leaves = Layout.of(data, 0).flatten(data, 0)
+    if not leaves or leaves[0].ndim == 0:
+        raise RuntimeError("extend() needs tensors with a leading dim: use add() for a single item")
+    return int(leaves[0].shape[0])
+
+
+def _write_run(storage: Storage, start: int, index: Tensor, data: Any) -> None:
+    """Have the storage write consecutive rows, by the short way where its own `set` is not replaced."""
+    if isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
+        storage.set_run(start, index, data)
+    elif index.shape[0] > storage.max_size:  # of equal rows only the last would stay
+        keep = storage.max_size
+        storage.set(index[-keep:], data[-keep:])
+    else:
+        storage.set(index, data)

@@ -1,0 +1,57 @@
+"""What every writer does."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from interop.storages import Storage
+
+
+class Writer(ABC):
+    """Chooses slots for new items and has the storage write them.
+
+    A subclass gives `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then tells
+    every sampler which slots changed.
+    """
+
+    _storage: Storage
+
+    def __init__(self, compilable: bool = False) -> None:
+        self._compilable = compilable
+        self._rng: torch.Generator | None = None
+
+    def register_storage(self, storage: Storage) -> None:
+        """Write to this storage from now on."""
+        self._storage = storage
+
+    @abstractmethod
+    def add(self, data: Any) -> Any:
+        """Write one item; the slot it took."""
+
+    @abstractmethod
+    def extend(self, data: Any) -> Tensor:
+        """Write a batch of items; the slots they took."""
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        """Start over."""
+
+    @property
+    def write_count(self) -> int:
+        """How many rows were ever written."""
+        return 0
+
+    def _replicate_index(self, index: Any) -> Any:
+        """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
+        if self._storage.ndim == 1:
+            return index
+        lanes = self._storage.shape[1:] if self._storage.shape is not None else torch.Size([])
+        rows = torch.as_tensor(index).reshape(-1)
+        within = torch.cartesian_prod(*(torch.arange(n) for n in lanes)).reshape(-1, len(lanes))
+        return torch.cat(
+            [rows.repeat_interleave(within.shape[0])[:, None], within.repeat(rows.shape[0], 1).to(rows.device)], dim=1
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rng": None}
