@@ -134,7 +134,8 @@ def find(
     """Slots where the running sum of values passes `mass`; never an empty one unless all are.
 
     `low` is added to `mass` exactly, below the precision of one float: a random mass needs it, because 24 random bits
-    cannot tell 10^7 slots apart. A mass at or above the total finds the last slot that is not empty. O(batch * log capacity).
+    cannot tell 10^7 slots apart. A mass at or above the total finds the last slot that is not empty.
+    O(batch * log capacity).
     """
     levels = _levels(tree.leaves.size)
     rows = tree.sums.reshape(-1, FANOUT)

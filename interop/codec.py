@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
-from tensordict import NonTensorData, NonTensorStack, is_tensorclass
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
 from torch import Tensor
 
 from interop.bridge import DTYPES
@@ -122,7 +121,9 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
         return
     kind, items = _open(data, path)
     if kind is not node.kind:
-        raise TypeError(f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written")
+        raise TypeError(
+            f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written"
+        )
     if items.keys() != set(node.keys):
         missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
         raise KeyError(
@@ -160,8 +161,14 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
         return node.kind(*values) if hasattr(node.kind, "_fields") else node.kind(values)
     if issubclass(node.kind, list):
         return node.kind(values)
-    held: TensorDictBase = TensorDict(dict(zip(node.keys, values, strict=True)), batch_size=inner, device=device)
+    held: TensorDictBase = _new(dict(zip(node.keys, values, strict=True)), torch.Size(inner), device)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)
+
+
+def _new(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:
+    """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
+    unchecked = getattr(TensorDict, "_new_unsafe", None)
+    return (unchecked or TensorDict)(source=source, batch_size=batch_size, device=device)
 
 
 def _where(path: Path) -> str:

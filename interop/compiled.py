@@ -51,23 +51,26 @@ def reweight(rule: Any, state: Any, alpha: Array) -> Any:
     return rule.reweight(state, alpha)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def draw(rule: Any, state: Any, key: Array, batch_size: int, size: Array, beta: Array) -> tuple[Array, Array, Array]:
-    """Drawn slots as int64, their importance weights, and whether there was anything to draw."""
-    drawn = rule.sample(state, key, batch_size, size.astype(jnp.int32))[1]
-    return drawn.slots.astype(jnp.int64), fbuf.importance_weights(drawn, beta.astype(drawn.probability.dtype)), drawn.valid[0]
-
-
 @functools.partial(jax.jit, static_argnums=(0, 3, 7))
-def draw_and_read(
-    rule: Any, state: Any, key: Array, batch_size: int, size: Array, beta: Array, items: list[Array], lanes: tuple[int, ...]
-) -> tuple[Array, Array, Array, list[Array]]:
-    """`draw`, and the items at the slots, in one program."""
+def draw(
+    rule: Any,
+    state: Any,
+    key: Array,
+    batch_size: int,
+    size: Array,
+    beta: Array | None,
+    items: list[Array],
+    lanes: tuple[int, ...],
+) -> tuple[Array, tuple[Array, Array] | None, list[Array]]:
+    """Drawn slots as int64, and the items at them.
+
+    With a beta also their importance weights, and whether there was anything to draw.
+    """
     drawn = rule.sample(state, key, batch_size, size.astype(jnp.int32))[1]
-    # Without the barrier XLA fuses the arithmetic behind the slots into each gather and repeats it for every leaf.
-    slots = jax.lax.optimization_barrier(drawn.slots)
-    weights = fbuf.importance_weights(drawn, beta.astype(drawn.probability.dtype))
-    return slots.astype(jnp.int64), weights, drawn.valid[0], storage.read(items, slots, lanes)
+    weighed = None
+    if beta is not None:
+        weighed = fbuf.importance_weights(drawn, beta), drawn.valid[0]
+    return drawn.slots.astype(jnp.int64), weighed, storage.read(items, drawn.slots, lanes)
 
 
 @functools.partial(jax.jit, static_argnums=2)

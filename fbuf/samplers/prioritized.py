@@ -11,6 +11,7 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from fbuf import priority_tree
+from fbuf.fusion import computed_once
 from fbuf.priority_tree import PriorityTree, last_of_equal, two_sum
 from fbuf.samplers.protocol import Draw
 
@@ -90,7 +91,7 @@ class Prioritized:
         self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
     ) -> tuple[PrioritizedState, Draw]:
         total = priority_tree.total(state.tree)
-        slots = priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified))
+        slots = computed_once(priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified)))
         divisor = jnp.where(total > 0, total, 1)
         draw = Draw(
             slots=slots,
@@ -112,8 +113,10 @@ class Prioritized:
         finite = jnp.isfinite(priorities) & (priorities >= 0)
         at = jnp.where((slots >= 0) & (slots < state.tree.capacity) & finite, slots, nobody).astype(jnp.int32)
         at = jnp.where(state.priorities.at[at].get(mode="promise_in_bounds") >= 0, at, nobody)
+        at = computed_once(at)
         scratch, winner = last_of_equal(state.priorities, at)
         settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
+        settled = computed_once(settled)
         state = dataclasses.replace(
             state,
             priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, UInt32
 
+from fbuf.fusion import computed_once
 from fbuf.samplers.protocol import Draw
 
 
@@ -24,7 +25,7 @@ class Uniform:
         stored = jnp.maximum(size, 1)
         chance = 1 / stored.astype(jnp.float32)
         draw = Draw(
-            slots=below(key, batch_size, stored),
+            slots=computed_once(below(key, batch_size, stored)),
             probability=jnp.broadcast_to(chance, (batch_size,)),
             valid=jnp.broadcast_to(size > 0, (batch_size,)),
             smallest=chance,

@@ -16,7 +16,7 @@ def identity(data: Any) -> Any:
 
 
 def stack(items: list[Any]) -> Any:
-    """Items stacked along a new first dim, leaf by leaf; tensordicts of unlike shapes lazily. TypeError for other objects."""
+    """Items stacked along a new first dim, leaf by leaf; unlike tensordicts lazily. TypeError for other objects."""
     first = items[0] if items else None
     if first is None and not items:
         raise RuntimeError("cannot make a batch of no items")

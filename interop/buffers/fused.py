@@ -8,7 +8,7 @@ import torch
 from interop import bridge, compiled, randomness
 from interop.processes import may_use_jax
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
-from interop.samplers.uniform import NO_WEIGHT, stored, unravel
+from interop.samplers.uniform import stored, unravel
 from interop.storages import Storage, TensorStorage
 
 
@@ -24,7 +24,8 @@ class Fused:
         """None where a user's own method would be passed by."""
         own_read = isinstance(storage, TensorStorage) and type(storage).get is TensorStorage.get
         own_draw = any(
-            isinstance(sampler, kind) and type(sampler).sample is kind.sample for kind in (RandomSampler, PrioritizedSampler)
+            isinstance(sampler, kind) and type(sampler).sample is kind.sample
+            for kind in (RandomSampler, PrioritizedSampler)
         )
         return cls(storage, sampler) if own_read and own_draw else None  # type: ignore[arg-type]  # as just found
 
@@ -49,17 +50,16 @@ class Fused:
         assert storage._rows is not None
         arrays, lanes = storage._rows.jax_arrays(), storage._lanes
         size = np.int64(stored(storage))
+        info: dict[Any, Any] = {}
         if isinstance(sampler, PrioritizedSampler):
             with sampler._lock, bridge.exact():
                 beta = np.asarray(sampler.beta, sampler.rule.dtype)
-                slots, weights, valid, leaves = compiled.draw_and_read(
+                slots, weighed, leaves = compiled.draw(
                     sampler.rule, sampler.state, key, batch_size, size, beta, arrays, lanes
                 )
-            sampler.refuse_nothing(valid)
-            info = {"priority_weight": bridge.hand_over(weights)}
+            info["priority_weight"] = sampler.weights_of(weighed)
         else:
             with bridge.exact():
-                slots, _, _, leaves = compiled.draw_and_read(sampler.rule, (), key, batch_size, size, NO_WEIGHT, arrays, lanes)
-            info = {}
+                slots, _, leaves = compiled.draw(sampler.rule, (), key, batch_size, size, None, arrays, lanes)
         info["index"] = unravel(bridge.hand_over(slots), storage)
         return storage.build([bridge.hand_over(leaf) for leaf in leaves], (batch_size,)), info

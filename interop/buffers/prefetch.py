@@ -14,7 +14,9 @@ class Prefetch:
         self._queue: deque[Future[Any]] = deque()
         self._pool: ThreadPoolExecutor | None = None
 
-    def take(self, draw: Callable[[], Any], schedule: Callable[[], Callable[[], Any]], more: Callable[[int], bool]) -> Any:
+    def take(
+        self, draw: Callable[[], Any], schedule: Callable[[], Callable[[], Any]], more: Callable[[int], bool]
+    ) -> Any:
         """The oldest batch, or one drawn now where none waits; then the queue is filled while `more(length)`.
 
         `schedule` fixes what the next batch is (its seed) and gives what a thread runs. An error of a thread is raised

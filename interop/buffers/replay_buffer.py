@@ -71,7 +71,7 @@ class ReplayBuffer:
         if prefetch and batch_size is None:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
         if prefetch and shared:
-            raise ValueError("prefetch and shared exclude each other: batches drawn ahead would miss other processes' writes")
+            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
         if dim_extend is not None and dim_extend < 0:
             raise ValueError(f"dim_extend must be at least 0, got {dim_extend}")
         self._batch_size = batch_size
@@ -110,13 +110,11 @@ class ReplayBuffer:
 
     def _join(self) -> None:
         """Have the components know of each other."""
-        capacity = getattr(self._sampler, "max_size", None)
-        if isinstance(self._sampler, PrioritizedSampler) and capacity is not None and capacity < self._storage.max_size:
-            if not (self._storage.ndim > 1 and self._storage.shape is not None):  # rounded up to whole rows
-                raise ValueError(
-                    f"the sampler holds {capacity} items, the storage {self._storage.max_size}: "
-                    f"build it with max_capacity={self._storage.max_size}"
-                )
+        wanted = self._storage._max_size  # as asked for; several item dims round it up to whole rows
+        if isinstance(self._sampler, PrioritizedSampler) and self._sampler.max_size < wanted:
+            raise ValueError(
+                f"the sampler holds {self._sampler.max_size} items, the storage {wanted}: build it with max_capacity={wanted}"
+            )
         self._storage.attach(self)
         self._writer.register_storage(self._storage)
         if isinstance(self._sampler, PrioritizedSampler):
@@ -228,7 +226,9 @@ class ReplayBuffer:
     def add(self, data: Any) -> Any:
         """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims."""
         if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
-            warnings.warn(f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
+            )
         with self._locked():
             return self._add(data)
 
@@ -314,7 +314,9 @@ class ReplayBuffer:
     def _size_of_batch(self, batch_size: int | None) -> int:
         if batch_size is None:
             if self._batch_size is None:
-                raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
+                raise RuntimeError(
+                    "batch_size not specified: give one to sample(), or to the constructor of the buffer"
+                )
             return self._batch_size
         _positive("batch_size", batch_size)
         if self._batch_size is not None and batch_size != self._batch_size:
@@ -352,7 +354,11 @@ class ReplayBuffer:
             data = self._collate_fn(data)
         if len(self._transform):
             data = self._transform(data.copy() if is_tensor_collection(data) else data)
-        if self._pin_memory and hasattr(data, "pin_memory") and getattr(data, "device", None) in (None, torch.device("cpu")):
+        if (
+            self._pin_memory
+            and hasattr(data, "pin_memory")
+            and getattr(data, "device", None) in (None, torch.device("cpu"))
+        ):
             data = data.pin_memory()
         return data
 
@@ -386,10 +392,10 @@ class ReplayBuffer:
 
     def _with_index(self, index: Any, value: Any) -> Any:
         """The value with the slot numbers that the writer keeps beside a tensordict, where it lacks them."""
-        if not isinstance(value, TensorDictBase) or "index" in value.keys() or not len(self._storage):
+        if not isinstance(value, TensorDictBase) or "index" in value or not len(self._storage):
             return value
         held = self._storage[index]
-        if "index" not in held.keys():
+        if "index" not in held:
             return value
         return value.copy().set("index", held["index"])
 
@@ -431,7 +437,7 @@ class ReplayBuffer:
         self[:end] = data
 
     def set_(self, key: Any, value: Tensor) -> "ReplayBuffer":
-        """Write one key of all stored rows in place. KeyError for a key that is not stored, RuntimeError for a wrong size."""
+        """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
         return self.update_({key: value})
 
     def set_at_(self, key: Any, value: Tensor, index: Any) -> "ReplayBuffer":
@@ -455,7 +461,9 @@ class ReplayBuffer:
             for key, value in given:  # all are looked at before any is written
                 held = rows.get(_known_key(rows, key))
                 if isinstance(held, Tensor) and tuple(value.shape) != tuple(held.shape):
-                    raise RuntimeError(f"{key!r}: the stored rows have shape {list(held.shape)}, got {list(value.shape)}")
+                    raise RuntimeError(
+                        f"{key!r}: the stored rows have shape {list(held.shape)}, got {list(value.shape)}"
+                    )
             for key, value in given:
                 rows.get(key).copy_(value) if isinstance(rows.get(key), Tensor) else rows.get(key).update_(value)
         return self
@@ -477,10 +485,8 @@ class ReplayBuffer:
         self._lock = threading.RLock()
         self._queue_lock = threading.RLock()
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._lock, self._process_lock:
-            yield
+    def _locked(self) -> "_Both":
+        return _Both(self._lock, self._process_lock)
 
     def _drop_ahead(self) -> None:
         if self._prefetch is not None:
@@ -488,7 +494,11 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         self._storage  # noqa: B018  # a pickle holds components, not what makes them
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_queue_lock", "_iterator", "_fused")}
+        state = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in ("_lock", "_queue_lock", "_iterator", "_fused")
+        }
         state["_parts"] = None
         if self._rng is not None:
             state["_rng"] = (self._rng.get_state(), str(self._rng.device))
@@ -513,6 +523,29 @@ class ReplayBuffer:
         parts += [f"batch_size={self._batch_size}", f"collate_fn={self._collate_fn}"]
         body = ",\n".join(parts)
         return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
+
+
+class _Both:
+    """Two locks held together."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._first, self._second = first, second
+
+    def __enter__(self) -> None:
+        self._first.__enter__()
+        try:
+            self._second.__enter__()
+        except BaseException:
+            self._first.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            self._second.__exit__(*raised)
+        finally:
+            self._first.__exit__(*raised)
 
 
 _MADE_LATE = ("_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_fused")

@@ -84,16 +84,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
         items = data.shape[: self._storage.ndim].numel()
         if priority.numel() != items:
             raise RuntimeError(
-                _no_priority(self.priority_key, f"it has {priority.numel()} values of shape {list(priority.shape)} for {items} items")
+                _no_priority(
+                    self.priority_key,
+                    f"it has {priority.numel()} values of shape {list(priority.shape)} for {items} items",
+                )
             )
         priority = _swapped(priority.reshape(data.shape[: self._storage.ndim]), self.dim_extend).reshape(-1)
         if not bool(((priority >= 0) & torch.isfinite(priority)).all()):
             raise RuntimeError(_no_priority(self.priority_key, "it has values that are negative or not finite"))
         return priority
 
-    def sample(
-        self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None
-    ) -> Any:
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draw a batch with its "index" and what else the sampler says; with `return_info` also that as a dict."""
         if include_info is not None:
             warnings.warn("include_info is deprecated: the info is in the sample", UserWarning, stacklevel=2)
@@ -104,7 +105,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _include(self, data: Any, info: dict[Any, Any]) -> None:
         if not isinstance(data, TensorDictBase) and not hasattr(data, "_tensordict"):
-            raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
+            raise RuntimeError(
+                f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}"
+            )
         locked = data.is_locked
         if locked:
             data.unlock_()
@@ -119,7 +122,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
             try:
                 data.set(key, value)
             except RuntimeError as error:
-                raise RuntimeError(f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}") from error
+                raise RuntimeError(
+                    f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}"
+                ) from error
         if locked:
             data.lock_()
 

@@ -67,7 +67,9 @@ class PrioritizedSampler(Sampler):
         self.dtype = dtype
         self._wanted_device = torch.device(device) if device is not None else None
         if self._wanted_device is not None and bridge.jax_device(self._wanted_device) is None:
-            raise RuntimeError(f"JAX does not see the device {self._wanted_device}: install a JAX that does, or use the CPU")
+            raise RuntimeError(
+                f"JAX does not see the device {self._wanted_device}: install a JAX that does, or use the CPU"
+            )
         self._clear()
 
     def _clear(self) -> None:
@@ -139,11 +141,9 @@ class PrioritizedSampler(Sampler):
             state = self.ready(storage)
             key = randomness.key(self._rng)
             with bridge.exact():
-                slots, weights, valid = compiled.draw(
-                    self.rule, state, key, batch_size, np.int64(size), np.asarray(self._beta, self.rule.dtype)
-                )
-        self.refuse_nothing(valid)
-        return unravel(bridge.hand_over(slots), storage), {"priority_weight": bridge.hand_over(weights)}
+                beta = np.asarray(self._beta, self.rule.dtype)
+                slots, weighed, _ = compiled.draw(self.rule, state, key, batch_size, np.int64(size), beta, [], ())
+        return unravel(bridge.hand_over(slots), storage), {"priority_weight": self.weights_of(weighed)}
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
         """The state, over at least the slots of the storage; made at the first use."""
@@ -163,13 +163,18 @@ class PrioritizedSampler(Sampler):
                 self.state = jax.device_put(compiled.init(rule, capacity), bridge.jax_device(self.device))
         return self.state
 
-    def refuse_nothing(self, valid: jax.Array) -> None:
-        """RuntimeError where there was nothing to draw. With eps every item can be drawn, and nothing is waited for."""
+    def weights_of(self, weighed: Any) -> Tensor:
+        """The importance weights of a draw; RuntimeError where there was nothing to draw.
+
+        On a GPU nothing is waited for where eps makes sure that every item can be drawn.
+        """
+        weights, valid = weighed
         if (self.rule.eps == 0 or self.device.type == "cpu") and not np.asarray(valid):
             raise RuntimeError(
                 "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with "
                 "a positive priority, or use eps > 0"
             )
+        return bridge.hand_over(weights)
 
     # ------------------------------------------------------------------ priorities
 
@@ -191,7 +196,9 @@ class PrioritizedSampler(Sampler):
     def take_over(self, storage: Storage) -> None:
         """Give rows that are stored and have no priority yet the default one."""
         if len(storage) > self._filled:
-            self.mark_update(np.arange(self._filled, len(storage)), storage=None if storage.ndim == 1 else _Flat(storage))
+            self.mark_update(
+                np.arange(self._filled, len(storage)), storage=None if storage.ndim == 1 else _Flat(storage)
+            )
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
@@ -215,7 +222,9 @@ class PrioritizedSampler(Sampler):
         values = np.broadcast_to(values.reshape(-1), slots.shape) if values.size != slots.size else values.reshape(-1)
         if slots.size and slots.min() < 0:
             if slots.min() < -1:
-                raise IndexError(f"index {int(slots.min())} is negative: only -1 is allowed, for an item that was not kept")
+                raise IndexError(
+                    f"index {int(slots.min())} is negative: only -1 is allowed, for an item that was not kept"
+                )
             values, slots = values[slots >= 0], slots[slots >= 0]
         if slots.size == 0:
             return
@@ -274,7 +283,9 @@ class PrioritizedSampler(Sampler):
                 self.state = jax.device_put(self.state, bridge.jax_device(self.device))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
+        return (
+            f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
+        )
 
 
 class _Flat:

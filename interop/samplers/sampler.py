@@ -33,7 +33,9 @@ class Sampler(ABC):
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give items priorities; here a warning, this sampler has none."""
         warnings.warn(
-            f"update_priority() has no effect: {type(self).__name__} is not a prioritized sampler", UserWarning, stacklevel=3
+            f"update_priority() has no effect: {type(self).__name__} is not a prioritized sampler",
+            UserWarning,
+            stacklevel=3,
         )
 
     @property

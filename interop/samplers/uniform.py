@@ -11,8 +11,6 @@ from interop.processes import may_use_jax
 from interop.samplers.sampler import Sampler
 from interop.storages import Storage
 
-NO_WEIGHT = np.float32(0)
-
 
 class RandomSampler(Sampler):
     """Uniform draws with replacement over all stored items. O(batch)."""
@@ -27,7 +25,7 @@ class RandomSampler(Sampler):
         else:
             key = randomness.key(self._rng)
             with bridge.exact():
-                slots = bridge.hand_over(compiled.draw(self.rule, (), key, batch_size, np.int64(size), NO_WEIGHT)[0])
+                slots = bridge.hand_over(compiled.draw(self.rule, (), key, batch_size, np.int64(size), None, [], ())[0])
         return unravel(slots, storage), {}
 
     def __repr__(self) -> str:

@@ -81,7 +81,9 @@ class ListStorage(Storage):
             if place < -length:
                 raise IndexError(f"index {place} is out of range: {length} items are stored")
             if place > length:
-                raise RuntimeError(f"index {place} is more than one item away from the {length} stored: no gap may be left")
+                raise RuntimeError(
+                    f"index {place} is more than one item away from the {length} stored: no gap may be left"
+                )
             length += place == length
 
     def _put(self, place: int, item: Any) -> None:

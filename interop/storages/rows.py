@@ -86,7 +86,11 @@ class JaxRows:
 
     @classmethod
     def zeros(
-        cls, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], lanes: tuple[int, ...], device: torch.device
+        cls,
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[torch.dtype],
+        lanes: tuple[int, ...],
+        device: torch.device,
     ) -> "JaxRows":
         """Fresh rows of zeros."""
         with bridge.exact(), jax.default_device(bridge.jax_device(device)):

@@ -119,7 +119,9 @@ class TensorStorage(Storage):
             if not leaves:
                 raise RuntimeError("cannot store items without any tensor")
             if leaves[0].ndim < dims:
-                raise RuntimeError(f"the storage has ndim={self.ndim}: data needs {dims} leading dims, got {leaves[0].ndim}")
+                raise RuntimeError(
+                    f"the storage has ndim={self.ndim}: data needs {dims} leading dims, got {leaves[0].ndim}"
+                )
             if self.device == "auto":
                 self.device = leaves[0].device
             lanes = tuple(leaves[0].shape[dims - self.ndim + 1 : dims])
@@ -156,7 +158,11 @@ class TensorStorage(Storage):
         else:
             place = cursor if _is_basic(cursor) or isinstance(cursor, tuple) else as_tensor(cursor)
             first = Layout.of(data, 0).flatten(data, 0)[0] if self._rows is None else None
-            whole = (self._row_count, *self._lanes) if first is None else (self.row_capacity(data), *first.shape[1 : self.ndim])
+            whole = (
+                (self._row_count, *self._lanes)
+                if first is None
+                else (self.row_capacity(data), *first.shape[1 : self.ndim])
+            )
             named = _indexed(whole, place)
             leaves = self.admit(data, len(named))
             if tuple(leaves[0].shape[: len(named)]) != named:
