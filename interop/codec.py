@@ -22,7 +22,7 @@ class Leaf:
 class Branch:
     """A container: `kind` is the class of a dict, tuple, list, tensordict or tensorclass."""
 
-    kind: type
+    kind: Any
     keys: tuple[Any, ...]
     children: tuple["Branch | Leaf", ...]
     batch: tuple[int, ...] = ()  # batch dims of a tensordict below those of the item

@@ -1,28 +1,22 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
 import contextlib
-import multiprocessing
-import threading
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.buffers import collate
-from interop.buffers.fused import Fused
-from interop.buffers.prefetch import Prefetch
+from interop.buffers.joined import Joined, positive
+from interop.buffers.pytrees import assigned, each_leaf, swapped
 from interop.index import as_int
-from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
-from interop.storages import ListStorage, Storage
-from interop.transforms.chain import Compose, as_chain
-from interop.writers import RoundRobinWriter, Writer
 
 
-class ReplayBuffer:
+class ReplayBuffer(Joined):
     """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
 
     Every call is safe from several threads. A call that raises has changed nothing.
@@ -44,182 +38,6 @@ class ReplayBuffer:
         compilable: given to the default storage.
         delayed_init: make the components at the first use; by default with a `transform_factory`.
     """
-
-    def __init__(
-        self,
-        *,
-        storage: Storage | Callable[[], Storage] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        writer: Writer | Callable[[], Writer] | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        transform_factory: Callable[[], Any] | None = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        checkpointer: Any = None,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
-        compilable: bool | None = None,
-        delayed_init: bool | None = None,
-    ) -> None:
-        if transform is not None and transform_factory is not None:
-            raise TypeError("transform and transform_factory exclude each other")
-        if batch_size is not None:
-            _positive("batch_size", batch_size)
-        if prefetch and batch_size is None:
-            raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
-        if prefetch and shared:
-            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
-        if dim_extend is not None and dim_extend < 0:
-            raise ValueError(f"dim_extend must be at least 0, got {dim_extend}")
-        self._batch_size = batch_size
-        self._pin_memory = pin_memory
-        self._prefetch = Prefetch(prefetch) if prefetch else None
-        self._rng = generator
-        self._dim_extend = dim_extend
-        self._checkpointer = checkpointer
-        self._iterator: Iterator[Any] | None = None
-        self._make_locks()
-        self.share(shared)
-        self._parts = (storage, sampler, writer, collate_fn, transform, transform_factory, bool(compilable))
-        self._initialized = False
-        if not (transform_factory is not None if delayed_init is None else delayed_init):
-            self._init()
-
-    # ------------------------------------------------------------------ components
-
-    def _init(self) -> None:
-        storage, sampler, writer, collate_fn, transform, transform_factory, compilable = self._parts
-        self._initialized = True
-        self._storage: Storage = _made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
-        self._sampler: Sampler = _made("sampler", sampler, Sampler, RandomSampler)
-        self._writer: Writer = _made("writer", writer, Writer, self._default_writer)
-        if getattr(self._sampler, "drop_last", False) and self._batch_size is None:
-            raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
-        self._transform = as_chain(transform_factory() if transform_factory is not None else transform)
-        self._collate_fn = collate_fn or collate.default_for(self._storage)
-        self._storage.checkpointer = self._checkpointer
-        self._join()
-        self.set_rng(self._rng)
-
-    @staticmethod
-    def _default_writer() -> Writer:
-        return RoundRobinWriter()
-
-    def _join(self) -> None:
-        """Have the components know of each other."""
-        wanted = self._storage._max_size  # as asked for; several item dims round it up to whole rows
-        if isinstance(self._sampler, PrioritizedSampler) and self._sampler.max_size < wanted:
-            raise ValueError(
-                f"the sampler holds {self._sampler.max_size} items, the storage {wanted}: build it with max_capacity={wanted}"
-            )
-        self._storage.attach(self)
-        self._writer.register_storage(self._storage)
-        if isinstance(self._sampler, PrioritizedSampler):
-            self._sampler.take_over(self._storage)
-        self._fused = Fused.of(self._storage, self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _MADE_LATE and not self.__dict__.get("_initialized", True):
-            self._init()
-            return getattr(self, name)
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the components were made."""
-        return self._initialized
-
-    @property
-    def storage(self) -> Storage:
-        """Where items live."""
-        return self._storage
-
-    @property
-    def sampler(self) -> Sampler:
-        """Which items are drawn."""
-        return self._sampler
-
-    @property
-    def writer(self) -> Writer:
-        """Which slots new items take."""
-        return self._writer
-
-    @property
-    def transform(self) -> Compose:
-        """The chain of transforms."""
-        return self._transform
-
-    @property
-    def batch_size(self) -> int | None:
-        """Of `sample()` and of iteration."""
-        return self._batch_size
-
-    @property
-    def write_count(self) -> int:
-        """Rows ever written."""
-        return self._writer.write_count
-
-    @property
-    def dim_extend(self) -> int:
-        """The dim of data along which `extend` runs."""
-        return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
-
-    @dim_extend.setter
-    def dim_extend(self, value: int) -> None:
-        if value != self.dim_extend:
-            raise RuntimeError(f"dim_extend is {self.dim_extend} and cannot be changed to {value}")
-
-    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Put in another storage; returns the one before."""
-        with self._locked():
-            before, self._storage = self._storage, _made("storage", storage, Storage)
-            self._collate_fn = collate_fn or collate.default_for(storage)
-            self._drop_ahead()
-            self._join()
-            return before
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Put in another sampler, which takes over the stored rows; returns the one before."""
-        with self._locked():
-            before, self._sampler = self._sampler, _made("sampler", sampler, Sampler)
-            self._drop_ahead()
-            self._join()
-            self.set_rng(self._rng)
-            return before
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Put in another writer; returns the one before."""
-        with self._locked():
-            before, self._writer = self._writer, _made("writer", writer, Writer)
-            self._join()
-            self.set_rng(self._rng)
-            return before
-
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Have this generator govern every draw from now on."""
-        with self._locked():
-            self._drop_ahead()
-            self._rng = generator
-            for part in (self._storage, self._sampler, self._writer):
-                part._rng = generator
-
-    def share(self, shared: bool = True) -> "ReplayBuffer":
-        """Have worker processes take turns at every call, or not."""
-        self._process_lock: Any = multiprocessing.RLock() if shared else contextlib.nullcontext()
-        return self
-
-    def append_transform(self, transform: Any, *, invert: bool = False) -> "ReplayBuffer":
-        """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
-        self._transform.append(transform, invert=invert)
-        return self
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> "ReplayBuffer":
-        """Add a transform before the one at index."""
-        self._transform.insert(index, transform, invert=invert)
-        return self
 
     # ------------------------------------------------------------------ writing
 
@@ -255,7 +73,7 @@ class ReplayBuffer:
         data = self._to_store(data)
         if data is None:
             return torch.zeros(0, self._storage.ndim, dtype=torch.int64), None
-        index = self._writer.extend(_swapped(data, self.dim_extend))
+        index = self._writer.extend(swapped(data, self.dim_extend))
         self._tell(index)
         self._sampler.extend(index)
         return index, data
@@ -318,7 +136,7 @@ class ReplayBuffer:
                     "batch_size not specified: give one to sample(), or to the constructor of the buffer"
                 )
             return self._batch_size
-        _positive("batch_size", batch_size)
+        positive("batch_size", batch_size)
         if self._batch_size is not None and batch_size != self._batch_size:
             warnings.warn(
                 f"sample() was given batch_size={batch_size}, the buffer was built with {self._batch_size}: "
@@ -370,9 +188,9 @@ class ReplayBuffer:
             if isinstance(index, tuple) and len(index) == 1:
                 index = index[0]
             if self.dim_extend > 0:
-                data = _swapped(self._storage[:], self.dim_extend)
+                data = swapped(self._storage[:], self.dim_extend)
                 whole = isinstance(index, slice) and index == slice(None)
-                data = data if whole else _each(data, lambda leaf: leaf[index])
+                data = data if whole else each_leaf(data, lambda leaf: leaf[index])
             else:
                 data = self._storage[index]
             return self._from_store(data, index)
@@ -385,8 +203,8 @@ class ReplayBuffer:
                 return
             value = self._to_store(value)
             if self.dim_extend > 0:
-                target = _swapped(self._storage[:], self.dim_extend)
-                self._storage[:] = _swapped(_assigned(target, index, value), self.dim_extend)
+                target = swapped(self._storage[:], self.dim_extend)
+                self._storage[:] = swapped(assigned(target, index, value), self.dim_extend)
             else:
                 self._storage[index] = self._with_index(index, value)
 
@@ -436,11 +254,11 @@ class ReplayBuffer:
                 return
         self[:end] = data
 
-    def set_(self, key: Any, value: Tensor) -> "ReplayBuffer":
+    def set_(self, key: Any, value: Tensor) -> Self:
         """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
         return self.update_({key: value})
 
-    def set_at_(self, key: Any, value: Tensor, index: Any) -> "ReplayBuffer":
+    def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
         """Write one key of the rows at storage indices in place."""
         with self._locked(), self._edited() as rows:
             rows.set_at_(_known_key(rows, key), value, index)
@@ -448,7 +266,7 @@ class ReplayBuffer:
 
     def update_(
         self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
-    ) -> "ReplayBuffer":
+    ) -> Self:
         """Write several keys of all stored rows in place; only `keys_to_update` where given."""
         if isinstance(input_dict_or_td, Mapping):
             given = list(input_dict_or_td.items())
@@ -479,98 +297,8 @@ class ReplayBuffer:
         if settle is not None:
             settle()
 
-    # ------------------------------------------------------------------ locks, pickles, looks
-
-    def _make_locks(self) -> None:
-        self._lock = threading.RLock()
-        self._queue_lock = threading.RLock()
-
-    def _locked(self) -> "_Both":
-        return _Both(self._lock, self._process_lock)
-
-    def _drop_ahead(self) -> None:
-        if self._prefetch is not None:
-            self._prefetch.drop()
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._storage  # noqa: B018  # a pickle holds components, not what makes them
-        state = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in ("_lock", "_queue_lock", "_iterator", "_fused")
-        }
-        state["_parts"] = None
-        if self._rng is not None:
-            state["_rng"] = (self._rng.get_state(), str(self._rng.device))
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        rng = state.pop("_rng")
-        self.__dict__.update(state, _iterator=None)
-        self._make_locks()
-        if rng is not None:
-            generator = torch.Generator(rng[1])
-            generator.set_state(rng[0])
-            rng = generator
-        self._rng = rng
-        self._join()
-        self.set_rng(rng)
-
-    def __repr__(self) -> str:
-        parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]
-        if len(self._transform):
-            parts.append(f"transform={self._transform!r}")
-        parts += [f"batch_size={self._batch_size}", f"collate_fn={self._collate_fn}"]
-        body = ",\n".join(parts)
-        return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
-
-
-class _Both:
-    """Two locks held together."""
-
-    __slots__ = ("_first", "_second")
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self._first, self._second = first, second
-
-    def __enter__(self) -> None:
-        self._first.__enter__()
-        try:
-            self._second.__enter__()
-        except BaseException:
-            self._first.__exit__(None, None, None)
-            raise
-
-    def __exit__(self, *raised: Any) -> None:
-        try:
-            self._second.__exit__(*raised)
-        finally:
-            self._first.__exit__(*raised)
-
-
-_MADE_LATE = ("_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_fused")
-
-
-def _made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
-    """The component, made where a callable was given; TypeError for one of the wrong kind."""
-    made = default() if given is None and default is not None else given
-    if not isinstance(made, kind) and callable(made):
-        made = made()
-    if not isinstance(made, kind):
-        raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {type(made).__name__}")
-    return made
-
-
-def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-
 
 def _warns_of_batches() -> bool:
-    import os
-
     return os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false")
 
 
@@ -587,35 +315,6 @@ def _keys(index: Any) -> tuple[str, ...] | None:
     if not (isinstance(index, tuple) and index and all(isinstance(each, str) for each in index)):
         return None
     return index[1:] if index[0] == "_data" and len(index) > 1 else index
-
-
-def _each(data: Any, change: Callable[[Any], Any]) -> Any:
-    """The change made to a tensor or tensordict, or to each leaf of a pytree."""
-    if isinstance(data, Tensor) or is_tensor_collection(data):
-        return change(data)
-    if isinstance(data, dict):
-        return {key: _each(value, change) for key, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_each(value, change) for value in data))
-    if isinstance(data, tuple | list):
-        return type(data)(_each(value, change) for value in data)
-    return data
-
-
-def _swapped(data: Any, dim: int) -> Any:
-    """The data with dims 0 and `dim` exchanged."""
-    return data if dim == 0 or isinstance(data, list) else _each(data, lambda leaf: leaf.transpose(0, dim))
-
-
-def _assigned(target: Any, index: Any, value: Any) -> Any:
-    """A copy of target with value at index."""
-    if isinstance(target, Tensor) or is_tensor_collection(target):
-        target = target.clone()
-        target[index] = value
-        return target
-    if isinstance(target, dict):
-        return {key: _assigned(held, index, value[key]) for key, held in target.items()}
-    return type(target)(_assigned(held, index, new) for held, new in zip(target, value, strict=True))
 
 
 def _known_key(rows: Any, key: Any) -> Any:

@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.buffers.replay_buffer import ReplayBuffer, _swapped
+from interop.buffers.pytrees import swapped
+from interop.buffers.replay_buffer import ReplayBuffer
 from interop.samplers import PrioritizedSampler
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -89,7 +90,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     f"it has {priority.numel()} values of shape {list(priority.shape)} for {items} items",
                 )
             )
-        priority = _swapped(priority.reshape(data.shape[: self._storage.ndim]), self.dim_extend).reshape(-1)
+        priority = swapped(priority.reshape(data.shape[: self._storage.ndim]), self.dim_extend).reshape(-1)
         if not bool(((priority >= 0) & torch.isfinite(priority)).all()):
             raise RuntimeError(_no_priority(self.priority_key, "it has values that are negative or not finite"))
         return priority

@@ -254,8 +254,8 @@ class PrioritizedSampler(Sampler):
             return np.zeros(0, np.int32)
         if not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"index must be integers, got {array.dtype}")
-        flat_storage = storage is None or storage.ndim == 1 or isinstance(storage, _Flat)
-        if array.ndim == 2 and not (flat_storage and array.shape[1] == 1):
+        one_dim = storage is None or storage.ndim == 1
+        if array.ndim == 2 and not (one_dim and array.shape[1] == 1):
             array = _ravel(array, storage)
         array = array.reshape(-1)
         if array.max() >= 2**31 or array.min() < -(2**31):
@@ -286,14 +286,6 @@ class PrioritizedSampler(Sampler):
         return (
             f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
         )
-
-
-class _Flat:
-    """A storage of several item dims seen as one of flat slots."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.ndim, self.max_size = storage.ndim, storage.max_size
-        self.device = getattr(storage, "device", None)
 
 
 def _ravel(array: np.ndarray, storage: Storage | None) -> np.ndarray:

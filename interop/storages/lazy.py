@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interop import bridge
 from interop.codec import Layout
-from interop.storages.rows import JaxRows, Rows, TorchRows
+from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.tensors import TensorStorage
 
 
@@ -42,7 +41,7 @@ class LazyTensorStorage(TensorStorage):
         rows = -(-self._max_size // max(1, _product(lanes)))
         shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
         dtypes = [spec.dtype for spec in layout.leaves]
-        if device.type == "cuda" and bridge.jax_device(device) is not None:
+        if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lanes, device)
         tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
         if self._consolidated:

@@ -88,7 +88,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         there = [str(path) for path in paths if path.exists()]
         if there and not self.existsok:
             raise RuntimeError(
-                f"{there[0]} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to write over it"
+                f"{there[0]} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
+                "write over it"
             )
 
     def _describe(self, layout: Layout, tensors: Sequence[Tensor], shape: tuple[int, ...], root: Path) -> None:

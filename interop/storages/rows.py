@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop import bridge, compiled
@@ -40,6 +41,14 @@ class TorchRows:
             borrowed = [bridge.borrow(tensor) for tensor in self._plain]
             self._jax = [array for array in borrowed if array is not None]
         return self._jax if self._jax is not None and len(self._jax) == len(self.tensors) else None
+
+    def share(self) -> None:
+        """Move CPU memory to where other processes see it. Views of NumPy and JAX are made anew: the memory moves."""
+        if self.device.type != "cpu" or all(isinstance(t, MemoryMappedTensor) or t.is_shared() for t in self.tensors):
+            return
+        self._numpy, self._jax, self._plain = None, None, []
+        self.tensors = [t if isinstance(t, MemoryMappedTensor) else t.share_memory_() for t in self.tensors]
+        self._hold()
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
         """Write [n, *lanes, ...] from row `start` on, around the end of the ring; of more than all rows the last stay."""
@@ -97,6 +106,11 @@ class JaxRows:
             arrays = compiled.allocate(tuple(shapes), tuple(bridge.DTYPES[dtype] for dtype in dtypes))
             return cls(jax.device_put(arrays, bridge.jax_device(device)), lanes, device)
 
+    @classmethod
+    def holding(cls, tensors: Sequence[Tensor], lanes: tuple[int, ...]) -> "JaxRows":
+        """Rows with a copy of the tensors' content."""
+        return cls([bridge.to_jax(tensor) for tensor in tensors], lanes, tensors[0].device)
+
     @property
     def tensors(self) -> list[Tensor]:
         """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
@@ -148,6 +162,11 @@ class JaxRows:
 
 
 Rows = TorchRows | JaxRows
+
+
+def rows_in_jax(device: torch.device) -> bool:
+    """Whether rows that the library allocates on a device belong to JAX."""
+    return device.type == "cuda" and bridge.jax_device(device) is not None
 
 
 def _flat(tensor: Tensor, lanes: tuple[int, ...]) -> Tensor:

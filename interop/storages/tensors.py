@@ -10,8 +10,9 @@ from torch import Tensor
 
 from interop.codec import Layout, stack_items
 from interop.index import as_int, as_tensor
+from interop.processes import starting_a_worker
 from interop.shared_int import counter
-from interop.storages.rows import Rows, TorchRows
+from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.storage import Storage
 
 
@@ -92,8 +93,7 @@ class TensorStorage(Storage):
     def row_capacity(self, data: Any) -> int:
         if self._rows is not None or self.ndim == 1:
             return self._row_count
-        first = Layout.of(data, 0).flatten(data, 0)[0]
-        return -(-self._max_size // math.prod(first.shape[1 : self.ndim]))
+        return -(-self._max_size // math.prod(_first(data).shape[1 : self.ndim]))
 
     def __len__(self) -> int:
         return self._length.value
@@ -157,12 +157,8 @@ class TensorStorage(Storage):
             reached = single % self._row_count + 1
         else:
             place = cursor if _is_basic(cursor) or isinstance(cursor, tuple) else as_tensor(cursor)
-            first = Layout.of(data, 0).flatten(data, 0)[0] if self._rows is None else None
-            whole = (
-                (self._row_count, *self._lanes)
-                if first is None
-                else (self.row_capacity(data), *first.shape[1 : self.ndim])
-            )
+            lanes = self._lanes if self._rows is not None else tuple(_first(data).shape[1 : self.ndim])
+            whole = (self.row_capacity(data), *lanes)
             named = _indexed(whole, place)
             leaves = self.admit(data, len(named))
             if tuple(leaves[0].shape[: len(named)]) != named:
@@ -226,9 +222,7 @@ class TensorStorage(Storage):
 
     def _own_rows(self) -> Rows:
         if self._rows is None:
-            raise RuntimeError(
-                "Cannot get elements out of a non-initialized storage: nothing was written to it. Call extend() or add() first"
-            )
+            raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
         return self._rows
 
     def flatten(self) -> Storage:
@@ -246,12 +240,22 @@ class TensorStorage(Storage):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         rows = state.pop("_rows")
+        if rows is None and starting_a_worker():
+            raise RuntimeError(
+                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
+                "allocate their own. Call extend() or add() first"
+            )
+        if isinstance(rows, TorchRows) and starting_a_worker():
+            rows.share()
         return {**state, "_tensors": None if rows is None else rows.tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = state.pop("_tensors")
         self.__dict__.update(state)
-        self._rows = None if tensors is None else TorchRows(tensors, self._lanes)
+        self._rows = None
+        if tensors is not None:
+            owned = isinstance(self.device, torch.device) and rows_in_jax(self.device)
+            self._rows = JaxRows.holding(tensors, self._lanes) if owned else TorchRows(tensors, self._lanes)
 
     def __repr__(self) -> str:
         data = "<empty>" if self._rows is None else self[:]
@@ -261,6 +265,10 @@ class TensorStorage(Storage):
 
 def _stacked(data: Any) -> Any:
     return stack_items(data) if isinstance(data, list) else data
+
+
+def _first(data: Any) -> Tensor:
+    return Layout.of(data, 0).flatten(data, 0)[0]
 
 
 def _is_basic(index: Any) -> bool:

@@ -31,7 +31,8 @@ class Inverted(nn.Module):
         self.transform = transform
 
     def forward(self, data: Any) -> Any:
-        return self.transform.inv(data)  # type: ignore[operator]  # every transform has one
+        inverse: Any = self.transform.inv
+        return inverse(data)
 
     def inv(self, data: Any) -> Any:
         return self.transform(data)
@@ -72,7 +73,8 @@ class Compose(nn.Module):
         for transform in reversed(self.transforms):
             if data is None:
                 return None
-            data = transform.inv(data)
+            inverse: Any = transform.inv
+            data = inverse(data)
         return data
 
     def __len__(self) -> int:
