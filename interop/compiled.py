@@ -40,6 +40,12 @@ def written(rule: Any, state: Any, slots: Array) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def assign(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
+    """The sampler's state after items, new or not, were given priorities that were checked before."""
+    return rule.written(state, slots, priorities)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def update(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
     """The sampler's state after items were given priorities."""
     return rule.update(state, slots.astype(jnp.int32), priorities)

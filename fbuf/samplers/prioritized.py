@@ -70,9 +70,17 @@ class Prioritized:
             refused=jnp.zeros((), jnp.uint32),
         )
 
-    def written(self, state: PrioritizedState, slots: Int[Array, " batch"]) -> PrioritizedState:
+    def written(
+        self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"] | None = None
+    ) -> PrioritizedState:
+        """New items came into slots, which are in range: with the highest priority, or with `priorities` of their own.
+
+        With their own, which are finite and not negative, of equal slots the last counts. O(batch * log capacity).
+        """
         if slots.shape[0] == 0:
             return state
+        if priorities is not None:
+            return self._assign(state, slots, priorities.astype(state.priorities.dtype))
         value = jnp.broadcast_to(self._value(state.highest, state.alpha), slots.shape)
         highest, slot = state.highest, state.highest_slot
         if self.new_items == "highest_stored":
@@ -113,17 +121,19 @@ class Prioritized:
         finite = jnp.isfinite(priorities) & (priorities >= 0)
         at = jnp.where((slots >= 0) & (slots < state.tree.capacity) & finite, slots, nobody).astype(jnp.int32)
         at = jnp.where(state.priorities.at[at].get(mode="promise_in_bounds") >= 0, at, nobody)
-        at = computed_once(at)
+        state = self._assign(state, computed_once(at), priorities)
+        return dataclasses.replace(state, refused=state.refused + jnp.sum(~finite, dtype=jnp.uint32))
+
+    def _assign(self, state: PrioritizedState, at: Array, priorities: Array) -> PrioritizedState:
+        """Set priorities at slots in range, or at the entry that belongs to none."""
+        nobody = state.priorities.size - 1
         scratch, winner = last_of_equal(state.priorities, at)
         settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
-        settled = computed_once(settled)
+        values = jnp.where(at < nobody, self._value(settled, state.alpha), 0)
         state = dataclasses.replace(
             state,
             priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),
-            tree=priority_tree.update(
-                state.tree, at, jnp.where(at < nobody, self._value(settled, state.alpha), 0), settled=True
-            ),
-            refused=state.refused + jnp.sum(~finite, dtype=jnp.uint32),
+            tree=priority_tree.update(state.tree, at, values, settled=True),
         )
         return self._raise_highest(state, at, settled)
 

@@ -40,7 +40,7 @@ class Fused:
         if not (may_use_jax() and storage._rows is not None and storage._rows.jax_arrays() is not None):
             return False
         if isinstance(sampler, PrioritizedSampler):
-            sampler.ready(storage)
+            sampler._make(storage)
             return sampler.device.type == storage._rows.device.type
         return True
 
@@ -53,10 +53,9 @@ class Fused:
         info: dict[Any, Any] = {}
         if isinstance(sampler, PrioritizedSampler):
             with sampler._lock, bridge.exact():
+                state = sampler.ready(storage)
                 beta = np.asarray(sampler.beta, sampler.rule.dtype)
-                slots, weighed, leaves = compiled.draw(
-                    sampler.rule, sampler.state, key, batch_size, size, beta, arrays, lanes
-                )
+                slots, weighed, leaves = compiled.draw(sampler.rule, state, key, batch_size, size, beta, arrays, lanes)
             info["priority_weight"] = sampler.weights_of(weighed)
         else:
             with bridge.exact():

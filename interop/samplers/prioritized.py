@@ -17,6 +17,7 @@ from interop.samplers.sampler import Sampler
 from interop.samplers.uniform import stored, unravel
 from interop.storages import Storage
 
+_ENOUGH = 1 << 16  # priorities that wait at most
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -73,8 +74,12 @@ class PrioritizedSampler(Sampler):
         self._clear()
 
     def _clear(self) -> None:
-        self.state: fbuf.PrioritizedState | None = None
+        self._state: fbuf.PrioritizedState | None = None
         self._filled = 0  # slots below this have a priority
+        self._highest = np.asarray(1, self.rule.dtype)
+        # Priorities given since the last draw, in order: one pass over the tree takes them all.
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self._waiting_count = 0
         self._lock = threading.RLock()
 
     # ------------------------------------------------------------------ what it stands at
@@ -98,9 +103,9 @@ class PrioritizedSampler(Sampler):
     def alpha(self, value: float) -> None:
         value = _number("alpha", value)
         with self._lock:
-            if self.state is not None and value != self._alpha:
+            if self._state is not None and value != self._alpha:
                 with bridge.exact():
-                    self.state = compiled.reweight(self.rule, self.state, np.asarray(value, self.rule.dtype))
+                    self._state = compiled.reweight(self.rule, self._state, np.asarray(value, self.rule.dtype))
             self._alpha = value
 
     @property
@@ -118,16 +123,31 @@ class PrioritizedSampler(Sampler):
         return self.rule.eps
 
     @property
+    def state(self) -> fbuf.PrioritizedState | None:
+        """The functional state with everything given so far; None before the first item."""
+        with self._lock:
+            self._apply()
+            return self._state
+
+    @property
+    def _waits(self) -> bool:
+        """Whether priorities may wait: not where each one can change what the next new item gets by more than itself."""
+        return self.rule.new_items == "highest_ever"
+
+    @property
     def default_priority(self) -> float:
         """The priority of the next new item."""
-        return 1.0 if self.state is None else float(np.asarray(self.state.highest))
+        if self._waits or self._state is None:
+            return float(self._highest)
+        return float(np.asarray(self._state.highest))
 
     @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, as they were given, before eps and alpha."""
-        if self.state is None:
+        state = self.state
+        if state is None:
             return torch.zeros(0, dtype=self.dtype)
-        return bridge.to_torch(self.state.priorities)[: self._filled].clone()
+        return bridge.to_torch(state.priorities)[: self._filled].clone()
 
     # ------------------------------------------------------------------ draws
 
@@ -146,13 +166,37 @@ class PrioritizedSampler(Sampler):
         return unravel(bridge.hand_over(slots), storage), {"priority_weight": self.weights_of(weighed)}
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
-        """The state, over at least the slots of the storage; made at the first use."""
+        """The state with everything given so far, over at least the slots of the storage; made at the first use."""
+        with self._lock:
+            self._make(storage)
+            self._apply()
+            assert self._state is not None
+            return self._state
+
+    def _apply(self) -> None:
+        """Bring the waiting priorities into the tree."""
+        if not self._waiting or self._state is None:
+            return
+        slots, values = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
+        with bridge.exact():
+            self._state = compiled.assign(self.rule, self._state, compiled.padded(slots), compiled.padded(values))
+        self._waiting, self._waiting_count = [], 0
+
+    def _give(self, slots: np.ndarray, values: np.ndarray) -> None:
+        """Have priorities wait for the next draw, or for enough of them."""
+        self._waiting.append((slots, values))
+        self._waiting_count += slots.size
+        if self._waiting_count >= _ENOUGH:
+            self._apply()
+
+    def _make(self, storage: Storage | None) -> None:
+        """Make the state, if there is none."""
         if not may_use_jax():
             raise RuntimeError(
                 "a prioritized sampler cannot be used in a process forked after JAX had started: use the spawn start "
                 "method, or sample in the parent"
             )
-        if self.state is None:
+        if self._state is None:
             capacity = self._max_capacity if storage is None else max(self._max_capacity, storage.max_size)
             if self._wanted_device is None and storage is not None:
                 device = getattr(storage, "device", None)
@@ -160,8 +204,7 @@ class PrioritizedSampler(Sampler):
                     self._wanted_device = device
             with bridge.exact():
                 rule = dataclasses.replace(self.rule, alpha=self._alpha)
-                self.state = jax.device_put(compiled.init(rule, capacity), bridge.jax_device(self.device))
-        return self.state
+                self._state = jax.device_put(compiled.init(rule, capacity), bridge.jax_device(self.device))
 
     def weights_of(self, weighed: Any) -> Tensor:
         """The importance weights of a draw; RuntimeError where there was nothing to draw.
@@ -185,12 +228,16 @@ class PrioritizedSampler(Sampler):
         if slots.size == 0:
             return
         with self._lock:
-            state = self.ready(storage)
-            top = int(slots.max())
-            if top >= state.tree.capacity:
-                raise IndexError(f"index {top} is out of range: the sampler was built for {state.tree.capacity} items")
-            with bridge.exact():
-                self.state = compiled.written(self.rule, state, compiled.padded(slots))
+            self._make(storage)
+            assert self._state is not None
+            top, capacity = int(slots.max()), self._state.tree.capacity
+            if top >= capacity:
+                raise IndexError(f"index {top} is out of range: the sampler was built for {capacity} items")
+            if self._waits:
+                self._give(slots, np.broadcast_to(self._highest, slots.shape))
+            else:
+                with bridge.exact():
+                    self._state = compiled.written(self.rule, self._state, compiled.padded(slots))
             self._filled = max(self._filled, top + 1)
 
     def take_over(self, storage: Storage) -> None:
@@ -238,9 +285,15 @@ class PrioritizedSampler(Sampler):
                 f"priorities must be finite and at least 0, got {values[at]} for index {slots[at]}: pass the absolute error"
             )
         with self._lock:
-            state = self.ready(storage)
-            with bridge.exact():
-                self.state = compiled.update(self.rule, state, compiled.padded(slots), compiled.padded(values))
+            self._make(storage)
+            if self._waits:
+                self._give(slots, values.copy())
+                self._highest = np.maximum(self._highest, values.max())
+            else:
+                with bridge.exact():
+                    self._state = compiled.update(
+                        self.rule, self._state, compiled.padded(slots), compiled.padded(values)
+                    )
 
     def _slots(self, index: Any, storage: Storage | None) -> np.ndarray:
         """Flat int32 slots. TypeError for what is not an integer, IndexError for what no storage could have."""
@@ -271,16 +324,18 @@ class PrioritizedSampler(Sampler):
                 "A prioritized sampler cannot be shared between processes: give the workers a buffer with a "
                 "RandomSampler (sync=False) and keep the priorities in the process that samples"
             )
-        state = super().__getstate__()
+        with self._lock:
+            self._apply()
+            state = super().__getstate__()
         del state["_lock"]
-        return {**state, "state": jax.tree.map(np.asarray, state["state"])}
+        return {**state, "_state": jax.tree.map(np.asarray, state["_state"])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.RLock()
-        if self.state is not None:
+        if self._state is not None:
             with bridge.exact():
-                self.state = jax.device_put(self.state, bridge.jax_device(self.device))
+                self._state = jax.device_put(self._state, bridge.jax_device(self.device))
 
     def __repr__(self) -> str:
         return (
