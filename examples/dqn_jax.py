@@ -7,6 +7,9 @@ reaches the threshold.
 
 import argparse
 import dataclasses
+import itertools
+import json
+import math
 import pathlib
 import statistics
 import sys
@@ -17,15 +20,12 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 from jax import Array
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import fbuf
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  # after the backend is chosen
 
 EPISODES = 100  # consecutive ones that are averaged
 
@@ -66,13 +66,10 @@ Network = list[tuple[Array, Array]]  # weights and biases of each layer
 
 
 def network(key: Array, sizes: Sequence[int]) -> Network:
-    keys = jax.random.split(key, len(sizes) - 1)
-    scales = [np.sqrt(2 / inputs) for inputs in sizes[:-1]]
-    shapes = zip(sizes[:-1], sizes[1:], strict=True)
-    return [
-        (scale * jax.random.normal(k, shape), jnp.zeros(shape[1]))
-        for k, scale, shape in zip(keys, scales, shapes, strict=True)
-    ]
+    shapes = list(itertools.pairwise(sizes))
+    keys = jax.random.split(key, len(shapes))
+    draw = jax.nn.initializers.he_normal()
+    return [(draw(each, shape), jnp.zeros(shape[1])) for each, shape in zip(keys, shapes, strict=True)]
 
 
 def values(net: Network, carts: Array) -> Array:
@@ -118,7 +115,7 @@ class Program:
         self.options = options
         self.buffer = fbuf.Buffer(
             options.capacity // options.lanes,
-            fbuf.Prioritized(alpha=options.alpha, stratified=True),
+            fbuf.Prioritized(alpha=options.alpha, eps=options.eps, stratified=True),
             lanes=(options.lanes,),
         )
 
@@ -143,16 +140,14 @@ class Program:
             key=key,
         )
 
-    def chunk(self, training: Training, rows: int, learn: bool) -> tuple[Training, tuple[Array, Array]]:
-        """`rows` steps of every lane, and which episodes ended at which length, [rows, lanes] each."""
+    def chunk(self, training: Training) -> tuple[Training, tuple[Array, Array]]:
+        """Some rows, a step of every lane and an update each. Which episodes ended at which length, [rows, lanes]."""
 
-        def step(training: Training, _: None) -> tuple[Training, tuple[Array, Array]]:
+        def row(training: Training, _: None) -> tuple[Training, tuple[Array, Array]]:
             training, ended = self.act(training)
-            if learn:
-                training, _ = jax.lax.scan(lambda t, _: (self.learn(t), None), training, length=self.options.updates)
-            return training, ended
+            return self.learn(training), ended
 
-        return jax.lax.scan(step, training, length=rows)
+        return jax.lax.scan(row, training, length=self.options.chunk)
 
     def act(self, training: Training) -> tuple[Training, tuple[Array, Array]]:
         """One step of every lane, epsilon-greedy, into the buffer."""
@@ -199,9 +194,7 @@ class Program:
 
         slope, error = jax.grad(loss, has_aux=True)(training.net)
         count = training.updates + 1
-        net, mean, square = adam(
-            training.net, slope, training.mean, training.square, count, self.options.learning_rate
-        )
+        net, mean, square = adam(training.net, slope, training.mean, training.square, count, self.options.learning_rate)
         tau = self.options.tau
         return dataclasses.replace(
             training,
@@ -221,3 +214,200 @@ class Program:
 
 
 # ---------------------------------------------------------------------- the run
+
+
+@dataclasses.dataclass
+class Episodes:
+    """The episodes that ended, in that order."""
+
+    steps: list[int] = dataclasses.field(default_factory=list)  # of the environment, over all lanes, at the end of each
+    returns: list[float] = dataclasses.field(default_factory=list)
+    averages: list[float] = dataclasses.field(default_factory=list)  # of each 100 consecutive ones, the last at the end
+
+    def add(self, rows_before: int, done: np.ndarray, elapsed: np.ndarray) -> None:
+        """What a chunk brought, [rows, lanes] each. Episodes that end in the same row count in the order of lanes."""
+        for row, lane in zip(*np.nonzero(done), strict=True):
+            self.steps.append(int(rows_before + row + 1) * done.shape[1])
+            self.returns.append(REWARD * float(elapsed[row, lane]))
+            if len(self.returns) >= EPISODES:
+                self.averages.append(statistics.fmean(self.returns[-EPISODES:]))
+
+    def reached(self, threshold: float) -> int | None:
+        """Which average is the first of at least `threshold`."""
+        return next((place for place, average in enumerate(self.averages) if average >= threshold), None)
+
+
+def train(options: argparse.Namespace, program: Program) -> tuple[Training, Episodes, dict[str, float]]:
+    """Chunk after chunk until the threshold is reached or the steps are used up."""
+    begin = time.perf_counter()
+    training = jax.jit(program.init)(jax.random.key(options.seed))
+    chunk = jax.jit(program.chunk, donate_argnums=0).lower(training).compile()
+    compiled, episodes, rows = time.perf_counter(), Episodes(), 0
+    with tqdm(total=options.steps, unit="step", desc="jax", disable=options.quiet) as bar:
+        while rows * options.lanes < options.steps and (options.smoke or episodes.reached(options.threshold) is None):
+            training, ended = chunk(training)
+            episodes.add(rows, *map(np.asarray, ended))
+            rows += options.chunk
+            bar.set_postfix(average=f"{statistics.fmean(episodes.returns[-EPISODES:] or [0]):.1f}")
+            bar.update(options.chunk * options.lanes)
+    seconds = {"compile_seconds": compiled - begin, "train_seconds": time.perf_counter() - compiled}
+    return training, episodes, {"total_steps": rows * options.lanes, **seconds}
+
+
+def median_us(options: argparse.Namespace, program: Program, state: fbuf.BufferState) -> dict[str, float]:
+    """Each operation as a jitted call of its own with a donated state. Inside the scan there is no call to pay for."""
+    buffer, calls = program.buffer, 20 if options.smoke else 300
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    sample = jax.jit(buffer.sample, static_argnums=2, donate_argnums=0)
+    update = jax.jit(buffer.update, donate_argnums=0)
+    rows = jax.tree.map(lambda leaf: leaf[:1], state.items)
+    taken: dict[str, list[float]] = {"extend": [], "sample": [], "update": []}
+
+    def clock(name: str, operation: Callable[..., Any], *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        result = jax.block_until_ready(operation(*arguments))
+        taken[name].append((time.perf_counter() - begin) * 1e6)
+        return result
+
+    for key in jax.random.split(jax.random.key(options.seed), calls):
+        state, _ = clock("extend", extend, state, rows)
+        state, _, draw = clock("sample", sample, state, key, options.batch_size)
+        state = clock("update", update, state, draw.slots, draw.probability)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def check_dynamics(seed: int = 0, random_steps: int = 500) -> dict[str, float]:
+    """Compare `move`, `fallen` and `MAX_STEPS` with gymnasium's CartPole-v1; AssertionError where they differ.
+
+    Random pushes for `random_steps`, then one whole episode that is balanced until it is truncated. Each step is
+    compared from gymnasium's own state, in float64 and in float32: the cart is unstable, so over an episode any rounding
+    error would grow until nothing could be compared. Returns the largest error of each precision.
+    """
+    env, rng = gymnasium.make("CartPole-v1"), np.random.default_rng(seed)
+    steps: list[tuple[Any, ...]] = []
+    balanced, truncated = False, False
+    while not (balanced and truncated):
+        balanced = len(steps) >= random_steps
+        env.reset(seed=int(rng.integers(2**31)))
+        terminated, truncated, elapsed = False, False, 0
+        while not (terminated or truncated):
+            before = np.array(env.unwrapped.state)
+            action = int(before @ [0.1, 0.5, 3.0, 1.0] > 0) if balanced else int(rng.integers(2))
+            _, reward, terminated, truncated, _ = env.step(action)
+            elapsed += 1
+            steps.append((before, action, np.array(env.unwrapped.state), terminated))
+            assert reward == REWARD, f"the reward is {reward}"
+            assert truncated == (elapsed >= MAX_STEPS), f"truncated is {truncated} after {elapsed} steps"
+    cart, action, after, terminated = map(np.stack, zip(*steps, strict=True))
+    worst = {}
+    for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
+        with jax.enable_x64(dtype == "float64"):
+            ours = jax.jit(jax.vmap(move))(cart.astype(dtype), action)
+            assert ours.dtype == dtype
+            worst[dtype] = float(np.abs(np.asarray(ours) - after).max())
+            assert worst[dtype] <= tolerance, f"{dtype}: off by {worst[dtype]}, allowed are {tolerance}"
+            np.testing.assert_array_equal(np.asarray(fallen(ours)), terminated)
+    return {"steps": len(steps), **worst}
+
+
+def plot(path: pathlib.Path, episodes: Episodes, threshold: float) -> None:
+    """The learning curve."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(episodes.steps, episodes.returns, ".", markersize=3, color="0.6", label="one episode")
+    axes.plot(episodes.steps[EPISODES - 1 :], episodes.averages, label=f"average over {EPISODES} episodes")
+    axes.axhline(threshold, linestyle="--", color="black", linewidth=1, label=f"{threshold:g}")
+    axes.set(title="CartPole-v1, DQN in one jitted scan", xlabel="environment steps", ylabel="return")
+    axes.legend(loc="upper left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def contents(program: Program, state: fbuf.BufferState) -> list[tuple[str, str]]:
+    """Lines of the table about what the buffer holds."""
+    size, (low, high) = int(program.buffer.size(state)), np.asarray(state.ring.written, np.uint64)
+    written = int(low + (high << np.uint64(32))) * program.buffer.items_per_row
+    priorities = np.asarray(state.sampler.priorities)[:size]
+    lines = [("items", f"{size:,} of {program.options.capacity:,}, {written:,} written")]
+    for name, leaf in state.items.items():
+        lines.append((f"  {name}", f"{leaf.dtype} {list(leaf.shape)}, {leaf.nbytes:,} bytes"))
+    spread = f"min {priorities.min():.2g}, mean {priorities.mean():.2g}, max {priorities.max():.2g}"
+    return [*lines, ("priorities", spread)]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="of everything random")
+    parser.add_argument("--steps", type=int, default=200_000, help="environment steps at most, over all lanes")
+    parser.add_argument("--threshold", type=float, default=195, help="stop at this average over 100 episodes")
+    parser.add_argument("--lanes", type=int, default=4, help="carts side by side")
+    parser.add_argument("--chunk", type=int, default=512, help="rows (steps of every lane) in one jitted scan")
+    parser.add_argument("--capacity", type=int, default=50_000, help="items in the buffer, a multiple of the lanes")
+    parser.add_argument("--alpha", type=float, default=0.6, help="how much priorities count")
+    parser.add_argument("--eps", type=float, default=0.01, help="added to every priority: no item is forgotten")
+    parser.add_argument("--beta", type=float, default=0.4, help="how much weights correct for it; rises to 1")
+    parser.add_argument("--batch-size", type=int, default=128, help="items drawn for one update, one update a row")
+    parser.add_argument("--hidden", type=int, default=64, help="width of both hidden layers")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="of Adam")
+    parser.add_argument("--gamma", type=float, default=0.99, help="discount")
+    parser.add_argument("--tau", type=float, default=0.02, help="how far the target network follows in one update")
+    parser.add_argument("--epsilon", type=float, default=0.05, help="share of random actions in the end")
+    parser.add_argument("--explore", type=int, default=5_000, help="environment steps until epsilon is reached")
+    parser.add_argument("--plot", type=pathlib.Path, default=pathlib.Path("out/dqn_jax.png"), help="learning curve")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the numbers to FILE")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument(
+        "--smoke", action="store_true", help="some hundred steps without a threshold, to see that it runs"
+    )
+    options = parser.parse_args(argv)
+    if options.capacity % options.lanes:
+        parser.error(f"--capacity must be a multiple of --lanes, got {options.capacity} and {options.lanes}")
+    if options.smoke:
+        options.steps, options.chunk = 600, 50
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Train, check the environment, plot, print a table. Returns the numbers."""
+    options = parse(argv)
+    program = Program(options)
+    training, episodes, spent = train(options, program)
+    reached = episodes.reached(options.threshold)
+    best = reached if reached is not None else int(np.argmax(episodes.averages)) if episodes.averages else None
+    result = {
+        "solved": reached is not None,
+        "smoke": options.smoke,
+        "seed": options.seed,
+        "average": math.nan if best is None else episodes.averages[best],
+        "steps": spent["total_steps"] if best is None else episodes.steps[best + EPISODES - 1],
+        "episodes": len(episodes.returns),
+        **spent,
+    }
+    plot(options.plot, episodes, options.threshold)
+    checked = check_dynamics(options.seed)
+    stored = contents(program, training.buffer)
+    result["us"] = median_us(options, program, training.buffer)  # last: it writes into the buffer
+
+    pace = result["total_steps"] / result["train_seconds"]
+    average = f"{result['average']:.1f} after {result['steps']:,} steps" if episodes.averages else "not so many ended"
+    lines = [
+        (f"average of {EPISODES} episodes", average),
+        ("compiled in", f"{result['compile_seconds']:.1f} s"),
+        ("environment", f"{pace:,.0f} steps a second with learning, {options.lanes} lanes"),
+        ("extend", f"{result['us']['extend']:.0f} us, {options.lanes} items"),
+        ("sample", f"{result['us']['sample']:.0f} us, {options.batch_size} items"),
+        ("update", f"{result['us']['update']:.0f} us, {options.batch_size} items"),
+        *stored,
+        ("dynamics", f"as gymnasium's over {checked['steps']:,} steps, to {checked['float64']:.0e} in float64"),
+        ("learning curve", str(options.plot)),
+    ]
+    for name, text in lines:
+        print(f"{name:<24}{text}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=2))
+    return result
+
+
+if __name__ == "__main__":
+    outcome = main()
+    sys.exit(0 if outcome["solved"] or outcome["smoke"] else 1)

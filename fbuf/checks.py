@@ -10,13 +10,9 @@ def item_spec(example: Any) -> Any:
     """Shape and dtype of each leaf of one item, as JAX will hold them under the present 64-bit setting."""
 
     def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            held = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            if held != leaf.dtype:
-                raise TypeError(
-                    f"{_name(path)}: {leaf.dtype} needs 64-bit types on (jax_enable_x64), or ask for {held}"
-                )
-            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
+            _refuse_narrowing(_name(path), leaf.dtype)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         try:
             return jax.eval_shape(jnp.asarray, leaf)
         except TypeError as error:
@@ -44,11 +40,22 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...]) -> int:
         if length is not None and shape[0] != length:
             raise ValueError(f"{name}: this leaf has {shape[0]} rows, the leaves before it have {length}")
         length = shape[0]
+        if isinstance(new, jax.Array):
+            _refuse_narrowing(name, new.dtype)
         dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(new))
         if dtype != kept.dtype:
             raise TypeError(f"{name}: items are {kept.dtype}, the batch is {dtype}: cast it first")
     assert length is not None
     return length
+
+
+def _refuse_narrowing(name: str, dtype: Any) -> None:
+    """TypeError for a 64-bit type where JAX would make 32 bits of it. (NumPy's arrays follow JAX's custom: they do.)"""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(f"{name}: items cannot hold {dtype}; store jax.random.key_data(key)")
+    held = jax.dtypes.canonicalize_dtype(dtype)
+    if held != dtype:
+        raise TypeError(f"{name}: {dtype} needs 64-bit types on (jax_enable_x64), or cast to {held}")
 
 
 def _name(path: Any) -> str:

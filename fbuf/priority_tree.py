@@ -149,7 +149,8 @@ def find(
 
     place = jnp.zeros(mass.shape, jnp.int32), *two_sum(mass, low)
     # A loop, not unrolled steps: XLA would fuse the arithmetic of every level above into each gather and repeat it.
-    place = jax.lax.fori_loop(0, len(levels) - 1, descend, place)
+    if len(levels) > 1:
+        place = jax.lax.fori_loop(0, len(levels) - 1, descend, place)
     return _choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)[0]
 
 

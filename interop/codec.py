@@ -105,6 +105,9 @@ def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec]) -> Branc
     if isinstance(data, Tensor):
         if data.dtype not in DTYPES:
             raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
+        if data.layout != torch.strided or data.is_nested or data.is_meta:
+            what = "a tensor without memory" if data.is_meta else f"a tensor of layout {data.layout}"
+            raise TypeError(f"{_where(path)}: cannot store {what}; only dense tensors")
         leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
         return Leaf()
     kind, items = _open(data, path)
@@ -163,6 +166,13 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
         return node.kind(values)
     held: TensorDictBase = _new(dict(zip(node.keys, values, strict=True)), torch.Size(inner), device)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)
+
+
+def shallow(data: TensorDictBase) -> TensorDictBase:
+    """A tensordict of the same entries, whose own keys may be set and deleted."""
+    if type(data) is not TensorDict:
+        return data.copy()
+    return _new(dict(data.items()), data.batch_size, data.device)
 
 
 def _new(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:

@@ -13,4 +13,6 @@ def seed(generator: torch.Generator | None) -> int:
 
 def key(generator: torch.Generator | None) -> np.ndarray:
     """A fresh raw JAX key, [2] uint32."""
-    return np.array(divmod(seed(generator), 2**32), np.uint32)
+    if generator is not None and generator.device.type != "cpu":
+        return np.array([seed(generator)], np.int64).view(np.uint32)
+    return torch.empty(1, dtype=torch.int64).random_(generator=generator).numpy().view(np.uint32)

@@ -24,7 +24,7 @@ def stack(items: list[Any]) -> Any:
         try:
             return torch.stack(items)
         except RuntimeError:
-            return lazy_stack(items)
+            return lazy_stack([item.clone() for item in items])
     if isinstance(first, Tensor):
         return torch.stack(items)
     if isinstance(first, dict):

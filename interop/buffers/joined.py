@@ -149,7 +149,12 @@ class Joined:
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Put in another storage; returns the one before."""
         with self._locked():
-            before, self._storage = self._storage, _made("storage", storage, Storage)
+            made = _made("storage", storage, Storage)
+            if made is self._storage:
+                return made
+            before, self._storage = self._storage, made
+            before._attached = [each for each in before._attached if each is not self]
+            self._sampler._empty()
             self._collate_fn = collate_fn or collate.default_for(storage)
             self._drop_ahead()
             self._join()

@@ -52,7 +52,7 @@ class ReplayBuffer(Joined):
 
     def _add(self, data: Any) -> Any:
         data = self._to_store(data, lift=True)
-        if data is None:
+        if data is None and len(self._transform):
             return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
         index = self._writer.add(data)
         self._tell(index)
@@ -67,16 +67,19 @@ class ReplayBuffer(Joined):
         if update_priority is not None:
             raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
         with self._locked():
-            return self._extend(data)[0]
+            return self._extend(data)
 
-    def _extend(self, data: Any) -> tuple[Tensor, Any]:
+    def _extend(self, data: Any) -> Tensor:
         data = self._to_store(data)
-        if data is None:
-            return torch.zeros(0, self._storage.ndim, dtype=torch.int64), None
+        if data is None and len(self._transform):
+            return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
+        return self._write(data)
+
+    def _write(self, data: Any) -> Tensor:
         index = self._writer.extend(swapped(data, self.dim_extend))
         self._tell(index)
         self._sampler.extend(index)
-        return index, data
+        return index
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         """The data after the inverse transforms; None to store nothing."""
@@ -109,10 +112,17 @@ class ReplayBuffer(Joined):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept."""
         with self._locked():
-            self._drop_ahead()
             self._writer._empty(empty_write_count)
-            self._sampler._empty()
             self._storage._empty()
+            for buffer in (self, *self._storage._attached):
+                forget = getattr(buffer, "_forget", None)
+                if forget is not None:
+                    forget()
+
+    def _forget(self) -> None:
+        """The storage was emptied."""
+        self._drop_ahead()
+        self._sampler._empty()
 
     # ------------------------------------------------------------------ reading
 
@@ -193,6 +203,8 @@ class ReplayBuffer(Joined):
                 data = data if whole else each_leaf(data, lambda leaf: leaf[index])
             else:
                 data = self._storage[index]
+            if len(self._transform):  # a view must not see what a transform does in place
+                data = each_leaf(data, lambda leaf: leaf.clone() if isinstance(leaf, Tensor | TensorDictBase) else leaf)
             return self._from_store(data, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:

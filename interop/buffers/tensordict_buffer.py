@@ -9,6 +9,7 @@ from torch import Tensor
 
 from interop.buffers.pytrees import swapped
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.codec import shallow
 from interop.samplers import PrioritizedSampler
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
@@ -31,20 +32,24 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         if isinstance(data, TensorDictBase) and not len(self._transform):
-            return data.copy()  # the writer adds "index" to this one
+            return shallow(data)  # the writer adds "index" to this one
         return super()._to_store(data, lift=False)
 
     def _add(self, data: Any) -> Any:
         stored = self._to_store(data)
-        if stored is None:
+        if stored is None and len(self._transform):
             return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
+        priority = None
+        if isinstance(self._sampler, PrioritizedSampler) and isinstance(stored, TensorDictBase):
+            priority = stored.get(self.priority_key, None)
+        if priority is not None:
+            lanes = stored.shape[: self._storage.ndim - 1].numel()
+            priority = self._checked(self._reduced(priority.reshape(lanes, -1)))
         index = self._writer.add(stored)
         self._tell(index)
         self._sampler.add(index)
-        if isinstance(self._sampler, PrioritizedSampler) and isinstance(stored, TensorDictBase):
-            priority = stored.get(self.priority_key, None)
-            if priority is not None:
-                self._sampler.update_priority(index, self._reduced(priority.reshape(1, -1)), storage=self._storage)
+        if priority is not None:
+            self._sampler.update_priority(index, priority, storage=self._storage)
         return index
 
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
@@ -59,39 +64,29 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "ReplayBuffer takes other data"
             )
         with self._locked():
-            priority = None
-            prioritized = getattr(self._sampler, "update_priority", None)
-            if update_priority is not False and prioritized is not None and not len(self._transform):
-                priority = self._priorities_of(tensordicts)
-            index, stored = self._extend(tensordicts)
+            stored = self._to_store(tensordicts)
             if stored is None:
-                return index
-            if len(self._transform) and update_priority is not False:
-                priority = self._priorities_of(stored)
+                return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
+            priority = self._priorities_of(stored) if update_priority is not False else None
+            index = self._write(stored)
             if priority is not None:
-                try:
-                    self._sampler.update_priority(index, priority, storage=self._storage)
-                except Exception as error:
-                    raise RuntimeError(_no_priority(self.priority_key, error)) from error
+                self._sampler.update_priority(index, priority, storage=self._storage)
             return index
 
     def _priorities_of(self, data: TensorDictBase) -> Tensor | None:
         """One priority an item, in the order in which items are stored; None where data has none."""
         priority = data.get(self.priority_key, None)
-        if priority is None:
-            return None
-        if not isinstance(self._sampler, PrioritizedSampler):
-            return priority.reshape(-1)
-        items = data.shape[: self._storage.ndim].numel()
-        if priority.numel() != items:
-            raise RuntimeError(
-                _no_priority(
-                    self.priority_key,
-                    f"it has {priority.numel()} values of shape {list(priority.shape)} for {items} items",
-                )
-            )
-        priority = swapped(priority.reshape(data.shape[: self._storage.ndim]), self.dim_extend).reshape(-1)
-        if not bool(((priority >= 0) & torch.isfinite(priority)).all()):
+        if priority is None or not isinstance(self._sampler, PrioritizedSampler):
+            return None if priority is None else priority.reshape(-1)
+        dims = data.shape[: self._storage.ndim]
+        if priority.numel() != dims.numel():
+            found = f"it has {priority.numel()} values of shape {list(priority.shape)} for {dims.numel()} items"
+            raise RuntimeError(_no_priority(self.priority_key, found))
+        return self._checked(swapped(priority.reshape(dims), self.dim_extend).reshape(-1))
+
+    def _checked(self, priority: Tensor) -> Tensor:
+        """The priorities; RuntimeError for values that would be refused after the rows are written."""
+        if priority.is_complex() or not bool(((priority >= 0) & torch.isfinite(priority)).all()):
             raise RuntimeError(_no_priority(self.priority_key, "it has values that are negative or not finite"))
         return priority
 
@@ -137,7 +132,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(self._sampler, PrioritizedSampler):
             return
         with self._locked():
-            index = data.get("index")
+            index = data.get("index", None)
+            if index is None:
+                raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
             ndim = self._storage.ndim
             if ndim > 1:
                 index = index.reshape(-1, ndim)

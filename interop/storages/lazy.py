@@ -46,7 +46,7 @@ class LazyTensorStorage(TensorStorage):
         tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
         if self._consolidated:
             built: Any = layout.build(tensors, (rows, *lanes)).consolidate()
-            tensors = layout.flatten(built, 0)
+            tensors = layout.flatten(built, 1 + len(lanes))
         return TorchRows(tensors, lanes)
 
 

@@ -40,6 +40,8 @@ class ListStorage(Storage):
         if single is not None:
             self._check([single])
             self._put(single, self._moved(data))
+        elif isinstance(cursor, slice):
+            self._set_slice(cursor, [self._moved(item) for item in unbind(data)])
         else:
             places = as_list(cursor, len(self._storage))
             items = [self._moved(item) for item in unbind(data)]
@@ -73,6 +75,15 @@ class ListStorage(Storage):
     def __len__(self) -> int:
         return len(self._storage)
 
+    def _set_slice(self, cursor: slice, items: list[Any]) -> None:
+        changed = list(self._storage)
+        changed[cursor] = items
+        if len(changed) > self.max_size:
+            raise RuntimeError(
+                f"{len(changed)} items are past the maximum capacity of {self.max_size}; nothing was written"
+            )
+        self._storage = changed
+
     def _check(self, places: Sequence[int]) -> None:
         length = len(self._storage)
         for place in places:
@@ -93,16 +104,21 @@ class ListStorage(Storage):
             self._storage[place] = item
 
     def _moved(self, item: Any) -> Any:
-        if self.device is None:
-            return item
-        if isinstance(item, Tensor) or is_tensor_collection(item):
-            return item.to(self.device)
-        if isinstance(item, dict):
-            return {key: self._moved(value) for key, value in item.items()}
+        """The item on the device of this storage, without a graph; the same object where nothing is to be done."""
+        if isinstance(item, Tensor):
+            item = item.detach() if item.requires_grad else item
+            return item if self.device is None else item.to(self.device)
+        if is_tensor_collection(item):
+            item = item.detach() if any(_requires_grad(leaf) for leaf in item.values(True, True)) else item
+            return item if self.device is None else item.to(self.device)
+        if type(item) in (dict, tuple, list):
+            values = list(item.values()) if isinstance(item, dict) else list(item)
+            moved = [self._moved(value) for value in values]
+            if all(new is old for new, old in zip(moved, values, strict=True)):
+                return item
+            return dict(zip(item, moved, strict=True)) if isinstance(item, dict) else type(item)(moved)
         if isinstance(item, tuple) and hasattr(item, "_fields"):
             return type(item)(*map(self._moved, item))
-        if isinstance(item, tuple | list):
-            return type(item)(map(self._moved, item))
         return item
 
     def _empty(self) -> None:
@@ -120,6 +136,10 @@ class ListStorage(Storage):
         if not self._storage:
             return f"{type(self).__name__}()"
         return f"{type(self).__name__}(items=[{self._storage[0]}, ...])"
+
+
+def _requires_grad(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
 def unbind(data: Any) -> list[Any]:

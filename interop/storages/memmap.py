@@ -59,21 +59,18 @@ class LazyMemmapStorage(LazyTensorStorage):
         rows = -(-self._max_size // max(1, torch.Size(lanes).numel()))
         shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
         if self.scratch_dir is None:
-            tensors: list[Tensor] = [
-                MemoryMappedTensor.empty(torch.Size(shape), dtype=spec.dtype)
-                for shape, spec in zip(shapes, layout.leaves, strict=True)
-            ]
-            return TorchRows(tensors, lanes)
+            made_up = zip(shapes, layout.leaves, strict=True)
+            return TorchRows([_anonymous(shape, spec.dtype) for shape, spec in made_up], lanes)
         root = Path(self.scratch_dir)
         paths = [root / _file_name(spec) for spec in layout.leaves]
         self._refuse_existing(paths)
         made = _Made(root)
         try:
-            tensors = []
+            tensors: list[Tensor] = []
             for path, shape, spec in zip(paths, shapes, layout.leaves, strict=True):
                 made.folder(path.parent)
                 made.reserve(path, max(1, torch.Size(shape).numel() * spec.dtype.itemsize))
-                tensors.append(MemoryMappedTensor.from_filename(path, dtype=spec.dtype, shape=torch.Size(shape)))
+                tensors.append(_from_file(path, shape, spec.dtype))
             if layout.is_tensordict:
                 self._describe(layout, tensors, (rows, *lanes), root)
         except BaseException:
@@ -156,6 +153,23 @@ class _Made:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _anonymous(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    if dtype.is_complex:  # as pairs of real numbers: memory maps know no complex ones
+        return torch.view_as_complex(MemoryMappedTensor.empty(torch.Size((*shape, 2)), dtype=dtype.to_real()))
+    return MemoryMappedTensor.empty(torch.Size(shape), dtype=dtype)
+
+
+def _from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    if dtype.is_complex:
+        pairs = MemoryMappedTensor.from_filename(path, dtype=dtype.to_real(), shape=torch.Size((*shape, 2)))
+        return torch.view_as_complex(pairs)
+    return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
 
 
 def _folders(node: Any, folder: Path) -> list[tuple[Path, Any]]:

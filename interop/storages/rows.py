@@ -57,17 +57,18 @@ class TorchRows:
         start = (start + count - kept) % capacity
         head = min(kept, capacity - start)
         for place, leaf in enumerate(leaves):
-            leaf = leaf.detach()[count - kept :]
-            self._copy(place, start, leaf[:head])
-            if head < kept:
-                self._copy(place, 0, leaf[head:])
+            if head == count:
+                self._copy(place, start, leaf)
+            else:
+                self._copy(place, start, leaf[count - kept : count - kept + head])
+                self._copy(place, 0, leaf[count - kept + head :])
 
     def _copy(self, place: int, start: int, leaf: Tensor) -> None:
         stop = start + leaf.shape[0]
         if self._numpy is None or leaf.device.type != "cpu" or leaf.nbytes >= _LARGE or _unusual(leaf):
-            self._plain[place][start:stop].copy_(leaf)
+            self._plain[place][start:stop].copy_(leaf.detach())
         else:
-            self._numpy[place][start:stop] = bridge.numpy_view(leaf)
+            self._numpy[place][start:stop] = bridge.numpy_view(leaf.detach() if leaf.requires_grad else leaf)
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
         """Write at an index of the leading dims; of equal places the last wins."""

@@ -60,7 +60,7 @@ class TensorStorage(Storage):
             raise ValueError("a tensor of the storage was expanded: its rows share memory. Pass storage.clone()")
         super().__init__(math.prod(shape), compilable=compilable)
         self.device = tensors[0].device if device == "auto" else torch.device(device)
-        self._adopt(layout, TorchRows([tensor.to(self.device) for tensor in tensors], tuple(shape[1:])))
+        self._adopt(layout, TorchRows([tensor.detach().to(self.device) for tensor in tensors], tuple(shape[1:])))
         self._length.value = self.max_size
 
     def _adopt(self, layout: Layout, rows: Rows) -> None:
@@ -108,29 +108,33 @@ class TensorStorage(Storage):
     def _allocate(self, layout: Layout, lanes: tuple[int, ...], first: Sequence[Tensor]) -> Rows:
         raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
 
-    def admit(self, data: Any, dims: int) -> list[Tensor]:
+    def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None) -> list[Tensor]:
         """The leaves of data with `dims` leading dims, checked; the first data fixes the layout and allocates.
 
-        KeyError, TypeError or RuntimeError where data does not fit. What is stored does not change.
+        KeyError, TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored
+        does not change.
         """
-        if self._layout is None or self._rows is None:
-            layout = Layout.of(data, dims)
-            leaves = layout.flatten(data, dims)
-            if not leaves:
-                raise RuntimeError("cannot store items without any tensor")
-            if leaves[0].ndim < dims:
-                raise RuntimeError(
-                    f"the storage has ndim={self.ndim}: data needs {dims} leading dims, got {leaves[0].ndim}"
-                )
+        layout = self._layout or Layout.of(data, dims)
+        leaves = layout.flatten(data, dims)
+        if not leaves:
+            raise RuntimeError("cannot store items without any tensor")
+        if leaves[0].ndim < dims:
+            raise RuntimeError(
+                f"the storage has ndim={self.ndim}: data needs {dims} leading dims, got {leaves[0].ndim}"
+            )
+        found = tuple(leaves[0].shape[:dims])
+        if lead is not None and found != lead:
+            raise RuntimeError(f"the index names places of shape {lead}, data has {found}; nothing was written")
+        if lead is None:
+            lanes = found[dims - self.ndim + 1 :] if self.ndim > 1 else ()
+            if self._rows is not None and lanes != self._lanes:
+                raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
+        else:
+            lanes = self._lanes if self._rows is not None else lead[len(lead) - self.ndim + 1 :]
+        if self._rows is None:
             if self.device == "auto":
                 self.device = leaves[0].device
-            lanes = tuple(leaves[0].shape[dims - self.ndim + 1 : dims])
             self._adopt(layout, self._allocate(layout, lanes, leaves))
-            return leaves
-        leaves = self._layout.flatten(data, dims)
-        lanes = tuple(leaves[0].shape[dims - self.ndim + 1 : dims]) if self.ndim > 1 else ()
-        if lanes != self._lanes:
-            raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         return leaves
 
     def set_run(self, start: int, index: Tensor, data: Any) -> None:
@@ -149,23 +153,24 @@ class TensorStorage(Storage):
         """
         data = _stacked(data)
         single = as_int(cursor)
+        new = self._rows is None
+        # A place is counted from the end of the filled part, like a place that is read; nothing is filled at first.
+        lanes = tuple(_first(data).shape[(0 if single is not None else 1) :][: self.ndim - 1]) if new else self._lanes
+        whole = -(-self._max_size // math.prod(lanes))
+        filled = whole if new or set_cursor else self._filled_rows
         if single is not None:
+            if not -filled <= single < whole:
+                raise IndexError(f"index {single} is out of range for {filled} rows; nothing was written")
+            single = single + filled if single < 0 else single
             leaves = self.admit(data, self.ndim - 1)
-            if not -self._row_count <= single < self._row_count:
-                raise IndexError(f"index {single} is out of range for {self._row_count} rows; nothing was written")
             self._own_rows().write_at(single, leaves)
-            reached = single % self._row_count + 1
+            reached = single + 1
         else:
-            place = cursor if _is_basic(cursor) or isinstance(cursor, tuple) else as_tensor(cursor)
-            lanes = self._lanes if self._rows is not None else tuple(_first(data).shape[1 : self.ndim])
-            whole = (self.row_capacity(data), *lanes)
-            named = _indexed(whole, place)
-            leaves = self.admit(data, len(named))
-            if tuple(leaves[0].shape[: len(named)]) != named:
-                lead = tuple(leaves[0].shape[: len(named)])
-                raise RuntimeError(f"the index names places of shape {named}, data has {lead}; nothing was written")
+            place = _from_the_end(cursor, filled, whole)
+            named = _indexed((whole, *lanes), place)
+            leaves = self.admit(data, len(named), named)
             self._own_rows().write_at(place, leaves)
-            rows = torch.arange(whole[0])[place[0] if isinstance(place, tuple) and place else place]
+            rows = torch.arange(whole)[place[0] if isinstance(place, tuple) and place else place]
             reached = int(rows.max()) + 1 if rows.numel() else 0
         if set_cursor:
             self._grow(reached)
@@ -269,6 +274,27 @@ def _stacked(data: Any) -> Any:
 
 def _first(data: Any) -> Tensor:
     return Layout.of(data, 0).flatten(data, 0)[0]
+
+
+def _from_the_end(index: Any, filled: int, whole: int) -> Any:
+    """The index with what counts from the end of `filled` rows named from the start of all `whole` rows."""
+    if isinstance(index, tuple):
+        return (_from_the_end(index[0], filled, whole), *index[1:]) if index else index
+    if index is Ellipsis:
+        return slice(0, filled)
+    if isinstance(index, slice):
+        beyond = index.stop is not None and index.stop > filled
+        return slice(*index.indices(whole if beyond else filled)) if (index.step or 1) > 0 else index
+    if index is None or as_int(index) is not None:
+        return index
+    place = as_tensor(index)
+    if place.dtype == torch.bool:
+        if place.shape[0] not in (filled, whole):
+            raise IndexError(f"the mask has {place.shape[0]} entries, {filled} rows are stored; nothing was written")
+        if place.ndim == 1 and place.shape[0] != whole:
+            place = torch.cat([place, place.new_zeros(whole - place.shape[0])])
+        return place
+    return torch.where(place < 0, place + filled, place) if place.numel() else place
 
 
 def _is_basic(index: Any) -> bool:

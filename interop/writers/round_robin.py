@@ -24,6 +24,12 @@ class RoundRobinWriter(Writer):
         self._cursor_cell = counter(compilable)
         self._count_cell = counter(compilable)
 
+    def register_storage(self, storage: Storage) -> None:
+        """Write to this storage from now on; into another one than before from its first row."""
+        if getattr(self, "_storage", storage) is not storage:
+            self._cursor = 0
+        super().register_storage(storage)
+
     @property
     def _cursor(self) -> int:
         return self._cursor_cell.value
@@ -103,9 +109,10 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             for item, place in zip(data, index, strict=True):
                 self._stamped(item, int(place))
         elif isinstance(data, TensorDictBase):
-            rows = torch.as_tensor(index, dtype=torch.int64)
-            shape = data.batch_size
-            data.set("index", rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape).clone())
+            rows, shape = torch.as_tensor(index, dtype=torch.int64), data.batch_size
+            if rows.shape != shape:
+                rows = rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
+            data.set("index", rows.clone())
         return data
 
     def _nothing(self) -> Tensor:
@@ -130,8 +137,10 @@ def _write_run(storage: Storage, start: int, index: Tensor, data: Any) -> None:
     """Have the storage write consecutive rows, by the short way where its own `set` is not replaced."""
     if isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
         storage.set_run(start, index, data)
-    elif index.shape[0] > storage.max_size:  # of equal rows only the last would stay
+    elif index.shape[0] > storage.max_size:  # of equal rows only the last would stay; in order, so that lists can grow
         keep = storage.max_size
-        storage.set(index[-keep:], data[-keep:])
+        order = index[-keep:].argsort()
+        kept = data[-keep:]
+        storage.set(index[-keep:][order], [kept[place] for place in order] if isinstance(kept, list) else kept[order])
     else:
         storage.set(index, data)
