@@ -1,6 +1,6 @@
 """The stateful torch and tensordict replay-buffer API, run by `fbuf` and exchanged over DLPack."""
 
-from interop import _settings  # noqa: F401  # first: before JAX starts
+from interop import _settings  # noqa: F401  # first: it must see whether JAX was imported before
 from interop.bridge import to_jax, to_torch
 from interop.buffers import (
     PrioritizedReplayBuffer,

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop import _settings
+
 DTYPES: dict[torch.dtype, np.dtype] = {
     torch.bool: np.dtype(np.bool_),
     torch.uint8: np.dtype(np.uint8),
@@ -37,6 +39,7 @@ _FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
 
 def exact() -> contextlib.AbstractContextManager[Any]:
     """A context in which JAX keeps 64-bit types. Outside it JAX narrows int64 and float64 without a word."""
+    _settings.start_jax()
     return jax.enable_x64(True)
 
 

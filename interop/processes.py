@@ -8,10 +8,10 @@ _parent_used_jax = False
 
 def _in_child() -> None:
     global _parent_used_jax
-    _parent_used_jax = _parent_used_jax or _jax_started()
+    _parent_used_jax = _parent_used_jax or jax_started()
 
 
-def _jax_started() -> bool:
+def jax_started() -> bool:
     try:  # JAX has no public way to ask
         from jax._src.xla_bridge import backends_are_initialized
     except ImportError:
