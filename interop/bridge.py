@@ -76,7 +76,7 @@ def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
     if not isinstance(array, jax.Array):
         raise TypeError(f"to_torch takes a jax.Array, got {type(array).__name__}")
     if array.dtype not in _FROM_NUMPY:
-        raise TypeError(f"torch has no dtype for {array.dtype}; {_known()}")
+        raise TypeError(f"{array.dtype} does not cross to torch; {_known()}")
     if len(array.devices()) != 1:
         raise ValueError(f"the array is spread over {len(array.devices())} devices: gather it on one first")
     tensor = torch.from_dlpack(array)

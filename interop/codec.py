@@ -103,11 +103,7 @@ def stack_items(items: Sequence[Any]) -> Any:
 
 def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec]) -> Branch | Leaf:
     if isinstance(data, Tensor):
-        if data.dtype not in DTYPES:
-            raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
-        if data.layout != torch.strided or data.is_nested or data.is_meta:
-            what = "a tensor without memory" if data.is_meta else f"a tensor of layout {data.layout}"
-            raise TypeError(f"{_where(path)}: cannot store {what}; only dense tensors")
+        _refuse_unusual(data, path)
         leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
         return Leaf()
     kind, items = _open(data, path)
@@ -120,6 +116,7 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
     if isinstance(node, Leaf):
         if not isinstance(data, Tensor):
             raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
+        _refuse_unusual(data, path)
         found.append(data)
         return
     kind, items = _open(data, path)
@@ -166,6 +163,14 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
         return node.kind(values)
     held: TensorDictBase = _new(dict(zip(node.keys, values, strict=True)), torch.Size(inner), device)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)
+
+
+def _refuse_unusual(data: Tensor, path: Path) -> None:
+    if data.dtype not in DTYPES:
+        raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
+    if data.layout != torch.strided or data.is_nested or data.is_meta:
+        what = "a tensor without memory" if data.is_meta else f"a tensor of layout {data.layout}"
+        raise TypeError(f"{_where(path)}: cannot store {what}, only dense tensors; nothing was written")
 
 
 def shallow(data: TensorDictBase) -> TensorDictBase:

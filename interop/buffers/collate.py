@@ -7,7 +7,7 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 from torch import Tensor
 
-from interop.storages import ListStorage, Storage
+from interop.storages import ListStorage, Storage, TensorStorage
 
 
 def identity(data: Any) -> Any:
@@ -40,8 +40,14 @@ def stack(items: list[Any]) -> Any:
 
 
 def default_for(storage: Storage) -> Callable[[Any], Any]:
-    """The collate function of a storage that the user gave none for."""
-    return stack if isinstance(storage, ListStorage) else identity
+    """The collate function of a storage that the user gave none for; NotImplementedError for a storage of their own."""
+    if isinstance(storage, TensorStorage):
+        return identity
+    if isinstance(storage, ListStorage):
+        return stack
+    raise NotImplementedError(
+        f"no default way to make batches of what a {type(storage).__name__} returns: give collate_fn"
+    )
 
 
 def _same(items: list[Any], trait: Callable[[Any], Any]) -> None:

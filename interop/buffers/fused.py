@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import torch
 
 from interop import bridge, compiled, randomness
 from interop.processes import may_use_jax
@@ -29,11 +28,6 @@ class Fused:
         )
         return cls(storage, sampler) if own_read and own_draw else None  # type: ignore[arg-type]  # as just found
 
-    @staticmethod
-    def key(generator: torch.Generator | None) -> np.ndarray:
-        """What fixes the next draw."""
-        return randomness.key(generator)
-
     def ready(self) -> bool:
         """Whether the program can run here and now."""
         storage, sampler = self._storage, self._sampler
@@ -44,12 +38,13 @@ class Fused:
             return sampler.device.type == storage._rows.device.type
         return True
 
-    def sample(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+    def sample(self, batch_size: int, key: np.ndarray | None) -> tuple[Any, dict[Any, Any]]:
         """A batch and what to tell about it. RuntimeError where there is nothing to draw."""
         storage, sampler = self._storage, self._sampler
         assert storage._rows is not None
         arrays, lanes = storage._rows.jax_arrays(), storage._lanes
         size = np.int64(stored(storage))
+        key = randomness.key(sampler._rng) if key is None else key
         info: dict[Any, Any] = {}
         if isinstance(sampler, PrioritizedSampler):
             with sampler._lock, bridge.exact():

@@ -81,19 +81,23 @@ class Joined:
     def _default_writer() -> Writer:
         return RoundRobinWriter()
 
+    @staticmethod
+    def _check_fit(storage: Storage, sampler: Sampler) -> None:
+        wanted = storage._max_size  # as asked for; several item dims round it up to whole rows
+        if isinstance(sampler, PrioritizedSampler) and sampler.max_size < wanted:
+            raise ValueError(
+                f"the sampler holds {sampler.max_size} items, the storage {wanted}: build it with max_capacity={wanted}"
+            )
+
     def _join(self) -> None:
         """Have the components know of each other."""
-        wanted = self._storage._max_size  # as asked for; several item dims round it up to whole rows
-        if isinstance(self._sampler, PrioritizedSampler) and self._sampler.max_size < wanted:
-            raise ValueError(
-                f"the sampler holds {self._sampler.max_size} items, the storage {wanted}: "
-                f"build it with max_capacity={wanted}"
-            )
+        self._check_fit(self._storage, self._sampler)
         self._storage.attach(self)
         self._writer.register_storage(self._storage)
         if isinstance(self._sampler, PrioritizedSampler):
             self._sampler.take_over(self._storage)
         self._fused = Fused.of(self._storage, self._sampler)
+        self._keyed = isinstance(self._sampler, RandomSampler | PrioritizedSampler)
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and not self.__dict__.get("_initialized", True):
@@ -150,12 +154,15 @@ class Joined:
         """Put in another storage; returns the one before."""
         with self._locked():
             made = _made("storage", storage, Storage)
+            self._check_fit(made, self._sampler)
+            chosen = collate_fn or collate.default_for(made)
             if made is self._storage:
+                self._collate_fn = chosen
                 return made
             before, self._storage = self._storage, made
             before._attached = [each for each in before._attached if each is not self]
             self._sampler._empty()
-            self._collate_fn = collate_fn or collate.default_for(storage)
+            self._collate_fn = chosen
             self._drop_ahead()
             self._join()
             return before
@@ -163,7 +170,9 @@ class Joined:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put in another sampler, which takes over the stored rows; returns the one before."""
         with self._locked():
-            before, self._sampler = self._sampler, _made("sampler", sampler, Sampler)
+            made = _made("sampler", sampler, Sampler)
+            self._check_fit(self._storage, made)
+            before, self._sampler = self._sampler, made
             self._drop_ahead()
             self._join()
             self.set_rng(self._rng)
@@ -187,17 +196,21 @@ class Joined:
 
     def share(self, shared: bool = True) -> Self:
         """Have worker processes take turns at every call, or not."""
-        self._process_lock: Any = multiprocessing.RLock() if shared else contextlib.nullcontext()
+        self._process_lock: Any = multiprocessing.get_context("spawn").RLock() if shared else contextlib.nullcontext()
         return self
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
-        self._transform.append(transform, invert=invert)
+        with self._locked():
+            self._transform.append(transform, invert=invert)
+            self._drop_ahead()
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform before the one at index."""
-        self._transform.insert(index, transform, invert=invert)
+        with self._locked():
+            self._transform.insert(index, transform, invert=invert)
+            self._drop_ahead()
         return self
 
     def _make_locks(self) -> None:
@@ -267,7 +280,7 @@ class _Both:
             self._first.__exit__(*raised)
 
 
-_MADE_LATE = ("_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_fused")
+_MADE_LATE = ("_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_fused", "_keyed")
 
 
 def _made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -11,9 +11,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from interop import randomness
 from interop.buffers.joined import Joined, positive
-from interop.buffers.pytrees import assigned, each_leaf, swapped
 from interop.index import as_int
+from interop.pytrees import assigned, each_leaf, length_of, swapped
 
 
 class ReplayBuffer(Joined):
@@ -114,7 +115,8 @@ class ReplayBuffer(Joined):
         with self._locked():
             self._writer._empty(empty_write_count)
             self._storage._empty()
-            for buffer in (self, *self._storage._attached):
+            others = [buffer for buffer in self._storage._attached if buffer is not self]
+            for buffer in (self, *others):
                 forget = getattr(buffer, "_forget", None)
                 if forget is not None:
                     forget()
@@ -162,16 +164,16 @@ class ReplayBuffer(Joined):
         with self._queue_lock:
             return self._prefetch.take(
                 partial(self._sample, batch_size),
-                lambda: partial(self._sample, batch_size, self._fused.key(self._rng) if self._fused else None),
+                lambda: partial(self._sample, batch_size, randomness.key(self._rng) if self._keyed else None),
                 lambda waiting: waiting < self._sampler._remaining_batches and not self._sampler.ran_out,
             )
 
     def _sample(self, batch_size: int, key: Any = None) -> tuple[Any, dict[Any, Any]]:
         with self._locked():
             if self._fused is not None and self._fused.ready():
-                data, info = self._fused.sample(batch_size, self._fused.key(self._rng) if key is None else key)
+                data, info = self._fused.sample(batch_size, key)
             else:
-                index, info = self._sampler.sample(self._storage, batch_size)
+                index, info = self._sampler._sample(self._storage, batch_size, key)
                 info["index"] = index
                 data = self._storage.get(index)
             return self._from_store(data, index=info["index"]), info
@@ -260,7 +262,7 @@ class ReplayBuffer(Joined):
     def write_all(self, data: Any, end: int | None = None) -> None:
         """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay."""
         if end is None:
-            end = data.shape[0] if hasattr(data, "shape") else len(data)
+            end = length_of(data)
             if self._storage._is_full:
                 self[:] = data
                 return
@@ -273,27 +275,28 @@ class ReplayBuffer(Joined):
     def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
         """Write one key of the rows at storage indices in place."""
         with self._locked(), self._edited() as rows:
-            rows.set_at_(_known_key(rows, key), value, index)
+            held = rows.get(_known_key(rows, key))
+            _check_edit(key, held[index], value)
+            held[index] = value
         return self
 
     def update_(
         self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
     ) -> Self:
         """Write several keys of all stored rows in place; only `keys_to_update` where given."""
-        if isinstance(input_dict_or_td, Mapping):
-            given = list(input_dict_or_td.items())
-        else:
+        if is_tensor_collection(input_dict_or_td):
             given = list(input_dict_or_td.items(include_nested=True, leaves_only=True))
+        else:
+            given = list(input_dict_or_td.items())
         if keys_to_update is not None:
-            wanted = [key if isinstance(key, tuple) else (key,) for key in keys_to_update]
+            wanted = {key if isinstance(key, tuple) else (key,) for key in keys_to_update}
             given = [(key, value) for key, value in given if (key if isinstance(key, tuple) else (key,)) in wanted]
+            missing = wanted - {key if isinstance(key, tuple) else (key,) for key, _ in given}
+            if missing:
+                raise KeyError(f"keys_to_update names {sorted(missing)}, which the given data does not have")
         with self._locked(), self._edited() as rows:
             for key, value in given:  # all are looked at before any is written
-                held = rows.get(_known_key(rows, key))
-                if isinstance(held, Tensor) and tuple(value.shape) != tuple(held.shape):
-                    raise RuntimeError(
-                        f"{key!r}: the stored rows have shape {list(held.shape)}, got {list(value.shape)}"
-                    )
+                _check_edit(key, rows.get(_known_key(rows, key)), value)
             for key, value in given:
                 rows.get(key).copy_(value) if isinstance(rows.get(key), Tensor) else rows.get(key).update_(value)
         return self
@@ -327,6 +330,20 @@ def _keys(index: Any) -> tuple[str, ...] | None:
     if not (isinstance(index, tuple) and index and all(isinstance(each, str) for each in index)):
         return None
     return index[1:] if index[0] == "_data" and len(index) > 1 else index
+
+
+def _check_edit(key: Any, held: Any, value: Any) -> None:
+    """RuntimeError where a value has not the shape and dtype of what it is written over."""
+    if isinstance(held, Tensor) and isinstance(value, Tensor):
+        if value.shape != held.shape or value.dtype != held.dtype:
+            raise RuntimeError(
+                f"{key!r}: stored are {list(held.shape)} of {held.dtype}, got {list(value.shape)} of {value.dtype}; "
+                "nothing was written"
+            )
+    elif is_tensor_collection(held) and held.batch_size != getattr(value, "batch_size", held.batch_size):
+        raise RuntimeError(
+            f"{key!r}: stored rows have batch size {list(held.batch_size)}, got {list(value.batch_size)}"
+        )
 
 
 def _known_key(rows: Any, key: Any) -> Any:

@@ -7,9 +7,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.buffers.pytrees import swapped
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.codec import shallow
+from interop.pytrees import swapped
 from interop.samplers import PrioritizedSampler
 from interop.writers import TensorDictRoundRobinWriter, Writer
 

@@ -124,7 +124,10 @@ class PrioritizedSampler(Sampler):
 
     @property
     def state(self) -> fbuf.PrioritizedState | None:
-        """The functional state with everything given so far; None before the first item."""
+        """The functional state with everything given so far; None before the first item.
+
+        The next write or draw takes its memory over: copy what is to be kept.
+        """
         with self._lock:
             self._apply()
             return self._state
@@ -156,10 +159,15 @@ class PrioritizedSampler(Sampler):
 
         RuntimeError for an empty storage, and where every priority is zero.
         """
+        return PrioritizedSampler._sample(self, storage, batch_size, None)
+
+    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        if type(self).sample is not PrioritizedSampler.sample:
+            return self.sample(storage, batch_size)
         size = stored(storage)
         with self._lock:
             state = self.ready(storage)
-            key = randomness.key(self._rng)
+            key = randomness.key(self._rng) if key is None else key
             with bridge.exact():
                 beta = np.asarray(self._beta, self.rule.dtype)
                 slots, weighed, _ = compiled.draw(self.rule, state, key, batch_size, np.int64(size), beta, [], ())
@@ -230,9 +238,11 @@ class PrioritizedSampler(Sampler):
         with self._lock:
             self._make(storage)
             assert self._state is not None
-            top, capacity = int(slots.max()), self._state.tree.capacity
-            if top >= capacity:
-                raise IndexError(f"index {top} is out of range: the sampler was built for {capacity} items")
+            top, limit = int(slots.max()), self._state.tree.capacity
+            if storage is not None:
+                limit = min(limit, len(storage))
+            if top >= limit:
+                raise IndexError(f"index {top} is out of range: {limit} items can have a priority")
             if self._waits:
                 self._give(slots, np.broadcast_to(self._highest, slots.shape))
             else:
@@ -243,9 +253,7 @@ class PrioritizedSampler(Sampler):
     def take_over(self, storage: Storage) -> None:
         """Give rows that are stored and have no priority yet the default one."""
         if len(storage) > self._filled:
-            self.mark_update(
-                np.arange(self._filled, len(storage)), storage=None if storage.ndim == 1 else _Flat(storage)
-            )
+            self.mark_update(np.arange(self._filled, len(storage)), storage=storage)
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:

@@ -19,11 +19,16 @@ class RandomSampler(Sampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """int64 [batch_size], or a tuple of such per item dim. RuntimeError for an empty storage."""
+        return RandomSampler._sample(self, storage, batch_size, None)
+
+    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        if type(self).sample is not RandomSampler.sample:
+            return self.sample(storage, batch_size)
         size = stored(storage)
-        if not may_use_jax():
-            slots = torch.randint(size, (batch_size,), generator=self._rng)
+        key = randomness.key(self._rng) if key is None else key
+        if size >= 2**31 or not may_use_jax():
+            slots = torch.from_numpy(np.random.default_rng(key).integers(size, size=batch_size))
         else:
-            key = randomness.key(self._rng)
             with bridge.exact():
                 slots = bridge.hand_over(compiled.draw(self.rule, (), key, batch_size, np.int64(size), None, [], ())[0])
         return unravel(slots, storage), {}

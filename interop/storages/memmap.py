@@ -13,6 +13,7 @@ from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass
 from torch import Tensor
 
 from interop.codec import Layout, LeafSpec
+from interop.processes import starting_a_worker
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.rows import Rows, TorchRows
 
@@ -34,35 +35,43 @@ class LazyMemmapStorage(LazyTensorStorage):
         auto_cleanup: remove the files when the storage goes; by default only without `scratch_dir`.
     """
 
-    _LOCKED = True
+    _MAPPED = True
 
     def __init__(
         self,
         max_size: int,
         *,
         scratch_dir: str | os.PathLike[str] | None = None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = "cpu",
         ndim: int = 1,
         existsok: bool = False,
         compilable: bool = False,
         auto_cleanup: bool | None = None,
     ) -> None:
-        if device != "auto" and torch.device(device).type != "cpu":
+        if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
         super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable)
         self.scratch_dir = None if scratch_dir is None else str(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._files: list[str] = []
+        self._maker = os.getpid()
 
     def _allocate(self, layout: Layout, lanes: tuple[int, ...], first: Sequence[Tensor]) -> Rows:
         rows = -(-self._max_size // max(1, torch.Size(lanes).numel()))
         shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
         if self.scratch_dir is None:
             made_up = zip(shapes, layout.leaves, strict=True)
-            return TorchRows([_anonymous(shape, spec.dtype) for shape, spec in made_up], lanes)
+            return TorchRows([_anonymous(shape, spec.dtype) for shape, spec in made_up], lanes, mapped=True)
         root = Path(self.scratch_dir)
         paths = [root / _file_name(spec) for spec in layout.leaves]
+        taken = [
+            path for place, path in enumerate(paths) if path in paths[:place] or any(path in p.parents for p in paths)
+        ]
+        if taken:
+            raise ValueError(
+                f"two keys would share the file {taken[0].name}: rename one (a number and its text are alike)"
+            )
         self._refuse_existing(paths)
         made = _Made(root)
         try:
@@ -76,10 +85,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         except BaseException:
             made.undo()
             raise
-        self._files = [str(path) for path in paths]
+        self._files, self._maker = [str(path) for path in paths], os.getpid()
         if self.auto_cleanup:
             weakref.finalize(self, _remove, self._files, str(root), os.getpid())
-        return TorchRows(tensors, lanes)
+        return TorchRows(tensors, lanes, mapped=True)
 
     def _refuse_existing(self, paths: Sequence[Path]) -> None:
         there = [str(path) for path in paths if path.exists()]
@@ -113,12 +122,26 @@ class LazyMemmapStorage(LazyTensorStorage):
             scratch.write_text(json.dumps(meta))
             os.replace(scratch, folder / "meta.json")
 
+    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if any(isinstance(tensor, MemoryMappedTensor) for tensor in tensors):
+            return tensors
+        maps = [_anonymous(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        for kept, tensor in zip(maps, tensors, strict=True):
+            kept.copy_(tensor)
+        return maps
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if not starting_a_worker():  # the copy has memory of its own, not these files
+            state.update(scratch_dir=None, _files=[])
+        return {**state, "_maker": 0}
+
     def cleanup(self) -> bool:
         """Remove the files; False where there are none to remove. Only the process that made them may."""
         if not self._files or self.scratch_dir is None:
             return False
         files, self._files = self._files, []
-        return _remove(files, self.scratch_dir, os.getpid())
+        return _remove(files, self.scratch_dir, self._maker)
 
 
 class _Made:

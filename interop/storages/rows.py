@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop import bridge, compiled
@@ -23,9 +22,10 @@ _LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower o
 class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
-    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False) -> None:
         self.tensors = list(tensors)
         self.lanes = lanes
+        self._mapped = mapped  # in files
         self._hold()
 
     def _hold(self) -> None:
@@ -42,12 +42,17 @@ class TorchRows:
             self._jax = [array for array in borrowed if array is not None]
         return self._jax if self._jax is not None and len(self._jax) == len(self.tensors) else None
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see what is written here."""
+        return self._mapped or all(t.is_shared() or t.numel() == 0 for t in self.tensors)
+
     def share(self) -> None:
         """Move CPU memory to where other processes see it. Views of NumPy and JAX are made anew: the memory moves."""
-        if self.device.type != "cpu" or all(isinstance(t, MemoryMappedTensor) or t.is_shared() for t in self.tensors):
+        if self.device.type != "cpu" or self.shared:
             return
         self._numpy, self._jax, self._plain = None, None, []
-        self.tensors = [t if isinstance(t, MemoryMappedTensor) else t.share_memory_() for t in self.tensors]
+        self.tensors = [tensor.share_memory_() for tensor in self.tensors]
         self._hold()
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:

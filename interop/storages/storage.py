@@ -1,5 +1,6 @@
 """What every storage does."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ class Storage:
         self._attached: list[Any] = []
         self._last_cursor: Any = None
         self._rng: torch.Generator | None = None
+        self._pid = os.getpid()
         self.checkpointer = checkpointer
 
     @property
@@ -42,6 +44,18 @@ class Storage:
     @property
     def _is_full(self) -> bool:
         return len(self) == self.max_size
+
+    def refuse_a_stranger(self) -> None:
+        """RuntimeError in a forked child whose writes the parent would not see, while it would count them."""
+        if os.getpid() != self._pid and not self._compilable and not self._is_shared():
+            raise RuntimeError(
+                f"this {type(self).__name__} is in memory that a forked process does not share: use LazyMemmapStorage, or "
+                "the spawn start method, or build the buffer in the process that writes to it"
+            )
+
+    def _is_shared(self) -> bool:
+        """Whether other processes see what this one writes."""
+        return False
 
     def row_capacity(self, data: Any) -> int:
         """Rows along the first dim; `data` is what will be written first, if nothing was yet."""
@@ -94,3 +108,6 @@ class Storage:
     def __getstate__(self) -> dict[str, Any]:
         # Buffers and the generator are put back by the buffer that owns this storage.
         return {**self.__dict__, "_attached": [], "_rng": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pid=os.getpid())

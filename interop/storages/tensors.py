@@ -27,7 +27,7 @@ class TensorStorage(Storage):
         compilable: keep the length local to this process.
     """
 
-    _LOCKED = False  # whether tensordicts that are views of the storage come locked
+    _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class TensorStorage(Storage):
         if single is not None or _is_basic(index):
             place = index if single is None else single
             views = [tensor[: filled[0]][place] for tensor in rows.tensors]
-            return self._build(views, _indexed(filled, place), locked=self._LOCKED)
+            return self._build(views, _indexed(filled, place), locked=self._MAPPED)
         if isinstance(index, tuple):
             return self._build([tensor[: filled[0]][index] for tensor in rows.tensors], _indexed(filled, index))
         place = as_tensor(index)
@@ -238,6 +238,9 @@ class TensorStorage(Storage):
         kept = [tensor[: self._filled_rows].flatten(0, self.ndim - 1) for tensor in rows.tensors]
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
+    def _is_shared(self) -> bool:
+        return self._rows is not None and (isinstance(self._rows, JaxRows) or self._rows.shared)
+
     def _empty(self) -> None:
         self._length.value = 0
         self._last_cursor = None
@@ -250,17 +253,29 @@ class TensorStorage(Storage):
                 f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
                 "allocate their own. Call extend() or add() first"
             )
-        if isinstance(rows, TorchRows) and starting_a_worker():
+        if rows is None:
+            return {**state, "_tensors": None}
+        if not starting_a_worker():  # a pickle or copy is a buffer of its own
+            return {**state, "_tensors": [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]}
+        if isinstance(rows, TorchRows):
             rows.share()
-        return {**state, "_tensors": None if rows is None else rows.tensors}
+        return {**state, "_tensors": rows.tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = state.pop("_tensors")
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._rows = None
         if tensors is not None:
             owned = isinstance(self.device, torch.device) and rows_in_jax(self.device)
-            self._rows = JaxRows.holding(tensors, self._lanes) if owned else TorchRows(tensors, self._lanes)
+            self._rows = (
+                JaxRows.holding(tensors, self._lanes)
+                if owned
+                else TorchRows(self._kept(tensors), self._lanes, self._MAPPED)
+            )
+
+    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Unpickled rows in the kind of memory of this storage."""
+        return tensors
 
     def __repr__(self) -> str:
         data = "<empty>" if self._rows is None else self[:]
@@ -273,7 +288,10 @@ def _stacked(data: Any) -> Any:
 
 
 def _first(data: Any) -> Tensor:
-    return Layout.of(data, 0).flatten(data, 0)[0]
+    leaves = Layout.of(data, 0).flatten(data, 0)
+    if not leaves:
+        raise RuntimeError("cannot store items without any tensor")
+    return leaves[0]
 
 
 def _from_the_end(index: Any, filled: int, whole: int) -> Any:

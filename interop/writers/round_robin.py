@@ -7,6 +7,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.codec import Layout
+from interop.pytrees import each_leaf
 from interop.shared_int import counter
 from interop.storages import Storage, TensorStorage
 from interop.storages.lists import unbind
@@ -53,6 +54,7 @@ class RoundRobinWriter(Writer):
 
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
+        self._storage.refuse_a_stranger()
         cursor = self._cursor
         data = self._stamped(data, cursor)
         self._storage.set(cursor, data)
@@ -66,6 +68,7 @@ class RoundRobinWriter(Writer):
         count = _rows(data)
         if count == 0:
             return self._nothing()
+        self._storage.refuse_a_stranger()
         cursor = self._cursor
         capacity = self._storage.row_capacity(data)
         index = torch.arange(cursor, cursor + count)
@@ -140,7 +143,9 @@ def _write_run(storage: Storage, start: int, index: Tensor, data: Any) -> None:
     elif index.shape[0] > storage.max_size:  # of equal rows only the last would stay; in order, so that lists can grow
         keep = storage.max_size
         order = index[-keep:].argsort()
-        kept = data[-keep:]
-        storage.set(index[-keep:][order], [kept[place] for place in order] if isinstance(kept, list) else kept[order])
+        if isinstance(data, list):
+            storage.set(index[-keep:][order], [data[-keep:][place] for place in order])
+        else:
+            storage.set(index[-keep:][order], each_leaf(data, lambda leaf: leaf[-keep:][order]))
     else:
         storage.set(index, data)

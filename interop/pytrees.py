@@ -17,12 +17,22 @@ def each_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
         return type(data)(*(each_leaf(value, change) for value in data))
     if isinstance(data, tuple | list):
         return type(data)(each_leaf(value, change) for value in data)
-    return data
+    return change(data)
 
 
 def swapped(data: Any, dim: int) -> Any:
     """The data with dims 0 and `dim` exchanged."""
-    return data if dim == 0 or isinstance(data, list) else each_leaf(data, lambda leaf: leaf.transpose(0, dim))
+
+    def swap(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) and not is_tensor_collection(leaf):
+            raise TypeError(f"dims can be exchanged in tensors and tensordicts, got {type(leaf).__name__}")
+        if leaf.ndim <= dim:
+            raise RuntimeError(
+                f"data needs {dim + 1} leading dims to extend along dim {dim}, got shape {list(leaf.shape)}"
+            )
+        return leaf.transpose(0, dim)
+
+    return data if dim == 0 or isinstance(data, list) else each_leaf(data, swap)
 
 
 def assigned(target: Any, index: Any, value: Any) -> Any:
@@ -34,3 +44,14 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
     if isinstance(target, dict):
         return {key: assigned(held, index, value[key]) for key, held in target.items()}
     return type(target)(assigned(held, index, new) for held, new in zip(target, value, strict=True))
+
+
+def length_of(data: Any) -> int:
+    """Rows of a batch: the first dim of its tensors, or the length of a list."""
+    if isinstance(data, Tensor) or is_tensor_collection(data):
+        return int(data.shape[0])
+    if isinstance(data, dict):
+        return length_of(next(iter(data.values())))
+    if isinstance(data, tuple):
+        return length_of(data[0])
+    return len(data)
