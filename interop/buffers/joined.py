@@ -191,8 +191,11 @@ class Joined:
         with self._locked():
             self._drop_ahead()
             self._rng = generator
-            for part in (self._storage, self._sampler, self._writer):
-                part._rng = generator
+            self._hand_rng()
+
+    def _hand_rng(self) -> None:
+        for part in (self._storage, self._sampler, self._writer):
+            part._rng = self._rng
 
     def share(self, shared: bool = True) -> Self:
         """Have worker processes take turns at every call, or not."""
@@ -246,7 +249,7 @@ class Joined:
             rng = generator
         self._rng = rng
         self._join()
-        self.set_rng(rng)
+        self._hand_rng()
 
     def __repr__(self) -> str:
         parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]

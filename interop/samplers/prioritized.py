@@ -159,11 +159,14 @@ class PrioritizedSampler(Sampler):
 
         RuntimeError for an empty storage, and where every priority is zero.
         """
-        return PrioritizedSampler._sample(self, storage, batch_size, None)
+        return self._draw(storage, batch_size, None)
 
     def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         if type(self).sample is not PrioritizedSampler.sample:
             return self.sample(storage, batch_size)
+        return self._draw(storage, batch_size, key)
+
+    def _draw(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         size = stored(storage)
         with self._lock:
             state = self.ready(storage)

@@ -19,11 +19,14 @@ class RandomSampler(Sampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """int64 [batch_size], or a tuple of such per item dim. RuntimeError for an empty storage."""
-        return RandomSampler._sample(self, storage, batch_size, None)
+        return self._draw(storage, batch_size, None)
 
     def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         if type(self).sample is not RandomSampler.sample:
             return self.sample(storage, batch_size)
+        return self._draw(storage, batch_size, key)
+
+    def _draw(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         size = stored(storage)
         key = randomness.key(self._rng) if key is None else key
         if size >= 2**31 or not may_use_jax():
