@@ -40,6 +40,8 @@ class Buffer:
     writer: RoundRobin = RoundRobin()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lanes, tuple):
+            raise TypeError(f"lanes must be a tuple of int, got {self.lanes!r}")
         for name, value in (("capacity", self.capacity), *(("lanes", lane) for lane in self.lanes)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f"{name} must be of type int, got {value!r}")
@@ -83,7 +85,7 @@ class Buffer:
 
         Where nothing can be drawn `draw.valid` is False and the items mean nothing. `key` may be typed or raw.
         """
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise ValueError(f"batch_size must be a static int of at least 1, got {batch_size!r}")
         sampler, draw = self.sampler.sample(state.sampler, key, batch_size, self.size(state))
         return dataclasses.replace(state, sampler=sampler), self.read(state, draw.slots), draw
@@ -114,5 +116,5 @@ class Buffer:
         return BufferState(state.items, self.writer.init(), self.sampler.init(self.capacity * self.items_per_row))
 
     def _slots(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
-        lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(self.lanes)
+        lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)
         return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane

@@ -47,6 +47,8 @@ def init(capacity: int, *, dtype: str = "float32", minima: bool = True, maxima: 
     """An empty tree. Memory: about 8/7 of a value a slot for the sums, 1/7 more for each other reduction."""
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, got {capacity}")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(f"dtype={dtype!r} needs 64-bit types: set jax_enable_x64, or use 'float32'")
     width = -(-(capacity + 1) // FANOUT) * FANOUT
     nodes = _levels(width)[-1][0] + FANOUT
     kind = np.dtype(dtype)
@@ -80,8 +82,14 @@ def maximum(tree: PriorityTree) -> Float[Array, ""]:
 
 def get(tree: PriorityTree, slots: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Values at slots; zero where a slot is out of range. O(batch)."""
-    known = (slots >= 0) & (slots < tree.capacity)
-    return tree.leaves.at[jnp.where(known, slots, tree.leaves.size - 1)].get(mode=_CLIP)
+    return tree.leaves.at[in_range(slots, tree.capacity, tree.leaves.size - 1)].get(mode=_CLIP)
+
+
+def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Array, " batch"]:
+    """Slots of any integer type as int32, with `other` for those outside [0, capacity)."""
+    if slots.dtype.itemsize < 4:
+        slots = slots.astype(jnp.int32)
+    return jnp.where((slots >= 0) & (slots < capacity), slots, other).astype(jnp.int32)
 
 
 def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, Int[Array, " batch"]]:
@@ -110,9 +118,9 @@ def update(
     if slots.shape[0] == 0:
         return tree
     width = tree.leaves.size
-    values = jnp.minimum(values.astype(tree.leaves.dtype), np.finfo(tree.leaves.dtype).max / (2 * width))
-    kept = (slots >= 0) & (slots < tree.capacity) & (values >= 0)  # NaN is not >= 0
-    at = jnp.where(kept, slots, width - 1).astype(jnp.int32)
+    values = values.astype(tree.leaves.dtype)
+    at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, width - 1), width - 1)
+    values = jnp.minimum(values, _highest_value(tree))
     leaves = tree.leaves
     if not settled:
         leaves, winner = last_of_equal(leaves, at)
@@ -123,9 +131,15 @@ def update(
 
 def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
     """Set the value of every slot. Negative or not finite values become zero. O(capacity)."""
-    values = jnp.minimum(values.astype(tree.leaves.dtype), np.finfo(tree.leaves.dtype).max / (2 * tree.leaves.size))
-    leaves = jnp.zeros_like(tree.leaves).at[: tree.capacity].set(jnp.where(values >= 0, values, 0))
+    values = values.astype(tree.leaves.dtype)
+    values = jnp.where(jnp.isfinite(values) & (values >= 0), jnp.minimum(values, _highest_value(tree)), 0)
+    leaves = jnp.zeros_like(tree.leaves).at[: tree.capacity].set(values)
     return _rebuild(dataclasses.replace(tree, leaves=leaves), None)
+
+
+def _highest_value(tree: PriorityTree) -> float:
+    """What every slot could hold without the total becoming infinite."""
+    return float(np.finfo(tree.leaves.dtype).max) / (2 * tree.leaves.size)
 
 
 def find(
@@ -142,6 +156,8 @@ def find(
     starts = jnp.asarray([offset // FANOUT for offset, _ in levels[-2::-1]], jnp.int32)
     mass = mass.astype(tree.sums.dtype)
     low = jnp.broadcast_to(jnp.asarray(low, mass.dtype), mass.shape)
+    inside = mass < total(tree)  # not so for NaN and infinity: they find the last slot
+    mass, low = jnp.where(inside, mass, total(tree)), jnp.where(inside, low, 0)
 
     def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         node, mass, low = place
@@ -182,7 +198,8 @@ def _choose(children: Array, node: Array, mass: Array, low: Array) -> tuple[Arra
     running = children[:, 0]
     child, before = jnp.zeros_like(node), jnp.zeros_like(mass)
     for k in range(1, FANOUT):  # the same order of additions as in `_reduce`: the last running sum is the parent
-        here = (mass >= running) & (children[:, k] > 0)
+        passed = (mass > running) | ((mass == running) & (low >= 0)) | (running <= 0)
+        here = passed & (children[:, k] > 0)
         child, before = jnp.where(here, k, child), jnp.where(here, running, before)
         running = running + children[:, k]
     return node * FANOUT + child, *two_sum(mass - before, low)

@@ -23,6 +23,7 @@ class PrioritizedState:
 
     priorities: Array  # [width of the tree] as given; -1 where no item is; the last entry belongs to no slot
     tree: PriorityTree  # over (priority + eps) ** alpha
+    ranks: PriorityTree | None  # over the priorities themselves, for new_items="highest_stored"
     alpha: Array  # []
     highest: Array  # [] priority for the next new item
     highest_slot: Array  # [] which item has it; -1 when none is known
@@ -50,6 +51,8 @@ class Prioritized:
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
             value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a number, got {value!r}")
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be finite and at least 0, got {value}")
         if self.new_items not in ("highest_ever", "highest_stored"):
@@ -60,10 +63,14 @@ class Prioritized:
     def init(self, capacity: int) -> PrioritizedState:
         if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
             raise ValueError("dtype='float64' needs 64-bit types: set jax_enable_x64, or use dtype='float32'")
-        tree = priority_tree.init(capacity, dtype=self.dtype, maxima=self.new_items == "highest_stored")
+        tree = priority_tree.init(capacity, dtype=self.dtype)
+        ranks = None
+        if self.new_items == "highest_stored":
+            ranks = priority_tree.init(capacity, dtype=self.dtype, minima=False, maxima=True)
         return PrioritizedState(
             priorities=jnp.full(tree.leaves.size, -1, self.dtype),
             tree=tree,
+            ranks=ranks,
             alpha=jnp.asarray(self.alpha, self.dtype),
             highest=jnp.ones((), self.dtype),
             highest_slot=jnp.full((), -1, jnp.int32),
@@ -91,6 +98,7 @@ class Prioritized:
             state,
             priorities=state.priorities.at[slots].set(state.highest, mode="promise_in_bounds"),
             tree=priority_tree.update(state.tree, slots, value, settled=True),
+            ranks=_ranked(state.ranks, slots, jnp.broadcast_to(state.highest, slots.shape)),
             highest=highest,
             highest_slot=slot,
         )
@@ -119,7 +127,7 @@ class Prioritized:
         priorities = priorities.astype(state.priorities.dtype)
         nobody = state.priorities.size - 1
         finite = jnp.isfinite(priorities) & (priorities >= 0)
-        at = jnp.where((slots >= 0) & (slots < state.tree.capacity) & finite, slots, nobody).astype(jnp.int32)
+        at = jnp.where(finite, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
         at = jnp.where(state.priorities.at[at].get(mode="promise_in_bounds") >= 0, at, nobody)
         state = self._assign(state, computed_once(at), priorities)
         return dataclasses.replace(state, refused=state.refused + jnp.sum(~finite, dtype=jnp.uint32))
@@ -134,6 +142,7 @@ class Prioritized:
             state,
             priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),
             tree=priority_tree.update(state.tree, at, values, settled=True),
+            ranks=_ranked(state.ranks, at, settled),
         )
         return self._raise_highest(state, at, settled)
 
@@ -145,8 +154,9 @@ class Prioritized:
         return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
 
     def _value(self, priority: Array, alpha: Array) -> Array:
-        """The one place where alpha is applied."""
-        return (priority + jnp.asarray(self.eps, priority.dtype)) ** alpha
+        """The one place where alpha is applied. What has no priority at all keeps none under alpha 0."""
+        base = priority + jnp.asarray(self.eps, priority.dtype)
+        return jnp.where(base > 0, base**alpha, 0)
 
     def _raise_highest(self, state: PrioritizedState, at: Array, settled: Array) -> PrioritizedState:
         top = jnp.argmax(settled)
@@ -155,11 +165,16 @@ class Prioritized:
             return dataclasses.replace(state, highest=jnp.where(above, settled[top], state.highest))
         known = state.highest_slot >= 0
         changed = jnp.any(at == state.highest_slot) & known
-        stored = priority_tree.largest(state.tree)
+        assert state.ranks is not None
+        stored = priority_tree.largest(state.ranks)
         adopt = above | (~known & (settled[top] >= 0))
         slot = jnp.where(changed, stored, jnp.where(adopt, at[top], state.highest_slot))
         held = state.priorities.at[jnp.maximum(slot, 0)].get(mode="promise_in_bounds")
         return dataclasses.replace(state, highest=jnp.where(changed | adopt, held, state.highest), highest_slot=slot)
+
+
+def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> PriorityTree | None:
+    return None if ranks is None else priority_tree.update(ranks, slots, priorities, settled=True)
 
 
 def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:

@@ -11,6 +11,7 @@ import torch
 from interop.buffers import collate
 from interop.buffers.fused import Fused
 from interop.buffers.prefetch import Prefetch
+from interop.numbers import whole
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
 from interop.storages import ListStorage, Storage
 from interop.transforms.chain import Compose, as_chain
@@ -42,7 +43,9 @@ class Joined:
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other")
         if batch_size is not None:
-            positive("batch_size", batch_size)
+            batch_size = whole("batch_size", batch_size)
+        if prefetch is not None:
+            prefetch = whole("prefetch", prefetch, least=0)
         if prefetch and batch_size is None:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
         if prefetch and shared:
@@ -294,10 +297,3 @@ def _made(name: str, given: Any, kind: type, default: Callable[[], Any] | None =
     if not isinstance(made, kind):
         raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {type(made).__name__}")
     return made
-
-
-def positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")

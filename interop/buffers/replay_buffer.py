@@ -12,8 +12,9 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop import randomness
-from interop.buffers.joined import Joined, positive
+from interop.buffers.joined import Joined
 from interop.index import as_int
+from interop.numbers import whole
 from interop.pytrees import assigned, each_leaf, length_of, swapped
 
 
@@ -148,7 +149,7 @@ class ReplayBuffer(Joined):
                     "batch_size not specified: give one to sample(), or to the constructor of the buffer"
                 )
             return self._batch_size
-        positive("batch_size", batch_size)
+        batch_size = whole("batch_size", batch_size)
         if self._batch_size is not None and batch_size != self._batch_size:
             warnings.warn(
                 f"sample() was given batch_size={batch_size}, the buffer was built with {self._batch_size}: "

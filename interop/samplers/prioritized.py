@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fbuf
 from interop import bridge, compiled, randomness
+from interop.numbers import whole
 from interop.processes import may_use_jax, starting_a_worker
 from interop.samplers.sampler import Sampler
 from interop.samplers.uniform import stored, unravel
@@ -49,21 +50,18 @@ class PrioritizedSampler(Sampler):
         max_priority_within_buffer: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        if isinstance(max_capacity, bool) or not isinstance(max_capacity, int):
-            raise TypeError(f"max_capacity must be an int, got {max_capacity!r}")
-        if not 1 <= max_capacity < 2**31:
-            raise ValueError(f"max_capacity must be between 1 and 2**31 - 1, got {max_capacity}")
+        self._max_capacity = whole("max_capacity", max_capacity)
+        if self._max_capacity >= 2**31:
+            raise ValueError(f"max_capacity must be below 2**31, got {max_capacity}")
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
         self.rule = fbuf.Prioritized(
-            alpha=_number("alpha", alpha),
             eps=_number("eps", eps),
             new_items="highest_stored" if max_priority_within_buffer else "highest_ever",
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
         )
-        self._alpha = self.rule.alpha
+        self._alpha = _number("alpha", alpha)  # in the state, not in the rule: it may change without a new trace
         self._beta = _number("beta", beta)
-        self._max_capacity = max_capacity
         self.reduction = reduction
         self.dtype = dtype
         self._wanted_device = torch.device(device) if device is not None else None
@@ -214,8 +212,9 @@ class PrioritizedSampler(Sampler):
                 if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
                     self._wanted_device = device
             with bridge.exact():
-                rule = dataclasses.replace(self.rule, alpha=self._alpha)
-                self._state = jax.device_put(compiled.init(rule, capacity), bridge.jax_device(self.device))
+                empty = compiled.init(self.rule, capacity)
+                empty = dataclasses.replace(empty, alpha=np.asarray(self._alpha, self.rule.dtype))
+                self._state = jax.device_put(empty, bridge.jax_device(self.device))
 
     def weights_of(self, weighed: Any) -> Tensor:
         """The importance weights of a draw; RuntimeError where there was nothing to draw.

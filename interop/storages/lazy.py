@@ -1,5 +1,6 @@
 """Tensors, tensordicts and pytrees in memory that is allocated at the first write."""
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,11 +44,24 @@ class LazyTensorStorage(TensorStorage):
         dtypes = [spec.dtype for spec in layout.leaves]
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lanes, device)
-        tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        if device.type == "cpu":
+            tensors = [_zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        else:
+            tensors = [
+                torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)
+            ]
         if self._consolidated:
             built: Any = layout.build(tensors, (rows, *lanes)).consolidate()
-            tensors = layout.flatten(built, 1 + len(lanes))
-        return TorchRows(tensors, lanes)
+            return TorchRows(layout.flatten(built, 1 + len(lanes)), lanes)
+        return TorchRows(tensors, lanes, forked=device.type == "cpu")
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory only once they are written, aligned for XLA, and that forked processes share."""
+    count = torch.Size(shape).numel()
+    if count == 0:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).reshape(shape)
 
 
 def _product(lanes: tuple[int, ...]) -> int:

@@ -147,7 +147,7 @@ def unbind(data: Any) -> list[Any]:
     if isinstance(data, Tensor) or (is_tensor_collection(data)):
         if data.ndim == 0:
             raise TypeError("extend() needs a leading dim to iterate over, got one without dims: use add()")
-        return list(data.unbind(0))
+        return list(data.detach().clone().unbind(0))  # items of their own, not views of what the caller holds
     if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable | np.ndarray):
         raise TypeError(f"extend() of a list storage takes a sequence of items, got {type(data).__name__}: use add()")
     return list(data)

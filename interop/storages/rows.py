@@ -22,10 +22,13 @@ _LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower o
 class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
-    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False, forked: bool = False
+    ) -> None:
         self.tensors = list(tensors)
         self.lanes = lanes
-        self._mapped = mapped  # in files
+        self._mapped = mapped  # in files: every process can have them
+        self.forked = forked or mapped  # forked processes have them
         self._hold()
 
     def _hold(self) -> None:
@@ -44,7 +47,7 @@ class TorchRows:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes see what is written here."""
+        """Whether processes that are started, forked or not, see what is written here."""
         return self._mapped or all(t.is_shared() or t.numel() == 0 for t in self.tensors)
 
     def share(self) -> None:
@@ -53,6 +56,7 @@ class TorchRows:
             return
         self._numpy, self._jax, self._plain = None, None, []
         self.tensors = [tensor.share_memory_() for tensor in self.tensors]
+        self.forked = True
         self._hold()
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:

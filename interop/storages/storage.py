@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from interop.numbers import whole
+
 
 class Storage:
     """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
@@ -19,11 +21,7 @@ class Storage:
     ndim = 1
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
-        if isinstance(max_size, bool) or not isinstance(max_size, int):
-            raise TypeError(f"max_size must be an int, got {max_size!r}")
-        if max_size < 1:
-            raise ValueError(f"max_size must be at least 1, got {max_size}")
-        self._max_size = max_size
+        self._max_size = whole("max_size", max_size)
         self._compilable = compilable
         self._attached: list[Any] = []
         self._last_cursor: Any = None

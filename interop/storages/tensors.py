@@ -239,7 +239,7 @@ class TensorStorage(Storage):
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
     def _is_shared(self) -> bool:
-        return self._rows is not None and (isinstance(self._rows, JaxRows) or self._rows.shared)
+        return self._rows is not None and (isinstance(self._rows, JaxRows) or self._rows.forked or self._rows.shared)
 
     def _empty(self) -> None:
         self._length.value = 0

@@ -1,0 +1,292 @@
+"""Items in proportion to their priority."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fbuf import Buffer, BufferState, Prioritized, importance_weights, priority_tree
+from tests.fbuf.compiled import extend, init, sample, update
+from tests.fbuf.model import assert_same, assert_tree_is_exact
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+HALF = Buffer(4, Prioritized(alpha=0.5, eps=0))
+PLAIN = Buffer(6, Prioritized(alpha=1, eps=0))
+STORED = Buffer(4, Prioritized(alpha=0.5, eps=0, new_items="highest_stored"))
+ONE, AT_ONCE = np.zeros(1, np.float32), 8
+
+
+def filled(buffer: Buffer, count: int) -> BufferState:
+    """A buffer with this many items in it, all new."""
+    state = init(buffer, np.float32(0))
+    if count > AT_ONCE:
+        return extend(buffer, state, np.zeros(count, np.float32))[0]
+    for _ in range(count):
+        state, _ = extend(buffer, state, ONE)
+    return state
+
+
+def set_priorities(buffer: Buffer, state: BufferState, by_slot: dict[int, float]) -> BufferState:
+    """The state after one update; of few slots it is filled up with slots out of range, to be compiled once."""
+    unused = max(AT_ONCE - len(by_slot), 0)
+    slots = np.asarray([*by_slot, *[-1] * unused], np.int32)
+    return update(buffer, state, slots, np.asarray([*by_slot.values(), *[0] * unused], np.float32))
+
+
+def given(buffer: Buffer, priorities: Any) -> BufferState:
+    """A buffer whose items have these priorities."""
+    return set_priorities(buffer, filled(buffer, len(priorities)), dict(enumerate(priorities)))
+
+
+def leaves(buffer: Buffer, state: BufferState) -> np.ndarray:
+    return np.asarray(state.sampler.tree.leaves[: buffer.capacity])
+
+
+def test_alpha_is_applied_once_to_given_and_to_new_priorities() -> None:
+    buffer = HALF
+    state = set_priorities(buffer, filled(buffer, 1), {0: 4})
+    np.testing.assert_array_equal(leaves(buffer, state), [2, 0, 0, 0])
+    state, _ = extend(buffer, state, ONE)
+    np.testing.assert_array_equal(leaves(buffer, state), [2, 2, 0, 0])
+    state = set_priorities(buffer, state, {1: 1})
+    np.testing.assert_array_equal(leaves(buffer, state), [2, 1, 0, 0])
+    _, _, draw = sample(buffer, state, jax.random.key(0), 32)
+    assert set(np.asarray(draw.slots).tolist()) == {0, 1}
+    probability = np.asarray([2 / 3, 1 / 3])
+    np.testing.assert_allclose(draw.probability, probability[draw.slots], rtol=1e-6)
+    assert draw.smallest == pytest.approx(1 / 3, rel=1e-6)
+    np.testing.assert_allclose(importance_weights(draw, 1.0, "none"), np.asarray([0.75, 1.5])[draw.slots], rtol=1e-6)
+    np.testing.assert_allclose(importance_weights(draw, 1.0, "buffer"), np.asarray([0.5, 1])[draw.slots], rtol=1e-6)
+    again = buffer.sampler.reweight(state.sampler, 1.0)
+    np.testing.assert_array_equal(again.tree.leaves[:4], [4, 1, 0, 0])
+    assert_tree_is_exact(again.tree)
+
+
+@pytest.mark.parametrize("buffer", [HALF, STORED], ids=str)
+def test_a_new_item_gets_the_highest_priority_as_it_was_given(buffer: Buffer) -> None:
+    state = set_priorities(buffer, filled(buffer, 2), {0: 2.5, 1: 0.5})
+    state, _ = extend(buffer, state, ONE)
+    assert state.sampler.priorities[2] == 2.5
+    np.testing.assert_allclose(leaves(buffer, state)[2], 2.5**0.5, rtol=1e-6)
+
+
+def test_eps_is_added_before_alpha_is_applied() -> None:
+    buffer = Buffer(3, Prioritized(alpha=0.5, eps=0.25))
+    state = set_priorities(buffer, filled(buffer, 3), {0: 0, 1: 2})
+    np.testing.assert_allclose(leaves(buffer, state), [0.5, 1.5, 1.25**0.5], rtol=1e-6)
+
+
+def test_new_items_start_at_one_and_the_highest_ever_is_never_forgotten() -> None:
+    state = given(PLAIN, [0.25, 0.5])
+    assert state.sampler.highest == 1
+    state = set_priorities(PLAIN, set_priorities(PLAIN, state, {1: 7}), {1: 0.5})
+    for _ in range(5):
+        state, _ = extend(PLAIN, state, ONE)
+    np.testing.assert_array_equal(leaves(PLAIN, state), [7, 0.5, 7, 7, 7, 7])
+
+
+def test_the_highest_stored_is_looked_up_again_when_its_priority_changes() -> None:
+    buffer = STORED
+    state = set_priorities(buffer, filled(buffer, 3), {0: 9, 1: 4, 2: 0.25})
+    assert state.sampler.highest == 9
+    state = set_priorities(buffer, state, {0: 0.5})
+    assert state.sampler.highest == 4
+    state = set_priorities(buffer, state, {0: 0.5})  # another item's priority
+    assert state.sampler.highest == 4
+    state, _ = extend(buffer, state, ONE)
+    np.testing.assert_allclose(leaves(buffer, state), [0.5**0.5, 2, 0.5, 2], rtol=1e-6)
+
+
+def test_the_highest_stored_is_forgotten_when_its_item_is_overwritten() -> None:
+    state = given(STORED, [9, 4, 0.25, 1])
+    state, _ = extend(STORED, state, ONE)
+    assert state.sampler.highest == 1
+    state, _ = extend(STORED, state, ONE)
+    assert leaves(STORED, state)[1] == 1
+    state = set_priorities(STORED, state, {2: 3})
+    assert state.sampler.highest == 3
+
+
+@pytest.mark.parametrize("alpha", [0, 2])
+def test_the_highest_stored_is_the_highest_priority_whatever_alpha_makes_of_it(alpha: float) -> None:
+    buffer = Buffer(4, Prioritized(alpha=alpha, eps=0, new_items="highest_stored"))
+    state = set_priorities(buffer, filled(buffer, 4), {0: 1e25, 1: 2e25, 3: 9e25})
+    assert state.sampler.highest == np.float32(9e25)
+    state = set_priorities(buffer, state, {3: 3e25})
+    assert state.sampler.highest == np.float32(3e25)
+
+
+def test_priorities_that_are_refused_change_nothing_and_are_counted() -> None:
+    buffer = PLAIN
+    before = set_priorities(buffer, filled(buffer, 4), {0: 2, 1: 3})
+    slots = np.asarray([0, 1, 2, 3, 3, 3], np.int32)
+    bad = np.asarray([np.nan, np.inf, -1, 5, -np.inf, np.nan], np.float32)
+    state = update(buffer, before, slots, bad)
+    np.testing.assert_array_equal(leaves(buffer, state), [2, 3, 1, 5, 0, 0])
+    np.testing.assert_array_equal(state.sampler.priorities[:6], [2, 3, 1, 5, -1, -1])
+    assert (state.sampler.refused, state.sampler.highest) == (5, 5)
+    assert update(buffer, state, slots, bad).sampler.refused == 10
+    assert_tree_is_exact(state.sampler.tree)
+
+
+def test_slots_without_an_item_are_ignored() -> None:
+    buffer = PLAIN
+    before = given(buffer, [2, 3, 1, 5])
+    slots = np.asarray([4, 5, 6, -1, 10**6, -(2**31)], np.int32)
+    assert_same(update(buffer, before, slots, np.full(6, 9, np.float32)), before)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32])
+def test_slots_may_be_integers_of_any_width(dtype: type) -> None:
+    buffer = Buffer(300, Prioritized(alpha=1, eps=0))
+    before, priorities = filled(buffer, 300), np.asarray([5, 7, np.nan], np.float32)
+    state = update(buffer, before, np.asarray([120, 100, 3], dtype), priorities)
+    assert_same(state, update(buffer, before, np.asarray([120, 100, 3], np.int32), priorities))
+    np.testing.assert_array_equal(np.flatnonzero(leaves(buffer, state) != 1), [100, 120])
+    assert not np.isnan(state.sampler.priorities).any()
+
+
+def test_a_priority_whose_power_is_not_finite_is_held_to_the_largest_that_is() -> None:
+    buffer = Buffer(3, Prioritized(alpha=2, eps=0))
+    state = given(buffer, [3e38, 3e38, 1])
+    assert_tree_is_exact(state.sampler.tree)
+    assert np.isfinite(priority_tree.total(state.sampler.tree))
+    np.testing.assert_array_equal(state.sampler.priorities[:3], np.asarray([3e38, 3e38, 1], np.float32))
+    _, _, draw = sample(buffer, state, jax.random.key(0), 64)
+    assert set(np.asarray(draw.slots).tolist()) == {0, 1}
+    np.testing.assert_array_equal(draw.probability, np.full(64, 0.5, np.float32))
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6])
+def test_a_zero_priority_is_never_drawn_without_eps(alpha: float) -> None:
+    buffer = Buffer(4, Prioritized(alpha=alpha, eps=0))
+    _, _, draw = sample(buffer, given(buffer, [0, 2, 0, 1]), jax.random.key(0), 64)
+    assert set(np.asarray(draw.slots).tolist()) == {1, 3}
+
+
+def test_of_half_a_thousand_items_in_a_million_slots_only_positive_ones_are_drawn() -> None:
+    buffer, draws = Buffer(1_000_000, Prioritized(alpha=0.6, eps=0)), 1_000_000
+    priorities = np.random.default_rng(0).uniform(0, 2, 500).astype(np.float32)
+    priorities[::3] = 0
+    state = given(buffer, priorities).sampler
+    for stratified in (False, True):
+        rule = Prioritized(alpha=0.6, eps=0, stratified=stratified)
+        drawn = jax.jit(lambda state, key, rule=rule: rule.sample(state, key, draws, jnp.int32(500))[1].slots)
+        counts = np.zeros(1_000_000, np.int64)
+        for key in jax.random.split(jax.random.key(1), 5):
+            counts += np.bincount(drawn(state, key), minlength=len(counts))
+        assert counts.sum() == 5 * draws
+        np.testing.assert_array_equal(np.flatnonzero(counts), np.flatnonzero(priorities))
+
+
+PRIORITIES = np.random.default_rng(3).uniform(0.05, 4, 37).astype(np.float32)
+
+
+@pytest.mark.parametrize("alpha", [0, 0.7])
+def test_items_are_drawn_in_proportion_to_their_weighed_priority(alpha: float) -> None:
+    buffer = Buffer(37, Prioritized(alpha=alpha, eps=0.1))
+    _, _, draw = sample(buffer, given(buffer, PRIORITIES), jax.random.key(5), 200_000)
+    chance = (PRIORITIES.astype(float) + 0.1) ** alpha
+    chance /= chance.sum()
+    np.testing.assert_allclose(draw.probability, chance[draw.slots], rtol=1e-5)
+    counts = np.bincount(draw.slots, minlength=37)
+    assert stats.chisquare(counts, 200_000 * chance).pvalue > 1e-4
+    odd = np.bincount(draw.slots[1::2], minlength=37)
+    table = np.stack([odd, counts - odd])
+    assert stats.chi2_contingency(table).pvalue > 1e-4
+
+
+def test_stratified_counts_stay_within_two_of_their_mean_and_average_to_it() -> None:
+    """A slot of mass m in shares touches at most m + 2 shares and holds more than m - 2 whole ones.
+
+    Only the two shares at its ends are left to chance, so the variance of a count is at most 1/2.
+    """
+    buffer, batch, rounds = Buffer(64, Prioritized(alpha=1, eps=0, stratified=True)), 500, 400
+    state = given(buffer, PRIORITIES)
+    mean = batch * PRIORITIES.astype(float) / PRIORITIES.sum(dtype=float)
+
+    @jax.jit
+    @jax.vmap
+    def times_drawn(key: jax.Array) -> jax.Array:
+        _, draw = buffer.sampler.sample(state.sampler, key, batch, jnp.int32(37))
+        return jnp.zeros(64, jnp.int32).at[draw.slots].add(1)[:37]
+
+    counts = np.asarray(times_drawn(jax.random.split(jax.random.key(2), rounds)))
+    assert np.abs(counts - mean).max() < 2
+    assert np.abs(counts.mean(0) - mean).max() < 5 * np.sqrt(0.5 / rounds)
+    assert (counts.std(0) > 0).any()
+
+
+def test_the_draws_of_a_stratified_batch_lie_in_their_shares() -> None:
+    buffer = Buffer(64, Prioritized(alpha=1, eps=0, stratified=True))
+    state = given(buffer, np.full(64, 0.5))
+    for seed in range(5):
+        _, _, draw = sample(buffer, state, jax.random.key(seed), 16)
+        np.testing.assert_array_equal(draw.slots // 4, np.arange(16))
+
+
+def test_ten_million_items_are_told_apart() -> None:
+    """One float tells 2^24 masses apart: with no more than that, some of these items would be drawn twice as often."""
+    size, count = 10_000_000, 1_000_000
+    rule, shares = Prioritized(alpha=1, eps=0), Prioritized(alpha=1, eps=0, stratified=True)
+    state = jax.jit(lambda: rule.written(rule.init(size), jnp.arange(size)))()
+    drawn = jax.jit(lambda key: rule.sample(state, key, count, jnp.int32(size))[1].slots)
+    counts = np.zeros(size, np.int64)
+    for key in jax.random.split(jax.random.key(4), 3):
+        counts += np.bincount(drawn(key), minlength=size)
+    mean = counts.mean()
+    dispersion = np.mean((counts - mean) ** 2) / mean
+    assert abs(dispersion - 1) < 5 * np.sqrt((1 / mean + 2) / size)  # with 24 bits: mean * 0.08 above 1
+    slots = jax.jit(lambda key: shares.sample(state, key, count, jnp.int32(size))[1].slots)(jax.random.key(6))
+    np.testing.assert_array_equal(slots // 10, np.arange(count))
+    assert stats.chisquare(np.bincount(slots % 10, minlength=10)).pvalue > 1e-4
+
+
+def test_new_items_may_come_with_priorities_of_their_own() -> None:
+    rule = HALF.sampler
+    written = jax.jit(rule.written)
+    state = written(rule.init(6), np.asarray([0, 1, 0], np.int32), np.asarray([9, 4, 16], np.float32))
+    assert_tree_is_exact(state.tree)
+    np.testing.assert_array_equal(state.priorities[:6], [16, 4, -1, -1, -1, -1])
+    np.testing.assert_array_equal(state.tree.leaves[:6], [4, 2, 0, 0, 0, 0])
+    assert state.highest == 16
+
+
+def test_reweighting_gives_what_the_other_alpha_would_have_given() -> None:
+    half, whole = HALF, Buffer(4, Prioritized(alpha=1.5, eps=0))
+    priorities = [0, 3e-3, 40]
+    state = half.sampler.reweight(given(half, priorities).sampler, jnp.float32(1.5))
+    assert_same(state, given(whole, priorities).sampler)
+    assert state.alpha == 1.5
+
+
+def test_new_and_updated_items_follow_the_alpha_of_the_last_reweighting() -> None:
+    buffer = HALF
+    state = given(buffer, [4, 4])
+    state = BufferState(state.items, state.ring, buffer.sampler.reweight(state.sampler, 1.0))
+    state, _ = extend(buffer, state, ONE)
+    state = set_priorities(buffer, state, {1: 3})
+    np.testing.assert_array_equal(leaves(buffer, state), [4, 3, 4, 0])
+
+
+def test_double_precision_tells_apart_what_single_cannot() -> None:
+    with jax.enable_x64(True):
+        buffer = Buffer(3, Prioritized(alpha=1, eps=0, dtype="float64"))
+        state, _ = extend(buffer, init(buffer, np.float32(0)), np.zeros(3, np.float32))
+        state = update(buffer, state, np.arange(3), np.asarray([1, 1 + 1e-12, 1e-300]))
+        assert state.sampler.tree.leaves.dtype == np.float64
+        np.testing.assert_array_equal(leaves(buffer, state), [1, 1 + 1e-12, 1e-300])
+        assert_tree_is_exact(state.sampler.tree)
+        _, _, draw = sample(buffer, state, jax.random.key(0), 100_000)
+        assert draw.probability.dtype == np.float64
+        assert stats.chisquare(np.bincount(draw.slots, minlength=2)).pvalue > 1e-4
+
+
+def test_double_precision_without_64_bit_types_is_refused() -> None:
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        Buffer(3, Prioritized(dtype="float64")).init(np.float32(0))

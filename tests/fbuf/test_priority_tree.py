@@ -1,0 +1,312 @@
+"""The priority tree against brute force over its leaves."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fbuf import priority_tree
+from fbuf.priority_tree import PriorityTree
+from tests.fbuf.compiled import fill_tree, find, update_tree
+from tests.fbuf.model import assert_same, levels_of
+from tests.fbuf.model import assert_tree_is_exact as assert_nodes_are_exact
+
+pytestmark = pytest.mark.usefixtures("device")
+
+CAPACITIES = [1, 7, 13, 40]
+EDGES = [1, 7, 8, 9, 63, 64, 65, 1000]
+BATCHES = [1, 20]
+PASSED_OVER = [-1.0, float("nan"), float("-inf")]
+
+
+def tree_of(values: Any) -> PriorityTree:
+    """A tree whose slots hold these values, set in one batch."""
+    values = np.asarray(values, np.float32)
+    return update_tree(priority_tree.init(len(values), maxima=True), np.arange(len(values)), values)
+
+
+def assert_tree_is_exact(tree: PriorityTree) -> None:
+    assert_nodes_are_exact(tree, ["sum", "minimum", "maximum"])
+
+
+def masses(*values: float) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
+def found_by_brute_force(values: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """The first slot whose running sum passes the mass; the last positive one for a mass at or above the total."""
+    passed = np.searchsorted(np.cumsum(values, dtype=float), mass.astype(float), side="right")
+    return np.minimum(passed, np.flatnonzero(values)[-1])
+
+
+@st.composite
+def rounds(draw: st.DrawFn, capacity: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches of slots, some equal and some out of range, with values, some of them not to be taken."""
+    value = st.floats(0, 1e6, width=32, allow_subnormal=False) | st.sampled_from([0.0, *PASSED_OVER])
+    batches = []
+    for _ in range(draw(st.integers(1, 5))):
+        count = draw(st.sampled_from(BATCHES))
+        slots = draw(st.lists(st.integers(-3, capacity + 9), min_size=count, max_size=count))
+        values = draw(st.lists(value, min_size=count, max_size=count))
+        batches.append((np.asarray(slots, np.int32), np.asarray(values, np.float32)))
+    return batches
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@given(data=st.data())
+def test_updates_are_those_of_a_list_and_find_stays_where_the_mass_is(capacity: int, data: st.DataObject) -> None:
+    tree, values = priority_tree.init(capacity, maxima=True), np.zeros(capacity, np.float32)
+    for slots, new in data.draw(rounds(capacity)):
+        tree = update_tree(tree, slots, new)
+        for slot, value in zip(slots, new, strict=True):
+            if 0 <= slot < capacity and value >= 0:
+                values[slot] = value
+    np.testing.assert_array_equal(tree.leaves[:capacity], values)
+    assert_tree_is_exact(tree)
+    asked = np.arange(-3, capacity + 9)
+    held = [values[slot] if 0 <= slot < capacity else 0 for slot in asked]
+    np.testing.assert_array_equal(priority_tree.get(tree, jnp.asarray(asked)), held)
+    assert priority_tree.maximum(tree) == values.max()
+    assert priority_tree.largest(tree) == values.argmax()
+    assert priority_tree.minimum(tree) == min(values[values > 0], default=np.inf)
+    total, exact = float(priority_tree.total(tree)), values.sum(dtype=float)
+    assert total == pytest.approx(exact, rel=1e-6)
+    if total == 0:
+        return
+    mass = np.linspace(0, total, 33).astype(np.float32)
+    slots = np.asarray(find(tree, mass))
+    assert (values[slots] > 0).all()
+    ends, slack = np.cumsum(values, dtype=float), 2e-6 * total
+    assert (mass >= ends[slots] - values[slots] - slack).all()
+    assert (mass <= ends[slots] + slack).all()
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@given(data=st.data())
+def test_find_is_exact_where_sums_are(capacity: int, data: st.DataObject) -> None:
+    drawn = data.draw(st.lists(st.integers(0, 9), min_size=capacity, max_size=capacity).filter(any))
+    values = np.asarray(drawn, np.float32)
+    tree = fill_tree(priority_tree.init(capacity, maxima=True), values)
+    mass = np.arange(2 * 9 * capacity + 4, dtype=np.float32) / 2
+    np.testing.assert_array_equal(find(tree, mass), found_by_brute_force(values, mass))
+
+
+@pytest.mark.parametrize("capacity", EDGES)
+def test_every_slot_is_found_at_its_first_and_last_mass(capacity: int) -> None:
+    values = np.random.default_rng(capacity).integers(1, 50, capacity).astype(np.float32)
+    tree = tree_of(values)
+    assert_tree_is_exact(tree)
+    ends = np.cumsum(values)
+    np.testing.assert_array_equal(find(tree, ends - values), np.arange(capacity))
+    np.testing.assert_array_equal(find(tree, np.nextafter(ends, np.float32(0))), np.arange(capacity))
+    assert find(tree, masses(3e38))[0] == capacity - 1
+
+
+@pytest.mark.parametrize("capacity", [7, 64, 1000])
+def test_slots_beyond_the_capacity_are_ignored(capacity: int) -> None:
+    tree = tree_of(np.ones(capacity))
+    width = tree.leaves.size
+    outside = np.asarray([capacity, width - 1, width, -1, -capacity, 2**31 - 1, -(2**31)], np.int32)
+    assert_same(update_tree(tree, outside, np.full(7, 5, np.float32)), tree)
+
+
+def test_three_equal_slots_share_the_mass_equally() -> None:
+    np.testing.assert_array_equal(find(tree_of([1, 1, 1]), masses(0.5, 1.5, 2.5)), [0, 1, 2])
+
+
+def test_empty_slots_are_stepped_over_at_every_boundary() -> None:
+    tree = tree_of([0, 2, 0, 1, 0])
+    mass = masses(0, 1.999, 2, np.nextafter(np.float32(3), 0), 3, 4, 100, 3e38)
+    np.testing.assert_array_equal(find(tree, mass), [1, 1, 3, 3, 3, 3, 3, 3])
+
+
+def test_the_low_part_of_a_mass_decides_below_the_precision_of_one_float() -> None:
+    big = 2.0**24  # the next float32 is big + 2
+    tree = tree_of([big, *np.zeros(7), *np.full(8, 0.25)])
+    low = np.arange(16, dtype=np.float32) / 8
+    np.testing.assert_array_equal(find(tree, np.full(16, big, np.float32), low), 8 + np.arange(16) // 2)
+
+
+def test_the_low_part_of_a_mass_decides_at_a_boundary() -> None:
+    big = 2.0**24
+    tree = tree_of([big, 2, 2, big])
+    high, low = masses(big, big, big, big, big + 2, big + 2), masses(-0.5, 0, 1, 2, -0.25, 0)
+    np.testing.assert_array_equal(find(tree, high, low), [0, 1, 1, 2, 1, 2])
+
+
+def test_a_mass_just_below_a_boundary_finds_no_empty_slot_after_it() -> None:
+    tree = tree_of([*np.ones(8), 0, *np.ones(7)])
+    np.testing.assert_array_equal(find(tree, masses(8, 8, 8), masses(-1e-8, 0, 1e-8)), [7, 9, 9])
+
+
+def test_a_mass_that_is_infinite_or_not_a_number_finds_no_empty_slot() -> None:
+    tree = tree_of([0, 1, *np.zeros(18), 2, 0])
+    found = np.asarray(find(tree, masses(np.inf, np.nan, -np.inf)))
+    assert found[0] == 20
+    assert set(found.tolist()) <= {1, 20}
+
+
+def test_of_equal_slots_the_last_wins_every_time() -> None:
+    slots, values = np.asarray([3, 3, 5], np.int32), masses(1, 9, 2)
+    first = update_tree(tree_of(np.ones(6)), slots, values)
+    np.testing.assert_array_equal(first.leaves[:6], [1, 1, 1, 9, 1, 2])
+    assert priority_tree.total(first) == 15
+    assert priority_tree.maximum(first) == 9
+    for _ in range(100):
+        assert_same(update_tree(tree_of(np.ones(6)), slots, values), first)
+
+
+def test_a_value_that_is_not_taken_does_not_hide_an_earlier_one_of_the_same_slot() -> None:
+    slots = np.asarray([2, 2, 1, 1, 0, 0], np.int32)
+    tree = update_tree(tree_of([1, 1, 1]), slots, masses(7, np.nan, 5, -1, 3, -np.inf))
+    np.testing.assert_array_equal(tree.leaves[:3], [3, 5, 7])
+    assert_tree_is_exact(tree)
+
+
+def test_an_infinite_value_is_ignored() -> None:
+    tree = tree_of([1, 2, 3])
+    assert_same(update_tree(tree, np.asarray([1, 1], np.int32), masses(5, np.inf)), tree_of([1, 5, 3]))
+    assert_same(fill_tree(tree, masses(1, np.inf, 3)), tree_of([1, 0, 3]))
+
+
+def test_filling_takes_negative_values_and_not_a_number_for_empty() -> None:
+    tree = fill_tree(priority_tree.init(5, maxima=True), masses(1, -1, np.nan, -np.inf, 2))
+    assert_same(tree, tree_of([1, 0, 0, 0, 2]))
+
+
+def test_whole_levels_and_single_nodes_give_the_same_bits() -> None:
+    rng, capacity = np.random.default_rng(5), 1000
+    slots = rng.integers(-2, capacity + 3, 600).astype(np.int32)
+    values = np.exp(rng.uniform(-9, 9, 600)).astype(np.float32)
+    start = fill_tree(priority_tree.init(capacity, maxima=True), rng.uniform(0, 9, capacity).astype(np.float32))
+    at_once = update_tree(start, slots, values)
+    assert_tree_is_exact(at_once)
+    for batch in (1, 20):
+        parts = slots.reshape(-1, batch), values.reshape(-1, batch)
+        tree = jax.lax.scan(lambda tree, part: (priority_tree.update(tree, *part), None), start, parts)[0]
+        assert_same(tree, at_once)
+    assert_same(fill_tree(start, at_once.leaves[:capacity]), at_once)
+
+
+def test_sums_do_not_drift() -> None:
+    rng = np.random.default_rng(0)
+    slots = rng.integers(0, 8192, (1000, 32)).astype(np.int32)
+    values = rng.uniform(0.1, 5, (1000, 32)).astype(np.float32)
+    start = tree_of(rng.uniform(0.1, 5, 8192))
+    tree = jax.jit(
+        lambda tree: jax.lax.scan(lambda tree, part: (priority_tree.update(tree, *part), None), tree, (slots, values))[
+            0
+        ]
+    )(start)
+    assert_tree_is_exact(tree)
+    assert all((level >= 0).all() for level in levels_of(tree, "sum"))
+    np.testing.assert_allclose(priority_tree.total(tree), np.sum(tree.leaves, dtype=float), rtol=1e-6)
+
+
+def test_after_eight_orders_of_magnitude_small_values_count_in_full() -> None:
+    rng, capacity = np.random.default_rng(1), 5000
+    slots = rng.integers(0, capacity, (300, 64)).astype(np.int32)
+    values = (10 ** rng.uniform(-4, 4, (300, 64))).astype(np.float32)
+    tree = jax.jit(
+        lambda tree: jax.lax.scan(lambda tree, part: (priority_tree.update(tree, *part), None), tree, (slots, values))[
+            0
+        ]
+    )(priority_tree.init(capacity, maxima=True))
+    kept = rng.choice(capacity, 8, replace=False)
+    last = np.zeros(capacity, np.float32)
+    last[kept] = 1e-3
+    tree = update_tree(tree, np.arange(capacity), last)
+    assert_tree_is_exact(tree)
+    np.testing.assert_allclose(priority_tree.total(tree), 8e-3, rtol=1e-6)
+    mass = rng.uniform(0, 8e-3, 4096).astype(np.float32)
+    assert set(np.asarray(find(tree, mass)).tolist()) == set(kept.tolist())
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 65, 1000])
+def test_the_total_of_huge_values_is_finite(capacity: int) -> None:
+    tree = tree_of(np.full(capacity, 3e38))
+    assert_tree_is_exact(tree)
+    assert np.isfinite(priority_tree.total(tree))
+    assert (np.asarray(tree.leaves[:capacity]) == priority_tree.maximum(tree)).all()
+    np.testing.assert_array_equal(find(tree, masses(0, 3e38)), [0, capacity - 1])
+
+
+def test_an_empty_tree_has_no_mass_and_no_minimum() -> None:
+    tree = priority_tree.init(20, maxima=True)
+    assert_tree_is_exact(tree)
+    assert priority_tree.total(tree) == 0
+    assert priority_tree.minimum(tree) == np.inf
+    assert priority_tree.maximum(tree) == 0
+    assert ((found := find(tree, masses(0, 1, 3e38))) >= 0).all()
+    assert (found < 20).all()
+
+
+def test_emptying_all_slots_gives_the_tree_as_it_was() -> None:
+    tree = tree_of(np.arange(1, 101))
+    assert_same(update_tree(tree, np.arange(100), np.zeros(100, np.float32)), priority_tree.init(100, maxima=True))
+
+
+def test_values_below_the_smallest_normal_float_leave_the_tree_whole() -> None:
+    tree = tree_of([1e-40, 0, 2e-39])
+    found = np.asarray(find(tree, masses(0, 1e-40, 1)))
+    if priority_tree.total(tree) > 0:
+        assert (np.asarray(tree.leaves)[found] > 0).all()
+    assert (priority_tree.total(tree) > 0) == (np.asarray(tree.leaves) > 0).any()
+    assert_tree_is_exact(update_tree(tree, np.arange(3), masses(1, 2, 3)))
+
+
+def test_no_slots_change_nothing() -> None:
+    tree = tree_of([1, 2, 3])
+    assert_same(update_tree(tree, np.zeros(0, np.int32), masses()), tree)
+
+
+def test_trees_side_by_side_are_the_trees_alone() -> None:
+    rng = np.random.default_rng(2)
+    slots = rng.integers(0, 20, (3, 9)).astype(np.int32)
+    values = rng.uniform(0.1, 5, (3, 9)).astype(np.float32)
+    mass = rng.uniform(0, 5, (3, 9)).astype(np.float32)
+    start = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), priority_tree.init(20))
+    trees = jax.vmap(update_tree)(start, slots, values)
+    found = jax.vmap(find)(trees, mass)
+    for i in range(3):
+        alone = update_tree(priority_tree.init(20), slots[i], values[i])
+        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], trees), alone)
+        np.testing.assert_array_equal(found[i], find(alone, mass[i]))
+
+
+def test_double_precision_holds_what_single_cannot() -> None:
+    with jax.enable_x64(True):
+        values = np.asarray([1.0, 1e-12, 0.0, 1.0])
+        tree = priority_tree.update(priority_tree.init(4, dtype="float64", maxima=True), jnp.arange(4), values)
+        assert_tree_is_exact(tree)
+        assert priority_tree.total(tree) == 2 + 1e-12
+        np.testing.assert_array_equal(find(tree, np.asarray([1.0, 1 + 2e-12])), [1, 3])
+
+
+def test_double_precision_without_64_bit_types_is_refused() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        priority_tree.init(4, dtype="float64")
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_tree_needs_room_for_one_slot(capacity: int) -> None:
+    with pytest.raises(ValueError, match=f"capacity must be at least 1, got {capacity}"):
+        priority_tree.init(capacity)
+
+
+@pytest.mark.parametrize(("ask", "kept"), [("minimum", "minima"), ("maximum", "maxima"), ("largest", "maxima")])
+def test_what_is_not_kept_cannot_be_asked_for(ask: str, kept: str) -> None:
+    with pytest.raises(ValueError, match=f"{kept}=True"):
+        getattr(priority_tree, ask)(priority_tree.init(4, minima=False, maxima=False))
+
+
+def test_more_slots_than_single_precision_can_number_are_refused() -> None:
+    slots = jax.ShapeDtypeStruct((2**24,), np.int32)
+    with pytest.raises(ValueError, match="at most 16777215 slots in one update, got 16777216"):
+        jax.eval_shape(
+            priority_tree.update, priority_tree.init(4), slots, jax.ShapeDtypeStruct(slots.shape, np.float32)
+        )

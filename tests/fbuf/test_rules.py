@@ -1,0 +1,107 @@
+"""Rules are values: equal, hashable, picklable; and every sampler is called the same way."""
+
+import ast
+import dataclasses
+import inspect
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fbuf import Buffer, Draw, Prioritized, RoundRobin, Sampler, Uniform
+
+pytestmark = pytest.mark.usefixtures("device")
+
+SAMPLERS = [
+    Uniform(),
+    Prioritized(),
+    Prioritized(alpha=0.9, eps=0, stratified=True),
+    Prioritized(new_items="highest_stored"),
+]
+RULES = [
+    *SAMPLERS,
+    RoundRobin(),
+    *(Buffer(12, rule, lanes) for rule in SAMPLERS for lanes in [(), (2, 2)]),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_rule_is_equal_to_its_copy_in_every_way(rule: Any) -> None:
+    for copy in (dataclasses.replace(rule), pickle.loads(pickle.dumps(rule))):
+        assert copy is not rule
+        assert copy == rule
+        assert hash(copy) == hash(rule)
+        assert repr(copy) == repr(rule)
+
+
+def test_different_rules_are_not_equal() -> None:
+    assert len(set(RULES)) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_rule_cannot_be_changed(rule: Any) -> None:
+    for field in dataclasses.fields(rule):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(rule, field.name, None)
+
+
+@pytest.mark.parametrize("rule", SAMPLERS, ids=repr)
+def test_a_sampler_holds_plain_numbers_and_prints_as_it_is_built(rule: Any) -> None:
+    fields = dataclasses.asdict(rule)
+    assert {type(value) for value in fields.values()} <= {int, float, bool, str}
+    call = ast.parse(repr(rule), mode="eval").body
+    assert {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords} == fields
+
+
+@pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(alpha=0.7, stratified=True)])
+def test_five_equal_buffers_are_traced_once(make: Any) -> None:
+    traces = []
+
+    def size(buffer: Buffer, state: Any) -> jax.Array:
+        traces.append(buffer)
+        return buffer.size(state)
+
+    jitted = jax.jit(size, static_argnums=0)
+    for _ in range(5):
+        buffer = Buffer(6, make(), lanes=(2,))
+        jitted(buffer, buffer.init(np.float32(0)))
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("rule", [Uniform, Prioritized])
+@pytest.mark.parametrize("name", ["init", "written", "sample", "update"])
+def test_samplers_have_the_signatures_of_the_protocol(rule: type, name: str) -> None:
+    asked = list(inspect.signature(getattr(Sampler, name)).parameters.values())
+    given = list(inspect.signature(getattr(rule, name)).parameters.values())
+    assert [parameter.name for parameter in given[: len(asked)]] == [parameter.name for parameter in asked]
+    assert all(more.default is not inspect.Parameter.empty for more in given[len(asked) :])
+
+
+@pytest.mark.parametrize("rule", SAMPLERS, ids=repr)
+def test_a_sampler_gives_back_a_state_like_the_one_it_took(rule: Any) -> None:
+    def like(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), tree)
+
+    start = jax.eval_shape(lambda: rule.init(9))
+    slots = jax.ShapeDtypeStruct((4,), jnp.int32)
+    assert like(jax.eval_shape(rule.written, start, slots)) == like(start)
+    sampled = jax.eval_shape(lambda state, key: rule.sample(state, key, 4, jnp.int32(3)), start, jax.random.key(0))
+    after, draw = sampled
+    assert like(after) == like(start)
+    assert isinstance(draw, Draw)
+    parts = {field.name: getattr(draw, field.name) for field in dataclasses.fields(Draw)}
+    assert {name: (value.shape, value.dtype) for name, value in parts.items()} == {
+        "slots": ((4,), jnp.int32),
+        "probability": ((4,), jnp.float32),
+        "valid": ((4,), jnp.bool_),
+        "smallest": ((), jnp.float32),
+        "size": ((), jnp.int32),
+    }
+    if isinstance(rule, Prioritized):
+        priorities = jax.ShapeDtypeStruct((4,), jnp.float32)
+        assert like(jax.eval_shape(rule.update, start, slots, priorities)) == like(start)
+        assert like(jax.eval_shape(rule.written, start, slots, priorities)) == like(start)
+        assert like(jax.eval_shape(rule.reweight, start, 0.5)) == like(start)

@@ -1,0 +1,299 @@
+"""User data to a flat list of tensors and back: the same types, keys and batch sizes; errors name the place."""
+
+import re
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
+from torch import Tensor
+
+from interop.codec import Layout, stack_items
+from tests.interop.rows import check_same, first_of, tensors_of
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@tensorclass
+class Step:
+    obs: Tensor
+    inner: Any
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+
+
+def with_wider_batch() -> TensorDict:
+    below = TensorDict({"x": numbers(3, 4, 5, 2)}, [3, 4, 5])
+    return TensorDict({"deep": TensorDict({"deeper": below, "y": numbers(3, 4)}, [3, 4]), "z": numbers(3, 2)}, [3])
+
+
+BATCHES = {
+    "tensor": lambda: numbers(3, 2),
+    "scalars": lambda: numbers(3, dtype=torch.int64),
+    "dict": lambda: {"a": numbers(3), "b": numbers(3, 2, dtype=torch.uint8)},
+    "int keys": lambda: {1: numbers(3), 0: numbers(3, 2), "1": numbers(3, dtype=torch.bool)},
+    "tuple": lambda: (numbers(3), numbers(3, 2)),
+    "list": lambda: [numbers(3), numbers(3, 2)],
+    "named tuple": lambda: Pair(numbers(3), {"a": (numbers(3, 1),)}),
+    "deep": lambda: {"a": {"b": numbers(3), "c": [numbers(3, 2), (numbers(3, 10),)]}},
+    "tensordict": lambda: TensorDict({"a": numbers(3), "b": {"c": numbers(3, 2)}}, [3]),
+    "wider batch": with_wider_batch,
+    "batch below the root": lambda: TensorDict({"a": TensorDict({"b": numbers(3, 4)}, [3, 4])}, [3]),
+    "tensorclass": lambda: Step(obs=numbers(3, 2), inner=numbers(3), batch_size=[3]),
+    "nested tensorclass": lambda: Step(
+        obs=numbers(3), inner=Step(obs=numbers(3, 1), inner=TensorDict({"a": numbers(3)}, [3]), batch_size=[3]),
+        batch_size=[3],
+    ),
+    "tensordict in a dict": lambda: {"a": TensorDict({"x": numbers(3, 2)}, [3, 2]), "b": numbers(3)},
+    "tensorclass in a tensordict": lambda: TensorDict(
+        {"a": Step(obs=numbers(3, 2), inner=numbers(3, 2), batch_size=[3, 2])}, [3]
+    ),
+    "empty inside": lambda: {"a": numbers(3), "none": {}, "nothing": ()},
+    "empty tensordict inside": lambda: TensorDict({"a": numbers(3), "none": TensorDict({}, [3])}, [3]),
+    "no rows": lambda: {"a": numbers(0, 2), "b": numbers(0)},
+    "no width": lambda: {"a": numbers(3, 0)},
+}  # fmt: skip
+every_kind = pytest.mark.parametrize("kind", BATCHES)
+
+
+@every_kind
+def test_data_comes_back_as_it_went(kind):
+    batch = BATCHES[kind]()
+    layout = Layout.of(batch, 1)
+    leaves = layout.flatten(batch, 1)
+    assert len(leaves) == len(layout.leaves)
+    rows = leaves[0].shape[0]
+    check_same(layout.build(leaves, [rows]), batch)
+
+
+@every_kind
+def test_leaves_are_the_very_tensors(kind):
+    batch = BATCHES[kind]()
+    leaves = Layout.of(batch, 1).flatten(batch, 1)
+    assert sorted(leaf.data_ptr() for leaf in leaves) == sorted(leaf.data_ptr() for leaf in tensors_of(batch))
+
+
+@every_kind
+def test_specs_say_what_one_item_is(kind):
+    batch = BATCHES[kind]()
+    layout = Layout.of(batch, 1)
+    for spec, leaf in zip(layout.leaves, layout.flatten(batch, 1), strict=True):
+        assert spec.shape == tuple(leaf.shape[1:])
+        assert spec.dtype == leaf.dtype
+
+
+@pytest.mark.parametrize("kind", [name for name in BATCHES if name != "no rows"])
+def test_one_item_and_a_batch_of_it_have_one_layout(kind):
+    batch = BATCHES[kind]()
+    item = first_of(batch)
+    assert Layout.of(item, 0) == Layout.of(batch, 1)
+    layout = Layout.of(batch, 1)
+    check_same(layout.build(layout.flatten(item, 0), []), item)
+
+
+def test_equal_data_has_equal_and_hashable_layouts():
+    one, other = (Layout.of(BATCHES["wider batch"](), 1) for _ in range(2))
+    assert one == other and hash(one) == hash(other)
+    assert Layout.of({"a": numbers(3)}, 1) != Layout.of({"a": numbers(3, 1)}, 1)
+    assert Layout.of({"a": numbers(3)}, 1) != Layout.of({"a": numbers(3, dtype=torch.int32)}, 1)
+    assert Layout.of((numbers(3),), 1) != Layout.of([numbers(3)], 1)
+
+
+def test_the_order_of_keys_does_not_matter():
+    layout = Layout.of({"a": numbers(3), "b": numbers(3, 2)}, 1)
+    swapped = layout.flatten({"b": numbers(3, 2), "a": numbers(3)}, 1)
+    assert [leaf.ndim for leaf in swapped] == [1, 2]
+
+
+def test_lazily_stacked_tensordicts_fit_the_dense_layout():
+    dense = TensorDict({"a": numbers(3), "n": {"b": numbers(3, 2)}}, [3])
+    lazy = lazy_stack(list(dense.unbind(0)))
+    layout = Layout.of(lazy, 1)
+    assert layout == Layout.of(dense, 1)
+    check_same(layout.build(layout.flatten(lazy, 1), [3]), dense)
+
+
+def test_built_tensordicts_have_the_device_and_are_unlocked():
+    batch = BATCHES["tensordict"]().lock_()
+    layout = Layout.of(batch, 1)
+    built = layout.build(layout.flatten(batch, 1), [3], torch.device("cpu"))
+    assert built.device == torch.device("cpu") and built["b"].device == torch.device("cpu")
+    assert not built.is_locked
+    built["new"] = numbers(3)
+    assert "new" not in batch.keys()  # noqa: SIM118
+
+
+def test_several_leading_dims():
+    batch = TensorDict({"a": numbers(3, 4, 2), "n": TensorDict({"b": numbers(3, 4, 5)}, [3, 4, 5])}, [3, 4])
+    layout = Layout.of(batch, 2)
+    assert [spec.shape for spec in layout.leaves] == [(2,), (5,)]
+    check_same(layout.build(layout.flatten(batch, 2), [3, 4]), batch)
+    rows = layout.build([torch.zeros(7, 2), torch.zeros(7, 5)], [7])
+    assert rows.batch_size == (7,) and rows["n"].batch_size == (7, 5)
+
+
+def test_is_tensordict_tells_the_root():
+    assert Layout.of(BATCHES["tensordict"](), 1).is_tensordict
+    assert Layout.of(BATCHES["tensorclass"](), 1).is_tensordict
+    assert not Layout.of(BATCHES["tensordict in a dict"](), 1).is_tensordict
+    assert not Layout.of(BATCHES["tensor"](), 1).is_tensordict
+
+
+# ------------------------------------------------------------------ any nesting
+
+keys = st.text("abc", min_size=1, max_size=2) | st.integers(0, 3)
+dtypes = st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16])
+items = st.builds(lambda shape, dtype: numbers(2, *shape, dtype=dtype), st.lists(st.integers(0, 3), max_size=2), dtypes)
+names = st.text("abc", min_size=1, max_size=2)
+trees = st.recursive(
+    items,
+    lambda inner: (
+        st.dictionaries(keys, inner, min_size=1, max_size=3)
+        | st.lists(inner, min_size=1, max_size=3)
+        | st.lists(inner, min_size=1, max_size=3).map(tuple)
+        | st.builds(Pair, inner, inner)
+        | st.dictionaries(names, items, min_size=1, max_size=3).map(lambda held: TensorDict(held, [2]))
+    ),
+    max_leaves=8,
+)
+
+
+@given(tree=trees)
+def test_any_nesting_comes_back_as_it_went(tree):
+    layout = Layout.of(tree, 1)
+    check_same(layout.build(layout.flatten(tree, 1), [2]), tree)
+    item = first_of(tree)
+    check_same(stack_items([item, item]), layout.build([leaf[[0, 0]] for leaf in layout.flatten(tree, 1)], [2]))
+
+
+# ------------------------------------------------------------------ what does not fit
+
+
+def stored() -> dict[str, Any]:
+    return {"a": {"b": numbers(3, 2), "c": (numbers(3), [numbers(3, 4)])}}
+
+
+def changed(place: str, value: Any) -> dict[str, Any]:
+    data = stored()
+    match place:
+        case "b":
+            data["a"]["b"] = value
+        case "c":
+            data["a"]["c"] = value
+        case "c0":
+            data["a"]["c"] = (value, [numbers(3, 4)])
+        case "c10":
+            data["a"]["c"] = (numbers(3), [value])
+        case "a":
+            data["a"] = value
+    return data
+
+
+MISFITS = {
+    "width": ("b", lambda: numbers(3, 1), RuntimeError, "('a', 'b')"),
+    "more dims": ("c0", lambda: numbers(3, 1), RuntimeError, "('a', 'c', 0)"),
+    "fewer dims": ("c10", lambda: numbers(3), RuntimeError, "('a', 'c', 1, 0)"),
+    "no dims": ("c0", lambda: torch.tensor(0.0), RuntimeError, "('a', 'c', 0)"),
+    "rows": ("c10", lambda: numbers(2, 4), RuntimeError, "('a', 'c', 1, 0)"),
+    "dtype": ("c10", lambda: numbers(3, 4, dtype=torch.float64), RuntimeError, "('a', 'c', 1, 0)"),
+    "no tensor": ("c0", lambda: 1.0, TypeError, "('a', 'c', 0)"),
+    "array": ("b", lambda: numbers(3, 2).numpy(), TypeError, "('a', 'b')"),
+    "none": ("a", lambda: None, TypeError, "'a'"),
+    "container for a tensor": ("b", lambda: {"x": numbers(3)}, TypeError, "('a', 'b')"),
+    "tensor for a container": ("c", lambda: numbers(3), TypeError, "('a', 'c')"),
+    "list for a tuple": ("c", lambda: [numbers(3), [numbers(3, 4)]], TypeError, "('a', 'c')"),
+    "shorter tuple": ("c", lambda: (numbers(3),), KeyError, "('a', 'c')"),
+    "longer tuple": ("c", lambda: (numbers(3), [numbers(3, 4)], numbers(3)), KeyError, "('a', 'c')"),
+    "missing key": ("a", lambda: {"b": numbers(3, 2)}, KeyError, "'a'"),
+    "unknown key": ("a", lambda: {**stored()["a"], "d": numbers(3)}, KeyError, "'a'"),
+    "sparse": ("b", lambda: numbers(3, 2).to_sparse(), (TypeError, RuntimeError), "('a', 'b')"),
+    "without memory": ("b", lambda: torch.empty(3, 2, device="meta"), (TypeError, RuntimeError), "('a', 'b')"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_errors_name_the_place(name):
+    place, make, error, path = MISFITS[name]
+    layout = Layout.of(stored(), 1)
+    with pytest.raises(error, match=re.escape(path)):
+        layout.flatten(changed(place, make()), 1)
+
+
+@pytest.mark.parametrize(
+    "data", [numbers(3), (numbers(3),), TensorDict({"a": numbers(3)}, [3])], ids=lambda d: type(d).__name__
+)
+def test_another_type_at_the_root_is_told_from_the_stored_one(data):
+    with pytest.raises(TypeError, match=f"dict.*{type(data).__name__}"):
+        Layout.of(stored(), 1).flatten(data, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        ({"a": {"b": "text"}}, TypeError, "'a', 'b'.*ListStorage"),
+        ({"a": numbers(3).numpy()}, TypeError, "'a'.*ListStorage"),
+        ((numbers(3), None), TypeError, "1.*ListStorage"),
+        ([numbers(3), 1.5], TypeError, "1.*ListStorage"),
+        (TensorDict({"a": numbers(3), "s": NonTensorData("x", batch_size=[3])}, [3]), TypeError, "'s'.*ListStorage"),
+        ({"a": {"b": numbers(3).to(torch.float8_e4m3fn)}}, TypeError, "'a', 'b'.*float8"),
+        (torch.ones(3, dtype=torch.uint32), TypeError, "uint32"),
+    ],
+    ids=["text", "array", "none", "number", "non-tensor data", "float8", "uint32"],
+)  # fmt: skip
+def test_what_tensors_cannot_hold_is_refused_by_place(data, error, match):
+    with pytest.raises(error, match=match):
+        Layout.of(data, 1)
+
+
+def test_the_message_shows_what_came_and_what_is_stored():
+    layout = Layout.of({"obs": numbers(3, 4)}, 1)
+    with pytest.raises(RuntimeError, match=r"'obs'.*\[4\].*\[5\].*nothing was written"):
+        layout.flatten({"obs": numbers(3, 5)}, 1)
+    with pytest.raises(RuntimeError, match=r"float32.*int64.*cast"):
+        layout.flatten({"obs": numbers(3, 4, dtype=torch.int64)}, 1)
+    with pytest.raises(KeyError, match=r"missing: \['obs'\].*unknown: \['observation'\]"):
+        layout.flatten({"observation": numbers(3, 4)}, 1)
+
+
+# ------------------------------------------------------------------ lists at the root
+
+
+@every_kind
+def test_a_stack_of_items_is_their_batch(kind):
+    batch = BATCHES[kind]()
+    if kind == "no rows":
+        batch = {"a": numbers(1, 0), "b": numbers(1)}
+    leaves = Layout.of(batch, 1).flatten(batch, 1)
+    items = [Layout.of(batch, 1).build([leaf[row] for leaf in leaves], []) for row in range(leaves[0].shape[0])]
+    check_same(stack_items(items), batch)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [torch.zeros(2), torch.zeros(3)],
+        [torch.zeros(2), torch.zeros(2, dtype=torch.int64)],
+        [torch.zeros(2), 1.0],
+        ["text", "text"],
+        [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}],
+        [{"a": torch.zeros(2)}, (torch.zeros(2),)],
+        [TensorDict({"a": torch.zeros(2)}, []), TensorDict({"a": torch.zeros(3)}, [])],
+        [(torch.zeros(2), torch.zeros(1)), (torch.zeros(2),)],
+    ],
+    ids=["widths", "dtypes", "number", "text", "keys", "kinds", "tensordicts", "lengths"],
+)
+def test_items_that_are_not_alike_do_not_stack(wrong):
+    with pytest.raises(RuntimeError, match=r"stacking the elements of the list failed.*tuple"):
+        stack_items(wrong)
+
+
+def test_no_items_do_not_stack():
+    with pytest.raises(RuntimeError, match="at least one element"):
+        stack_items([])

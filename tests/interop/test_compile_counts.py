@@ -1,0 +1,188 @@
+"""How often the torch API makes JAX compile: once per rule, batch size and layout, whatever the values and lengths."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    compiled,
+)
+from tests.interop.bits import on_each_device
+
+FUNCTIONS = {name: held for name, held in vars(compiled).items() if hasattr(held, "_cache_size")}
+LONGEST = 33  # of a batch whose length varies
+POWERS = 7  # 1, 2, 4, .. 64
+
+
+@pytest.fixture(autouse=True)
+def _from_nothing() -> Iterator[None]:
+    for function in FUNCTIONS.values():
+        function.clear_cache()
+    yield
+
+
+def traces() -> dict[str, int]:
+    """How many programs each function has, without those that have none."""
+    counts = {name: function._cache_size() for name, function in FUNCTIONS.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def priority_traces() -> int:
+    """Programs that give priorities to items."""
+    return sum(count for name, count in traces().items() if name not in ("init", "draw", "read", "reweight"))
+
+
+def lengths(count: int) -> list[int]:
+    """From 1 to the longest, in no order."""
+    return np.random.default_rng(0).permutation(np.linspace(1, LONGEST, count).astype(int)).tolist()
+
+
+def test_the_counted_functions_are_all_there():
+    assert {"init", "written", "update", "reweight", "draw", "read", "write"} <= FUNCTIONS.keys()
+
+
+@on_each_device
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+def test_uniform_draws_compile_once(device, buffer):
+    rb = buffer(storage=LazyTensorStorage(1000, device=device), batch_size=32)
+    for count in lengths(60):
+        rb.extend(TensorDict({"a": torch.zeros(count, 3, device=device), "b": torch.zeros(count)}, [count]).to(device))
+        rb.add(TensorDict({"a": torch.zeros(3), "b": torch.zeros(())}, []).to(device))
+        rb.sample()
+    counts = traces()
+    assert counts.pop("draw") == 1
+    if device == "cpu":
+        assert not counts
+    assert counts.pop("allocate", 1) == 1
+    assert counts.pop("write", 0) <= POWERS
+    assert not counts
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_batch_size_compiles_once_more(storage):
+    rb = ReplayBuffer(storage=storage(1000))
+    for fill in range(1, 6):
+        rb.extend(torch.zeros(100, 3))
+        for batch_size in (1, 7, 32):
+            for _ in range(fill):
+                rb.sample(batch_size)
+    assert traces() == {"draw": 3}
+
+
+def test_a_layout_compiles_once_more():
+    layouts = [torch.zeros(5), torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), {"a": torch.zeros(5)}]
+    for count, rows in enumerate(layouts, 1):
+        for _ in range(3):
+            rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+            rb.extend(rows)
+            rb.sample()
+        assert traces() == {"draw": min(count, 3)}  # a dict of one tensor is the tensor to a program
+
+
+def test_equal_buffers_and_their_copies_share_programs():
+    rule = {"alpha": 0.5, "beta": 0.5, "batch_size": 8}
+    buffers = [PrioritizedReplayBuffer(storage=LazyTensorStorage(50), **rule) for _ in range(5)]
+    for rb in buffers:
+        rb.extend(torch.zeros(20))
+        rb.update_priority([1, 2], [0.5, 0.7])
+        rb.sample()
+    first = traces()
+    assert (first["init"], first["draw"]) == (1, 1)
+    for rb in (pickle.loads(pickle.dumps(buffers[0])), copy.deepcopy(buffers[1])):
+        rb.extend(torch.zeros(20))
+        rb.update_priority([1, 2], [0.5, 0.7])
+        rb.sample()
+    assert traces() == first
+
+
+def test_the_setting_of_64_bit_types_does_not_matter():
+    rb = PrioritizedReplayBuffer(alpha=0.5, beta=0.5, storage=LazyTensorStorage(50), batch_size=8)
+    for wide in (False, True, False):
+        with jax.enable_x64(wide):
+            rb.extend(torch.zeros(20))
+            rb.update_priority([1, 2], [0.5, 0.7])
+            rb.sample()
+    assert (traces()["init"], traces()["draw"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("storage", "within"),
+    [(LazyTensorStorage, False), (LazyMemmapStorage, False), (ListStorage, False), (LazyTensorStorage, True)],
+    ids=["memory", "memmap", "list", "memory, highest stored"],
+)
+def test_a_training_loop_compiles_a_bounded_number_of_programs(storage, within):
+    sampler = PrioritizedSampler(1000, 0.3, 0.4, max_priority_within_buffer=within)
+    rb = ReplayBuffer(storage=storage(1000), sampler=sampler, batch_size=32)
+    for turn, count in enumerate(lengths(33)):
+        rb.extend(torch.zeros(count, 3))
+        rb.sampler.alpha = 0.3 + turn / 200
+        rb.sampler.beta = 0.4 + turn / 100
+        _, info = rb.sample(return_info=True)
+        some = 1 + turn % 32
+        rb.update_priority(info["index"][:some], torch.rand(some))
+    counts = traces()
+    assert (counts["init"], counts["draw"], counts["reweight"]) == (1, 1, 1)
+    assert "read" not in counts
+    updates = [count for name, count in counts.items() if name not in ("init", "draw", "reweight")]
+    assert max(updates) <= POWERS
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["highest ever", "highest stored"])
+def test_updates_compile_once_per_power_of_two(within):
+    sampler = PrioritizedSampler(1000, 0.5, 0.5, max_priority_within_buffer=within)
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=8)
+    rb.extend(torch.zeros(1000))
+    rb.sample()
+    before = priority_traces()
+    for count in (*range(1, LONGEST + 1), *range(LONGEST, 0, -1)):
+        rb.update_priority(torch.arange(count), torch.rand(count))
+        if count % 10 == 0:
+            rb.sample()
+    between = priority_traces() - before
+    assert 1 <= between <= POWERS + 3  # ten updates that wait for one draw reach up to 512 together
+    for count in range(1, LONGEST + 1):
+        rb.update_priority(torch.arange(count), torch.rand(count))
+        rb.sample()
+    assert priority_traces() - before <= POWERS + 3
+    rb.update_priority(5, 0.5)
+    rb.update_priority(torch.arange(7), 0.5)
+    rb.sample()
+    assert priority_traces() - before <= POWERS + 3
+
+
+def test_extends_with_priorities_compile_once_per_power_of_two():
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.5, storage=LazyTensorStorage(1000), batch_size=8)
+    for count in lengths(60):
+        rb.extend(TensorDict({"a": torch.zeros(count), "td_error": torch.rand(count)}, [count]))
+        sample = rb.sample()
+        sample["td_error"] = torch.rand(8)
+        rb.update_tensordict_priority(sample)
+    counts = traces()
+    assert (counts.pop("init"), counts.pop("draw")) == (1, 1)
+    assert counts and max(counts.values()) <= POWERS + 1
+
+
+def test_several_item_dims_compile_once():
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.5, storage=LazyTensorStorage(300, ndim=2), batch_size=8)
+    for count in range(1, 31):
+        rb.extend(TensorDict({"a": torch.zeros(3, count)}, [3, count]))
+        sample = rb.sample()
+        sample["td_error"] = torch.rand(8)
+        rb.update_tensordict_priority(sample)
+    counts = traces()
+    assert (counts.pop("init"), counts.pop("draw")) == (1, 1)
+    assert counts and max(counts.values()) <= POWERS

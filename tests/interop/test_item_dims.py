@@ -1,0 +1,337 @@
+"""Storages of several item dims (ndim), and the dim along which data extends (dim_extend)."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from tests.interop.rows import check_same, refused
+
+LANES, STEPS = 3, 4
+
+
+def stream(start=0, steps=STEPS, lanes=LANES):
+    """[lanes, steps] rows with values 100 * lane + time."""
+    values = 100 * torch.arange(lanes)[:, None] + torch.arange(start, start + steps)[None]
+    return TensorDict({"x": values, "y": values[..., None].float()}, [lanes, steps])
+
+
+def values(data):
+    return data["x"]
+
+
+@pytest.fixture(params=[LazyTensorStorage, LazyMemmapStorage])
+def make(request):
+    return request.param
+
+
+def test_data_is_stored_by_time_and_read_in_the_layout_of_the_user(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    assert buffer.dim_extend == 1 and buffer.storage.shape is None and buffer.storage.max_size == 30
+    index = buffer.extend(stream())
+    wanted = torch.tensor([[time, lane] for time in range(STEPS) for lane in range(LANES)])
+    check_same(index, wanted)
+    assert len(buffer) == 12 and buffer.write_count == 4 and buffer.writer._cursor == 4
+    assert buffer.storage.shape == torch.Size([4, 3])
+    check_same(buffer[:], stream())
+    check_same(buffer.storage[:], stream().transpose(0, 1).clone())
+    check_same(buffer.storage[1], stream()[:, 1].clone())
+
+
+def test_the_capacity_is_rounded_up_to_whole_rows(make):
+    buffer = ReplayBuffer(storage=make(100, ndim=2))
+    buffer.extend(stream())
+    assert buffer.storage.max_size == 102
+    buffer.extend(stream(4, 40))
+    assert len(buffer) == 102 and buffer.storage._is_full and buffer.storage.shape == torch.Size([34, 3])
+    assert buffer.write_count == 44 and buffer.writer._cursor == 10
+    check_same(values(buffer[:])[1], 100 + torch.cat([torch.arange(34, 44), torch.arange(10, 34)]))
+
+
+def test_of_more_rows_than_fit_the_last_stay(make):
+    buffer = ReplayBuffer(storage=make(12, ndim=2))
+    index = buffer.extend(stream(steps=11))
+    assert index.shape == (33, 2) and len(buffer) == 12 and buffer.writer._cursor == 3 and buffer.write_count == 11
+    check_same(values(buffer[:])[2], 200 + torch.tensor([8, 9, 10, 7]))
+
+
+def test_add_writes_one_row_of_time(make, monkeypatch):
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    one, two = ReplayBuffer(storage=make(12, ndim=2)), ReplayBuffer(storage=make(12, ndim=2))
+    one.extend(stream(steps=6))
+    for time, row in enumerate(stream(steps=6).unbind(1)):
+        index = two.add(row)
+        check_same(index, torch.tensor([[time % 4, lane] for lane in range(LANES)]))
+    check_same(two[:], one[:])
+    assert two.write_count == 6 and len(two) == 12
+
+
+def test_samples_are_single_items_under_coordinates(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    batch, info = buffer.sample(40, return_info=True)
+    time, lane = info["index"]
+    assert isinstance(info["index"], tuple) and time.dtype == lane.dtype == torch.int64 and time.shape == (40,)
+    assert batch.batch_size == (40,)
+    check_same(values(batch), 100 * lane + time)
+    assert set(time.tolist()) == set(range(4)) and set(lane.tolist()) == {0, 1, 2}
+    check_same(buffer.storage[info["index"]], batch)
+
+
+def test_tensordict_samples_carry_coordinates(make):
+    buffer = TensorDictReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    batch = buffer.sample(20)
+    assert batch["index"].shape == (20, 2)
+    check_same(values(batch), 100 * batch["index"][:, 1] + batch["index"][:, 0])
+    check_same(buffer.storage[:]["index"], torch.arange(4)[:, None].expand(4, 3))
+
+
+def test_tensordict_buffers_add_rows_of_time(make, monkeypatch):
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    buffer = TensorDictReplayBuffer(storage=make(30, ndim=2))
+    for row in stream().unbind(1):
+        index = buffer.add(row)
+    check_same(index, torch.tensor([[3, 0], [3, 1], [3, 2]]))
+    check_same(buffer[:].exclude("index"), stream())
+
+
+@pytest.mark.parametrize(
+    "index", [slice(0, 2), slice(None, None, 2), [2, 0], torch.tensor([1]), torch.tensor([True, False, True])], ids=repr
+)
+def test_an_index_goes_along_the_first_dim_of_the_user(make, index):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    check_same(buffer[index], stream()[index].clone())
+
+
+def test_an_int_is_one_lane(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    check_same(buffer[1], stream()[1].clone())
+    check_same(buffer[-1], stream()[2].clone())
+    with refused(buffer, IndexError):
+        buffer[3]
+    with refused(buffer, IndexError):
+        buffer[torch.tensor([3])]
+
+
+def test_keys_come_in_the_layout_of_the_user(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    check_same(buffer["x"], values(stream()))
+
+
+def test_slices_are_views(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    values(buffer[:])[2].fill_(-1)
+    assert bool((values(buffer[2]) == -1).all()) and bool((values(buffer[1]) >= 0).all())
+
+
+def test_a_lane_can_be_assigned(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    buffer[1] = stream(50)[0].clone()
+    check_same(values(buffer[:])[1], torch.arange(50, 54))
+    check_same(values(buffer[:])[0], torch.arange(4))
+    buffer[0:2] = stream(7)[:2].clone()
+    check_same(values(buffer[:])[:2], values(stream(7))[:2])
+    buffer[:] = stream(30)
+    check_same(buffer[:], stream(30))
+    assert len(buffer) == 12 and buffer.writer._cursor == 4 and buffer.write_count == 4
+
+
+@pytest.mark.parametrize("kind", ["tensor", "dict", "tuple"])
+def test_tensors_and_pytrees_have_item_dims_too(make, kind):
+    x = values(stream())
+    data = {"tensor": x, "dict": {"a": x, "b": [x.float()]}, "tuple": (x, x[..., None])}[kind]
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    assert buffer.extend(data).shape == (12, 2)
+    check_same(buffer[:], data)
+    batch, info = buffer.sample(20, return_info=True)
+    first = batch if kind == "tensor" else next(iter(batch.values())) if kind == "dict" else batch[0]
+    check_same(first, 100 * info["index"][1] + info["index"][0])
+
+
+def test_three_item_dims_swap_the_first_and_the_last(make):
+    data = torch.arange(2 * 3 * 4).reshape(2, 3, 4)
+    buffer = ReplayBuffer(storage=make(100, ndim=3))
+    index = buffer.extend(data)
+    assert buffer.dim_extend == 2 and index.shape == (24, 3)
+    assert buffer.storage.shape == torch.Size([4, 3, 2]) and buffer.storage.max_size == 102
+    check_same(buffer.storage[:], data.transpose(0, 2).clone())
+    check_same(buffer[:], data)
+    batch, info = buffer.sample(30, return_info=True)
+    assert len(info["index"]) == 3
+    check_same(batch, data.transpose(0, 2)[info["index"]])
+    check_same(index[:7], torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1], [0, 2, 0], [0, 2, 1], [1, 0, 0]]))
+
+
+def test_no_swap_where_the_first_dim_extends(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2), dim_extend=0)
+    data = stream().transpose(0, 1).clone()
+    buffer.extend(data)
+    assert buffer.dim_extend == 0 and buffer.storage.shape == torch.Size([4, 3])
+    check_same(buffer[:], data)
+    check_same(buffer[1], data[1].clone())
+
+
+def test_one_item_dim_with_another_dim_extending(make):
+    buffer = ReplayBuffer(storage=make(30), dim_extend=1)
+    check_same(buffer.extend(values(stream())), torch.arange(4))
+    assert len(buffer) == 4
+    check_same(buffer[:], values(stream()))
+    batch, info = buffer.sample(8, return_info=True)
+    check_same(batch, values(stream()).t()[info["index"]])
+
+
+def test_the_dim_that_extends_is_fixed():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(30, ndim=2))
+    buffer.dim_extend = 1
+    with refused(buffer, RuntimeError):
+        buffer.dim_extend = 0
+    assert buffer.dim_extend == 1
+    with pytest.raises(ValueError):
+        ReplayBuffer(storage=LazyTensorStorage(30, ndim=2), dim_extend=-1)
+
+
+def test_other_lanes_are_refused(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    for lanes in (1, 2, 4):
+        with refused(buffer, RuntimeError):
+            buffer.extend(stream(lanes=lanes))
+        with refused(buffer, RuntimeError), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RL_WARNINGS", "0")
+            buffer.add(stream(lanes=lanes)[:, 0])
+
+
+def test_data_of_too_few_dims_is_refused(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    with pytest.raises(RuntimeError, match="dims"):
+        buffer.extend(torch.zeros(4))
+    assert len(buffer) == 0 and buffer.write_count == 0 and not buffer.storage.initialized
+    buffer.extend(stream())
+    with refused(buffer, RuntimeError, "dims"):
+        buffer.extend(stream()[0])
+
+
+def test_emptying_keeps_the_lanes(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    buffer.empty()
+    assert len(buffer) == 0 and buffer.storage.shape == torch.Size([0, 3])
+    with pytest.raises(RuntimeError, match="empty"):
+        buffer.sample(3)
+    check_same(buffer.extend(stream(steps=1)), torch.tensor([[0, 0], [0, 1], [0, 2]]))
+    check_same(buffer[:], stream(steps=1))
+
+
+def test_flatten_merges_the_item_dims(make):
+    buffer = ReplayBuffer(storage=make(30, ndim=2))
+    buffer.extend(stream())
+    flat = buffer.storage.flatten()
+    assert isinstance(flat, TensorStorage) and flat.ndim == 1 and len(flat) == 12 and flat.max_size == 12
+    check_same(values(flat[:]), values(stream()).t().reshape(-1))
+
+
+def test_given_memory_may_have_item_dims():
+    memory = stream().transpose(0, 1).contiguous()
+    buffer = ReplayBuffer(storage=TensorStorage(memory, ndim=2))
+    assert len(buffer) == 12 and buffer.storage.max_size == 12 and buffer.storage.shape == torch.Size([4, 3])
+    check_same(buffer[:], stream())
+    buffer.extend(stream(9, 1))
+    check_same(values(buffer[:])[:, 0], torch.tensor([9, 109, 209]))
+
+
+def test_a_list_has_one_item_dim():
+    assert ReplayBuffer(storage=ListStorage(3)).dim_extend == 0
+
+
+def test_priorities_by_coordinates(make):
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=make(24, ndim=2))
+    buffer.extend(stream(steps=8))
+    check_same(buffer.sampler.priorities, torch.ones(24))
+    buffer.update_priority(torch.tensor([[t, lane] for t in range(8) for lane in range(3)]), torch.zeros(24))
+    buffer.update_priority((torch.tensor([5, 2]), torch.tensor([1, 0])), torch.tensor([1.0, 3.0]))
+    batch, info = buffer.sample(64, return_info=True)
+    assert set(values(batch).tolist()) == {105, 2}
+    check_same(values(batch), 100 * info["index"][1] + info["index"][0])
+    torch.testing.assert_close(info["priority_weight"], torch.where(values(batch) == 2, 1 / 3, 1.0))
+
+
+def test_priorities_of_a_rounded_up_capacity_are_all_kept():
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(22, ndim=2))
+    buffer.extend(stream(steps=8))
+    assert buffer.storage.max_size == 24 and len(buffer.sampler.priorities) == 24
+    buffer.update_priority(torch.tensor([[t, lane] for t in range(8) for lane in range(3)]), torch.zeros(24))
+    buffer.update_priority(torch.tensor([[7, 2]]), 1.0)
+    assert set(values(buffer.sample(64)).tolist()) == {207}
+
+
+def test_rows_in_given_memory_get_the_default_priority():
+    storage = LazyTensorStorage(24, ndim=2)
+    ReplayBuffer(storage=storage).extend(stream(steps=8))
+    buffer = ReplayBuffer(storage=storage, sampler=PrioritizedSampler(24, 1.0, 1.0, eps=0.0))
+    check_same(buffer.sampler.priorities, torch.ones(24))
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, 8, 1)])
+def test_extend_takes_priorities_in_the_layout_of_the_user(shape):
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(24, ndim=2))
+    given = torch.arange(24.0).reshape(3, 8)
+    buffer.extend(stream(steps=8).set("td_error", given.reshape(shape)))
+    check_same(buffer.sampler.priorities, given.t().reshape(-1))
+
+
+def test_update_priority_takes_priorities_in_the_layout_of_the_user():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(24, ndim=2))
+    index = buffer.extend(stream(steps=8))
+    given = torch.arange(24.0).reshape(3, 8)
+    buffer.update_priority(index, given)
+    check_same(buffer.sampler.priorities, given.t().reshape(-1))
+
+
+def test_samples_with_coordinates_can_be_given_back():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(24, ndim=2))
+    buffer.extend(stream(steps=8))
+    batch = buffer.sample(64)
+    batch["td_error"] = values(batch).float() + 1
+    buffer.update_tensordict_priority(batch)
+    drawn = batch["index"][:, 0] * 3 + batch["index"][:, 1]
+    check_same(buffer.sampler.priorities[drawn], values(batch).float() + 1)
+
+
+def test_add_takes_a_priority_for_each_lane(monkeypatch):
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(24, ndim=2))
+    buffer.add(stream()[:, 0].set("td_error", torch.tensor([1.0, 2.0, 3.0])))
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize("index", [[[8, 0]], [[0, 3]], [[-1, 0]], [[0, -2]]])
+def test_coordinates_out_of_range_are_refused(index):
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(30, ndim=2))
+    buffer.extend(stream(steps=8))
+    with refused(buffer, IndexError):
+        buffer.update_priority(torch.tensor(index), 5.0)
+
+
+def test_coordinates_need_the_storage_and_all_columns():
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(30, ndim=2))
+    buffer.extend(stream(steps=8))
+    with refused(buffer, RuntimeError):
+        buffer.sampler.update_priority(torch.tensor([[0, 1]]), 5.0)
+    with refused(buffer, RuntimeError):
+        buffer.update_priority(torch.tensor([[0, 1, 1]]), 5.0)

@@ -1,0 +1,292 @@
+"""Samplers, writers and storages that users write."""
+
+import pytest
+import torch
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    Sampler,
+    Storage,
+    TensorDictReplayBuffer,
+    TensorStorage,
+    Writer,
+)
+from tests.interop.rows import KINDS, check_same, flat_td, plain_tensor
+
+
+class Newest(Sampler):
+    """The newest item, with a note."""
+
+    def __init__(self):
+        self.told = []
+
+    def sample(self, storage, batch_size):
+        return torch.full((batch_size,), len(storage) - 1), {"note": torch.arange(batch_size)}
+
+    def add(self, index):
+        self.told.append(("add", index))
+
+    def extend(self, index):
+        self.told.append(("extend", index.tolist()))
+
+    def mark_update(self, index, *, storage=None):
+        self.told.append(("mark", torch.as_tensor(index).tolist()))
+
+    def _empty(self):
+        self.told.append(("empty",))
+
+
+class Column(Storage):
+    """A storage of floats in a list."""
+
+    def __init__(self, max_size):
+        super().__init__(max_size)
+        self.held = {}
+
+    def set(self, cursor, data, *, set_cursor=True):
+        places = [cursor] if isinstance(cursor, int) else torch.as_tensor(cursor).tolist()
+        for place, value in zip(places, [data] if isinstance(cursor, int) else data, strict=True):
+            self.held[place] = float(value)
+
+    def get(self, index):
+        if isinstance(index, slice):
+            index = range(len(self))[index]
+        if isinstance(index, int):
+            return self.held[index]
+        return [self.held[int(place)] for place in index]
+
+    def __len__(self):
+        return len(self.held)
+
+    def _empty(self):
+        self.held = {}
+
+
+class Reversed(Writer):
+    """Writes from the end."""
+
+    def add(self, data):
+        slot = self._storage.max_size - 1
+        self._storage.set(slot, data)
+        return slot
+
+    def extend(self, data):
+        index = torch.arange(self._storage.max_size - 1, self._storage.max_size - 1 - len(data), -1)
+        self._storage.set(index, data)
+        return index
+
+
+def test_a_sampler_of_ones_own_draws_and_is_told_what_changes():
+    sampler = Newest()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=3)
+    buffer.extend(plain_tensor([1, 2]))
+    buffer.add(plain_tensor([3])[0])
+    batch, info = buffer.sample(return_info=True)
+    check_same(batch, plain_tensor([3, 3, 3]))
+    assert set(info) == {"index", "note"}
+    buffer.mark_update(torch.tensor([1]))
+    buffer.empty()
+    assert sampler.told == [("mark", [0, 1]), ("extend", [0, 1]), ("mark", 2), ("add", 2), ("mark", [1]), ("empty",)]
+
+
+def test_what_a_sampler_says_is_in_tensordict_samples():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=Newest())
+    buffer.extend(flat_td([1, 2]))
+    check_same(buffer.sample(3)["note"], torch.arange(3))
+
+
+def test_a_sampler_may_name_items_by_a_list_range_or_tuple():
+    class Named(Sampler):
+        index = None
+
+        def sample(self, storage, batch_size):
+            return self.index, {}
+
+    sampler = Named()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+    buffer.extend(plain_tensor([5, 6, 7]))
+    for sampler.index in ([2, 0], torch.tensor([2, 0]), (torch.tensor([2, 0]),), range(2, -1, -2)):
+        check_same(buffer.sample(2), plain_tensor([7, 5]))
+
+
+@pytest.mark.parametrize("kind", [RandomSampler, PrioritizedSampler])
+def test_a_subclass_that_draws_differently_is_asked(kind):
+    class First(kind):
+        def sample(self, storage, batch_size):
+            index, info = super().sample(storage, batch_size)
+            return torch.zeros_like(index), {**info, "mine": index}
+
+    sampler = First() if kind is RandomSampler else First(8, 1.0, 1.0)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler)
+    buffer.extend(plain_tensor(list(range(8))))
+    batch, info = buffer.sample(16, return_info=True)
+    check_same(batch, plain_tensor([0] * 16))
+    assert "mine" in info and ("priority_weight" in info) == (kind is PrioritizedSampler)
+
+
+@pytest.mark.parametrize("base", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_subclass_that_reads_differently_is_asked(base):
+    class Doubled(base):
+        def get(self, index):
+            return super().get(index) * 2
+
+    buffer = ReplayBuffer(storage=Doubled(4))
+    buffer.extend(plain_tensor([1, 1]))
+    check_same(buffer.sample(3), plain_tensor([2, 2, 2]))
+    check_same(buffer[:], plain_tensor([2, 2]))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tensordict", "dict", "tuple", "namedtuple"])
+@pytest.mark.parametrize("count", [3, 11])
+def test_a_subclass_that_writes_differently_is_asked(kind, count):
+    class Noting(LazyTensorStorage):
+        def set(self, cursor, data, *, set_cursor=True):
+            self.noted = [*getattr(self, "noted", []), cursor]
+            super().set(cursor, data, set_cursor=set_cursor)
+
+    buffer = ReplayBuffer(storage=Noting(4))
+    buffer.extend(KINDS[kind](list(range(count))))
+    assert buffer.storage.noted and buffer.write_count == count and len(buffer) == min(count, 4)
+    check_same(buffer[:], KINDS[kind]([0, 1, 2] if count == 3 else [8, 9, 10, 7]))
+
+
+def test_a_subclass_that_writes_differently_may_have_item_dims():
+    class Noting(LazyTensorStorage):
+        def set(self, cursor, data, *, set_cursor=True):
+            super().set(cursor, data, set_cursor=set_cursor)
+
+    one, two = ReplayBuffer(storage=Noting(8, ndim=2)), ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
+    for buffer in (one, two):
+        buffer.extend(torch.arange(2.0 * 7).reshape(2, 7))
+    check_same(one[:], two[:])
+    assert len(one) == 8 and one.write_count == 7
+
+
+def test_a_list_that_writes_differently_is_asked():
+    class Loud(ListStorage):
+        def set(self, cursor, data, *, set_cursor=True):
+            super().set(cursor, data.upper() if isinstance(data, str) else [item.upper() for item in data])
+
+        def get(self, index):
+            held = super().get(index)
+            return held + "!" if isinstance(held, str) else [item + "!" for item in held]
+
+    buffer = ReplayBuffer(storage=Loud(3), collate_fn=lambda items: items)
+    buffer.add("a")
+    buffer.extend(["b", "c"])
+    assert buffer[:] == ["A!", "B!", "C!"] and set(buffer.sample(20)) == {"A!", "B!", "C!"}
+
+
+def test_a_storage_of_ones_own_takes_part():
+    buffer = ReplayBuffer(storage=Column(3), collate_fn=torch.tensor)
+    assert buffer.add(5) == 0
+    check_same(buffer.extend([6, 7, 8]), torch.tensor([1, 2, 0]))
+    check_same(buffer[:], torch.tensor([8.0, 6.0, 7.0]))
+    assert set(buffer.sample(30).tolist()) == {6.0, 7.0, 8.0} and len(buffer) == 3 and buffer.write_count == 4
+    assert buffer[1] == 6.0
+    buffer[1] = 9
+    assert buffer[1] == 9.0
+    buffer.empty()
+    assert len(buffer) == 0
+
+
+def test_a_storage_of_ones_own_can_be_drawn_from_by_priority():
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=Column(8), collate_fn=torch.tensor)
+    buffer.extend([1, 2, 3])
+    buffer.update_priority([0, 2], [0.0, 0.0])
+    assert set(buffer.sample(64).tolist()) == {2.0}
+
+
+def test_a_storage_without_a_default_collate_function_needs_one():
+    with pytest.raises(NotImplementedError):
+        ReplayBuffer(storage=Column(3))
+
+
+def test_a_storage_may_be_larger_than_two_to_the_thirty_one():
+    class Endless(Storage):
+        def get(self, index):
+            return index
+
+        def __len__(self):
+            return 2**33
+
+    torch.manual_seed(0)
+    buffer = ReplayBuffer(storage=Endless(2**33), collate_fn=lambda data: data)
+    index = buffer.sample(1000)
+    assert int(index.min()) >= 0 and int(index.max()) < 2**33
+    assert 0.4 < float((index > 2**32).float().mean()) < 0.6
+
+
+def test_the_base_storage_is_to_be_completed():
+    storage = Storage(4)
+    for call in (lambda: storage.get(0), lambda: storage.set(0, 1), lambda: len(storage), storage._empty):
+        with pytest.raises(NotImplementedError):
+            call()
+    assert storage.max_size == 4 and storage.ndim == 1 and storage.shape == torch.Size([4])
+
+
+def test_a_writer_of_ones_own_chooses_the_slots():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=Reversed())
+    check_same(buffer.extend(plain_tensor([1, 2, 3, 4])), torch.tensor([3, 2, 1, 0]))
+    check_same(buffer[:], plain_tensor([4, 3, 2, 1]))
+    assert buffer.add(plain_tensor([9])[0]) == 3
+    assert set(buffer.sample(64)[:, 0].tolist()) == {9.0, 3.0, 2.0, 4.0}
+
+
+def test_a_writer_of_ones_own_sets_priorities():
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(8))
+    buffer.set_writer(Reversed())
+    buffer.extend(plain_tensor(list(range(8))))
+    check_same(buffer.sampler.priorities, torch.ones(8))
+    assert set(buffer.sample(64, return_info=True)[1]["index"].tolist()) <= set(range(8))
+
+
+def test_a_writer_that_refuses_items_names_them_by_minus_one():
+    class Even(RoundRobinWriter):
+        def extend(self, data):
+            kept = data[:, 0] % 2 == 0
+            index = torch.full((len(data),), -1)
+            if kept.any():
+                index[kept] = super().extend(data[kept])
+            return index
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(8, 1.0, 1.0), writer=Even())
+    check_same(buffer.extend(plain_tensor([1, 2, 3, 4])), torch.tensor([-1, 0, -1, 1]))
+    assert len(buffer) == 2 and buffer.write_count == 2
+    check_same(buffer.sampler.priorities, torch.ones(2))
+    assert set(buffer.sample(64)[:, 0].tolist()) == {2.0, 4.0}
+
+
+def test_what_the_storage_is_attached_to_is_told_of_every_write():
+    class Listener:
+        def __init__(self):
+            self.marked = []
+
+        def mark_update(self, index):
+            self.marked.append(torch.as_tensor(index).tolist())
+
+    storage, listener = LazyTensorStorage(4), Listener()
+    storage.attach(listener)
+    storage.attach(listener)
+    buffer = ReplayBuffer(storage=storage)
+    buffer.extend(plain_tensor([1, 2]))
+    buffer.add(plain_tensor([3])[0])
+    assert listener.marked == [[0, 1], 2]
+
+
+def test_given_memory_may_be_shared_with_the_user():
+    class Own(TensorStorage):
+        pass
+
+    memory = plain_tensor([1, 2, 3])
+    buffer = ReplayBuffer(storage=Own(memory))
+    buffer.sample(4)
+    memory.fill_(6)
+    assert set(buffer.sample(4)[:, 0].tolist()) == {6.0}

@@ -1,0 +1,392 @@
+"""ReplayBuffer: construction, writing, reading, editing."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    Compose,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+)
+from tests.interop.rows import (
+    KINDS,
+    STORAGES,
+    check_same,
+    first_of,
+    flat_td,
+    nested_td,
+    plain_tensor,
+)
+
+
+@pytest.fixture(params=STORAGES)
+def storage(request):
+    return STORAGES[request.param]
+
+
+@pytest.fixture(params=KINDS)
+def rows(request):
+    return KINDS[request.param]
+
+
+def test_the_default_buffer_is_a_list_of_a_thousand_drawn_uniformly():
+    buffer = ReplayBuffer()
+    assert type(buffer.storage) is ListStorage and buffer.storage.max_size == 1000
+    assert type(buffer.sampler) is RandomSampler
+    assert type(buffer.writer) is RoundRobinWriter
+    assert isinstance(buffer.transform, Compose) and len(buffer.transform) == 0 and not buffer.transform.training
+    assert buffer.batch_size is None and buffer.dim_extend == 0 and buffer.initialized
+    assert len(buffer) == 0 and buffer.write_count == 0
+
+
+def test_components_may_be_given_by_callables():
+    buffer = ReplayBuffer(
+        storage=lambda: LazyTensorStorage(5), sampler=RandomSampler, writer=TensorDictRoundRobinWriter
+    )
+    assert buffer.storage.max_size == 5
+    assert type(buffer.sampler) is RandomSampler and type(buffer.writer) is TensorDictRoundRobinWriter
+
+
+def test_components_are_made_at_the_first_use_when_asked():
+    made = []
+
+    def make():
+        made.append(1)
+        return LazyTensorStorage(5)
+
+    buffer = ReplayBuffer(storage=make, delayed_init=True)
+    assert not buffer.initialized and not made
+    assert len(buffer) == 0
+    assert buffer.initialized and made == [1]
+    buffer.extend(torch.zeros(3))
+    assert len(buffer) == 3 and made == [1]
+
+
+def test_a_transform_factory_delays_the_making():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5), transform_factory=lambda: lambda data: data + 1)
+    assert not buffer.initialized
+    buffer.extend(torch.zeros(3))
+    assert buffer.initialized
+    assert torch.equal(buffer[:], torch.ones(3))
+
+
+def test_the_properties_cannot_be_set():
+    buffer = ReplayBuffer()
+    for name in ("storage", "sampler", "writer", "transform", "batch_size", "initialized", "write_count"):
+        with pytest.raises(AttributeError):
+            setattr(buffer, name, None)
+
+
+def test_extend_returns_the_slots_and_fills_in_order(storage, rows):
+    buffer = ReplayBuffer(storage=storage(6))
+    index = buffer.extend(rows([0, 1, 2, 3]))
+    check_same(index, torch.arange(4))
+    assert len(buffer) == 4 and buffer.write_count == 4 and buffer.writer._cursor == 4
+    check_same(buffer[:], rows([0, 1, 2, 3]))
+
+
+def test_the_ring_recycles_the_oldest_rows(storage, rows):
+    buffer = ReplayBuffer(storage=storage(6))
+    buffer.extend(rows([0, 1, 2, 3]))
+    check_same(buffer.extend(rows([4, 5, 6, 7])), torch.tensor([4, 5, 0, 1]))
+    assert len(buffer) == 6 and buffer.write_count == 8 and buffer.writer._cursor == 2
+    check_same(buffer[:], rows([6, 7, 2, 3, 4, 5]))
+
+
+@pytest.mark.parametrize("filled", [0, 2])
+def test_of_more_rows_than_slots_the_last_stay(storage, rows, filled):
+    buffer = ReplayBuffer(storage=storage(6))
+    if filled:
+        buffer.extend(rows(list(range(100, 100 + filled))))
+    index = buffer.extend(rows(list(range(15))))
+    check_same(index, torch.arange(filled, filled + 15) % 6)
+    assert len(buffer) == 6 and buffer.write_count == filled + 15 and buffer.writer._cursor == (filled + 15) % 6
+    kept = torch.empty(6, dtype=torch.int64)
+    kept[index] = torch.arange(15)
+    check_same(buffer[:], rows(kept))
+
+
+def test_add_writes_one_item_and_returns_its_slot(storage, rows, monkeypatch):
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    buffer = ReplayBuffer(storage=storage(3))
+    for step in range(4):
+        slot = buffer.add(first_of(rows([step])))
+        assert type(slot) is int and slot == step % 3
+    assert len(buffer) == 3 and buffer.write_count == 4 and buffer.writer._cursor == 1
+    check_same(buffer[:], rows([3, 1, 2]))
+
+
+def test_add_of_a_batched_tensordict_warns_and_can_be_silenced(monkeypatch):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(3))
+    with pytest.warns(UserWarning, match="extend"):
+        buffer.add(flat_td([1, 2]))
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    buffer.add(flat_td([1, 2]))
+    assert buffer[:].batch_size == (2, 2)
+
+
+def test_samples_are_stored_rows_under_their_index(storage, rows):
+    buffer = ReplayBuffer(storage=storage(6))
+    buffer.extend(rows(list(range(8))))
+    batch, info = buffer.sample(16, return_info=True)
+    index = info["index"]
+    assert index.dtype == torch.int64 and index.shape == (16,) and int(index.min()) >= 0 and int(index.max()) < 6
+    check_same(batch, rows(torch.tensor([6, 7, 2, 3, 4, 5])[index]))
+    assert set(info) == {"index"}
+
+
+def test_only_filled_slots_are_drawn(storage):
+    buffer = ReplayBuffer(storage=storage(1000))
+    buffer.extend(plain_tensor([5, 6]))
+    assert set(buffer.sample(64)[:, 0].tolist()) == {5.0, 6.0}
+
+
+def test_a_sample_without_info_is_the_batch_alone(storage):
+    buffer = ReplayBuffer(storage=storage(4), batch_size=5)
+    buffer.extend(flat_td([1, 2, 3]))
+    batch = buffer.sample()
+    assert isinstance(batch, TensorDict) and batch.batch_size == (5,) and set(batch.keys()) == {"obs", "done"}
+
+
+def test_the_argument_batch_size_wins_with_a_warning():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=5)
+    buffer.extend(plain_tensor([1, 2, 3]))
+    with pytest.warns(UserWarning, match="batch_size"):
+        assert buffer.sample(3).shape == (3, 3)
+    assert buffer.sample(5).shape == (5, 3)
+
+
+def test_equal_generators_give_equal_batches(storage):
+    drawn = []
+    for _ in range(2):
+        buffer = ReplayBuffer(storage=storage(50), generator=torch.Generator().manual_seed(3), batch_size=20)
+        buffer.extend(plain_tensor(list(range(50))))
+        drawn.append([buffer.sample() for _ in range(3)])
+    check_same(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+
+
+def test_the_global_seed_governs_without_a_generator(storage):
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        buffer = ReplayBuffer(storage=storage(50), batch_size=20)
+        buffer.extend(plain_tensor(list(range(50))))
+        drawn.append(buffer.sample())
+    check_same(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_generator_leaves_the_global_one_alone_and_can_be_replaced():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(50), generator=torch.Generator().manual_seed(3))
+    buffer.extend(plain_tensor(list(range(50))))
+    before = torch.get_rng_state()
+    first = buffer.sample(20)
+    assert torch.equal(before, torch.get_rng_state())
+    buffer.set_rng(torch.Generator().manual_seed(3))
+    check_same(buffer.sample(20), first)
+    assert buffer.storage._rng is buffer.sampler._rng is buffer.writer._rng is buffer._rng
+
+
+def test_empty_forgets_items_and_keeps_structure(storage, rows):
+    buffer = ReplayBuffer(storage=storage(6))
+    buffer.extend(rows([0, 1, 2, 3]))
+    assert buffer.empty() is None
+    assert len(buffer) == 0 and buffer.write_count == 0 and buffer.writer._cursor == 0
+    check_same(buffer.extend(rows([8, 9])), torch.arange(2))
+    check_same(buffer[:], rows([8, 9]))
+
+
+def test_empty_can_keep_the_write_count():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6))
+    buffer.extend(plain_tensor([1, 2]))
+    buffer.empty(empty_write_count=False)
+    assert len(buffer) == 0 and buffer.write_count == 2 and buffer.writer._cursor == 0
+
+
+def test_a_storage_of_given_data_counts_as_full():
+    buffer = ReplayBuffer(storage=TensorStorage(plain_tensor([1, 2, 3])))
+    assert len(buffer) == 3 and buffer.writer._cursor == 0 and buffer.write_count == 0
+    assert buffer.add(plain_tensor([9])[0]) == 0
+    assert len(buffer) == 3
+    check_same(buffer[:], plain_tensor([9, 2, 3]))
+
+
+def test_two_buffers_on_one_storage_see_the_same_items():
+    storage = LazyTensorStorage(6)
+    one, two = ReplayBuffer(storage=storage), ReplayBuffer(storage=storage)
+    one.extend(plain_tensor([1, 2]))
+    assert len(two) == 2
+    check_same(two[:], plain_tensor([1, 2]))
+    assert two.write_count == 0
+
+
+def test_iteration_yields_batches_without_end():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
+    buffer.extend(plain_tensor([1, 2]))
+    batches = [batch for batch, _ in zip(buffer, range(7), strict=False)]
+    assert [tuple(batch.shape) for batch in batches] == [(2, 3)] * 7
+
+
+def test_next_goes_through_batches():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
+    buffer.extend(flat_td([1, 2]))
+    batch = buffer.next()
+    assert batch.batch_size == (2,) and batch.device is None
+
+
+def test_next_gives_batches_of_any_kind(rows):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
+    buffer.extend(rows([4]))
+    check_same(buffer.next(), rows([4, 4]))
+
+
+def test_write_all_and_read_all_in_order(storage):
+    buffer = ReplayBuffer(storage=storage(4))
+    buffer.extend(nested_td([0, 1, 2]))
+    before = (len(buffer), buffer.writer._cursor, buffer.write_count)
+    assert buffer.write_all(nested_td([7, 8])) is None
+    check_same(buffer.read_all_in_order(), nested_td([7, 8, 2]))
+    check_same(buffer.read_all_in_order(end=1), nested_td([7]))
+    buffer.write_all(nested_td([5, 6]), end=2)
+    check_same(buffer.read_all_in_order(), nested_td([5, 6, 2]))
+    assert (len(buffer), buffer.writer._cursor, buffer.write_count) == before
+
+
+def test_write_all_of_a_full_buffer_needs_all_rows(storage):
+    buffer = ReplayBuffer(storage=storage(3))
+    buffer.extend(plain_tensor([0, 1, 2]))
+    buffer.write_all(plain_tensor([7, 8, 9]))
+    check_same(buffer[:], plain_tensor([7, 8, 9]))
+    with pytest.raises(RuntimeError):
+        buffer.write_all(plain_tensor([1, 2]))
+    check_same(buffer[:], plain_tensor([7, 8, 9]))
+
+
+def test_write_all_past_the_length_stays_invisible():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(plain_tensor([0]))
+    buffer.write_all(plain_tensor([5, 6, 7]))
+    check_same(buffer[:], plain_tensor([5]))
+
+
+def test_keys_are_edited_in_place(storage):
+    buffer = ReplayBuffer(storage=storage(4))
+    buffer.extend(nested_td([0, 1, 2]))
+    assert buffer.set_("obs", torch.full((3, 3), 9.0, dtype=torch.float64)) is buffer
+    assert buffer.set_at_(("next", "reward"), torch.tensor([5.0]), torch.tensor([1])) is buffer
+    check_same(buffer[:]["obs"], torch.full((3, 3), 9.0, dtype=torch.float64))
+    check_same(buffer[:]["next", "reward"], torch.tensor([0.0, 5.0, 2.0]))
+    assert set(buffer.sample(8)["obs"].flatten().tolist()) == {9.0}
+
+
+def test_update_takes_a_dict_or_tensordict_and_can_be_narrowed(storage):
+    buffer = ReplayBuffer(storage=storage(4))
+    buffer.extend(nested_td([0, 1, 2]))
+    assert buffer.update_(nested_td([4, 5, 6])) is buffer
+    check_same(buffer[:], nested_td([4, 5, 6]))
+    buffer.update_(nested_td([7, 8, 9]), keys_to_update=["obs"])
+    check_same(buffer[:]["obs"], nested_td([7, 8, 9])["obs"])
+    check_same(buffer[:]["next"], nested_td([4, 5, 6])["next"])
+    buffer.update_({"obs": nested_td([1, 1, 1])["obs"]})
+    check_same(buffer[:]["obs"], nested_td([1, 1, 1])["obs"])
+
+
+@pytest.mark.parametrize("capacity", [3, 5])
+def test_assignment_to_a_key_persists(storage, capacity):
+    buffer = ReplayBuffer(storage=storage(capacity))
+    buffer.extend(nested_td([0, 1, 2]))
+    buffer["obs"] = torch.full((3, 3), 9.0, dtype=torch.float64)
+    buffer["next", "reward"] = torch.tensor([5.0, 6.0, 7.0])
+    check_same(buffer["obs"], torch.full((3, 3), 9.0, dtype=torch.float64))
+    check_same(buffer["next", "reward"], torch.tensor([5.0, 6.0, 7.0]))
+    check_same(buffer["_data", "obs"], buffer["obs"])
+
+
+def test_components_are_exchanged_for_others():
+    buffer = ReplayBuffer(storage=ListStorage(10))
+    old = buffer.storage, buffer.sampler, buffer.writer
+    new = LazyTensorStorage(10), RandomSampler(), RoundRobinWriter()
+    assert buffer.set_storage(new[0]) is old[0]
+    assert buffer.set_sampler(new[1]) is old[1]
+    assert buffer.set_writer(new[2]) is old[2]
+    assert (buffer.storage, buffer.sampler, buffer.writer) == new
+    buffer.extend(plain_tensor([1, 2]))
+    check_same(buffer[:], plain_tensor([1, 2]))
+    assert len(old[0]) == 0 and buffer.sample(3).shape == (3, 3)
+
+
+def test_set_storage_resets_or_takes_the_collate_function():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.set_storage(ListStorage(10))
+    buffer.extend([torch.zeros(2), torch.ones(2)])
+    assert buffer.sample(3).shape == (3, 2)
+    buffer.set_storage(ListStorage(10), collate_fn=lambda items: items)
+    buffer.extend(["a", "b"])
+    assert set(buffer.sample(9)) <= {"a", "b"}
+
+
+def test_exchanging_the_storage_shows_only_rows_that_were_written():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(plain_tensor([1, 2, 3]))
+    buffer.set_storage(LazyTensorStorage(10))
+    buffer.extend(plain_tensor([4, 5]))
+    assert set(buffer[:][:, 0].tolist()) == {4.0, 5.0}
+    assert len(buffer) == 2
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_a_smaller_storage_can_be_put_in(make):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(plain_tensor(list(range(7))))
+    buffer.set_storage(make(5))
+    for step in range(6):
+        buffer.add(plain_tensor([step])[0])
+    assert len(buffer) == 5
+    assert sorted(row[0].item() for row in buffer.storage) == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_prioritized_sampler_put_in_late_knows_the_stored_rows():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(plain_tensor([0, 1, 2]))
+    buffer.set_sampler(PrioritizedSampler(10, 1.0, 1.0))
+    batch, info = buffer.sample(32, return_info=True)
+    assert set(batch[:, 0].tolist()) == {0.0, 1.0, 2.0}
+    check_same(info["priority_weight"], torch.ones(32))
+
+
+def test_updating_priorities_without_a_prioritized_sampler_warns():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(3))
+    buffer.extend(plain_tensor([0, 1]))
+    with pytest.warns(UserWarning, match="prioritized"):
+        assert buffer.update_priority(torch.tensor([0]), torch.tensor([1.0])) is None
+    assert buffer.mark_update(torch.tensor([0])) is None
+
+
+def test_the_representation_names_the_parts():
+    text = repr(ReplayBuffer(storage=LazyTensorStorage(3), batch_size=2))
+    for part in ("ReplayBuffer(", "LazyTensorStorage(", "data=<empty>", "RandomSampler()", "RoundRobinWriter(cursor=0",
+                 "batch_size=2", "collate_fn="):  # fmt: skip
+        assert part in text
+    assert "transform" not in text
+    assert "transform=Compose(" in repr(ReplayBuffer(transform=lambda data: data))
+
+
+def test_numpy_integers_are_sizes_like_ints():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(np.int64(8)), sampler=PrioritizedSampler(np.int32(8), 1.0, 1.0))
+    buffer.extend(plain_tensor([1, 2]))
+    assert buffer.sample(np.int64(32)).shape == (32, 3)
+
+
+def test_numpy_integers_index_like_ints():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(3))
+    buffer.extend(plain_tensor([4, 5, 6]))
+    check_same(buffer[np.int64(1)], plain_tensor([5])[0])

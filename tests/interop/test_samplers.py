@@ -1,0 +1,281 @@
+"""RandomSampler and PrioritizedSampler: the exact laws of draws, weights and default priorities."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    Sampler,
+)
+from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor
+
+DRAWS = 20_000
+
+
+def filled(priorities, alpha=1.0, beta=1.0, capacity=None, storage=LazyTensorStorage, **kwargs):
+    """A buffer of rows 0, 1, ... with these priorities."""
+    capacity = capacity or max(8, len(priorities))
+    buffer = ReplayBuffer(
+        storage=storage(capacity),
+        sampler=PrioritizedSampler(capacity, alpha, beta, **kwargs),
+        generator=torch.Generator().manual_seed(0),
+    )
+    buffer.extend(plain_tensor(list(range(len(priorities)))))
+    buffer.update_priority(torch.arange(len(priorities)), torch.as_tensor(priorities))
+    return buffer
+
+
+def check_law(index, chances):
+    """The draws follow the chances, by chi-square; what has none is never drawn."""
+    chances = np.asarray(chances, dtype=np.float64)
+    counts = np.bincount(index.numpy(), minlength=len(chances))
+    assert counts[chances == 0].sum() == 0
+    kept = chances > 0
+    expected = counts.sum() * chances[kept] / chances.sum()
+    assert stats.chisquare(counts[kept], expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("make", ALL_STORAGES)
+def test_every_filled_slot_is_drawn_equally_often(make):
+    buffer = ReplayBuffer(storage=ALL_STORAGES[make](50), generator=torch.Generator().manual_seed(0))
+    buffer.extend(plain_tensor(list(range(13))))
+    index = buffer.sample(DRAWS, return_info=True)[1]["index"]
+    check_law(index, np.ones(13))
+
+
+def test_uniform_draws_need_no_buffer():
+    storage = LazyTensorStorage(50)
+    storage.set(slice(0, 7), plain_tensor(list(range(7))))
+    torch.manual_seed(0)
+    index, info = RandomSampler().sample(storage, DRAWS)
+    check_law(index, np.ones(7))
+    assert info == {} and index.dtype == torch.int64
+    assert repr(RandomSampler()) == "RandomSampler()"
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.1])
+@pytest.mark.parametrize("make", ALL_STORAGES)
+def test_items_are_drawn_in_proportion_to_their_priority(make, alpha):
+    priorities = np.array([0.3, 1.0, 0.05, 4.0, 2.0, 0.7])
+    buffer = filled(priorities, alpha, capacity=8, storage=ALL_STORAGES[make])
+    index = buffer.sample(DRAWS, return_info=True)[1]["index"]
+    check_law(index, (priorities + 1e-8) ** alpha)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_are_relative_to_the_smallest_chance_in_the_buffer(dtype):
+    buffer = filled([1.0, 2.0, 3.0, 4.0], dtype=dtype)
+    info = buffer.sample(64, return_info=True)[1]
+    assert info["priority_weight"].dtype == dtype
+    torch.testing.assert_close(info["priority_weight"], 1 / (info["index"] + 1).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "eps"), [(0.7, 0.5, 1e-8), (0.6, 1.0, 0.1), (1.5, 0.0, 1e-8), (0.0, 1.0, 0.0)]
+)
+def test_weights_follow_the_formula(alpha, beta, eps):
+    priorities = torch.tensor([0.3, 1.0, 0.05, 4.0])
+    info = filled(priorities, alpha, beta, capacity=8, eps=eps).sample(64, return_info=True)[1]
+    value = (priorities + eps) ** alpha
+    torch.testing.assert_close(info["priority_weight"], (value / value.min()).pow(-beta)[info["index"]])
+    assert bool((info["priority_weight"] <= 1 + 1e-6).all())
+
+
+def test_the_smallest_chance_counts_even_if_it_is_not_drawn():
+    buffer = filled([0.0, 1000.0])
+    info = buffer.sample(64, return_info=True)[1]
+    assert info["index"].unique().tolist() == [1]
+    torch.testing.assert_close(info["priority_weight"], torch.full((64,), 1e-8 / 1000), rtol=1e-4, atol=0.0)
+
+
+def test_a_zero_priority_without_eps_is_never_drawn():
+    buffer = filled([0.0, 3.0, 0.0, 1.0, 0.0], eps=0.0, capacity=8)
+    check_law(buffer.sample(DRAWS, return_info=True)[1]["index"], [0, 3, 0, 1, 0])
+
+
+def test_tiny_chances_beside_large_ones_are_exact():
+    priorities = np.array([1e6, 1.0, 1e-3] + [100.0] * 13)
+    index = filled(priorities, 0.5, capacity=16).sample(DRAWS, return_info=True)[1]["index"]
+    expected = np.sqrt(priorities + 1e-8)
+    check_law(torch.where(index < 3, torch.clamp(index, max=1), index), [expected[0], expected[1] + expected[2], 0,
+              *expected[3:]])  # fmt: skip
+
+
+def test_many_updates_do_not_let_the_sums_drift():
+    buffer = filled([1.0] * 64)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(50):
+        index = torch.randint(64, (32,), generator=generator)
+        buffer.update_priority(index, 10 ** (8 * torch.rand(32, generator=generator) - 4))
+    wanted = torch.zeros(64)
+    wanted[:4] = torch.tensor([1e-3, 2e-3, 3e-3, 4e-3])
+    buffer.update_priority(torch.arange(64), wanted)
+    index = buffer.sample(DRAWS, return_info=True)[1]["index"]
+    check_law(index[index < 4], [1, 2, 3, 4])
+    assert int((index >= 4).sum()) < 100
+
+
+def test_setting_alpha_weighs_all_items_anew():
+    priorities = np.array([1.0, 4.0, 9.0])
+    buffer = filled(priorities, 1.0)
+    buffer.sampler.alpha = 0.5
+    assert buffer.sampler.alpha == 0.5
+    index, weights = (buffer.sample(DRAWS, return_info=True)[1][key] for key in ("index", "priority_weight"))
+    check_law(index, np.sqrt(priorities))
+    buffer.update_priority([0], [16.0])
+    check_law(buffer.sample(DRAWS, return_info=True)[1]["index"], [4, 2, 3])
+    assert weights.shape == (DRAWS,)
+
+
+def test_setting_alpha_before_anything_is_stored():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(8, 1.0, 1.0))
+    buffer.sampler.alpha = 0.5
+    buffer.extend(plain_tensor([0, 1, 2]))
+    buffer.update_priority([0, 1, 2], [1.0, 4.0, 9.0])
+    weights = {}
+    info = buffer.sample(64, return_info=True)[1]
+    weights = dict(zip(info["index"].tolist(), info["priority_weight"].tolist(), strict=True))
+    assert weights == pytest.approx({0: 1.0, 1: 1 / 2, 2: 1 / 3})
+
+
+def test_alpha_survives_an_empty():
+    buffer = filled([1.0, 4.0], 1.0)
+    buffer.sampler.alpha = 0.5
+    buffer.empty()
+    buffer.extend(plain_tensor([0, 1]))
+    buffer.update_priority([0, 1], [1.0, 4.0])
+    check_law(buffer.sample(DRAWS, return_info=True)[1]["index"], [1, 2])
+
+
+def test_setting_beta_changes_the_weights_only():
+    buffer = filled([1.0, 4.0])
+    buffer.sampler.beta = 0.5
+    assert buffer.sampler.beta == 0.5
+    info = buffer.sample(DRAWS, return_info=True)[1]
+    check_law(info["index"], [1, 4])
+    torch.testing.assert_close(info["priority_weight"], torch.tensor([1.0, 0.5])[info["index"]])
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_bad_exponents_are_refused_and_change_nothing(value):
+    buffer = filled([1.0, 4.0])
+    with pytest.raises(ValueError):
+        buffer.sampler.alpha = value
+    assert buffer.sampler.alpha == 1.0
+    for arguments in ((10, value, 1.0), (10, 1.0, value), (10, 1.0, 1.0, value)):
+        with pytest.raises(ValueError):
+            PrioritizedSampler(*arguments)
+
+
+def test_construction_is_checked():
+    for capacity in (0, -5):
+        with pytest.raises(ValueError):
+            PrioritizedSampler(capacity, 1.0, 1.0)
+    with pytest.raises((TypeError, ValueError)):
+        PrioritizedSampler(2.5, 1.0, 1.0)
+    with pytest.raises(NotImplementedError):
+        PrioritizedSampler(10, 1.0, 1.0, dtype=torch.float16)
+    sampler = PrioritizedSampler(10, 1.2, 1.0, device="cpu")
+    assert sampler.max_size == 10 and sampler.device == torch.device("cpu") and sampler.reduction == "max"
+    assert repr(PrioritizedSampler(10, 0.7, 0.9)) == "PrioritizedSampler(alpha=0.7, beta=0.9, eps=1e-08, reduction=max)"
+
+
+def test_new_items_get_the_highest_priority_ever_given():
+    buffer = filled([0.2, 0.3], capacity=8)
+    assert buffer.sampler.default_priority == 1.0
+    buffer.update_priority(0, 7.0)
+    assert buffer.sampler.default_priority == pytest.approx(7.0)
+    buffer.update_priority(0, 0.5)
+    assert buffer.sampler.default_priority == pytest.approx(7.0)
+    buffer.extend(plain_tensor([2]))
+    check_same(buffer.sampler.priorities, torch.tensor([0.5, 0.3, 7.0]))
+    buffer.extend(plain_tensor(list(range(10))))
+    assert buffer.sampler.default_priority == pytest.approx(7.0)
+
+
+def test_the_highest_priority_is_raised_to_alpha_once():
+    buffer = filled([16.0], 0.5, capacity=8)
+    buffer.extend(plain_tensor([1]))
+    check_law(buffer.sample(DRAWS, return_info=True)[1]["index"], [1, 1])
+
+
+def test_the_highest_priority_may_be_that_within_the_buffer():
+    buffer = filled([1.0, 3.0, 1.0, 5.0, 1.0, 1.0, 1.0, 1.0], capacity=8, max_priority_within_buffer=True)
+    assert buffer.sampler.default_priority == pytest.approx(5.0)
+    buffer.update_priority(3, 2.0)
+    assert buffer.sampler.default_priority == pytest.approx(3.0)
+    buffer.update_priority(0, 8.0)
+    buffer.add(plain_tensor([4])[0])  # over slot 0, which has the highest
+    check_same(buffer.sampler.priorities[0], torch.tensor(8.0))
+    assert buffer.sampler.default_priority == pytest.approx(1.0)
+    buffer.add(plain_tensor([5])[0])
+    check_same(buffer.sampler.priorities[1], torch.tensor(1.0))
+
+
+def test_of_equal_indices_the_last_counts():
+    buffer = filled([1.0, 1.0, 1.0])
+    buffer.update_priority(torch.tensor([1, 0, 1, 1]), torch.tensor([9.0, 2.0, 8.0, 3.0]))
+    check_same(buffer.sampler.priorities, torch.tensor([2.0, 3.0, 1.0]))
+
+
+def test_minus_one_is_ignored_with_its_priority():
+    buffer = filled([1.0, 1.0, 1.0])
+    buffer.update_priority(torch.tensor([-1, 2, -1]), torch.tensor([9.0, 2.0, 8.0]))
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 1.0, 2.0]))
+    buffer.update_priority(torch.tensor([-1]), torch.tensor([9.0]))
+    buffer.update_priority(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_priorities_of_every_dtype_are_taken(dtype):
+    buffer = filled([1.0, 1.0])
+    buffer.update_priority(torch.arange(2), torch.tensor([2, 4], dtype=dtype))
+    check_same(buffer.sampler.priorities, torch.tensor([2.0, 4.0]))
+
+
+@pytest.mark.parametrize("scalar", [3, 3.0, np.float64(3.0), torch.tensor(3.0), torch.tensor([3.0])], ids=repr)
+def test_one_priority_goes_to_all_indices(scalar):
+    buffer = filled([1.0, 1.0, 1.0])
+    buffer.update_priority(torch.tensor([0, 2]), scalar)
+    check_same(buffer.sampler.priorities, torch.tensor([3.0, 1.0, 3.0]))
+    buffer.update_priority(1, scalar)
+    check_same(buffer.sampler.priorities, torch.full((3,), 3.0))
+
+
+def test_nothing_can_be_drawn_where_every_priority_is_zero():
+    buffer = filled([0.0, 0.0], eps=0.0)
+    with pytest.raises(RuntimeError, match="p_sum"):
+        buffer.sample(64)
+    buffer.update_priority(1, 1.0)
+    assert buffer.sample(64)[:, 0].tolist() == [1.0] * 64
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_the_draw_of_a_sampler_alone_is_that_of_its_buffer(make):
+    one, two = filled([1.0, 2.0, 3.0], storage=make), filled([1.0, 2.0, 3.0], storage=make)
+    info = one.sample(64, return_info=True)[1]
+    index, told = two.sampler.sample(two.storage, 64)
+    check_same(index, info["index"])
+    check_same(told["priority_weight"], info["priority_weight"])
+
+
+def test_the_defaults_of_a_sampler():
+    class Fixed(Sampler):
+        def sample(self, storage, batch_size):
+            return torch.zeros(batch_size, dtype=torch.int64), {}
+
+    sampler = Fixed()
+    assert sampler.default_priority == 1.0 and sampler.ran_out is False
+    assert sampler.add(0) is sampler.extend([0]) is sampler.mark_update([0]) is None
+    with pytest.warns(UserWarning, match="prioritized"):
+        assert sampler.update_priority(0, 1.0) is None
+    with pytest.raises(TypeError):
+        Sampler()

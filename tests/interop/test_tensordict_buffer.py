@@ -1,0 +1,324 @@
+"""TensorDictReplayBuffer: what samples carry, what extend takes as priorities."""
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from tests.interop.rows import STORAGES, check_same, flat_td, nested_td, plain_tensor, refused, steps, trajectories
+
+
+@pytest.fixture(params=STORAGES)
+def storage(request):
+    return STORAGES[request.param]
+
+
+def prioritized(capacity=8, storage=LazyTensorStorage, reduction="max", **kwargs):
+    sampler = PrioritizedSampler(capacity, 1.0, 1.0, eps=0.0, reduction=reduction)
+    return TensorDictReplayBuffer(storage=storage(capacity), sampler=sampler, **kwargs)
+
+
+def with_priority(rows, values, key="td_error"):
+    return rows.set(key, torch.as_tensor(values, dtype=torch.float32))
+
+
+def test_the_default_writer_keeps_the_index():
+    buffer = TensorDictReplayBuffer()
+    assert type(buffer.writer) is TensorDictRoundRobinWriter
+    assert type(buffer.sampler) is RandomSampler and type(buffer.storage) is ListStorage
+    assert buffer.priority_key == "td_error"
+
+
+@pytest.mark.parametrize("rows", [flat_td, nested_td])
+def test_samples_carry_the_index_and_the_given_data_does_not(storage, rows):
+    buffer = TensorDictReplayBuffer(storage=storage(4), batch_size=9)
+    given = rows([0, 1, 2, 3, 4, 5])
+    keys = set(given.keys())
+    check_same(buffer.extend(given), torch.tensor([0, 1, 2, 3, 0, 1]))
+    assert set(given.keys()) == keys
+    batch = buffer.sample()
+    assert batch["index"].dtype == torch.int64 and batch["index"].shape == (9,)
+    check_same(batch.exclude("index"), rows(torch.tensor([4, 5, 2, 3])[batch["index"]]))
+    check_same(buffer[:]["index"], torch.arange(4))
+
+
+def test_add_works_alike(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(3))
+    given = flat_td([7])[0]
+    assert [buffer.add(given) for _ in range(4)] == [0, 1, 2, 0]
+    assert set(given.keys()) == {"obs", "done"}
+    assert buffer[1]["index"] == 1 and len(buffer) == 3
+    check_same(buffer[:].exclude("index"), flat_td([7, 7, 7]))
+
+
+def test_the_index_of_trajectories_is_expanded(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(5))
+    check_same(buffer.extend(trajectories([0, 1, 2])), torch.arange(3))
+    batch = buffer.sample(6)
+    assert batch.batch_size == (6, 4) and batch["index"].shape == (6, 4)
+    check_same(batch.exclude("index"), trajectories(batch["index"][:, 0]))
+    assert bool((batch["index"] == batch["index"][:, :1]).all())
+
+
+def test_with_info_the_sample_has_it_too():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), batch_size=3)
+    buffer.extend(flat_td([0, 1]))
+    batch, info = buffer.sample(return_info=True)
+    check_same(batch["index"], info["index"])
+    assert set(info) == {"index"}
+
+
+def test_include_info_is_deprecated():
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1]))
+    with pytest.warns(UserWarning, match="include_info"):
+        batch = buffer.sample(16, include_info=False)
+    assert "priority_weight" not in batch
+    with pytest.warns(UserWarning, match="include_info"):
+        assert "priority_weight" in buffer.sample(16, include_info=True)
+
+
+def test_samples_can_be_edited_freely(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(5))
+    buffer.extend(flat_td([1, 2]))
+    batch = buffer.sample(3)
+    batch["new"] = torch.zeros(3)
+    batch["obs"].zero_()
+    batch["index"].zero_()
+    check_same(buffer[:].exclude("index"), flat_td([1, 2]))
+    check_same(buffer[:]["index"], torch.arange(2))
+
+
+@pytest.mark.parametrize("given", [steps([1, 2]), [flat_td([1])[0]], plain_tensor([1, 2]), {"a": torch.zeros(2)}, None])
+def test_extend_takes_tensordicts_only(given):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    with refused(buffer, ValueError, "TensorDict"):
+        buffer.extend(given)
+
+
+def test_an_empty_extend_writes_nothing():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    buffer.extend(flat_td([1, 2]))
+    index = buffer.extend(flat_td([1])[:0])
+    assert index.shape == (0,) and index.dtype == torch.int64
+    assert len(buffer) == 2 and buffer.write_count == 2
+
+
+def test_assigned_rows_keep_their_index(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(5))
+    buffer.extend(flat_td([0, 1, 2]))
+    buffer[1] = flat_td([9])[0]
+    buffer[torch.tensor([0, 2])] = flat_td([7, 8])
+    check_same(buffer[:].exclude("index"), flat_td([7, 9, 8]))
+    check_same(buffer[:]["index"], torch.arange(3))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+@pytest.mark.parametrize("key", ["td_error", ("next", "error")])
+def test_extend_takes_one_priority_an_item(shape, key):
+    buffer = prioritized(priority_key=key)
+    rows = flat_td([0, 1, 2])
+    rows["next"] = TensorDict({}, [3])
+    buffer.extend(with_priority(rows, torch.tensor([1.0, 2.0, 5.0]).reshape(shape), key))
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 5.0]))
+
+
+def test_priorities_given_to_extend_can_be_left_aside():
+    buffer = prioritized()
+    buffer.extend(with_priority(flat_td([0, 1]), [3.0, 4.0]), update_priority=False)
+    check_same(buffer.sampler.priorities, torch.ones(2))
+    buffer.extend(with_priority(flat_td([0, 1]), [3.0, 4.0]), update_priority=True)
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 4.0]))
+
+
+def test_items_without_a_priority_get_the_default():
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1]))
+    check_same(buffer.sampler.priorities, torch.ones(2))
+    buffer.update_priority(torch.tensor([0]), torch.tensor([7.0]))
+    buffer.extend(flat_td([2]))
+    check_same(buffer.sampler.priorities, torch.tensor([7.0, 1.0, 7.0]))
+
+
+def test_add_takes_the_priority_of_the_item():
+    one, other = prioritized(), prioritized()
+    for value in (3.0, 0.5):
+        one.add(with_priority(flat_td([0])[0], value))
+        other.add(with_priority(flat_td([0])[0], [value]))
+    check_same(one.sampler.priorities, torch.tensor([3.0, 0.5]))
+    check_same(other.sampler.priorities, torch.tensor([3.0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "wanted"), [("max", 9.0), ("min", 1.0), ("mean", 4.0), ("median", 2.0), ("sum", 16.0)]
+)
+def test_several_values_of_an_item_are_reduced(reduction, wanted):
+    values = torch.tensor([1.0, 9.0, 2.0, 4.0])
+    buffer = prioritized(reduction=reduction)
+    buffer.extend(flat_td([0, 1]))
+    batch = buffer[torch.tensor([1, 0])]
+    batch["td_error"] = torch.stack([values, values / 2])
+    assert buffer.update_tensordict_priority(batch) is None
+    check_same(buffer.sampler.priorities, torch.tensor([wanted / 2, wanted]))
+    added = prioritized(reduction=reduction)
+    added.add(with_priority(flat_td([2])[0], values))
+    check_same(added.sampler.priorities, torch.tensor([wanted]))
+
+
+def test_an_unknown_reduction_is_refused_when_used():
+    buffer = prioritized(reduction="nothing")
+    buffer.extend(flat_td([0, 1]))
+    batch = buffer.sample(16)
+    batch["td_error"] = torch.ones(16, 3)
+    with refused(buffer, NotImplementedError, "nothing"):
+        buffer.update_tensordict_priority(batch)
+
+
+def test_an_unknown_reduction_refuses_the_item_that_needs_it():
+    buffer = prioritized(reduction="nothing")
+    buffer.add(with_priority(flat_td([0])[0], [1.0]))
+    fresh = prioritized(reduction="nothing")
+    with refused(fresh, NotImplementedError, "nothing"):
+        fresh.add(with_priority(flat_td([0])[0], [1.0, 2.0]))
+
+
+def test_an_item_without_batch_dims_can_be_updated():
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1, 2]))
+    buffer.update_tensordict_priority(with_priority(buffer[1].clone(), 5.0))
+    buffer.update_tensordict_priority(with_priority(buffer[2].clone(), [5.0, 8.0]))
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 5.0, 8.0]))
+
+
+def test_a_sample_without_the_key_gets_the_default_priority():
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1, 2]))
+    buffer.update_priority(torch.arange(3), torch.tensor([2.0, 4.0, 0.5]))
+    buffer.update_tensordict_priority(buffer[torch.tensor([0, 2])])
+    check_same(buffer.sampler.priorities, torch.tensor([4.0, 4.0, 4.0]))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 1), (2,), (2, 1)])
+def test_priorities_of_trajectories_are_reduced_over_time(shape):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(8, 1.0, 1.0))
+    buffer.extend(trajectories([0, 1, 2]))
+    batch = buffer[torch.tensor([2, 0])]
+    values = torch.zeros(shape)
+    values.reshape(2, -1)[:, -1] = torch.tensor([3.0, 6.0])
+    if len(shape) == 1 or shape == (2, 1):
+        batch = TensorDict({"index": batch["index"]}, [2])
+    batch["td_error"] = values
+    buffer.update_tensordict_priority(batch)
+    check_same(buffer.sampler.priorities, torch.tensor([6.0, 1.0, 3.0]))
+
+
+def test_an_index_with_a_trailing_dim_is_understood():
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1, 2]))
+    sample = with_priority(TensorDict({"index": torch.tensor([[2], [1]])}, [2]), [5.0, 6.0])
+    buffer.update_tensordict_priority(sample)
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 6.0, 5.0]))
+
+
+def test_updating_from_a_sample_without_index_is_an_error():
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1, 2]))
+    with refused(buffer, KeyError, "index"):
+        buffer.update_tensordict_priority(with_priority(flat_td([0, 1]), [5.0, 6.0]))
+
+
+def test_without_priorities_updating_from_a_sample_does_nothing():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    buffer.extend(flat_td([0, 1]))
+    assert buffer.update_tensordict_priority(with_priority(buffer.sample(2), [1.0, 2.0])) is None
+
+
+def test_a_priority_key_without_a_prioritized_sampler_warns():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    with pytest.warns(UserWarning, match="prioritized"):
+        buffer.extend(with_priority(flat_td([0, 1]), [1.0, 2.0]))
+    assert len(buffer) == 2
+    buffer.extend(with_priority(flat_td([0, 1]), [1.0, 2.0]), update_priority=False)
+
+
+BAD_PRIORITIES = [
+    torch.ones(2, 3),
+    torch.tensor([1.0, torch.nan]),
+    torch.tensor([torch.inf, 1.0]),
+    torch.tensor([-1.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize("values", BAD_PRIORITIES, ids=["wide", "nan", "inf", "negative"])
+@pytest.mark.parametrize("transform", [None, lambda data: data], ids=["bare", "transform"])
+def test_priorities_that_do_not_fit_refuse_the_whole_batch(values, transform):
+    buffer = prioritized(transform=transform)
+    rows = flat_td([5, 6]).set("td_error", values)
+    with refused(buffer, RuntimeError, "update_priority=False"):
+        buffer.extend(rows)
+    buffer.extend(rows, update_priority=False)
+    check_same(buffer.sampler.priorities, torch.ones(2))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -1.0])
+def test_a_priority_that_does_not_fit_refuses_the_item(value):
+    buffer = prioritized()
+    buffer.add(with_priority(flat_td([0])[0], 1.0))
+    with refused(buffer, (RuntimeError, ValueError)):
+        buffer.add(with_priority(flat_td([1])[0], value))
+
+
+@pytest.mark.parametrize("values", [torch.nan, torch.inf, -1.0])
+def test_updates_that_do_not_fit_change_nothing(values):
+    buffer = prioritized()
+    buffer.extend(flat_td([0, 1, 2]))
+    batch = buffer[torch.tensor([0, 1])]
+    batch["td_error"] = torch.tensor([9.0, values])
+    with refused(buffer, ValueError):
+        buffer.update_tensordict_priority(batch)
+
+
+def test_a_transform_that_leaves_tensordicts_is_an_error():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data["obs"])
+    buffer.extend(flat_td([0, 1]))
+    with pytest.raises(RuntimeError, match="non-tensordict"):
+        buffer.sample(3)
+    plain = ReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data["obs"])
+    plain.extend(flat_td([0, 1]))
+    assert plain.sample(3).shape == (3, 3)
+
+
+def test_a_transform_after_which_the_info_does_not_fit_is_an_error():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data[:2])
+    buffer.extend(flat_td([0, 1]))
+    with pytest.raises(RuntimeError, match="metadata"):
+        buffer.sample(3)
+
+
+def test_priorities_reach_every_buffer_on_the_storage():
+    storage = LazyTensorStorage(8)
+    one = TensorDictReplayBuffer(storage=storage)
+    two = TensorDictReplayBuffer(storage=storage, sampler=PrioritizedSampler(8, 1.0, 1.0, eps=0.0))
+    one.extend(flat_td([0, 1, 2]))
+    check_same(two.sampler.priorities, torch.ones(3))
+    assert set(two.sample(16)["index"].tolist()) == {0, 1, 2}
+
+
+def test_a_copy_keeps_priorities_and_the_key():
+    buffer = prioritized(priority_key="error", generator=torch.Generator().manual_seed(0))
+    buffer.extend(with_priority(flat_td([0, 1, 2]), [1.0, 2.0, 3.0], "error"))
+    twin = copy.deepcopy(buffer)
+    check_same(twin.sampler.priorities, buffer.sampler.priorities)
+    check_same(twin.sample(16), buffer.sample(16))
+    twin.update_priority(torch.tensor([0]), 9.0)
+    check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 3.0]))

@@ -1,0 +1,249 @@
+"""Buffers used by several threads, and by worker processes."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from tests.interop import workers
+from tests.interop.rows import check_same, flat_td
+
+
+def together(*calls):
+    """Run calls in threads; the errors that they raised."""
+    errors = []
+
+    def guarded(call):
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    return errors
+
+
+def check_whole(batch):
+    """All leaves of a row tell the same id."""
+    ids = batch["obs"][:, 0]
+    assert bool((batch["obs"] == ids[:, None]).all()) and bool((batch["done"][:, 0] == (ids % 2).bool()).all())
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_rows_are_never_torn(make, prefetch):
+    buffer = TensorDictReplayBuffer(storage=make(64), batch_size=32, prefetch=prefetch)
+    buffer.extend(flat_td([0] * 64))
+
+    def write():
+        for step in range(150):
+            buffer.extend(flat_td([step] * 16))
+
+    def read():
+        for _ in range(150):
+            check_whole(buffer.sample())
+
+    assert together(write, write, read, read) == []
+    assert buffer.write_count == 64 + 2 * 150 * 16 and len(buffer) == 64
+    assert buffer.writer._cursor == buffer.write_count % 64
+
+
+def test_every_row_of_several_writers_arrives():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4 * 100 * 3))
+
+    def write(first):
+        for step in range(100):
+            buffer.extend(flat_td([first + step] * 3))
+
+    assert together(*(lambda first=first: write(first) for first in (0, 1000, 2000, 3000))) == []
+    ids, counts = buffer[:]["obs"][:, 0].unique(return_counts=True)
+    assert ids.tolist() == [float(first + step) for first in (0, 1000, 2000, 3000) for step in range(100)]
+    assert counts.tolist() == [3] * 400
+
+
+def test_priorities_are_updated_while_others_write_and_draw():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(64), batch_size=16)
+    buffer.extend(flat_td([0] * 16))
+    buffer.update_tensordict_priority(buffer.sample().set("td_error", torch.ones(16)))
+
+    def write():
+        for step in range(60):
+            buffer.extend(flat_td([step] * 16))
+
+    def learn():
+        for _ in range(60):
+            batch = buffer.sample()
+            check_whole(batch)
+            assert bool(torch.isfinite(batch["priority_weight"]).all())
+            buffer.update_tensordict_priority(batch.set("td_error", batch["obs"][:, 0] + 1))
+
+    assert together(write, learn, learn) == []
+    assert bool((buffer.sampler.priorities >= 0).all())
+
+
+def test_emptying_while_others_read():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=8)
+    buffer.extend(flat_td([1] * 8))
+    done = threading.Event()
+
+    def restart():
+        for _ in range(100):
+            buffer.empty()
+            buffer.extend(flat_td([1] * 8))
+        done.set()
+
+    def read():
+        while not done.is_set():
+            try:
+                check_whole(buffer.sample())
+            except RuntimeError as error:
+                assert "empty" in str(error)
+
+    assert together(restart, read, read) == []
+
+
+# ------------------------------------------------------------------ processes
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def in_a_fresh_interpreter(code):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(("drawn", "shared"), [(False, True), (True, False)])
+def test_a_forked_worker_extends_a_memmap_buffer(drawn, shared):
+    out = in_a_fresh_interpreter(f"""
+        import multiprocessing
+        import torch
+        from tensordict import TensorDict
+        from interop import LazyMemmapStorage, TensorDictReplayBuffer
+
+        def worker(buffer):
+            buffer.extend(TensorDict({{"a": torch.ones(10)}}, [10]))
+            assert buffer.sample(4)["a"].shape == (4,)
+
+        buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(21), batch_size=4, shared={shared})
+        buffer.extend(TensorDict({{"a": torch.zeros(10)}}, [10]))
+        if {drawn}:
+            buffer.sample()
+        process = multiprocessing.get_context("fork").Process(target=worker, args=(buffer,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0, process.exitcode
+        assert len(buffer) == 20 and buffer.write_count == 20 and buffer.writer._cursor == 20
+        assert bool((buffer["a"][:10] == 0).all()) and bool((buffer["a"][10:] == 1).all())
+        assert bool((buffer["_data", "a"][10:] == 1).all())
+        buffer.extend(TensorDict({{"a": torch.full((3,), 2.0)}}, [3]))
+        assert buffer[:]["a"].tolist() == [2.0] * 2 + [0.0] * 8 + [1.0] * 10 + [2.0]
+        print("done")
+    """)
+    assert out == "done\n"
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_spawned_worker_draws_from_the_buffer_and_extends_it(make):
+    """Sharing may move the memory: views of where it was must not be used any more."""
+    buffer = TensorDictReplayBuffer(storage=make(21))
+    buffer.extend(flat_td([0] * 5 + [5] * 5))
+    buffer.sample(512)
+    answers = SPAWN.Queue()
+    process = SPAWN.Process(target=workers.sample_and_extend, args=(buffer, [1] * 10, answers))
+    process.start()
+    assert answers.get(timeout=100) == [0.0, 5.0]
+    process.join(60)
+    assert process.exitcode == 0
+    assert len(buffer) == 20 and buffer.write_count == 20 and buffer.writer._cursor == 20
+    check_same(buffer[:].exclude("index"), flat_td([0] * 5 + [5] * 5 + [1] * 10))
+    buffer.extend(flat_td([2, 3]))
+    check_same(buffer[:].exclude("index"), flat_td([3] + [0] * 4 + [5] * 5 + [1] * 10 + [2]))
+    check_same(buffer.sample(512)["obs"][:, 0].unique(), torch.tensor([0.0, 1.0, 2.0, 3.0, 5.0]))
+
+
+def test_no_row_of_two_workers_is_lost_when_they_take_turns():
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(1000), shared=True)
+    buffer.extend(flat_td([0] * 4))
+    processes = [SPAWN.Process(target=workers.extend_many, args=(buffer, first, 50)) for first in (100, 200)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert len(buffer) == 404 and buffer.write_count == 404
+    check_whole(buffer[:])
+    ids, counts = buffer[:]["obs"][:, 0].unique(return_counts=True)
+    assert ids.tolist() == [0.0] + [float(first + step) for first in (100, 200) for step in range(50)]
+    assert counts.tolist() == [4] * 101
+
+
+def nothing(*_):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: ListStorage(4), "Cannot share a storage"),
+        (lambda: LazyTensorStorage(4), "share"),
+        (lambda: LazyMemmapStorage(4), "share"),
+        (lambda: PrioritizedSampler(4, 1.0, 1.0), "sync=False"),
+    ],
+    ids=["list", "memory not written", "files not written", "priorities"],
+)
+def test_what_cannot_be_shared_is_refused_at_the_start_of_the_process(make, match):
+    process = SPAWN.Process(target=nothing, args=(make(),))
+    with pytest.raises(RuntimeError, match=match):
+        process.start()
+
+
+def test_sharing_can_be_switched_on_and_off():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    assert buffer.share() is buffer and buffer.share(True) is buffer and buffer.share(shared=False) is buffer
+    buffer.extend(flat_td([1]))
+    assert len(buffer) == 1
+
+
+def test_only_the_maker_of_files_removes_them(tmp_path):
+    out = in_a_fresh_interpreter(f"""
+        import multiprocessing
+        import torch
+        from interop import LazyMemmapStorage, ReplayBuffer
+
+        def worker(buffer):
+            buffer.extend(torch.ones(2))
+            assert buffer.storage.cleanup() is False
+
+        buffer = ReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir={str(tmp_path / "data")!r}, auto_cleanup=True))
+        buffer.extend(torch.zeros(2))
+        process = multiprocessing.get_context("fork").Process(target=worker, args=(buffer,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        import os
+        print(len(os.listdir({str(tmp_path / "data")!r})), len(buffer))
+    """)
+    assert out == "1 4\n"
+    assert not os.path.exists(tmp_path / "data")

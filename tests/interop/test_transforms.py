@@ -1,0 +1,262 @@
+"""What data goes through on its way in and out."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from interop import Compose, LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
+from tests.interop.rows import STORAGES, check_same, flat_td, plain_tensor, refused
+
+
+class Scaled(nn.Module):
+    """Stored divided, read multiplied; notes its calls."""
+
+    def __init__(self, factor, log=None):
+        super().__init__()
+        self.factor, self.log = factor, [] if log is None else log
+
+    def forward(self, data):
+        self.log.append(("forward", self.factor))
+        return data * self.factor if isinstance(data, torch.Tensor) else data.set("obs", data["obs"] * self.factor)
+
+    def inv(self, data):
+        self.log.append(("inv", self.factor))
+        return data / self.factor if isinstance(data, torch.Tensor) else data.set("obs", data["obs"] / self.factor)
+
+
+class Nothing(nn.Module):
+    def forward(self, data):
+        return data
+
+    def inv(self, data):
+        return None
+
+
+def doubled(data):
+    return data * 2
+
+
+@pytest.fixture(params=STORAGES)
+def storage(request):
+    return STORAGES[request.param]
+
+
+def test_forward_runs_on_every_read_and_the_inverse_on_every_write(storage):
+    buffer = ReplayBuffer(storage=storage(4), transform=Scaled(4.0))
+    buffer.extend(plain_tensor([4, 8]))
+    check_same(buffer.storage[:], plain_tensor([1, 2]))
+    check_same(buffer[:], plain_tensor([4, 8]))
+    check_same(buffer[1], plain_tensor([8])[0])
+    check_same(buffer[torch.tensor([1])], plain_tensor([8]))
+    assert set(buffer.sample(16)[:, 0].tolist()) == {4.0, 8.0}
+    buffer[0] = plain_tensor([16])[0]
+    check_same(buffer.storage[0], plain_tensor([4])[0])
+    buffer.add(plain_tensor([12])[0])
+    check_same(buffer.storage[2], plain_tensor([3])[0])
+
+
+def test_transforms_run_first_to_last_and_back():
+    log = []
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Scaled(2.0, log), Scaled(3.0, log)))
+    buffer.extend(plain_tensor([6]))
+    assert log == [("inv", 3.0), ("inv", 2.0)]
+    log.clear()
+    check_same(buffer[:], plain_tensor([6]))
+    assert log == [("forward", 2.0), ("forward", 3.0)]
+
+
+def test_callables_and_modules_run_on_reads_only():
+    for transform in (doubled, nn.Identity(), lambda data: data):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=transform)
+        assert isinstance(buffer.transform, Compose) and len(buffer.transform) == 1
+        buffer.extend(plain_tensor([3]))
+        check_same(buffer.storage[:], plain_tensor([3]))
+        check_same(buffer[:], plain_tensor([6 if transform is doubled else 3]))
+
+
+def test_the_chain_is_in_eval_mode():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=nn.Dropout(0.9).train())
+    buffer.append_transform(nn.Dropout(0.9).train())
+    buffer.insert_transform(0, nn.Dropout(0.9).train())
+    assert not any(module.training for module in buffer.transform.modules())
+    buffer.extend(plain_tensor([1]))
+    check_same(buffer.sample(4), plain_tensor([1, 1, 1, 1]))
+
+
+def test_transforms_can_be_appended_and_inserted():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data + 1)
+    buffer.extend(plain_tensor([1]))
+    assert buffer.append_transform(lambda data: data * 10) is buffer
+    check_same(buffer[:], plain_tensor([20]))
+    assert buffer.insert_transform(0, lambda data: data * 5) is buffer
+    check_same(buffer[:], plain_tensor([60]))
+    assert len(buffer.transform) == 3
+
+
+def test_an_inverted_transform_runs_forward_when_writing():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.append_transform(Scaled(2.0), invert=True)
+    buffer.extend(plain_tensor([1]))
+    check_same(buffer.storage[:], plain_tensor([2]))
+    check_same(buffer[:], plain_tensor([1]))
+    buffer.insert_transform(0, lambda data: data + 1, invert=True)
+    buffer.extend(plain_tensor([1]))
+    check_same(buffer.storage[1], plain_tensor([3])[0])
+
+
+def test_an_inverted_edit_in_place_reaches_the_given_tensors():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+
+    def add_one(data):
+        data["obs"] += 1
+        return data
+
+    buffer.append_transform(add_one, invert=True)
+    given = TensorDict({"obs": torch.zeros(3)}, [3])
+    buffer.extend(given)
+    check_same(given["obs"], torch.ones(3))
+    check_same(buffer.storage[:]["obs"], torch.ones(3))
+
+
+def test_the_given_tensordict_keeps_its_keys():
+    class Renamed(nn.Module):
+        def forward(self, data):
+            return data.rename_key_("stored", "obs")
+
+        def inv(self, data):
+            return data.rename_key_("obs", "stored")
+
+    for kind in (ReplayBuffer, TensorDictReplayBuffer):
+        buffer = kind(storage=LazyTensorStorage(4), transform=Renamed())
+        given = flat_td([1, 2])
+        buffer.extend(given)
+        assert set(given.keys()) == {"obs", "done"}
+        assert {"stored", "done"} <= set(buffer.storage[:].keys())
+        assert {"obs", "done"} <= set(buffer.sample(4).keys())
+        assert {"obs", "done"} <= set(buffer[:].keys())
+        assert "stored" in buffer.storage[:].keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("filled", [2, 4])
+def test_a_read_never_alters_what_is_stored(storage, filled):
+    def rewrite(data):
+        data["obs"] = data["obs"] * 2
+        data["new"] = torch.zeros(data.batch_size)
+        return data
+
+    buffer = ReplayBuffer(storage=storage(4), transform=rewrite)
+    rows = flat_td(list(range(filled)))
+    buffer.extend(rows)
+    for index in (slice(None), 0, slice(0, 1), torch.tensor([0])):
+        assert "new" in buffer[index].keys()  # noqa: SIM118
+    buffer.sample(3)
+    check_same(buffer.storage[:], rows)
+    check_same(buffer[:]["obs"], rows["obs"] * 2)
+
+
+@pytest.mark.parametrize("rows", [plain_tensor, flat_td])
+def test_a_transform_that_edits_in_place_never_alters_what_is_stored(storage, rows):
+    def edit(data):
+        (data if isinstance(data, torch.Tensor) else data["obs"]).mul_(2)
+        return data
+
+    buffer = ReplayBuffer(storage=storage(4), transform=edit)
+    buffer.extend(rows([1, 2]))
+    for index in (torch.tensor([0, 1]), slice(None), 0):
+        buffer[index]
+        check_same(buffer.storage[:], rows([1, 2]))
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_an_inverse_that_gives_nothing_writes_nothing(kind):
+    buffer = kind(storage=LazyTensorStorage(4), transform=Nothing())
+    index = buffer.extend(flat_td([1, 2]))
+    assert index.shape == (0, 1) and index.dtype == torch.int64
+    added = buffer.add(flat_td([1])[0])
+    assert added.shape == (0, 1)
+    assert len(buffer) == 0 and buffer.write_count == 0
+    wide = kind(storage=LazyTensorStorage(4, ndim=2), transform=Nothing())
+    assert wide.extend(flat_td([1, 2])).shape == (0, 2)
+
+
+def test_add_lifts_a_tensordict_by_one_dim_for_the_inverse():
+    shapes = []
+
+    class Seen(Scaled):
+        def inv(self, data):
+            shapes.append(tuple(data.batch_size))
+            return data
+
+    ReplayBuffer(storage=LazyTensorStorage(4), transform=Seen(1.0)).add(flat_td([1])[0])
+    TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Seen(1.0)).add(flat_td([1])[0])
+    assert shapes == [(1,), ()]
+
+
+def test_an_added_item_is_stored_without_the_extra_dim():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Scaled(2.0))
+    assert buffer.add(flat_td([4])[0]) == 0
+    assert buffer.storage[:].batch_size == (1,)
+    check_same(buffer[:], flat_td([4]).set("done", torch.zeros(1, 1, dtype=torch.bool)))
+
+
+def test_transforms_may_change_the_type_of_plain_samples():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data["obs"].sum().item())
+    buffer.extend(flat_td([1]))
+    assert buffer.sample(2) == 6.0
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_transforms_run_after_collating(make):
+    buffer = ReplayBuffer(storage=make(4), transform=doubled)
+    buffer.extend(plain_tensor([1, 1]))
+    check_same(buffer.sample(3), plain_tensor([2, 2, 2]))
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(RuntimeError, match="callable"):
+        ReplayBuffer(transform=3)
+    buffer = ReplayBuffer()
+    with refused(buffer, RuntimeError, "callable"):
+        buffer.append_transform("text")
+    with refused(buffer, RuntimeError, "callable"):
+        buffer.insert_transform(0, "text")
+    with pytest.raises(IndexError):
+        buffer.insert_transform(3, doubled)
+    assert len(buffer.transform) == 0
+
+
+@pytest.mark.parametrize("where", ["forward", "inv"])
+def test_a_transform_that_raises_changes_nothing(where):
+    class Broken(Scaled):
+        pass
+
+    def broken(self, data):
+        raise ArithmeticError("broken")
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Scaled(2.0), batch_size=2)
+    buffer.extend(plain_tensor([1, 2]))
+    setattr(Broken, where, broken)
+    buffer.append_transform(Broken(1.0))
+    if where == "inv":
+        for call in (lambda: buffer.extend(plain_tensor([3])), lambda: buffer.add(plain_tensor([3])[0])):
+            with refused(buffer, ArithmeticError):
+                call()
+    else:
+        with refused(buffer, ArithmeticError):
+            buffer[0]
+        with pytest.raises(ArithmeticError):
+            buffer.sample()
+
+
+def test_the_chain_can_be_indexed_and_is_copied_with_the_buffer():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Scaled(2.0), Scaled(3.0)))
+    assert buffer.transform[1].factor == 3.0
+    buffer.extend(plain_tensor([6]))
+    for twin in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+        check_same(twin[:], plain_tensor([6]))
+        twin.append_transform(Scaled(5.0))
+        assert len(buffer.transform) == 2
