@@ -153,6 +153,10 @@ def one_scan(side: Side, keys: Iterator[Array], new: Any) -> Callable[[], None]:
     return one_call(Side(side.full, steps), keys, new)
 
 
+def capacities(quick: bool) -> dict[str, int]:
+    return {"32 floats": 20_000 if quick else 1_000_000, "4x84x84 bytes": 2_000 if quick else 20_000}
+
+
 def questions(quick: bool) -> Iterator[tuple[str, dict[str, Callable[[int, Any], Side]], int, Any, Any]]:
     """(name, contenders, capacity, rows to fill with, rows to add in a step)."""
     draw = np.random.default_rng(0)
@@ -160,13 +164,10 @@ def questions(quick: bool) -> Iterator[tuple[str, dict[str, Callable[[int, Any],
     images = draw.integers(0, 255, (1_000, 4, 84, 84), np.uint8)
     prioritized = {measure.OURS: ours_prioritized, "flashbax": flashbax_prioritized}
     uniform = {measure.OURS: ours_uniform, "flashbax": flashbax_uniform}
-    for name, rows, capacity in (
-        ("10^6 rows of 32 floats", floats, 20_000 if quick else 1_000_000),
-        ("2*10^4 rows of 4x84x84 bytes", images, 2_000 if quick else 20_000),
-    ):
+    for (name, capacity), rows in zip(capacities(quick).items(), (floats, images), strict=True):
         yield f"prioritized sample + update, {name}", prioritized, capacity, rows, rows[:1]
         for count in (1, 16, 256):
-            yield f"uniform add {count} + sample, {name}", uniform, capacity, rows, rows[:count]
+            yield f"add {count} + sample, {name}", uniform, capacity, rows, rows[:count]
 
 
 def measured(quick: bool) -> list[measure.Timing]:
@@ -178,7 +179,7 @@ def measured(quick: bool) -> list[measure.Timing]:
             for contender, make in makers.items()
             if contender == measure.OURS or flashbax is not None
         }
-        for form, build in (("", one_call), (", scan of 100", one_scan)):
+        for form, build in (("", one_call), (", scan", one_scan)):
             keys = itertools.cycle(jax.random.split(jax.random.key(0), 64))
             calls = {contender: build(side, keys, new) for contender, side in sides.items()}
             timings.append(measure.compare(name + form, calls, quick=quick))
@@ -193,8 +194,8 @@ def both_ways(options: argparse.Namespace) -> list[measure.Timing]:
             file = pathlib.Path(folder) / f"{way}.json"
             command = [sys.executable, __file__, "--dispatch", way, "--json", str(file)]
             subprocess.run(command + ["--quick"] * options.quick, check=True, stdout=subprocess.DEVNULL)
-            for row in json.loads(file.read_text())["timings"]:
-                timings.append(measure.Timing(f"{row['name']} [{way}]", row["us"], row["ratio"]))
+            rows = json.loads(file.read_text())["timings"]
+            timings += [measure.Timing(f"{row['name']} [{way}]", row["us"], row["ratio"]) for row in rows]
     return timings
 
 
@@ -205,7 +206,8 @@ def main() -> None:
     if options.dispatch == "sync":
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     timings = measured(options.quick) if options.dispatch else both_ways(options)
-    measure.report("Inside jit, batch 256: us a call (a scan is 100 steps)", timings, {}, options.json)
+    sizes = ", ".join(f"{capacity} of {name}" for name, capacity in capacities(options.quick).items())
+    measure.report(f"Inside jit, batch {BATCH}, a scan is {STEPS} steps; rows: {sizes}", timings, {}, options.json)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import platform
@@ -23,6 +24,7 @@ OURS = "ours"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "tensordict", "torchrl", "cpprb", "flashbax")
 MICROSECOND = 1e6
+LOAD = os.getloadavg()[0]  # before anything is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +46,24 @@ def arguments(question: str, **more: Any) -> argparse.ArgumentParser:
 def rival(name: str) -> ModuleType | None:
     """The module if it can be imported; a rival that is not there is left out."""
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError:
         return None
+    logging.getLogger(name.split(".")[0]).setLevel(logging.WARNING)  # no lines between those of the table
+    return module
 
 
 def compare(name: str, contenders: dict[str, Callable[[], Any]], *, quick: bool = False) -> Timing:
     """Time calls that do one whole operation and wait for its result (`block_until_ready` where it is a JAX array)."""
-    rounds, budget = (5, 0.01) if quick else (41, 0.03)  # budget: seconds of one burst
-    bursts = {}
+    most, budget, whole = (5, 0.01, 0.5) if quick else (41, 0.03, 4.0)  # rounds; seconds of a burst and of all
+    bursts, one_round = {}, 0.0
     for contender, call in contenders.items():
-        for _ in range(3):  # compile, touch memory, fill caches
+        for _ in range(2):  # compile, touch memory, fill caches
             call()
-        bursts[contender] = max(2, min(200, int(budget / max(_seconds(call), 1e-7))))
+        cost = max(_seconds(call), 1e-7)
+        bursts[contender] = max(2, min(200, int(budget / cost)))
+        one_round += cost * (1 + bursts[contender])
+    rounds = max(5, min(most, int(whole / one_round)))
     taken: dict[str, list[float]] = {contender: [] for contender in contenders}
     middles: dict[str, list[float]] = {contender: [] for contender in contenders}
     for turn in range(rounds):
@@ -94,6 +101,8 @@ def about() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "commit": _commit(),
+        "load": round(LOAD, 1),
+        "torch threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
 
@@ -122,12 +131,19 @@ def report(title: str, timings: list[Timing], values: dict[str, float], file: pa
     """Print the table, and write the same numbers to `file`."""
     facts = about()
     print(f"\n{title}")
-    print(f"{facts['machine']}; python {facts['python']}; commit {facts['commit']}; {facts['time']}")
+    print(
+        f"{facts['machine']}; python {facts['python']}; load {facts['load']}; commit {facts['commit']}; {facts['time']}"
+    )
     print("; ".join(f"{package} {version}" for package, version in facts["versions"].items()))
+    print(f"load before {facts['load']}; torch threads: {facts['torch threads']}")
+    if len(os.sched_getaffinity(0)) < LOAD:
+        print("The machine was busy. torch's threads then wait for one another: repeat this when it is idle, or with")
+        print("OMP_NUM_THREADS=1, before a ratio against torch is believed.")
     if timings:
         _print_timings(timings)
+    wide = max(map(len, values), default=0)
     for name, value in values.items():
-        print(f"{name:<64}{value:>12.3f}")
+        print(f"{name:<{wide}}{value:>12.3f}")
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         rows = [dataclasses.asdict(timing) for timing in timings]
@@ -137,11 +153,14 @@ def report(title: str, timings: list[Timing], values: dict[str, float], file: pa
 def _print_timings(timings: list[Timing]) -> None:
     contenders = list(dict.fromkeys(c for timing in timings for c in timing.us))
     rivals = [c for c in contenders if c != OURS]
-    print(f"{'median, us':<56}" + "".join(f"{c:>14}" for c in [OURS, *rivals, *(f"{r}/{OURS}" for r in rivals)]))
+    heads = [OURS, *rivals, *(f"{r} / {OURS}" for r in rivals)]
+    widths = [max(12, len(head) + 2) for head in heads]
+    wide = max(len(timing.name) for timing in timings)
+    print(f"{'median, us':<{wide}}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
     for timing in timings:
         cells = [_cell(timing.us.get(c), ".1f") for c in [OURS, *rivals]]
         cells += [_cell(timing.ratio.get(r), ".2f") for r in rivals]
-        print(f"{timing.name:<56}" + "".join(f"{cell:>14}" for cell in cells))
+        print(f"{timing.name:<{wide}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -36,9 +36,11 @@ class Prioritized:
 
     A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given,
     with "highest_stored" one that is forgotten when its item is overwritten and looked up again when that item's
-    priority changes. With `stratified`, draw i falls in the i-th of batch_size equal shares of the total (section 3.3
-    and B.2.1 of the paper): the same chances, less variance. A zero priority with eps 0 is never drawn. Priorities that
-    are negative or not finite are refused: the item keeps the one it has, and `state.refused` counts them.
+    priority changes; all rows of one `extend` then get the same one, and XLA copies the priorities in each turn of a loop
+    that both extends and updates. With `stratified`, draw i falls in the i-th of
+    batch_size equal shares of the total (section 3.3 and B.2.1 of the paper): the same chances, less variance. A zero
+    priority with eps 0 is never drawn. Priorities that are negative or not finite are refused: the item keeps the one
+    it has, and `state.refused` counts them.
     `dtype` is that of priorities and sums; "float64" needs 64-bit types on.
     """
 
@@ -107,13 +109,21 @@ class Prioritized:
         self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
     ) -> tuple[PrioritizedState, Draw]:
         total = priority_tree.total(state.tree)
-        slots = computed_once(priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified)))
         divisor = jnp.where(total > 0, total, 1)
+        slots = priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified))
+        slots, probability, smallest, some = computed_once(
+            (
+                slots,
+                priority_tree.get(state.tree, slots) / divisor,
+                priority_tree.minimum(state.tree) / divisor,
+                total > 0,
+            )
+        )
         draw = Draw(
             slots=slots,
-            probability=priority_tree.get(state.tree, slots) / divisor,
-            valid=jnp.broadcast_to(total > 0, (batch_size,)),
-            smallest=priority_tree.minimum(state.tree) / divisor,
+            probability=probability,
+            valid=jnp.broadcast_to(some, (batch_size,)),
+            smallest=smallest,
             size=size,
         )
         return state, draw
@@ -156,7 +166,7 @@ class Prioritized:
     def _value(self, priority: Array, alpha: Array) -> Array:
         """The one place where alpha is applied. What has no priority at all keeps none under alpha 0."""
         base = priority + jnp.asarray(self.eps, priority.dtype)
-        return jnp.where(base > 0, base**alpha, 0)
+        return jnp.where(base > 0, jnp.minimum(base**alpha, np.finfo(base.dtype).max), 0)
 
     def _raise_highest(self, state: PrioritizedState, at: Array, settled: Array) -> PrioritizedState:
         top = jnp.argmax(settled)
@@ -170,7 +180,8 @@ class Prioritized:
         adopt = above | (~known & (settled[top] >= 0))
         slot = jnp.where(changed, stored, jnp.where(adopt, at[top], state.highest_slot))
         held = state.priorities.at[jnp.maximum(slot, 0)].get(mode="promise_in_bounds")
-        return dataclasses.replace(state, highest=jnp.where(changed | adopt, held, state.highest), highest_slot=slot)
+        highest, slot = computed_once((jnp.where(changed | adopt, held, state.highest), slot))
+        return dataclasses.replace(state, highest=highest, highest_slot=slot)
 
 
 def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> PriorityTree | None:

@@ -52,10 +52,10 @@ def importance_weights(
     """
     probability = jnp.where(draw.valid, draw.probability, 1)
     if normalize == "buffer":
-        weights = (probability / draw.smallest) ** -beta
+        weights = jnp.minimum((probability / draw.smallest) ** -beta, 1)  # the division may round upwards
     elif normalize == "batch":
         least = jnp.min(jnp.where(draw.valid, draw.probability, jnp.inf))
-        weights = (probability / least) ** -beta
+        weights = jnp.minimum((probability / least) ** -beta, 1)
     elif normalize == "none":
         weights = (probability * draw.size) ** -beta
     else:

@@ -75,7 +75,8 @@ def copied(program: Any) -> list[int]:
 PROGRAMS = [
     *((compiled_extend, buffer) for buffer in BUFFERS),
     *((compiled_update, buffer) for buffer in BUFFERS[2:]),
-    *((compiled_loop, buffer) for buffer in BUFFERS),
+    # With highest_stored a loop copies the priorities in each turn, as its docstring says.
+    *((compiled_loop, buffer) for buffer in BUFFERS if getattr(buffer.sampler, "new_items", "") != "highest_stored"),
 ]
 
 

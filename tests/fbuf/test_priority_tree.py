@@ -310,3 +310,14 @@ def test_more_slots_than_single_precision_can_number_are_refused() -> None:
         jax.eval_shape(
             priority_tree.update, priority_tree.init(4), slots, jax.ShapeDtypeStruct(slots.shape, np.float32)
         )
+
+
+def test_few_and_many_draws_choose_alike() -> None:
+    rng = np.random.default_rng(0)
+    values = (rng.uniform(0, 1, 3000) ** 8 * rng.integers(0, 2, 3000)).astype(np.float32)
+    tree = tree_of(values)
+    mass = (rng.uniform(-0.01, 1.01, 4096) * float(priority_tree.total(tree))).astype(np.float32)
+    low = (rng.uniform(-1, 1, 4096) * 1e-9).astype(np.float32)
+    many = find(tree, mass, low)
+    few = np.concatenate([find(tree, mass[i : i + 256], low[i : i + 256]) for i in range(0, 4096, 256)])
+    np.testing.assert_array_equal(many, few)
