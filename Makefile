@@ -5,12 +5,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# A download that breaks off is tried again.
+retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; done
+
 .PHONY: demo test test-slow lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(call retried,$(BIN)/python -m pip install --quiet --upgrade pip)
+	$(call retried,$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]')
 	touch $@
 
 demo: $(STAMP)  ## train on CartPole through both doors
