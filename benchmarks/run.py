@@ -90,6 +90,8 @@ def main() -> int:
                 results[script] = numbers
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1))
+    if options.quick:
+        print("\n--quick: small buffers and few rounds; the targets are meant for the full sizes")
     summary(results)
     failed = [script for script in SCRIPTS if script not in results]
     print(f"\nnumbers in {file}" + (f"; failed: {', '.join(failed)}" if failed else ""))
