@@ -6,6 +6,7 @@ order the streams through DLPack: what was queued before the call is finished be
 """
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -33,14 +34,23 @@ DTYPES: dict[torch.dtype, np.dtype] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # torch's name of a kind of device, and JAX's
 _HAS_ACCELERATOR = torch.cuda.is_available()
 _FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
 
 
-def exact() -> contextlib.AbstractContextManager[Any]:
-    """A context in which JAX keeps 64-bit types. Outside it JAX narrows int64 and float64 without a word."""
+def exact(device: torch.device | None = None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which JAX keeps 64-bit types. Outside it JAX narrows int64 and float64 without a word.
+
+    With a device JAX also runs there what is not tied to another one.
+    """
     _settings.start_jax()
-    return jax.enable_x64(True)
+    if device is None or jax.default_backend() == _PLATFORMS.get(device.type):
+        return jax.enable_x64(True)
+    both = contextlib.ExitStack()
+    both.enter_context(jax.enable_x64(True))
+    both.enter_context(jax.default_device(jax_device(device)))
+    return both
 
 
 def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
@@ -102,18 +112,6 @@ def numpy_view(tensor: Tensor) -> np.ndarray:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def borrow(tensor: Tensor) -> jax.Array | None:
-    """A JAX array over the very memory of a CPU tensor, or None where JAX would copy.
-
-    For memory that this library owns and that no JAX program writes: a view made once reads what was written since.
-    """
-    if tensor.numel() == 0 or not tensor.is_contiguous() or tensor.dtype not in DTYPES or tensor.device.type != "cpu":
-        return None
-    with exact():
-        array = jax.dlpack.from_dlpack(tensor.detach().as_subclass(Tensor))
-    return array if array.unsafe_buffer_pointer() == tensor.data_ptr() else None
-
-
 def hand_over(array: jax.Array) -> Tensor:
     """A tensor that takes the memory of a fresh array which nothing else holds: free to be changed."""
     if not _on_cpu(array):
@@ -130,18 +128,22 @@ def _on_cpu(array: jax.Array) -> bool:
 
 def jax_device(device: torch.device) -> jax.Device | None:
     """JAX's name for a torch device; None where JAX does not see it."""
-    platform = {"cpu": "cpu", "cuda": "gpu"}.get(device.type)
-    if platform is None:
+    index: int | None = device.index
+    if index is None and device.type == "cuda":
+        index = torch.cuda.current_device() if _HAS_ACCELERATOR else 0
+    return _jax_device(device.type, index)
+
+
+@functools.cache
+def _jax_device(kind: str, index: int | None) -> jax.Device | None:
+    if kind not in _PLATFORMS:
         return None
     try:
-        found = jax.local_devices(backend=platform)
+        found = jax.local_devices(backend=_PLATFORMS[kind])
     except RuntimeError:  # no such backend
         return None
-    index = device.index if device.index is not None else (torch.cuda.current_device() if platform == "gpu" else 0)
     return (
-        next((each for each in found if each.local_hardware_id in (index, None)), None)
-        if platform == "gpu"
-        else found[0]
+        found[0] if kind == "cpu" else next((each for each in found if each.local_hardware_id in (index, None)), None)
     )
 
 

@@ -171,7 +171,7 @@ class ReplayBuffer(Joined):
 
     def _sample(self, batch_size: int, key: Any = None) -> tuple[Any, dict[Any, Any]]:
         with self._locked():
-            if self._fused is not None and self._fused.ready():
+            if self._fused is not None:
                 data, info = self._fused.sample(batch_size, key)
             else:
                 index, info = self._sampler._sample(self._storage, batch_size, key)

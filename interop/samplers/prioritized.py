@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -157,22 +158,33 @@ class PrioritizedSampler(Sampler):
 
         RuntimeError for an empty storage, and where every priority is zero.
         """
-        return self._draw(storage, batch_size, None)
+        return self._named(storage, batch_size, None)
 
     def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         if type(self).sample is not PrioritizedSampler.sample:
             return self.sample(storage, batch_size)
-        return self._draw(storage, batch_size, key)
+        return self._named(storage, batch_size, key)
 
-    def _draw(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+    def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        slots, info, _ = self._draw(storage, batch_size, key)
+        return unravel(slots, storage), info
+
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
         size = stored(storage)
         with self._lock:
             state = self.ready(storage)
             key = randomness.key(self._rng) if key is None else key
+            items = [] if items and items[0].devices() != state.priorities.devices() else list(items)
+            lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
             with bridge.exact():
                 beta = np.asarray(self._beta, self.rule.dtype)
-                slots, weighed, _ = compiled.draw(self.rule, state, key, batch_size, np.int64(size), beta, [], ())
-        return unravel(bridge.hand_over(slots), storage), {"priority_weight": self.weights_of(weighed)}
+                slots, weighed, leaves = compiled.draw(
+                    self.rule, state, key, batch_size, np.int64(size), beta, items, lanes
+                )
+        return bridge.hand_over(slots), {"priority_weight": self.weights_of(weighed)}, leaves
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
         """The state with everything given so far, over at least the slots of the storage; made at the first use."""

@@ -1,7 +1,9 @@
 """Every stored item equally often."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -11,6 +13,8 @@ from interop.processes import may_use_jax
 from interop.samplers.sampler import Sampler
 from interop.storages import Storage
 
+_CPU = torch.device("cpu")
+
 
 class RandomSampler(Sampler):
     """Uniform draws with replacement over all stored items. O(batch)."""
@@ -19,22 +23,29 @@ class RandomSampler(Sampler):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """int64 [batch_size], or a tuple of such per item dim. RuntimeError for an empty storage."""
-        return self._draw(storage, batch_size, None)
+        return self._named(storage, batch_size, None)
 
     def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         if type(self).sample is not RandomSampler.sample:
             return self.sample(storage, batch_size)
-        return self._draw(storage, batch_size, key)
+        return self._named(storage, batch_size, key)
 
-    def _draw(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+    def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        slots, info, _ = self._draw(storage, batch_size, key)
+        return unravel(slots, storage), info
+
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+        """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
         size = stored(storage)
         key = randomness.key(self._rng) if key is None else key
         if size >= 2**31 or not may_use_jax():
-            slots = torch.from_numpy(np.random.default_rng(key).integers(size, size=batch_size))
-        else:
-            with bridge.exact():
-                slots = bridge.hand_over(compiled.draw(self.rule, (), key, batch_size, np.int64(size), None, [], ())[0])
-        return unravel(slots, storage), {}
+            return torch.from_numpy(np.random.default_rng(key).integers(size, size=batch_size)), {}, []
+        lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
+        with bridge.exact(place_of(storage)):
+            slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int64(size), None, list(items), lanes)
+        return bridge.hand_over(slots), {}, leaves
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -46,6 +57,12 @@ def stored(storage: Storage) -> int:
     if size == 0:
         raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
     return size
+
+
+def place_of(storage: Storage) -> torch.device:
+    """The device on which draws for a storage are wanted."""
+    device = getattr(storage, "device", None)
+    return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else _CPU
 
 
 def unravel(slots: torch.Tensor, storage: Storage) -> Any:

@@ -1,8 +1,9 @@
 """Leaf tensors of shape [rows, *lanes, ...] in the memory of torch or of JAX, with one way to write and read them.
 
-On the CPU rows live in torch's memory (ordinary, given by the user, shared or memory-mapped), and XLA reads them through
-views without a copy: an item that the user holds stays a live view, no length of batch costs a compilation, and forked
-children can write. On a GPU they are arrays of JAX, written by a donated program.
+On the CPU rows live in torch's memory (ordinary, given by the user, shared or memory-mapped): an item that the user
+holds stays a live view, no length of batch costs a compilation, and forked children can write. They are read by NumPy's
+and torch's gathers, which copy whole rows; XLA's goes element by element, and has fewer reads of memory under way at a
+time. On a GPU rows are arrays of JAX, written by a donated program, read by the one that draws.
 """
 
 import math
@@ -17,6 +18,7 @@ from torch import Tensor
 from interop import bridge, compiled
 
 _LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower overhead
+_LARGE_READ = 1 << 18  # and the same of its gather
 
 
 class TorchRows:
@@ -36,14 +38,7 @@ class TorchRows:
         plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
         self._plain = plain
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
-        self._jax: list[jax.Array] | None = None
-
-    def jax_arrays(self) -> list[jax.Array] | None:
-        """Arrays over the same memory for XLA to read; None where it would have to copy first."""
-        if self._jax is None and self.device.type == "cpu":
-            borrowed = [bridge.borrow(tensor) for tensor in self._plain]
-            self._jax = [array for array in borrowed if array is not None]
-        return self._jax if self._jax is not None and len(self._jax) == len(self.tensors) else None
+        self._items = [_Items(tensor, self.lanes) for tensor in plain]
 
     @property
     def shared(self) -> bool:
@@ -51,10 +46,10 @@ class TorchRows:
         return self._mapped or all(t.is_shared() or t.numel() == 0 for t in self.tensors)
 
     def share(self) -> None:
-        """Move CPU memory to where other processes see it. Views of NumPy and JAX are made anew: the memory moves."""
+        """Move CPU memory to where other processes see it. Views are made anew: the memory moves."""
         if self.device.type != "cpu" or self.shared:
             return
-        self._numpy, self._jax, self._plain = None, None, []
+        self._numpy, self._items, self._plain = None, [], []
         self.tensors = [tensor.share_memory_() for tensor in self.tensors]
         self.forked = True
         self._hold()
@@ -92,14 +87,42 @@ class TorchRows:
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of the items at flat slots, which are in range."""
         slots = slots.to(self.device)
-        return [_flat(tensor, self.lanes).index_select(0, slots) for tensor in self._plain]
+        at = slots.numpy() if self._numpy is not None else None
+        return [items.read(slots, at) for items in self._items]
+
+
+class _Items:
+    """One leaf of `TorchRows` by flat slot."""
+
+    def __init__(self, tensor: Tensor, lanes: tuple[int, ...]) -> None:
+        self._shape = tuple(tensor.shape[: 1 + len(lanes)])
+        self._tensor = tensor
+        self._is_flat = True
+        if lanes:
+            try:
+                self._tensor = tensor.view(math.prod(self._shape), *tensor.shape[1 + len(lanes) :])
+            except RuntimeError:  # memory given by the user, strided so that its dims do not merge
+                self._is_flat = False
+        cheap = self._is_flat and tensor.device.type == "cpu"
+        self._numpy = bridge.numpy_view(self._tensor) if cheap else None
+        self._bytes = math.prod(tensor.shape[1 + len(lanes) :]) * tensor.element_size()
+        self._halves = tensor.dtype == torch.bfloat16
+
+    def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
+        """A copy of the items at slots on the device of the leaf; `at` is the same for NumPy, on the CPU."""
+        if self._numpy is not None and at is not None and at.size * self._bytes < _LARGE_READ:
+            found = torch.from_numpy(self._numpy.take(at, 0, mode="clip"))  # other modes copy twice
+            return found.view(torch.bfloat16) if self._halves else found
+        if self._is_flat:
+            return self._tensor.index_select(0, slots)
+        return self._tensor[torch.unravel_index(slots, self._shape)]
 
 
 class JaxRows:
     """Rows in arrays of JAX on a device that both libraries see."""
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
-        self._arrays = arrays
+        self.arrays = arrays
         self.lanes = lanes
         self.device = device
 
@@ -124,19 +147,16 @@ class JaxRows:
     @property
     def tensors(self) -> list[Tensor]:
         """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
-        return [bridge.hand_over(array) for array in self._arrays]
-
-    def jax_arrays(self) -> list[jax.Array] | None:
-        return self._arrays
+        return [bridge.hand_over(array) for array in self.arrays]
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        capacity, count = self._arrays[0].shape[0], leaves[0].shape[0]
+        capacity, count = self.arrays[0].shape[0], leaves[0].shape[0]
         kept = min(count, capacity)
         rows = (start + count - kept + np.arange(kept)) % capacity
         self._write(rows, [leaf[count - kept :] for leaf in leaves])
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
-        capacity = self._arrays[0].shape[0]
+        capacity = self.arrays[0].shape[0]
         if isinstance(index, tuple) and len(index) > 1:
             for view, leaf in zip(self.tensors, leaves, strict=True):
                 view[index] = leaf.to(view.device)
@@ -145,7 +165,7 @@ class JaxRows:
         rows = np.arange(capacity)[_numpy_index(index)].reshape(-1)
         last = {int(row): place for place, row in enumerate(rows)}  # of equal rows the last wins
         chosen = torch.tensor(list(last.values()), dtype=torch.int64)
-        lifted = [leaf.reshape(rows.shape[0], *held.shape[1:]) for leaf, held in zip(leaves, self._arrays, strict=True)]
+        lifted = [leaf.reshape(rows.shape[0], *held.shape[1:]) for leaf, held in zip(leaves, self.arrays, strict=True)]
         self._write(np.fromiter(last, np.int64), [leaf.index_select(0, chosen.to(leaf.device)) for leaf in lifted])
 
     def _write(self, rows: np.ndarray, leaves: Sequence[Tensor]) -> None:
@@ -158,7 +178,7 @@ class JaxRows:
                 leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
             batch.append(bridge.to_jax(leaf, copy=False))
         with bridge.exact():
-            self._arrays = compiled.write(self._arrays, padded, batch)
+            self.arrays = compiled.write(self.arrays, padded, batch)
 
     def _settle(self) -> None:
         """Have torch's edits of views done before JAX reads."""
@@ -167,7 +187,7 @@ class JaxRows:
 
     def read(self, slots: Tensor) -> list[Tensor]:
         with bridge.exact():
-            found = compiled.read(self._arrays, bridge.to_jax(slots.to(self.device)), self.lanes)
+            found = compiled.read(self.arrays, bridge.to_jax(slots.to(self.device)), self.lanes)
         return [bridge.hand_over(array) for array in found]
 
 
@@ -177,10 +197,6 @@ Rows = TorchRows | JaxRows
 def rows_in_jax(device: torch.device) -> bool:
     """Whether rows that the library allocates on a device belong to JAX."""
     return device.type == "cuda" and bridge.jax_device(device) is not None
-
-
-def _flat(tensor: Tensor, lanes: tuple[int, ...]) -> Tensor:
-    return tensor.reshape(tensor.shape[0] * math.prod(lanes), *tensor.shape[1 + len(lanes) :]) if lanes else tensor
 
 
 def _unusual(leaf: Tensor) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from tensordict import MemoryMappedTensor, TensorDict
+from tensordict import TensorDict
 
 from interop import bridge, to_jax, to_torch
 from tests.interop.bits import bits, edges, of_each_dtype, on_each_device, same_bits
@@ -154,30 +154,6 @@ def test_a_numpy_view_shares_the_bits(dtype):
     assert view.tobytes() == bits(tensor)[2]
     view[...] = 0
     assert not tensor.any()
-
-
-def test_a_borrowed_array_sees_later_writes(tmp_path):
-    mapped = MemoryMappedTensor.empty((1000,), dtype=torch.int64, filename=tmp_path / "a.memmap")
-    for tensor in (torch.zeros(1000, dtype=torch.int64), mapped):
-        array = bridge.borrow(tensor)
-        assert array is not None and array.dtype == np.int64
-        tensor.fill_(2**40 + 1)
-        assert (np.asarray(array) == 2**40 + 1).all()
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.zeros(0, 3),
-        torch.zeros(4, 4).t()[1:],
-        torch.zeros(100, dtype=torch.uint8)[1:],
-        torch.zeros(3, dtype=torch.uint32),
-        torch.zeros(3, device="meta"),
-    ],
-    ids=["empty", "strided", "unaligned", "unknown dtype", "other device"],
-)
-def test_nothing_is_borrowed_where_jax_would_copy(tensor):
-    assert bridge.borrow(tensor) is None
 
 
 @on_each_device

@@ -83,14 +83,16 @@ def test_a_batch_size_compiles_once_more(storage):
     assert traces() == {"draw": 3}
 
 
-def test_a_layout_compiles_once_more():
+@on_each_device
+def test_a_layout_compiles_at_most_once_more(device):
     layouts = [torch.zeros(5), torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), {"a": torch.zeros(5)}]
     for count, rows in enumerate(layouts, 1):
         for _ in range(3):
-            rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+            rb = ReplayBuffer(storage=LazyTensorStorage(10, device=device), batch_size=4)
             rb.extend(rows)
             rb.sample()
-        assert traces() == {"draw": min(count, 3)}  # a dict of one tensor is the tensor to a program
+        # On the CPU no layout does. Elsewhere a dict of one tensor is the tensor to a program.
+        assert traces()["draw"] == (1 if device == "cpu" else min(count, 3))
 
 
 def test_equal_buffers_and_their_copies_share_programs():
