@@ -10,6 +10,7 @@
 
 import os
 import sys
+import threading
 
 _torch_only = "jax" not in sys.modules and "NPROC" not in os.environ
 
@@ -17,11 +18,12 @@ import jax  # noqa: E402
 
 from interop.processes import jax_started  # noqa: E402
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ and not jax_started():
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-_wanted = {"NPROC": "1"} if _torch_only else {}
+if not jax_started():
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 _started = False
+_lock = threading.Lock()
 
 
 def start_jax() -> None:
@@ -29,10 +31,11 @@ def start_jax() -> None:
     global _started
     if _started:
         return
-    os.environ.update(_wanted)
-    try:
-        jax.local_devices(backend="cpu")
-    finally:
-        for name in _wanted:
-            del os.environ[name]
-    _started = True
+    with _lock:
+        if _torch_only and "NPROC" not in os.environ:
+            os.environ["NPROC"] = "1"
+            try:
+                jax.local_devices(backend="cpu")
+            finally:
+                del os.environ["NPROC"]
+        _started = True

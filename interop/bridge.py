@@ -138,6 +138,7 @@ def jax_device(device: torch.device) -> jax.Device | None:
 def _jax_device(kind: str, index: int | None) -> jax.Device | None:
     if kind not in _PLATFORMS:
         return None
+    _settings.start_jax()
     try:
         found = jax.local_devices(backend=_PLATFORMS[kind])
     except RuntimeError:  # no such backend
