@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fbuf import checks, storage
+from fbuf.priority_tree import LARGEST
 from fbuf.samplers import Draw, Sampler, Uniform
 from fbuf.writers import RingState, RoundRobin
 
@@ -28,34 +29,42 @@ class BufferState:
 class Buffer:
     """A ring of `capacity` rows. Every method is a pure function of its state, for use inside `jax.jit`.
 
+    Args:
+        capacity: rows.
+        sampler: the rule that names slots, an instance.
+        lanes: shape of the parallel environments in a row; () for single items.
+        writer: the rule that names the rows of new items.
+
     With `lanes`, a row holds one item of each of several parallel environments: leaves are [capacity, *lanes, ...], and
-    the slot of an item is row * prod(lanes) + lane, so samplers need not know. At most 2^31 - 1 items.
+    the slot of an item is row * prod(lanes) + lane, so samplers need not know. At most 2^31 - 9 items.
     Donate the state (`jax.jit(step, donate_argnums=0)`, or the carry of a `scan`) and it is written in place.
     Two buffers built alike are equal, so a jitted function that takes one as a static argument is traced once.
     """
 
     capacity: int
     sampler: Sampler = Uniform()
-    lanes: tuple[int, ...] = ()
-    writer: RoundRobin = RoundRobin()
+    lanes: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
+    writer: RoundRobin = dataclasses.field(default=RoundRobin(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lanes, tuple):
             raise TypeError(f"lanes must be a tuple of int, got {self.lanes!r}")
-        for name, value in (("capacity", self.capacity), *(("lanes", lane) for lane in self.lanes)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be of type int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.items_per_row * self.capacity >= 2**31:
-            raise ValueError(f"at most 2**31 - 1 items, got {self.capacity} rows of {self.items_per_row}")
+        object.__setattr__(self, "capacity", checks.whole("capacity", self.capacity))
+        object.__setattr__(self, "lanes", tuple(checks.whole("lanes", lane) for lane in self.lanes))
+        if self.items_per_row * self.capacity > LARGEST:
+            raise ValueError(f"at most {LARGEST} items, got {self.capacity} rows of {self.items_per_row}")
+        checks.rule("sampler", self.sampler, Sampler)
+        checks.rule("writer", self.writer, RoundRobin)
 
     @property
     def items_per_row(self) -> int:
         return math.prod(self.lanes)
 
     def init(self, example: Any) -> BufferState:
-        """An empty buffer for items like `example`: one item without lanes, arrays or `jax.ShapeDtypeStruct`."""
+        """An empty buffer for items like `example`: one item without lanes, arrays or `jax.ShapeDtypeStruct`.
+
+        NumPy's 64-bit arrays become 32-bit items where JAX's 64-bit types are off.
+        """
         return BufferState(
             items=storage.init(self.capacity, self.lanes, checks.item_spec(example)),
             ring=self.writer.init(),
@@ -65,8 +74,10 @@ class Buffer:
     def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "n *lanes"]]:
         """Write a batch of leaves [n, *lanes, ...]; the oldest rows make place. Returns the slots taken.
 
-        Any n gives what n writes of one row would: of more than `capacity` rows the last stay. O(n).
+        Any n gives what n writes of one row would: of more than `capacity` rows the last stay. (But for priorities under
+        `new_items="highest_stored"`.) O(n).
         """
+        self._check(state)
         count = checks.batch_length(state.items, batch, self.lanes)
         ring, rows = self.writer.claim(state.ring, count, self.capacity)
         kept = min(count, self.capacity)  # a static cut: no row is written twice
@@ -83,10 +94,11 @@ class Buffer:
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
         """A copy of `batch_size` items with leaves [batch_size, ...], and how they were drawn.
 
-        Where nothing can be drawn `draw.valid` is False and the items mean nothing. `key` may be typed or raw.
+        Where nothing can be drawn `draw.valid` is False and the items mean nothing. `key` may be typed or raw. O(batch)
+        inside a program that keeps the state; one that returns it without having it donated copies all items.
         """
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise ValueError(f"batch_size must be a static int of at least 1, got {batch_size!r}")
+        self._check(state)
+        batch_size = checks.whole("batch_size", batch_size)
         sampler, draw = self.sampler.sample(state.sampler, key, batch_size, self.size(state))
         return dataclasses.replace(state, sampler=sampler), self.read(state, draw.slots), draw
 
@@ -94,10 +106,11 @@ class Buffer:
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
     ) -> BufferState:
         """Give items new priorities: one for each slot, or one for all. The sampler says which are refused."""
-        slots = jnp.asarray(slots)
-        if not jnp.issubdtype(slots.dtype, jnp.integer):
-            raise TypeError(f"slots must be integers, got {slots.dtype}")
+        self._check(state)
+        slots = checks.slots(slots)
         priorities = jnp.asarray(priorities)
+        if not jnp.issubdtype(priorities.dtype, jnp.floating) and not jnp.issubdtype(priorities.dtype, jnp.integer):
+            raise TypeError(f"priorities must be real numbers, got {priorities.dtype}")
         if priorities.shape not in ((), slots.shape):
             raise ValueError(f"priorities need the shape of slots, {slots.shape}, or (), got {priorities.shape}")
         flat = jnp.broadcast_to(priorities, slots.shape).reshape(-1)
@@ -105,15 +118,21 @@ class Buffer:
 
     def read(self, state: BufferState, slots: Int[Array, " batch"]) -> Any:
         """A copy of the items at slots, which must be in range. O(batch)."""
-        return storage.read(state.items, slots, self.lanes)
+        self._check(state)
+        return storage.read(state.items, checks.slots(slots), self.lanes)
 
     def size(self, state: BufferState) -> Int[Array, ""]:
         """Items stored, over all lanes."""
         return state.ring.size * self.items_per_row
 
     def clear(self, state: BufferState) -> BufferState:
-        """The same buffer with nothing in it; the memory is kept."""
-        return BufferState(state.items, self.writer.init(), self.sampler.init(self.capacity * self.items_per_row))
+        """The same buffer with nothing in it; the memory of items is kept."""
+        self._check(state)
+        return BufferState(state.items, self.writer.init(), self.sampler.clear(state.sampler))
+
+    def _check(self, state: BufferState) -> None:
+        """Raise for a state that another buffer made; while tracing, so at no cost to what runs."""
+        checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler)
 
     def _slots(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
         lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)

@@ -1,9 +1,66 @@
 """Errors about structure, shape and dtype, raised while tracing: before anything runs, at no cost later."""
 
+import functools
+import math
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def whole(name: str, value: Any) -> int:
+    """The value as an int of at least 1. TypeError for anything but Python's and NumPy's integers."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an int that is known before the program runs, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return operator.index(value)
+
+
+def rule(name: str, given: Any, kind: type) -> None:
+    """TypeError for a class in place of an instance, or for something without the methods of `kind`."""
+    if isinstance(given, type):
+        raise TypeError(f"{name} must be an instance, got the class: write {given.__name__}()")
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {given!r}")
+
+
+def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any) -> None:
+    """ValueError for a state whose shapes are not those of a buffer of `rows` (capacity and lanes) and this sampler."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(items):
+        if leaf.shape[: len(rows)] != rows:
+            raise ValueError(
+                f"{_name(path)}: this buffer stores {_shape((*rows, '...'))}, the state has {_shape(leaf.shape)}: "
+                "another buffer made it"
+            )
+    structure, shapes = _expected(sampler, math.prod(rows), jax.dtypes.canonicalize_dtype("float64"))
+    if (
+        jax.tree.structure(sampler_state) != structure
+        or [jnp.shape(x) for x in jax.tree.leaves(sampler_state)] != shapes
+    ):
+        raise ValueError(f"the state was not made for sampler={sampler!r} and {math.prod(rows)} items")
+
+
+@functools.lru_cache(maxsize=64)
+def _expected(sampler: Any, capacity: int, widest: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """Structure and shapes of a sampler's state, which may differ with the 64-bit setting."""
+    state = jax.eval_shape(lambda: sampler.init(capacity))
+    return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]
+
+
+def slots(given: Any) -> Array:
+    """Slots as an array of integers; 64-bit ones that 32 bits cannot hold become -1, which no item has."""
+    if not isinstance(given, jax.Array):
+        given = np.asarray(given)
+        given = given.astype(np.int32) if given.size == 0 else given
+        if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
+            given = np.where((given >= 0) & (given < 2**31), given, -1).astype(np.int32)
+    if not jnp.issubdtype(given.dtype, jnp.integer):
+        raise TypeError(f"slots must be integers, got {given.dtype}")
+    return jnp.asarray(given)
 
 
 def item_spec(example: Any) -> Any:
@@ -42,6 +99,8 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...]) -> int:
         length = shape[0]
         if isinstance(new, jax.Array):
             _refuse_narrowing(name, new.dtype)
+        elif isinstance(new, np.ndarray):
+            _refuse_overflow(name, new)
         dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(new))
         if dtype != kept.dtype:
             raise TypeError(f"{name}: items are {kept.dtype}, the batch is {dtype}: cast it first")
@@ -56,6 +115,16 @@ def _refuse_narrowing(name: str, dtype: Any) -> None:
     held = jax.dtypes.canonicalize_dtype(dtype)
     if held != dtype:
         raise TypeError(f"{name}: {dtype} needs 64-bit types on (jax_enable_x64), or cast to {held}")
+
+
+def _refuse_overflow(name: str, values: np.ndarray) -> None:
+    """ValueError for NumPy's 64-bit integers that do not survive as 32 bits, which JAX makes of them."""
+    held = jax.dtypes.canonicalize_dtype(values.dtype)
+    if values.dtype.kind in "iu" and held != values.dtype and values.size:
+        low, high, limit = int(values.min()), int(values.max()), np.iinfo(held)
+        if low < limit.min or high > limit.max:
+            wrong = high if high > limit.max else low
+            raise ValueError(f"{name}: {wrong} does not fit in {held}: turn on 64-bit types (jax_enable_x64)")
 
 
 def _name(path: Any) -> str:

@@ -9,6 +9,7 @@ from jax import Array
 T = TypeVar("T")
 
 
+@jax.jit  # called outside of any program, it would otherwise compile its loop in every call
 def computed_once(values: T) -> T:
     """The same arrays, kept from being fused into what uses them; all are there before one of them is used.
 

@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 FANOUT = 8
+LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
 _FEW = 2048  # draws up to which steps are unrolled
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
 
@@ -46,10 +47,12 @@ def _levels(width: int) -> tuple[tuple[int, int], ...]:
 
 def init(capacity: int, *, dtype: str = "float32", minima: bool = True, maxima: bool = False) -> PriorityTree:
     """An empty tree. Memory: about 8/7 of a value a slot for the sums, 1/7 more for each other reduction."""
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1, got {capacity}")
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or not 1 <= capacity <= LARGEST:
+        raise ValueError(f"capacity must be an int from 1 to {LARGEST}, got {capacity!r}")
+    if dtype not in ("float32", "float64"):
+        raise ValueError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise ValueError(f"dtype={dtype!r} needs 64-bit types: set jax_enable_x64, or use 'float32'")
+        raise ValueError(f"dtype={dtype!r} needs 64-bit types: set jax_enable_x64, or use dtype='float32'")
     width = -(-(capacity + 1) // FANOUT) * FANOUT
     nodes = _levels(width)[-1][0] + FANOUT
     kind = np.dtype(dtype)
@@ -116,6 +119,8 @@ def update(
     `settled` says that equal slots come with equal values, which saves settling them. Values are held to the largest
     one whose total over all slots stays finite. O(batch * log capacity).
     """
+    if slots.ndim != 1 or values.shape != slots.shape:
+        raise ValueError(f"one value for each slot of [batch] is needed, got {values.shape} for {slots.shape}")
     if slots.shape[0] == 0:
         return tree
     width = tree.leaves.size
@@ -132,6 +137,8 @@ def update(
 
 def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
     """Set the value of every slot. Negative or not finite values become zero. O(capacity)."""
+    if values.shape != (tree.capacity,):
+        raise ValueError(f"one value for each of {tree.capacity} slots is needed, got {values.shape}")
     values = values.astype(tree.leaves.dtype)
     values = jnp.where(jnp.isfinite(values) & (values >= 0), jnp.minimum(values, _highest_value(tree)), 0)
     leaves = jnp.zeros_like(tree.leaves).at[: tree.capacity].set(values)
@@ -143,24 +150,30 @@ def _highest_value(tree: PriorityTree) -> float:
     return float(np.finfo(tree.leaves.dtype).max) / (2 * tree.leaves.size)
 
 
+@jax.jit  # outside of any program its loop would be compiled in every call
 def find(
     tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"] | float = 0
 ) -> Int[Array, " batch"]:
     """Slots where the running sum of values passes `mass`; never an empty one unless all are.
 
     `low` is added to `mass` exactly, below the precision of one float: a random mass needs it, because 24 random bits
-    cannot tell 10^7 slots apart. A mass at or above the total finds the last slot that is not empty.
+    cannot tell 10^7 slots apart. A mass at or above the total, or NaN, finds the last slot that is not empty.
+
+    Sums are rounded, each by 2^-24 of itself in float32: where a slot's share of the mass begins is off by a few 2^-24
+    of the total, which neighbours win or lose. Items that weigh less than that beside the total need float64.
     O(batch * log capacity).
     """
     mass = mass.astype(tree.sums.dtype)
     low = jnp.broadcast_to(jnp.asarray(low, mass.dtype), mass.shape)
-    inside = mass < total(tree)  # not so for NaN and infinity: they find the last slot
-    mass, low = jnp.where(inside, mass, total(tree)), jnp.where(inside, low, 0)
+    inside = (mass < total(tree)) | ((mass == total(tree)) & (low < 0))
+    # Twice any total: what is left of it in each level is still more than the level holds.
+    mass, low = jnp.where(inside, mass, np.finfo(mass.dtype).max), jnp.where(inside, low, 0)
     place = jnp.zeros(mass.shape, jnp.int32), *two_sum(mass, low)
     families = tree.sums.reshape(-1, FANOUT)
-    below = [start // FANOUT for start, _ in _levels(tree.leaves.size)[-2::-1]]
-    choose = _choose_few if mass.shape[0] <= _FEW else _choose_many
-    if mass.shape[0] <= _FEW:
+    below = [start // FANOUT for start, _ in levels_below_root(tree)]
+    few = mass.shape[0] <= _FEW
+    choose = _choose_few if few else _choose_many
+    if few:
         for start in below:
             place = choose(families.at[start + place[0]].get(mode=_CLIP), *place)
     elif below:  # a loop keeps XLA from repeating the steps above in each step; it may copy the sums, once

@@ -1,5 +1,6 @@
 """Items by slot: a pytree of [capacity, *lanes, ...] arrays."""
 
+import functools
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any) -> Any:
     )
 
 
+@functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items
 def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -> Any:
     """A copy of the items at slots, which are in range; lanes are folded into the slot. O(batch)."""
 

@@ -1,7 +1,6 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax
@@ -14,6 +13,8 @@ from fbuf import priority_tree
 from fbuf.fusion import computed_once
 from fbuf.priority_tree import PriorityTree, last_of_equal, two_sum
 from fbuf.samplers.protocol import Draw
+
+_LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
 
 
 @jax.tree_util.register_dataclass
@@ -32,16 +33,20 @@ class PrioritizedState:
 
 @dataclasses.dataclass(frozen=True)
 class Prioritized:
-    """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) for every operation.
+    """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) but for `reweight`.
 
-    A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given,
-    with "highest_stored" one that is forgotten when its item is overwritten and looked up again when that item's
-    priority changes; all rows of one `extend` then get the same one, and XLA copies the priorities in each turn of a loop
-    that both extends and updates. With `stratified`, draw i falls in the i-th of
-    batch_size equal shares of the total (section 3.3 and B.2.1 of the paper): the same chances, less variance. A zero
-    priority with eps 0 is never drawn. Priorities that are negative or not finite are refused: the item keeps the one
-    it has, and `state.refused` counts them.
-    `dtype` is that of priorities and sums; "float64" needs 64-bit types on.
+    A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given;
+    with "highest_stored" that of one item, forgotten (1 again) when that item is overwritten, and looked up among all when
+    its priority changes. There all rows of one `extend` get the same priority, and XLA copies the priorities in each
+    turn of a loop that both extends and updates.
+
+    With `stratified`, draw i falls in the i-th of batch_size equal shares of the total (section 3.3 and B.2.1 of the
+    paper): the same chances, less variance. A zero priority with eps 0 is never drawn. Priorities that are negative or
+    not finite are refused: the item keeps the one it has, and `state.refused` counts them. What an item weighs is held
+    to the largest value whose sum over all slots stays finite.
+
+    `dtype` is that of priorities and sums; "float64" needs 64-bit types on. In float32, items that weigh less than 2^-24
+    of the total come out too often or too seldom; see `priority_tree.find`.
     """
 
     alpha: float = 0.6
@@ -53,18 +58,21 @@ class Prioritized:
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
+            if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
                 raise TypeError(f"{name} must be a number, got {value!r}")
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+            if not 0 <= value <= _LARGEST_RULE:
+                raise ValueError(f"{name} must be from 0 to {_LARGEST_RULE:g}, got {value}")
+            object.__setattr__(self, name, float(value))
+        if not isinstance(self.stratified, bool):
+            raise TypeError(f"stratified must be True or False, got {self.stratified!r}")
         if self.new_items not in ("highest_ever", "highest_stored"):
             raise ValueError(f"new_items must be 'highest_ever' or 'highest_stored', got {self.new_items!r}")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be 'float32' or 'float64', got {self.dtype!r}")
+        if 0 < self.eps < np.finfo(self.dtype).tiny:
+            raise ValueError(f"eps={self.eps} is zero in {self.dtype}: pass 0, or at least {np.finfo(self.dtype).tiny}")
 
     def init(self, capacity: int) -> PrioritizedState:
-        if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
-            raise ValueError("dtype='float64' needs 64-bit types: set jax_enable_x64, or use dtype='float32'")
         tree = priority_tree.init(capacity, dtype=self.dtype)
         ranks = None
         if self.new_items == "highest_stored":
@@ -84,12 +92,14 @@ class Prioritized:
     ) -> PrioritizedState:
         """New items came into slots, which are in range: with the highest priority, or with `priorities` of their own.
 
-        With their own, which are finite and not negative, of equal slots the last counts. O(batch * log capacity).
+        With their own, of equal slots the last counts; one that is refused leaves its item the highest priority.
+        O(batch * log capacity).
         """
         if slots.shape[0] == 0:
             return state
         if priorities is not None:
-            return self._assign(state, slots, priorities.astype(state.priorities.dtype))
+            priorities, good = _checked(state, priorities)
+            return self._assign(state, slots, jnp.where(good, priorities, state.highest), good)
         value = jnp.broadcast_to(self._value(state.highest, state.alpha), slots.shape)
         highest, slot = state.highest, state.highest_slot
         if self.new_items == "highest_stored":
@@ -109,13 +119,14 @@ class Prioritized:
         self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
     ) -> tuple[PrioritizedState, Draw]:
         total = priority_tree.total(state.tree)
-        divisor = jnp.where(total > 0, total, 1)
+        divisor, tiny = jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny
         slots = priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified))
+        # A chance that underflows would make every weight that is measured by it zero.
         slots, probability, smallest, some = computed_once(
             (
                 slots,
-                priority_tree.get(state.tree, slots) / divisor,
-                priority_tree.minimum(state.tree) / divisor,
+                jnp.maximum(priority_tree.get(state.tree, slots) / divisor, tiny),
+                jnp.maximum(priority_tree.minimum(state.tree) / divisor, tiny),
                 total > 0,
             )
         )
@@ -134,16 +145,14 @@ class Prioritized:
         """Of equal slots the last counts. Slots that hold no item are ignored. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
-        priorities = priorities.astype(state.priorities.dtype)
+        priorities, good = _checked(state, priorities)
         nobody = state.priorities.size - 1
-        finite = jnp.isfinite(priorities) & (priorities >= 0)
-        at = jnp.where(finite, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
+        at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
         at = jnp.where(state.priorities.at[at].get(mode="promise_in_bounds") >= 0, at, nobody)
-        state = self._assign(state, computed_once(at), priorities)
-        return dataclasses.replace(state, refused=state.refused + jnp.sum(~finite, dtype=jnp.uint32))
+        return self._assign(state, computed_once(at), priorities, good)
 
-    def _assign(self, state: PrioritizedState, at: Array, priorities: Array) -> PrioritizedState:
-        """Set priorities at slots in range, or at the entry that belongs to none."""
+    def _assign(self, state: PrioritizedState, at: Array, priorities: Array, good: Array) -> PrioritizedState:
+        """Set priorities at slots in range, or at the entry that belongs to none; count those that are not good."""
         nobody = state.priorities.size - 1
         scratch, winner = last_of_equal(state.priorities, at)
         settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
@@ -153,12 +162,23 @@ class Prioritized:
             priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),
             tree=priority_tree.update(state.tree, at, values, settled=True),
             ranks=_ranked(state.ranks, at, settled),
+            refused=state.refused + jnp.sum(~good, dtype=jnp.uint32),
         )
         return self._raise_highest(state, at, settled)
 
+    def clear(self, state: PrioritizedState) -> PrioritizedState:
+        """No items; `alpha` stays what `reweight` made it."""
+        return dataclasses.replace(self.init(state.tree.capacity), alpha=state.alpha)
+
     def reweight(self, state: PrioritizedState, alpha: Float[Array, ""] | float) -> PrioritizedState:
-        """State with every stored item weighed by a new alpha, which may be annealed without a new trace. O(capacity)."""
+        """State with every stored item weighed by a new alpha, which may be annealed without a new trace. O(capacity).
+
+        An alpha that is negative or not finite is ignored.
+        """
         alpha = jnp.asarray(alpha, state.alpha.dtype)
+        if alpha.shape != ():
+            raise ValueError(f"alpha must be one number, got shape {alpha.shape}")
+        alpha = jnp.where(jnp.isfinite(alpha) & (alpha >= 0), alpha, state.alpha)
         held = state.priorities[: state.tree.capacity]
         values = jnp.where(held >= 0, self._value(jnp.maximum(held, 0), alpha), 0)
         return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
@@ -184,6 +204,12 @@ class Prioritized:
         return dataclasses.replace(state, highest=highest, highest_slot=slot)
 
 
+def _checked(state: PrioritizedState, priorities: Array) -> tuple[Array, Array]:
+    """The priorities in the state's dtype, and which of them can be kept."""
+    priorities = priorities.astype(state.priorities.dtype)
+    return priorities, jnp.isfinite(priorities) & (priorities >= 0)
+
+
 def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> PriorityTree | None:
     return None if ranks is None else priority_tree.update(ranks, slots, priorities, settled=True)
 
@@ -191,14 +217,16 @@ def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> Prio
 def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:
     """Uniform masses in [0, total) of 48 random bits, as pairs whose exact sum is meant."""
     coarse, fine = (jax.random.bits(key, (2, count), jnp.uint32) >> 8).astype(total.dtype) * 2.0**-24
-    share = total / count if stratified else total
+    if not stratified:
+        high, low = _two_product(coarse, total)
+        return high, low + fine * (total * 2.0**-24)
+    share, index = total / count, jnp.arange(count, dtype=total.dtype)
+    back, back_low = _two_product(share, jnp.asarray(count, total.dtype))
+    lost = ((total - back) - back_low) / count  # the shares tile the total whichever way XLA rounds the division
     high, low = _two_product(coarse, share)
-    low = low + fine * (share * 2.0**-24)
-    if stratified:
-        start, start_low = _two_product(jnp.arange(count, dtype=total.dtype), share)
-        high, rest = two_sum(start, high)
-        low = low + (start_low + rest)
-    return high, low
+    start, start_low = _two_product(index, share)
+    high, rest = two_sum(start, high)
+    return high, low + fine * (share * 2.0**-24) + ((start_low + rest) + (index + coarse) * lost)
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """What every sampler does, and what a draw says."""
 
 import dataclasses
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,12 @@ class Draw:
 
     slots: Int[Array, " batch"]
     probability: Float[Array, " batch"]  # of this slot in one draw
-    valid: Bool[Array, " batch"]  # False: nothing could be drawn, the row is not to be used
+    valid: Bool[Array, " batch"]  # False: nothing could be drawn; the row and its probability mean nothing
     smallest: Float[Array, ""]  # probability of the least likely item that can be drawn
     size: Int[Array, ""]  # items stored
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """A rule that names slots. It never touches items, so one sampler serves every storage.
 
@@ -40,6 +41,9 @@ class Sampler(Protocol):
     def update(self, state: Any, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> Any:
         """State after items were given new priorities."""
 
+    def clear(self, state: Any) -> Any:
+        """State over the same slots, all empty again."""
+
 
 def importance_weights(
     draw: Draw, beta: Float[Array, ""] | float, normalize: Literal["buffer", "batch", "none"] = "buffer"
@@ -47,8 +51,8 @@ def importance_weights(
     """Weights (1 / (size * probability)) ** beta that correct for drawing some items more often (arXiv:1511.05952, 3.4).
 
     normalize: "buffer" divides by the largest weight any stored item could have, "batch" by the largest in this draw, so
-    that weights are at most 1; "none" leaves them. Rows that are not valid weigh 0. `beta` is an array that may be
-    annealed without a new trace. O(batch).
+    that weights are at most 1; "none" leaves them. Rows that are not valid weigh 0. `beta`, from 0 to 1 as a rule, is an
+    array that may be annealed without a new trace. O(batch).
     """
     probability = jnp.where(draw.valid, draw.probability, 1)
     if normalize == "buffer":

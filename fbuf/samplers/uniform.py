@@ -36,6 +36,9 @@ class Uniform:
     def update(self, state: tuple[()], slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> tuple[()]:
         raise TypeError("Uniform keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)")
 
+    def clear(self, state: tuple[()]) -> tuple[()]:
+        return state
+
 
 def below(key: Array, count: int, bound: Int[Array, ""]) -> Int[Array, " count"]:
     """Random integers in [0, bound), bound >= 1: the high word of 64 random bits times `bound`, in 32-bit arithmetic."""

@@ -161,3 +161,27 @@ def test_a_value_computed_once_is_the_same_value(dtype: Any) -> None:
     signed = values if dtype is np.uint32 else np.concatenate([values, -values])
     kept = jax.jit(computed_once)(signed)
     np.testing.assert_array_equal(np.asarray(kept).view(np.uint32), signed.view(np.uint32))
+
+
+@pytest.mark.parametrize("batch_size", [16, 4096])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Prioritized(new_items="highest_stored")], ids=repr)
+def test_outside_of_programs_a_second_call_compiles_nothing(sampler: Any, batch_size: int) -> None:
+    buffer = Buffer(5000, sampler, lanes=(2,))
+    state, _ = buffer.extend(buffer.init(np.float32(0)), np.zeros((8, 2), np.float32))
+    compiled: list[str] = []
+
+    def each_method(state: BufferState) -> None:
+        _, _, draw = buffer.sample(state, jax.random.key(0), batch_size)
+        buffer.read(state, draw.slots)
+        if isinstance(sampler, Prioritized):
+            buffer.update(state, draw.slots, jnp.ones(batch_size))
+
+    each_method(state)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **more: compiled.append(event) if "backend_compile" in event else None
+    )
+    try:
+        each_method(state)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not compiled

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from fbuf import Buffer, BufferState, Prioritized, importance_weights, priority_tree
+from fbuf.samplers import prioritized
 from tests.fbuf.compiled import extend, init, sample, update
 from tests.fbuf.model import assert_same, assert_tree_is_exact
 
@@ -290,3 +291,65 @@ def test_double_precision_tells_apart_what_single_cannot() -> None:
 def test_double_precision_without_64_bit_types_is_refused() -> None:
     with pytest.raises(ValueError, match="jax_enable_x64"):
         Buffer(3, Prioritized(dtype="float64")).init(np.float32(0))
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf"), -1.0])
+def test_a_new_alpha_that_means_nothing_is_ignored(alpha: float) -> None:
+    state = given(HALF, [4, 1])
+    after = HALF.sampler.reweight(state.sampler, alpha)
+    assert_same(after, state.sampler)
+
+
+def test_clearing_keeps_the_alpha_that_was_set() -> None:
+    state = given(HALF, [4, 9])
+    state = BufferState(state.items, state.ring, HALF.sampler.reweight(state.sampler, 1.0))
+    state = HALF.clear(state)
+    assert HALF.size(state) == 0 and state.sampler.alpha == 1
+    state, _ = extend(HALF, state, ONE)
+    state = set_priorities(HALF, state, {0: 4})
+    np.testing.assert_array_equal(leaves(HALF, state), [4, 0, 0, 0])
+
+
+def test_a_new_item_whose_own_priority_is_refused_gets_the_highest() -> None:
+    rule = PLAIN.sampler
+    state = rule.written(rule.init(6), jnp.arange(5), jnp.asarray([jnp.nan, 5, jnp.inf, -3, 0]))
+    np.testing.assert_array_equal(state.priorities[:6], [1, 5, 1, 1, 0, -1])
+    assert (state.highest, state.refused) == (5, 3)
+
+
+@pytest.mark.parametrize("count", [3, 7, 96, 300, 1000, 3995])
+@pytest.mark.parametrize("total", [1e7, 1e8, 0.1, 12345.678])
+def test_stratified_shares_tile_the_total(total: float, count: int) -> None:
+    masses = jax.jit(prioritized._masses, static_argnums=(1, 3))
+    exact = np.float64(np.float32(total))
+    for seed in range(20):
+        high, low = masses(jax.random.key(seed), count, jnp.float32(total), True)
+        mass = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+        place = mass * (count / exact)
+        # Each lies in its share, to the 48 bits that the pair holds: a bound that one rounded division would miss.
+        assert (np.abs(place - np.arange(count) - 0.5) <= 0.5 + 1e-6).all()
+        assert mass.min() >= 0 and mass.max() <= exact
+
+
+def test_weights_survive_a_chance_that_underflows() -> None:
+    buffer = Buffer(4, Prioritized(alpha=1, eps=0))
+    state = given(buffer, [1e-30, 1e10, 1e10])
+    _, _, draw = sample(buffer, state, jax.random.key(0), 8)
+    assert draw.valid.all() and draw.smallest > 0
+    weights = importance_weights(draw, 0.4)
+    assert (weights > 0).all() and (weights < 1e-12).all()
+
+
+def test_draws_of_ten_million_random_priorities_are_off_by_no_more_than_is_said() -> None:
+    capacity = 10_000_000
+    values = np.random.default_rng(0).random(capacity, np.float32) + np.float32(0.01)
+    tree = priority_tree.fill(priority_tree.init(capacity, minima=False), jnp.asarray(values))
+    ends = np.cumsum(values, dtype=np.float64)
+    total = float(priority_tree.total(tree))
+    assert abs(total - ends[-1]) <= 8 * 2**-24 * ends[-1]
+    mass = np.random.default_rng(1).random(200_000) * total
+    high = mass.astype(np.float32)
+    found = np.asarray(priority_tree.find(tree, jnp.asarray(high), jnp.asarray((mass - high).astype(np.float32))))
+    starts = np.concatenate([[0], ends[:-1]])
+    outside = np.maximum(starts[found] - mass, mass - ends[found]).clip(0)
+    assert outside.max() <= 8 * 2**-24 * total

@@ -292,9 +292,9 @@ def test_double_precision_without_64_bit_types_is_refused() -> None:
         priority_tree.init(4, dtype="float64")
 
 
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_a_tree_needs_room_for_one_slot(capacity: int) -> None:
-    with pytest.raises(ValueError, match=f"capacity must be at least 1, got {capacity}"):
+@pytest.mark.parametrize("capacity", [0, -1, 2**31 - 8, True, 3.0])
+def test_a_tree_needs_room_for_one_slot_and_numbers_for_all(capacity: int) -> None:
+    with pytest.raises(ValueError, match=f"capacity must be an int from 1 to {2**31 - 9}, got {capacity}"):
         priority_tree.init(capacity)
 
 
@@ -321,3 +321,30 @@ def test_few_and_many_draws_choose_alike() -> None:
     many = find(tree, mass, low)
     few = np.concatenate([find(tree, mass[i : i + 256], low[i : i + 256]) for i in range(0, 4096, 256)])
     np.testing.assert_array_equal(many, few)
+
+
+def test_the_low_part_of_a_mass_counts_at_the_total_too() -> None:
+    tree = fill_tree(priority_tree.init(16), jnp.asarray([2.0**26, *[0] * 7, *[1] * 8], jnp.float32))
+    mass = jnp.full(4, priority_tree.total(tree))
+    low = jnp.asarray([-3.5, -2.5, -1.5, -0.5], jnp.float32)
+    np.testing.assert_array_equal(find(tree, mass, low), [12, 13, 14, 15])
+
+
+@pytest.mark.parametrize("mass", [1e8, 3e38, float("inf"), float("nan")])
+@pytest.mark.parametrize("few", [True, False])
+def test_a_mass_beyond_the_total_finds_the_last_slot_whatever_is_absorbed(mass: float, few: bool) -> None:
+    values = np.zeros(600, np.float32)
+    values[0], values[8:14], values[512:515] = 1e8, 0.5, 0.25
+    tree = fill_tree(priority_tree.init(600), jnp.asarray(values))
+    count = 4 if few else 4096
+    mass = jnp.full(count, max(mass, float(priority_tree.total(tree))) if mass == mass else mass, jnp.float32)
+    assert (np.asarray(find(tree, mass)) == 514).all()
+
+
+@pytest.mark.parametrize("values", [jnp.ones(1), jnp.ones(3), jnp.float32(1)])
+def test_values_for_other_slots_than_those_given_are_refused(values: Any) -> None:
+    tree = priority_tree.init(4)
+    with pytest.raises(ValueError, match="one value for each"):
+        priority_tree.update(tree, jnp.arange(2), values)
+    with pytest.raises(ValueError, match="one value for each of 4 slots"):
+        priority_tree.fill(tree, values)

@@ -24,7 +24,7 @@ SAMPLERS = [
 RULES = [
     *SAMPLERS,
     RoundRobin(),
-    *(Buffer(12, rule, lanes) for rule in SAMPLERS for lanes in [(), (2, 2)]),
+    *(Buffer(12, rule, lanes=lanes) for rule in SAMPLERS for lanes in [(), (2, 2)]),
 ]
 
 
