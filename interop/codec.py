@@ -26,6 +26,7 @@ class Branch:
     keys: tuple[Any, ...]
     children: tuple["Branch | Leaf", ...]
     batch: tuple[int, ...] = ()  # batch dims of a tensordict below those of the item
+    names: tuple[str | None, ...] = ()  # of these dims, if any has one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +108,20 @@ def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec]) -> Branc
         leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
         return Leaf()
     kind, items = _open(data, path)
-    batch = tuple(data.batch_size[dims:]) if is_tensor_collection(data) else ()
     keys = tuple(items)
-    return Branch(kind, keys, tuple(_describe(items[key], dims, (*path, key), leaves) for key in keys), batch)
+    children = tuple(_describe(items[key], dims, (*path, key), leaves) for key in keys)
+    if not is_tensor_collection(data):
+        return Branch(_remade(kind) if issubclass(kind, dict) else kind, keys, children)
+    names = tuple((data._tensordict if is_tensorclass(data) else data).names[dims:])
+    return Branch(kind, keys, children, tuple(data.batch_size[dims:]), names if any(names) else ())
+
+
+def _remade(kind: type) -> type:
+    """The kind of dict that comes back: `dict` where one of `kind` cannot be made empty."""
+    try:
+        return kind if kind() == {} else dict
+    except TypeError:
+        return dict
 
 
 def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) -> None:
@@ -120,7 +132,7 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
         found.append(data)
         return
     kind, items = _open(data, path)
-    if kind is not node.kind:
+    if kind is not node.kind and not (issubclass(kind, dict) and issubclass(node.kind, dict)):
         raise TypeError(
             f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written"
         )
@@ -141,7 +153,7 @@ def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
     if is_tensor_collection(data):
         return (type(data) if is_tensorclass(data) else TensorDict), dict(data.items())
     if isinstance(data, dict):
-        return dict, data
+        return type(data), data
     if isinstance(data, tuple | list):
         return type(data), dict(enumerate(data))
     raise TypeError(
@@ -155,13 +167,16 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
         return next(leaves)
     inner = (*batch, *node.batch)
     values = [_build(child, leaves, batch, device) for child in node.children]
-    if node.kind is dict:
-        return dict(zip(node.keys, values, strict=True))
+    if issubclass(node.kind, dict):
+        made = node.kind()
+        made.update(zip(node.keys, values, strict=True))
+        return made
     if issubclass(node.kind, tuple):
         return node.kind(*values) if hasattr(node.kind, "_fields") else node.kind(values)
     if issubclass(node.kind, list):
         return node.kind(values)
-    held: TensorDictBase = _new(dict(zip(node.keys, values, strict=True)), torch.Size(inner), device)
+    names = [*(None for _ in batch), *node.names] if node.names else None
+    held = _new(dict(zip(node.keys, values, strict=True)), torch.Size(inner), device, names)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)
 
 
@@ -177,13 +192,16 @@ def shallow(data: TensorDictBase) -> TensorDictBase:
     """A tensordict of the same entries, whose own keys may be set and deleted."""
     if type(data) is not TensorDict:
         return data.copy()
-    return _new(dict(data.items()), data.batch_size, data.device)
+    names = data.names
+    return _new(dict(data.items()), data.batch_size, data.device, names if any(names) else None)
 
 
-def _new(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:
+def _new(
+    source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
+) -> TensorDictBase:
     """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
     unchecked = getattr(TensorDict, "_new_unsafe", None)
-    return (unchecked or TensorDict)(source=source, batch_size=batch_size, device=device)
+    return (unchecked or TensorDict)(source=source, batch_size=batch_size, device=device, names=names)
 
 
 def _where(path: Path) -> str:

@@ -4,6 +4,7 @@ Called inside `bridge.exact()`. Batches whose length varies come padded to a pow
 so that no length of batch costs a trace of its own: equal entries at equal places are well defined.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -48,9 +49,9 @@ def written(rule: Any, state: Any, slots: Array) -> Any:
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
-def assign(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
-    """The sampler's state after items, new or not, were given priorities that were checked before."""
-    return rule.written(state, slots, priorities)
+def assign(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
+    """The sampler's state after items, new or not, were given priorities; new items shall get `highest` from now on."""
+    return dataclasses.replace(rule.written(state, slots, priorities), highest=highest)
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)

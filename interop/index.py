@@ -1,5 +1,7 @@
 """What users index with."""
 
+import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -24,26 +26,138 @@ def as_list(index: Any, length: int) -> list[int]:
         return list(index)
     tensor = as_tensor(index)
     if tensor.dtype == torch.bool:
-        if tensor.shape[0] != length:
-            raise IndexError(f"the mask has {tensor.shape[0]} entries, there are {length} items")
-        tensor = tensor.nonzero().reshape(-1)
+        if tensor.shape != (length,):
+            raise IndexError(f"the mask has shape {list(tensor.shape)}, there are {length} items")
+        tensor = tensor.nonzero()
     return tensor.reshape(-1).tolist()
 
 
 def as_tensor(index: Any) -> Tensor:
     """An int64 or bool tensor for a list, range, array or tensor. TypeError for anything else, floats included."""
     if isinstance(index, range):
-        return torch.arange(index.start, index.stop, index.step)
-    if isinstance(index, Tensor | np.ndarray | list):
-        tensor = torch.as_tensor(index)
-        if tensor.numel() == 0 and not isinstance(index, Tensor):
-            return tensor.to(torch.int64)
-        if tensor.dtype == torch.bool:
-            return tensor
-        if _integral(tensor):
-            return tensor.to(torch.int64)
-        raise TypeError(f"an index must be of integers or bools, got {tensor.dtype}")
-    raise TypeError(f"cannot index with {type(index).__name__}")
+        return torch.arange(index.start, index.stop, index.step) if index else torch.zeros(0, dtype=torch.int64)
+    if not isinstance(index, Tensor | np.ndarray | list):
+        raise TypeError(f"cannot index with {type(index).__name__}")
+    tensor = torch.as_tensor(np.asarray(index, order="C") if isinstance(index, np.ndarray) else index)
+    if tensor.numel() == 0 and not isinstance(index, Tensor):
+        return tensor.to(torch.int64)
+    if tensor.dtype == torch.bool and tensor.ndim:
+        return tensor
+    if _integral(tensor):
+        return tensor.to(torch.int64)
+    raise TypeError(f"an index must be of integers, or of a bool for each row, got {tensor.dtype}: {index!r}")
+
+
+def is_basic(index: Any) -> bool:
+    """Whether indexing with it gives a view: ints, slices, Ellipsis, None and tuples of them."""
+    if isinstance(index, tuple):
+        return all(is_basic(each) for each in index)
+    return index is Ellipsis or index is None or isinstance(index, slice) or as_int(index) is not None
+
+
+def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
+    """The shape that indexing an array of `shape` gives; IndexError out of range, but for an int. Touches no memory."""
+    if isinstance(index, int):
+        return shape[1:]
+    return tuple(torch.empty((), dtype=torch.bool).expand(shape)[index].shape)
+
+
+def in_range(index: Tensor, filled: int, whole: int | None = None) -> Tensor:
+    """The index with negative entries counted from the end of the filled rows; IndexError out of range.
+
+    The range ends with the filled rows, or with all of them where `whole` says how many there are.
+    """
+    if index.numel():
+        low, high = torch.aminmax(index)
+        end = filled if whole is None else whole
+        if high >= end or low < -filled:
+            wrong = int(high) if high >= end else int(low)
+            raise IndexError(f"index {wrong} is out of range: {filled} rows are stored")
+        if low < 0:
+            index = torch.where(index < 0, index + filled, index)
+    return index
+
+
+# ------------------------------------------------------------------ where to write
+
+
+def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
+    """The places over [rows, *lanes] = `lead` that an index names: of rows alone, or a tuple of rows and lanes.
+
+    Rows become an int, a slice or an int64 tensor on the CPU, none negative: a row is counted from the end of those
+    that are filled. They may lie beyond; a slice that does not say where it stops does so at `end`. IndexError out of
+    range, TypeError for what is no index.
+    """
+    if isinstance(index, int) and not isinstance(index, bool):
+        return _row(index, filled, lead[0])
+    first, *rest = (index or (Ellipsis,)) if isinstance(index, tuple) else (index,)
+    rows: tuple[Any, ...]
+    if first is Ellipsis:
+        rows = (slice(0, end), Ellipsis) if rest else (slice(0, end),)
+    elif isinstance(first, slice):
+        start, stop = _bound(first.start, 0, filled), _bound(first.stop, end, filled)
+        rows = (slice(min(start, lead[0]), min(stop, lead[0]), first.step),)
+    elif (single := as_int(first)) is not None:
+        rows = (_row(single, filled, lead[0]),)
+    else:
+        place = as_tensor(first).cpu()
+        if place.dtype == torch.bool:
+            if place.shape[0] not in (filled, lead[0]) or place.shape[1:] != lead[1 : place.ndim]:
+                raise IndexError(
+                    f"the mask has shape {list(place.shape)}, {filled} rows are stored; nothing was written"
+                )
+            rows = place.nonzero(as_tuple=True)
+        else:
+            rows = (in_range(place, filled, lead[0]),)
+    places = (*rows, *(each if is_basic(each) else as_tensor(each).cpu() for each in rest))
+    return places if len(places) > 1 else places[0]
+
+
+def _row(row: int, filled: int, whole: int) -> int:
+    if not -filled <= row < whole:
+        raise IndexError(f"index {row} is out of range for {filled} rows; nothing was written")
+    return row + filled if row < 0 else row
+
+
+def _bound(given: Any, default: int, filled: int) -> int:
+    bound = default if given is None else operator.index(given)
+    return max(bound + filled, 0) if bound < 0 else bound
+
+
+def reach(places: Any, filled: int) -> tuple[int, bool]:
+    """One past the last row that resolved places name, and whether all rows from `filled` to there are, as a whole."""
+    if isinstance(places, int):
+        return places + 1, places <= filled
+    rows = places[0] if isinstance(places, tuple) else places
+    if isinstance(rows, Tensor):
+        stop = int(rows.max()) + 1 if rows.numel() else 0
+        new = rows[rows >= filled].unique().numel() if stop > filled else 0
+    else:
+        named = range(rows, rows + 1) if isinstance(rows, int) else range(rows.start, rows.stop, rows.step or 1)
+        stop = named[-1] + 1 if named else 0
+        new = min(len(named), (stop - 1 - filled) // named.step + 1) if stop > filled else 0
+    return stop, stop <= filled or (new == stop - filled and whole_rows(places))
+
+
+def whole_rows(places: Any) -> bool:
+    """Whether resolved places leave out no lane."""
+    rest = places[1:] if isinstance(places, tuple) else ()
+    return all(each is Ellipsis or (isinstance(each, slice) and each == slice(None)) for each in rest)
+
+
+def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
+    """The slots over [rows, *lanes], flat, that resolved places name, in the order of data there. O(rows named)."""
+    first, *rest = places if isinstance(places, tuple) else (places,)
+    local: Any
+    if isinstance(first, slice):
+        rows, local = np.arange(first.start, first.stop, first.step or 1), slice(None)
+    else:
+        named = np.asarray(first)
+        rows, local = named.reshape(-1), np.arange(named.size).reshape(named.shape)
+    per_row = math.prod(lanes)
+    slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + np.arange(per_row).reshape(lanes)
+    others = (each.numpy() if isinstance(each, Tensor) else each for each in rest)
+    return slots[(local, *others)].reshape(-1)
 
 
 def _integral(index: Any) -> bool:

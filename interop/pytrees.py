@@ -1,6 +1,7 @@
 """Batches of any kind, changed leaf by leaf."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensordict import is_tensor_collection
@@ -12,7 +13,7 @@ def each_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(data, Tensor) or is_tensor_collection(data):
         return change(data)
     if isinstance(data, dict):
-        return {key: each_leaf(value, change) for key, value in data.items()}
+        return _like(data, {key: each_leaf(value, change) for key, value in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(each_leaf(value, change) for value in data))
     if isinstance(data, tuple | list):
@@ -47,11 +48,23 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
 
 
 def length_of(data: Any) -> int:
-    """Rows of a batch: the first dim of its tensors, or the length of a list."""
+    """Rows of a batch: the first dim of its tensors, or the length of a list of items."""
+    first = None if isinstance(data, list) else next(_leaves(data), None)
+    return len(data) if first is None else int(first.shape[0])
+
+
+def _leaves(data: Any) -> Iterator[Any]:
     if isinstance(data, Tensor) or is_tensor_collection(data):
-        return int(data.shape[0])
-    if isinstance(data, dict):
-        return length_of(next(iter(data.values())))
-    if isinstance(data, tuple):
-        return length_of(data[0])
-    return len(data)
+        yield data
+    elif isinstance(data, dict | tuple | list):
+        for value in data.values() if isinstance(data, dict) else data:
+            yield from _leaves(value)
+
+
+def _like(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of the same kind with other values."""
+    if type(data) is dict:
+        return values
+    made = copy.copy(data)
+    made.update(values)
+    return made

@@ -1,17 +1,37 @@
 """An integer that forked and spawned workers see too."""
 
+import os
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from interop.processes import starting_a_worker
+
+_AT_ONCE = 512  # cells made together: 4 KiB, one descriptor
+_unused: list[Tensor] = []
+
+
+def _cell() -> Tensor:
+    """Memory for one integer, shared from the start: whoever has it sees one value, started before or after.
+
+    No cell is given out twice, because a worker may outlive what its cell was for here.
+    """
+    while True:
+        try:
+            return _unused.pop()  # in one step: threads need no lock
+        except IndexError:
+            _unused.extend(torch.zeros(_AT_ONCE, dtype=torch.int64).share_memory_().split(1))
 
 
 class SharedInt:
-    """A 64-bit integer in shared memory. Plain pickles and copies take its value along; workers share it."""
+    """A 64-bit integer in shared memory. Pickles and copies take its value along; workers that are started share it."""
 
     def __init__(self, value: int = 0) -> None:
-        self._hold(torch.tensor([value], dtype=torch.int64).share_memory_())
+        self._hold(_cell())
+        self.value = value
 
-    def _hold(self, cell: torch.Tensor) -> None:
+    def _hold(self, cell: Tensor) -> None:
         self._cell = cell
         self._view = cell.numpy()
 
@@ -24,14 +44,12 @@ class SharedInt:
         self._view[0] = value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"cell": self._cell}
+        return {"cell": self._cell} if starting_a_worker() else {"value": self.value}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        cell = state["cell"]
-        self._hold(cell if cell.is_shared() else cell.clone().share_memory_())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SharedInt":
-        return SharedInt(self.value)
+        self._hold(state["cell"] if "cell" in state else _cell())
+        if "value" in state:
+            self.value = state["value"]
 
 
 class LocalInt:
@@ -44,3 +62,6 @@ class LocalInt:
 def counter(compilable: bool) -> SharedInt | LocalInt:
     """A zero that workers share, or a plain one for `compilable` components."""
     return LocalInt() if compilable else SharedInt()
+
+
+os.register_at_fork(after_in_child=_unused.clear)  # the parent goes on to give them out

@@ -10,6 +10,15 @@ from interop.samplers.uniform import unravel
 from interop.storages import Storage, TensorStorage
 from interop.storages.rows import JaxRows
 
+_DRAWS = {RandomSampler.sample, PrioritizedSampler.sample}
+_READ = TensorStorage.get
+
+
+def takes_keys(sampler: Sampler) -> bool:
+    """Whether draws are the library's own, of which each can be given its random key."""
+    own = isinstance(sampler, RandomSampler | PrioritizedSampler)
+    return own and getattr(sampler.sample, "__func__", None) in _DRAWS
+
 
 class Fused:
     """Sampling where the methods of storage and sampler are the library's own."""
@@ -20,13 +29,15 @@ class Fused:
 
     @classmethod
     def of(cls, storage: Storage, sampler: Sampler) -> "Fused | None":
-        """None where a user's own method would be passed by."""
-        own_read = isinstance(storage, TensorStorage) and type(storage).get is TensorStorage.get
-        own_draw = any(
-            isinstance(sampler, kind) and type(sampler).sample is kind.sample
-            for kind in (RandomSampler, PrioritizedSampler)
-        )
-        return cls(storage, sampler) if own_read and own_draw else None  # type: ignore[arg-type]  # as just found
+        """None for another kind of storage or sampler."""
+        fits = isinstance(storage, TensorStorage) and isinstance(sampler, RandomSampler | PrioritizedSampler)
+        return cls(storage, sampler) if fits else None  # type: ignore[arg-type]  # as just found
+
+    @property
+    def holds(self) -> bool:
+        """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
+        sample, get = self._sampler.sample, self._storage.get
+        return getattr(sample, "__func__", None) in _DRAWS and getattr(get, "__func__", None) is _READ
 
     def sample(self, batch_size: int, key: np.ndarray | None) -> tuple[Any, dict[Any, Any]]:
         """A batch and what to tell about it. RuntimeError where there is nothing to draw."""

@@ -1,9 +1,8 @@
-"""The components of a replay buffer: made, joined, exchanged, locked, pickled."""
+"""The components of a replay buffer: made, joined, exchanged, pickled."""
 
-import contextlib
+import copy
 import multiprocessing
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -11,9 +10,12 @@ import torch
 from interop.buffers import collate
 from interop.buffers.fused import Fused
 from interop.buffers.prefetch import Prefetch
+from interop.buffers.turn import Turn
 from interop.numbers import whole
+from interop.processes import starting_a_worker
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
 from interop.storages import ListStorage, Storage
+from interop.storages.lock import Lock
 from interop.transforms.chain import Compose, as_chain
 from interop.writers import RoundRobinWriter, Writer
 
@@ -48,70 +50,85 @@ class Joined:
             prefetch = whole("prefetch", prefetch, least=0)
         if prefetch and batch_size is None:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
-        if prefetch and shared:
-            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
-        if dim_extend is not None and dim_extend < 0:
-            raise ValueError(f"dim_extend must be at least 0, got {dim_extend}")
+        if dim_extend is not None:
+            dim_extend = whole("dim_extend", dim_extend, least=0)
         self._batch_size = batch_size
         self._pin_memory = pin_memory
         self._prefetch = Prefetch(prefetch) if prefetch else None
-        self._rng = generator
+        self._rng = _a_generator(generator)
         self._dim_extend = dim_extend
         self._checkpointer = checkpointer
-        self._iterator: Iterator[Any] | None = None
-        self._make_locks()
+        self._begin()
         self.share(shared)
-        self._parts = (storage, sampler, writer, collate_fn, transform, transform_factory, bool(compilable))
-        self._initialized = False
+        collate_fn = _a_function(collate_fn)
+        self._parts: Any = (storage, sampler, writer, collate_fn, transform, transform_factory, bool(compilable))
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._init()
 
+    def _begin(self) -> None:
+        """What no copy, pickle or worker takes over."""
+        self._making = Lock()  # of the components
+        self._stepping = Lock()  # from one batch to the `next()`
+        self._iterating = False
+        self._process_lock: Any = None
+
     def _init(self) -> None:
-        storage, sampler, writer, collate_fn, transform, transform_factory, compilable = self._parts
-        self._initialized = True
-        self._storage: Storage = _made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
-        self._sampler: Sampler = _made("sampler", sampler, Sampler, RandomSampler)
-        self._writer: Writer = _made("writer", writer, Writer, self._default_writer)
-        if getattr(self._sampler, "drop_last", False) and self._batch_size is None:
-            raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
-        self._transform = as_chain(transform_factory() if transform_factory is not None else transform)
-        self._collate_fn = collate_fn or collate.default_for(self._storage)
-        self._storage.checkpointer = self._checkpointer
-        self._join()
-        self.set_rng(self._rng)
+        """Make the components. Where that fails nothing is kept, and the next use tries again."""
+        with self._making:
+            if self._parts is None:
+                return  # another thread has made them
+            given_storage, given_sampler, given_writer, collate_fn, transform, transform_factory, compilable = (
+                self._parts
+            )
+            storage = made("storage", given_storage, Storage, lambda: ListStorage(1000, compilable=compilable))
+            sampler = made("sampler", given_sampler, Sampler, RandomSampler)
+            writer = made("writer", given_writer, Writer, lambda: self._default_writer(compilable))
+            if getattr(sampler, "drop_last", False) and self._batch_size is None:
+                raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
+            chain = as_chain(transform_factory() if transform_factory is not None else transform)
+            collate_fn = collate_fn or collate.default_for(storage)
+            with storage._access:
+                self._join(storage, sampler, writer, _transform=chain, _collate_fn=collate_fn)
+                storage.checkpointer = self._checkpointer
+                self._parts = None
 
     @staticmethod
-    def _default_writer() -> Writer:
+    def _default_writer(compilable: bool) -> Writer:
         return RoundRobinWriter()
 
     @staticmethod
     def _check_fit(storage: Storage, sampler: Sampler) -> None:
-        wanted = storage._max_size  # as asked for; several item dims round it up to whole rows
+        wanted = getattr(storage, "_max_size", storage.max_size)  # as asked for, before it is rounded up to whole rows
         if isinstance(sampler, PrioritizedSampler) and sampler.max_size < wanted:
-            raise ValueError(
-                f"the sampler holds {sampler.max_size} items, the storage {wanted}: build it with max_capacity={wanted}"
-            )
+            cure = f"build it with max_capacity={wanted}" if wanted < 2**31 else "give the storage a max_size"
+            raise ValueError(f"the sampler holds {sampler.max_size} items, the storage {wanted}: {cure}")
 
-    def _join(self) -> None:
-        """Have the components know of each other."""
-        self._check_fit(self._storage, self._sampler)
-        self._storage.attach(self)
-        self._writer.register_storage(self._storage)
-        if isinstance(self._sampler, PrioritizedSampler):
-            self._sampler.take_over(self._storage)
-        self._fused = Fused.of(self._storage, self._sampler)
-        self._keyed = isinstance(self._sampler, RandomSampler | PrioritizedSampler)
+    def _join(self, storage: Storage, sampler: Sampler, writer: Writer, **others: Any) -> None:
+        """Have the components know of each other and of this buffer. The lock of the storage is held."""
+        self._check_fit(storage, sampler)
+        if isinstance(sampler, PrioritizedSampler):
+            sampler.take_over(storage)
+        writer.register_storage(storage)
+        self._storage, self._sampler, self._writer = storage, sampler, writer
+        self._fused = Fused.of(storage, sampler)
+        self.__dict__.update(others)
+        storage.attach(self)
+        self._hand_rng()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _MADE_LATE and not self.__dict__.get("_initialized", True):
-            self._init()
-            return getattr(self, name)
+        if name in _MADE_LATE and "_making" in self.__dict__:
+            try:
+                self._init()
+            except AttributeError as error:  # would be taken for one of this buffer
+                raise RuntimeError(f"a component could not be made: AttributeError: {error}") from error
+            if name in self.__dict__:
+                return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     @property
     def initialized(self) -> bool:
         """Whether the components were made."""
-        return self._initialized
+        return self._parts is None
 
     @property
     def storage(self) -> Storage:
@@ -155,104 +172,116 @@ class Joined:
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Put in another storage; returns the one before."""
-        with self._locked():
-            made = _made("storage", storage, Storage)
-            self._check_fit(made, self._sampler)
-            chosen = collate_fn or collate.default_for(made)
-            if made is self._storage:
-                self._collate_fn = chosen
-                return made
-            before, self._storage = self._storage, made
-            before._attached = [each for each in before._attached if each is not self]
+        new = made("storage", storage, Storage)
+        chosen = _a_function(collate_fn) or collate.default_for(new)
+        while True:
+            before = self._storage
+            first, second = sorted((before._access, new._access), key=id)  # in one order, whoever exchanges with whom
+            with first, second, Turn(self):
+                if self._storage is before:
+                    self._exchange_storage(new, chosen)
+                    return before
+
+    def _exchange_storage(self, new: Storage, collate_fn: Callable[[Any], Any]) -> None:
+        if new is not self._storage:
+            self._check_fit(new, self._sampler)
+            self._sampler.refuse_a_stranger()
+            self._storage.detach(self)
             self._sampler._empty()
-            self._collate_fn = chosen
-            self._drop_ahead()
-            self._join()
-            return before
+            self._join(new, self._sampler, self._writer)
+        self._collate_fn = collate_fn
+        self._drop_ahead()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put in another sampler, which takes over the stored rows; returns the one before."""
-        with self._locked():
-            made = _made("sampler", sampler, Sampler)
-            self._check_fit(self._storage, made)
-            before, self._sampler = self._sampler, made
+        new = made("sampler", sampler, Sampler)
+        with Turn(self):
+            before = self._sampler
+            self._join(self._storage, new, self._writer)
             self._drop_ahead()
-            self._join()
-            self.set_rng(self._rng)
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
         """Put in another writer; returns the one before."""
-        with self._locked():
-            before, self._writer = self._writer, _made("writer", writer, Writer)
-            self._join()
-            self.set_rng(self._rng)
+        new = made("writer", writer, Writer)
+        with Turn(self):
+            before = self._writer
+            self._join(self._storage, self._sampler, new)
             return before
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have this generator govern every draw from now on."""
-        with self._locked():
-            self._drop_ahead()
+        generator = _a_generator(generator)
+        with Turn(self):
             self._rng = generator
             self._hand_rng()
+            self._drop_ahead()
 
     def _hand_rng(self) -> None:
         for part in (self._storage, self._sampler, self._writer):
             part._rng = self._rng
 
     def share(self, shared: bool = True) -> Self:
-        """Have worker processes take turns at every call, or not."""
-        self._process_lock: Any = multiprocessing.get_context("spawn").RLock() if shared else contextlib.nullcontext()
+        """Have worker processes take turns at every call, or not. ValueError with prefetch."""
+        if shared and self._prefetch is not None:
+            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
+        self._process_lock = multiprocessing.get_context("spawn").RLock() if shared else None
         return self
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
-        with self._locked():
-            self._transform.append(transform, invert=invert)
-            self._drop_ahead()
-        return self
+        return self.insert_transform(len(self._transform), transform, invert=invert)
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform before the one at index."""
-        with self._locked():
+        with Turn(self):
             self._transform.insert(index, transform, invert=invert)
             self._drop_ahead()
         return self
-
-    def _make_locks(self) -> None:
-        self._lock = threading.RLock()
-        self._queue_lock = threading.RLock()
-
-    def _locked(self) -> "_Both":
-        return _Both(self._lock, self._process_lock)
 
     def _drop_ahead(self) -> None:
         if self._prefetch is not None:
             self._prefetch.drop()
 
+    def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
+        """What a pickle or copy has, as of one moment: with components of its own. A worker gets those there are."""
+        self._storage  # noqa: B018  # components, not what makes them
+        with Turn(self):
+            state = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
+            state["_shared"] = self._process_lock is not None
+            if starting_a_worker():
+                state["_process_lock"] = self._process_lock
+            else:
+                parts = copy.deepcopy([state[name] for name in _COMPONENTS], memo)
+                state.update(zip(_COMPONENTS, parts, strict=True))
+            if self._prefetch is not None:
+                state["_prefetch"] = self._prefetch.twin()  # its batches are waited for without the lock
+            if self._rng is not None:
+                state["_rng"] = (self._rng.get_state(), str(self._rng.device))
+            return state
+
     def __getstate__(self) -> dict[str, Any]:
-        self._storage  # noqa: B018  # a pickle holds components, not what makes them
-        state = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in ("_lock", "_queue_lock", "_iterator", "_fused")
-        }
-        state["_parts"] = None
-        if self._rng is not None:
-            state["_rng"] = (self._rng.get_state(), str(self._rng.device))
-        return state
+        return self._snapshot({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        state = self._snapshot(memo)
+        rest = {key: value for key, value in state.items() if key not in _COMPONENTS}
+        twin.__setstate__({**state, **copy.deepcopy(rest, memo)})
+        return twin
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        rng = state.pop("_rng")
-        self.__dict__.update(state, _iterator=None)
-        self._make_locks()
+        self._begin()
+        shared, rng = state.pop("_shared"), state["_rng"]
         if rng is not None:
-            generator = torch.Generator(rng[1])
-            generator.set_state(rng[0])
-            rng = generator
-        self._rng = rng
-        self._join()
-        self._hand_rng()
+            state["_rng"] = torch.Generator(rng[1])
+            state["_rng"].set_state(rng[0])
+        self.__dict__.update(state, _parts=None)
+        if self._process_lock is None:
+            self.share(shared)
+        with self._storage._access:
+            self._join(self._storage, self._sampler, self._writer)
 
     def __repr__(self) -> str:
         parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]
@@ -263,33 +292,12 @@ class Joined:
         return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
 
 
-class _Both:
-    """Two locks held together."""
-
-    __slots__ = ("_first", "_second")
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self._first, self._second = first, second
-
-    def __enter__(self) -> None:
-        self._first.__enter__()
-        try:
-            self._second.__enter__()
-        except BaseException:
-            self._first.__exit__(None, None, None)
-            raise
-
-    def __exit__(self, *raised: Any) -> None:
-        try:
-            self._second.__exit__(*raised)
-        finally:
-            self._first.__exit__(*raised)
+_COMPONENTS = ("_storage", "_sampler", "_writer")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_fused")
+_NOT_KEPT = ("_making", "_stepping", "_iterating", "_process_lock", "_parts", "_fused")
 
 
-_MADE_LATE = ("_storage", "_sampler", "_writer", "_transform", "_collate_fn", "_fused", "_keyed")
-
-
-def _made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
+def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:
     """The component, made where a callable was given; TypeError for one of the wrong kind."""
     made = default() if given is None and default is not None else given
     if not isinstance(made, kind) and callable(made):
@@ -297,3 +305,15 @@ def _made(name: str, given: Any, kind: type, default: Callable[[], Any] | None =
     if not isinstance(made, kind):
         raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {type(made).__name__}")
     return made
+
+
+def _a_generator(given: Any) -> torch.Generator | None:
+    if given is not None and not isinstance(given, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(given).__name__}")
+    return given
+
+
+def _a_function(given: Any) -> Callable[[Any], Any] | None:
+    if given is not None and not callable(given):
+        raise TypeError(f"collate_fn must be callable, got {type(given).__name__}")
+    return given

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from interop.buffers.joined import made
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.samplers import PrioritizedSampler, Sampler
@@ -22,6 +23,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         storage: an instance; `ListStorage(1000)` by default.
         sampler: instead of the one made from these arguments.
         sampler_device: where priorities are; None follows the storage.
+        sync: True; priorities that are kept apart from the process that writes (False) are not supported.
         others: as for `ReplayBuffer`.
     """
 
@@ -35,6 +37,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         storage: Storage | None = None,
         sampler: Sampler | None = None,
         sampler_device: torch.device | str | None = None,
+        sync: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
@@ -43,13 +46,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         dim_extend: int | None = None,
         delayed_init: bool = False,
     ) -> None:
+        _refuse_asynchronous(sync)
         if sampler is not None and sampler_device is not None:
             raise TypeError("sampler and sampler_device exclude each other: give the device to the sampler")
         storage = ListStorage(1000) if storage is None else storage
         if not isinstance(storage, Storage):
             raise TypeError(f"storage must be a Storage, got {type(storage).__name__}")
         if sampler is None:
-            sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype, device=sampler_device)
+            sampler = PrioritizedSampler(_capacity(storage), alpha, beta, eps, dtype, device=sampler_device)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -79,6 +83,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         priority_key: the entry that priorities are taken from.
         storage: an instance, or a callable that makes it; `ListStorage(1000)` by default.
         sampler_device: where priorities are; None follows the storage.
+        sync: True; priorities that are kept apart from the process that writes (False) are not supported.
         others: as for `ReplayBuffer`.
     """
 
@@ -91,6 +96,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         eps: float = 1e-8,
         storage: Storage | Callable[[], Storage] | None = None,
         sampler_device: torch.device | str | None = None,
+        sync: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
@@ -102,16 +108,12 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         shared: bool = False,
         compilable: bool = False,
     ) -> None:
-        if storage is None:
-            storage = ListStorage(1000, compilable=compilable)
-        elif not isinstance(storage, Storage) and callable(storage):
-            storage = storage()
-        if not isinstance(storage, Storage):
-            raise TypeError(f"storage must be a Storage or a callable that returns one, got {type(storage).__name__}")
+        _refuse_asynchronous(sync)
+        held: Storage = made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
         super().__init__(
             priority_key=priority_key,
-            storage=storage,
-            sampler=PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction, device=sampler_device),
+            storage=held,
+            sampler=PrioritizedSampler(_capacity(held), alpha, beta, eps, reduction=reduction, device=sampler_device),
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             prefetch=prefetch,
@@ -122,3 +124,20 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             shared=shared,
             compilable=compilable,
         )
+
+
+def _refuse_asynchronous(sync: bool) -> None:
+    if not sync:
+        raise NotImplementedError(
+            "sync=False is not supported: have the writers use a buffer with a RandomSampler on the same storage, and the "
+            "process that samples a prioritized one"
+        )
+
+
+def _capacity(storage: Storage) -> int:
+    """Items at most. ValueError where there is no bound that a sampler could be made for."""
+    if storage.max_size >= 2**31:
+        raise ValueError(
+            f"priorities are kept for at most 2**31 - 1 items, the storage may take {storage.max_size}: give it a max_size"
+        )
+    return storage.max_size

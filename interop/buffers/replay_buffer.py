@@ -1,6 +1,5 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
-import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,22 +11,30 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop import randomness
+from interop.buffers import collate, edits
+from interop.buffers.assignment import assign
+from interop.buffers.fused import takes_keys
 from interop.buffers.joined import Joined
-from interop.index import as_int
+from interop.buffers.places import is_all, owned
+from interop.buffers.turn import Turn
+from interop.index import as_int, is_basic
 from interop.numbers import whole
-from interop.pytrees import assigned, each_leaf, length_of, swapped
+from interop.pytrees import each_leaf, length_of, swapped
+from interop.storages import TensorStorage
 
 
 class ReplayBuffer(Joined):
     """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
 
-    Every call is safe from several threads. A call that raises has changed nothing.
+    Every call is safe from several threads, and of several buffers on one storage. A call that raises has changed
+    nothing; where it is a transform or `collate_fn` that raises, the batch has been drawn. Those run outside of the lock,
+    in as many threads as use the buffer.
 
     Args:
         storage: where items live, or a callable that makes it; `ListStorage(1000)` by default.
         sampler: which items are drawn, or a callable; `RandomSampler()` by default.
         writer: which slots new items take, or a callable; `RoundRobinWriter()` by default.
-        collate_fn: makes a batch of what the storage returns.
+        collate_fn: makes a batch of what the storage returns; of a list that is the items themselves, not copies.
         pin_memory: pin batches on the CPU.
         prefetch: how many batches threads draw ahead; needs `batch_size`.
         transform: a transform, a chain of them, or any callable.
@@ -45,20 +52,18 @@ class ReplayBuffer(Joined):
 
     def add(self, data: Any) -> Any:
         """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims."""
+        self._expect("add", data)
         if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
             warnings.warn(
                 f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
             )
-        with self._locked():
-            return self._add(data)
+        stored = self._to_store(data, lift=True)
+        with Turn(self):
+            return self._no_slots() if self._is_nothing(stored) else self._add(stored)
 
-    def _add(self, data: Any) -> Any:
-        data = self._to_store(data, lift=True)
-        if data is None and len(self._transform):
-            return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
-        index = self._writer.add(data)
-        self._tell(index)
-        self._sampler.add(index)
+    def _add(self, stored: Any) -> Any:
+        index = self._write(stored, many=False)
+        self._note(stored, index)
         return index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
@@ -68,64 +73,85 @@ class ReplayBuffer(Joined):
         """
         if update_priority is not None:
             raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
-        with self._locked():
-            return self._extend(data)
+        stored = self._to_store(data)
+        with Turn(self):
+            if self._is_nothing(stored):
+                return self._no_slots()
+            index = self._write(stored, many=True)
+            self._note(stored, index)
+            return index
 
-    def _extend(self, data: Any) -> Tensor:
-        data = self._to_store(data)
-        if data is None and len(self._transform):
-            return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
-        return self._write(data)
-
-    def _write(self, data: Any) -> Tensor:
-        index = self._writer.extend(swapped(data, self.dim_extend))
-        self._tell(index)
-        self._sampler.extend(index)
-        return index
+    def _expect(self, call: str, data: Any) -> None:
+        """ValueError for data that this kind of buffer does not take."""
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
-        """The data after the inverse transforms; None to store nothing."""
+        """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
         if not len(self._transform):
             return data
-        lift = lift and isinstance(data, TensorDictBase)
         if is_tensor_collection(data):
             data = data.copy()  # transforms may add and remove keys of this one
-        data = self._transform.inv(data.unsqueeze(-1) if lift else data)
-        return data.squeeze(-1) if lift and data is not None else data
+        if not lift or not isinstance(data, TensorDictBase):
+            return self._transform.inv(data)
+        dim = data.ndim
 
-    def _tell(self, index: Any) -> None:
-        """Have every buffer on the storage know which slots are new."""
-        for buffer in self._storage._attached:
+        def lower(leaf: Any) -> Any:
+            fits = isinstance(leaf, Tensor) or is_tensor_collection(leaf)
+            return leaf.squeeze(dim) if fits and leaf.ndim > dim else leaf
+
+        return each_leaf(self._transform.inv(data.unsqueeze(-1)), lower)
+
+    def _is_nothing(self, stored: Any) -> bool:
+        """Whether a transform wants nothing stored."""
+        return stored is None and len(self._transform) > 0
+
+    def _no_slots(self) -> Tensor:
+        return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
+
+    def _write(self, stored: Any, many: bool) -> Any:
+        listeners = self._storage.attached()
+        for buffer in listeners:  # who could not be told of the write refuses it
+            sampler = getattr(buffer, "_sampler", None)
+            if sampler is not None:
+                sampler.refuse_a_stranger()
+        index = self._writer.extend(swapped(stored, self.dim_extend)) if many else self._writer.add(stored)
+        for buffer in listeners:
             buffer.mark_update(index)
+        (self._sampler.extend if many else self._sampler.add)(index)
+        return index
+
+    def _note(self, given: Any, index: Any) -> None:
+        """Tell what the caller gave, if it is that and not what a transform made of it, where it was stored."""
+        if self._storage.ndim == 1 and not len(self._transform):
+            self._writer._note(given, index)
 
     def mark_update(self, index: Any) -> None:
         """Give the items at index the default priority of the sampler."""
-        self._sampler.mark_update(index, storage=self._storage)
+        with Turn(self):
+            self._sampler.mark_update(index, storage=self._storage)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give the items at index new priorities; a warning where the sampler has none."""
-        with self._locked():
+        with Turn(self):
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(each) for each in index], -1)
-            if self.dim_extend > 0 and isinstance(priority, Tensor) and priority.ndim > 1:
+            if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
                 priority = priority.transpose(0, self.dim_extend).flatten()
             self._sampler.update_priority(index, priority, storage=self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget all items; the memory is kept."""
-        with self._locked():
-            self._writer._empty(empty_write_count)
+        """Forget all items; the memory is kept. Every buffer on the storage starts over."""
+        with Turn(self):
             self._storage._empty()
-            others = [buffer for buffer in self._storage._attached if buffer is not self]
-            for buffer in (self, *others):
+            for buffer in self._storage.attached():
                 forget = getattr(buffer, "_forget", None)
                 if forget is not None:
-                    forget()
+                    forget(empty_write_count)
 
-    def _forget(self) -> None:
+    def _forget(self, empty_write_count: bool) -> None:
         """The storage was emptied."""
-        self._drop_ahead()
+        self._writer._empty(empty_write_count)
         self._sampler._empty()
+        self._drop_ahead()
 
     # ------------------------------------------------------------------ reading
 
@@ -135,12 +161,7 @@ class ReplayBuffer(Joined):
         RuntimeError without any batch size or for an empty buffer.
         """
         data, info = self._next_batch(self._size_of_batch(batch_size))
-        if not return_info:
-            return data
-        device = getattr(self._storage, "device", None)
-        if isinstance(device, torch.device):
-            info = {key: _moved(value, device) for key, value in info.items()}
-        return data, info
+        return (data, self._told(info)) if return_info else data
 
     def _size_of_batch(self, batch_size: int | None) -> int:
         if batch_size is None:
@@ -159,30 +180,67 @@ class ReplayBuffer(Joined):
             )
         return batch_size
 
+    def _told(self, info: dict[Any, Any]) -> dict[Any, Any]:
+        """The info on the device of the storage."""
+        device = getattr(self._storage, "device", None)
+        return {key: _moved(each, device) for key, each in info.items()} if isinstance(device, torch.device) else info
+
     def _next_batch(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         if self._prefetch is None:
             return self._sample(batch_size)
-        with self._queue_lock:
-            return self._prefetch.take(
-                partial(self._sample, batch_size),
-                lambda: partial(self._sample, batch_size, randomness.key(self._rng) if self._keyed else None),
-                lambda waiting: waiting < self._sampler._remaining_batches and not self._sampler.ran_out,
-            )
+        return self._prefetch.take(
+            partial(self._sample, batch_size),
+            partial(self._scheduled, batch_size),
+            lambda waiting: waiting < self._sampler._remaining_batches and not self._sampler.ran_out,
+        )
 
-    def _sample(self, batch_size: int, key: Any = None) -> tuple[Any, dict[Any, Any]]:
-        with self._locked():
-            if self._fused is not None:
-                data, info = self._fused.sample(batch_size, key)
+    def _scheduled(self, batch_size: int, epoch: int) -> Any:
+        key = randomness.key(self._rng) if takes_keys(self._sampler) else None
+        return partial(self._sample, batch_size, key, epoch)
+
+    def _sample(self, batch_size: int, key: Any = None, epoch: int | None = None) -> Any:
+        """A batch and what to tell about it. Ahead of time: with a key, and None where the epoch is over."""
+        with Turn(self):
+            if epoch is not None:
+                if self._prefetch is None or epoch != self._prefetch.epoch:
+                    return None
+                data, info = self._draw(batch_size, key)
             else:
-                index, info = self._sampler._sample(self._storage, batch_size, key)
-                info["index"] = index
-                data = self._storage.get(index)
-            return self._from_store(data, index=info["index"]), info
+                generator = torch.default_generator if self._rng is None else self._rng
+                before = generator.get_state()
+                try:
+                    data, info = self._draw(batch_size, None)
+                except BaseException:
+                    generator.set_state(before)
+                    raise
+            collate_fn = self._collate_fn
+        return self._from_store(data, info["index"], collate_fn), info
 
-    def _from_store(self, data: Any, index: Any) -> Any:
+    def _draw(self, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        """What is stored at drawn places, which no write changes any more, and the info."""
+        if self._fused is not None and self._fused.holds:
+            return self._fused.sample(batch_size, key)
+        if key is None:
+            index, info = self._sampler.sample(self._storage, batch_size)
+        else:
+            index, info = self._sampler._sample(self._storage, batch_size, key)
+        info["index"] = index
+        data = self._storage.get(index)
+        edited = self._marks_samples or len(self._transform) > 0 or isinstance(self._storage, TensorStorage)
+        return owned(data) if edited and self._is_live(index) else data, info
+
+    _marks_samples = False  # whether the info is written into them
+
+    def _is_live(self, index: Any) -> bool:
+        """Whether what comes of the storage at index, and of collating that, is what is stored and not a copy."""
+        if isinstance(self._storage, TensorStorage):
+            return is_basic(index)
+        return self._collate_fn is not collate.stack or as_int(index) is not None
+
+    def _from_store(self, data: Any, index: Any, collate_fn: Any) -> Any:
         """The data after collating, transforms and pinning."""
         if as_int(index) is None:
-            data = self._collate_fn(data)
+            data = collate_fn(data)
         if len(self._transform):
             data = self._transform(data.copy() if is_tensor_collection(data) else data)
         if (
@@ -194,43 +252,31 @@ class ReplayBuffer(Joined):
         return data
 
     def __getitem__(self, index: Any) -> Any:
-        with self._locked():
-            keys = _keys(index)
-            if keys is not None:
-                return self[:][keys if len(keys) > 1 else keys[0]]
-            if isinstance(index, tuple) and len(index) == 1:
-                index = index[0]
+        key = _as_key(index)
+        if key is not None:
+            return self[:][key]
+        index = _unwrapped(index)
+        with Turn(self):
             if self.dim_extend > 0:
                 data = swapped(self._storage[:], self.dim_extend)
-                whole = isinstance(index, slice) and index == slice(None)
-                data = data if whole else each_leaf(data, lambda leaf: leaf[index])
+                data = data if is_all(index) else each_leaf(data, lambda leaf: leaf[index])
             else:
                 data = self._storage[index]
-            if len(self._transform):  # a view must not see what a transform does in place
-                data = each_leaf(data, lambda leaf: leaf.clone() if isinstance(leaf, Tensor | TensorDictBase) else leaf)
-            return self._from_store(data, index)
+            if len(self._transform) and self._is_live(index):
+                data = owned(data)
+            collate_fn = self._collate_fn
+        return self._from_store(data, index, collate_fn)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        with self._locked():
-            keys = _keys(index)
-            if keys is not None:
-                self.set_(keys if len(keys) > 1 else keys[0], value)
-                return
-            value = self._to_store(value)
-            if self.dim_extend > 0:
-                target = swapped(self._storage[:], self.dim_extend)
-                self._storage[:] = swapped(assigned(target, index, value), self.dim_extend)
-            else:
-                self._storage[index] = self._with_index(index, value)
-
-    def _with_index(self, index: Any, value: Any) -> Any:
-        """The value with the slot numbers that the writer keeps beside a tensordict, where it lacks them."""
-        if not isinstance(value, TensorDictBase) or "index" in value or not len(self._storage):
-            return value
-        held = self._storage[index]
-        if "index" not in held:
-            return value
-        return value.copy().set("index", held["index"])
+        key = _as_key(index)
+        if key is not None:
+            self._edit({key: value}, dim=self.dim_extend)
+            return
+        value = self._to_store(value)
+        if self._is_nothing(value):
+            return
+        with Turn(self):
+            assign(self._storage, self._writer, self.dim_extend, _unwrapped(index), value)
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -240,18 +286,23 @@ class ReplayBuffer(Joined):
             raise RuntimeError("batch_size not specified: iterating needs one in the constructor of the buffer")
         if self._sampler.ran_out:
             self._sampler.ran_out = False
-        while not self._sampler.ran_out or (self._prefetch is not None and len(self._prefetch)):
+        while self._has_more():
             yield self.sample()
+
+    def _has_more(self) -> bool:
+        return not self._sampler.ran_out or (self._prefetch is not None and len(self._prefetch) > 0)
 
     def next(self) -> Any:
         """The next batch of a running iteration; None once at its end, after which it starts anew."""
-        if self._iterator is None:
-            self._iterator = iter(self)
-        try:
-            data = next(self._iterator)
-        except StopIteration:
-            self._iterator = None
-            return None
+        if self._batch_size is None:
+            raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
+        with self._stepping:
+            if not self._iterating and self._sampler.ran_out:
+                self._sampler.ran_out = False
+            self._iterating = self._has_more()
+            if not self._iterating:
+                return None
+            data = self.sample()
         return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
 
     # ------------------------------------------------------------------ all rows in slot order
@@ -275,43 +326,30 @@ class ReplayBuffer(Joined):
 
     def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
         """Write one key of the rows at storage indices in place."""
-        with self._locked(), self._edited() as rows:
-            held = rows.get(_known_key(rows, key))
-            _check_edit(key, held[index], value)
-            held[index] = value
-        return self
+        return self._edit({key: value}, index=index)
 
     def update_(
         self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
     ) -> Self:
-        """Write several keys of all stored rows in place; only `keys_to_update` where given."""
-        if is_tensor_collection(input_dict_or_td):
-            given = list(input_dict_or_td.items(include_nested=True, leaves_only=True))
-        else:
-            given = list(input_dict_or_td.items())
-        if keys_to_update is not None:
-            wanted = {key if isinstance(key, tuple) else (key,) for key in keys_to_update}
-            given = [(key, value) for key, value in given if (key if isinstance(key, tuple) else (key,)) in wanted]
-            missing = wanted - {key if isinstance(key, tuple) else (key,) for key, _ in given}
-            if missing:
-                raise KeyError(f"keys_to_update names {sorted(missing)}, which the given data does not have")
-        with self._locked(), self._edited() as rows:
-            for key, value in given:  # all are looked at before any is written
-                _check_edit(key, rows.get(_known_key(rows, key)), value)
-            for key, value in given:
-                rows.get(key).copy_(value) if isinstance(rows.get(key), Tensor) else rows.get(key).update_(value)
-        return self
+        """Write several keys of all stored rows in place; only `keys_to_update` where given.
 
-    @contextlib.contextmanager
-    def _edited(self) -> Iterator[Any]:
-        """A tensordict of views of all stored rows; edits of it are in the storage afterwards."""
-        rows = self._storage[:]
-        if not is_tensor_collection(rows):
-            raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
-        yield rows.unlock_() if rows.is_locked else rows
-        settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
-        if settle is not None:
-            settle()
+        `clone` makes no difference: values are copied either way.
+        """
+        given = input_dict_or_td if keys_to_update is None else edits.chosen(input_dict_or_td, keys_to_update)
+        return self._edit(given)
+
+    def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> Self:
+        """Write entries of the rows at index in place, dims 0 and `dim` being exchanged."""
+        with Turn(self):
+            rows = self._storage[:]
+            if not is_tensor_collection(rows):
+                raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
+            for held, value in list(edits.planned(swapped(rows, dim), given, index)):
+                held[index] = value
+            settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
+            if settle is not None:
+                settle()
+        return self
 
 
 def _warns_of_batches() -> bool:
@@ -324,30 +362,14 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor | TensorDict) else value
 
 
-def _keys(index: Any) -> tuple[str, ...] | None:
-    """The nested key that an index names; "_data" in front says nothing."""
-    if isinstance(index, str):
-        index = (index,)
-    if not (isinstance(index, tuple) and index and all(isinstance(each, str) for each in index)):
+def _as_key(index: Any) -> str | tuple[str, ...] | None:
+    """The key, nested or not, that an index names; "_data" in front says nothing."""
+    key = (index,) if isinstance(index, str) else index
+    if not (isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)):
         return None
-    return index[1:] if index[0] == "_data" and len(index) > 1 else index
+    key = key[1:] if key[0] == "_data" and len(key) > 1 else key
+    return key if len(key) > 1 else key[0]
 
 
-def _check_edit(key: Any, held: Any, value: Any) -> None:
-    """RuntimeError where a value has not the shape and dtype of what it is written over."""
-    if isinstance(held, Tensor) and isinstance(value, Tensor):
-        if value.shape != held.shape or value.dtype != held.dtype:
-            raise RuntimeError(
-                f"{key!r}: stored are {list(held.shape)} of {held.dtype}, got {list(value.shape)} of {value.dtype}; "
-                "nothing was written"
-            )
-    elif is_tensor_collection(held) and held.batch_size != getattr(value, "batch_size", held.batch_size):
-        raise RuntimeError(
-            f"{key!r}: stored rows have batch size {list(held.batch_size)}, got {list(value.batch_size)}"
-        )
-
-
-def _known_key(rows: Any, key: Any) -> Any:
-    if key not in rows.keys(include_nested=True):
-        raise KeyError(f"{key!r} is not stored; stored are {sorted(map(str, rows.keys(include_nested=True)))}")
-    return key
+def _unwrapped(index: Any) -> Any:
+    return index[0] if isinstance(index, tuple) and len(index) == 1 else index

@@ -1,6 +1,7 @@
 """A replay buffer of tensordicts, which carry their index and priorities along."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,10 +9,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.codec import shallow
+from interop.buffers.turn import Turn
 from interop.pytrees import swapped
-from interop.samplers import PrioritizedSampler
 from interop.writers import TensorDictRoundRobinWriter, Writer
+
+_REDUCTIONS = {
+    "max": lambda values: values.amax(-1),
+    "min": lambda values: values.amin(-1),
+    "mean": lambda values: values.mean(-1, dtype=None if values.is_floating_point() else torch.float64),
+    "median": lambda values: values.median(-1).values,
+    "sum": lambda values: values.sum(-1),
+}
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -22,32 +30,34 @@ class TensorDictReplayBuffer(ReplayBuffer):
         **kwargs: as for `ReplayBuffer`; the writer is a `TensorDictRoundRobinWriter` by default.
     """
 
+    _marks_samples = True
+
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
         super().__init__(**kwargs)
 
     @staticmethod
-    def _default_writer() -> Writer:
-        return TensorDictRoundRobinWriter()
+    def _default_writer(compilable: bool) -> Writer:
+        return TensorDictRoundRobinWriter(compilable)
+
+    def _expect(self, call: str, data: Any) -> None:
+        if not isinstance(data, TensorDictBase):
+            raise ValueError(
+                f"{type(self).__name__}.{call}() takes a TensorDict, got {type(data).__name__}; "
+                "ReplayBuffer takes other data"
+            )
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
-        if isinstance(data, TensorDictBase) and not len(self._transform):
-            return shallow(data)  # the writer adds "index" to this one
         return super()._to_store(data, lift=False)
 
-    def _add(self, data: Any) -> Any:
-        stored = self._to_store(data)
-        if stored is None and len(self._transform):
-            return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
-        priority = None
-        if isinstance(self._sampler, PrioritizedSampler) and isinstance(stored, TensorDictBase):
-            priority = stored.get(self.priority_key, None)
-        if priority is not None:
+    def _add(self, stored: Any) -> Any:
+        priority = self._priority_in(stored)
+        if priority is not None and self._sampler.takes_priorities:
             lanes = stored.shape[: self._storage.ndim - 1].numel()
-            priority = self._checked(self._reduced(priority.reshape(lanes, -1)))
-        index = self._writer.add(stored)
-        self._tell(index)
-        self._sampler.add(index)
+            priority = self._checked(priority, lambda given: self._reduced(given, lanes))
+        else:
+            priority = None
+        index = self._write(stored, many=False)
         if priority is not None:
             self._sampler.update_priority(index, priority, storage=self._storage)
         return index
@@ -58,48 +68,55 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ValueError for what is not a tensordict; RuntimeError where the priorities do not fit one for each item: nothing
         is written then.
         """
-        if not isinstance(tensordicts, TensorDictBase):
-            raise ValueError(
-                f"{type(self).__name__}.extend() takes a TensorDict, got {type(tensordicts).__name__}; "
-                "ReplayBuffer takes other data"
-            )
-        with self._locked():
-            stored = self._to_store(tensordicts)
-            if stored is None:
-                return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
-            priority = self._priorities_of(stored) if update_priority is not False else None
-            index = self._write(stored)
+        self._expect("extend", tensordicts)
+        stored = self._to_store(tensordicts)
+        with Turn(self):
+            if self._is_nothing(stored):
+                return self._no_slots()
+            priority = self._priority_in(stored) if update_priority is not False else None
+            if priority is not None and not self._sampler.takes_priorities:
+                self._sampler.update_priority(None, priority)  # warns, while nothing is written
+                priority = None
+            if priority is not None:
+                dims = stored.shape[: self._storage.ndim]
+                priority = self._checked(priority, lambda given: self._one_each(given, dims))
+            index = self._write(stored, many=True)
             if priority is not None:
                 self._sampler.update_priority(index, priority, storage=self._storage)
             return index
 
-    def _priorities_of(self, data: TensorDictBase) -> Tensor | None:
-        """One priority an item, in the order in which items are stored; None where data has none."""
-        priority = data.get(self.priority_key, None)
-        if priority is None or not isinstance(self._sampler, PrioritizedSampler):
-            return None if priority is None else priority.reshape(-1)
-        dims = data.shape[: self._storage.ndim]
-        if priority.numel() != dims.numel():
-            found = f"it has {priority.numel()} values of shape {list(priority.shape)} for {dims.numel()} items"
-            raise RuntimeError(_no_priority(self.priority_key, found))
-        return self._checked(swapped(priority.reshape(dims), self.dim_extend).reshape(-1))
+    def _priority_in(self, data: Any) -> Any:
+        return data.get(self.priority_key, None) if isinstance(data, TensorDictBase) else None
 
-    def _checked(self, priority: Tensor) -> Tensor:
-        """The priorities; RuntimeError for values that would be refused after the rows are written."""
-        if priority.is_complex() or not bool(((priority >= 0) & torch.isfinite(priority)).all()):
-            raise RuntimeError(_no_priority(self.priority_key, "it has values that are negative or not finite"))
-        return priority
+    def _checked(self, priority: Any, arrange: Callable[[Tensor], Tensor]) -> Any:
+        """The priorities as the sampler takes them. RuntimeError for what it would refuse after the write."""
+        try:
+            return self._sampler.checked(arrange(_numbers(priority)))
+        except NotImplementedError:  # an unknown reduction
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RuntimeError(
+                f"the priorities under {self.priority_key!r} cannot be used: {error}. "
+                "Pass update_priority=False to extend() to write without them"
+            ) from error
+
+    def _one_each(self, priority: Tensor, dims: torch.Size) -> Tensor:
+        """One priority an item, in the order in which items are stored."""
+        if priority.numel() != dims.numel():
+            raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {dims.numel()} items")
+        return swapped(priority.reshape(dims), self.dim_extend).reshape(-1)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draw a batch with its "index" and what else the sampler says; with `return_info` also that as a dict."""
         if include_info is not None:
             warnings.warn("include_info is deprecated: the info is in the sample", UserWarning, stacklevel=2)
-        data, info = super().sample(batch_size, return_info=True)
+        data, info = self._next_batch(self._size_of_batch(batch_size))
         if include_info is not False:
-            self._include(data, info)
-        return (data, info) if return_info else data
+            self._include(data, info, apart=return_info)
+        return (data, self._told(info)) if return_info else data
 
-    def _include(self, data: Any, info: dict[Any, Any]) -> None:
+    def _include(self, data: Any, info: dict[Any, Any], apart: bool) -> None:
+        """Set what is in info in the data, with memory of its own if `apart`."""
         if not isinstance(data, TensorDictBase) and not hasattr(data, "_tensordict"):
             raise RuntimeError(
                 f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}"
@@ -113,8 +130,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 value = torch.stack(value, -1)
             if isinstance(value, Tensor):
                 value = value.to(data.device) if data.device is not None else value
-                if value.ndim < len(shape) and value.shape == shape[: value.ndim]:
+                expands = value.ndim < len(shape) and value.shape == shape[: value.ndim]
+                if expands:
                     value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape)
+                value = value.clone() if expands or apart else value
             try:
                 data.set(key, value)
             except RuntimeError as error:
@@ -129,12 +148,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Without the entry they get the default priority. Nothing happens where the sampler has no priorities.
         """
-        if not isinstance(self._sampler, PrioritizedSampler):
+        if not self._sampler.takes_priorities:
             return
-        with self._locked():
+        with Turn(self):
             index = data.get("index", None)
             if index is None:
                 raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
+            if index.numel() == 0:
+                return
             ndim = self._storage.ndim
             if ndim > 1:
                 index = index.reshape(-1, ndim)
@@ -146,26 +167,24 @@ class TensorDictReplayBuffer(ReplayBuffer):
             if priority is None:
                 values: Any = self._sampler.default_priority
             else:
-                values = self._reduced(priority.reshape(rows, -1))
+                values = self._reduced(_numbers(priority), rows)
             self._sampler.update_priority(index, values, storage=self._storage)
 
-    def _reduced(self, priority: Tensor) -> Tensor:
-        """One value a row. [rows, k] to [rows]."""
-        if priority.shape[-1] == 1:
-            return priority[:, 0]
+    def _reduced(self, priority: Tensor, rows: int) -> Tensor:
+        """One value for each of the rows."""
+        if priority.numel() == 0 or priority.numel() % rows:
+            raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {rows} items")
+        values = priority.reshape(rows, -1)
+        if values.shape[-1] == 1:
+            return values[:, 0]
         reduction = getattr(self._sampler, "reduction", "max")
-        if reduction == "max":
-            return priority.amax(-1)
-        if reduction == "min":
-            return priority.amin(-1)
-        if reduction == "mean":
-            return priority.mean(-1)
-        if reduction == "median":
-            return priority.median(-1).values
-        if reduction == "sum":
-            return priority.sum(-1)
-        raise NotImplementedError(f"unknown reduction {reduction!r}: use 'max', 'min', 'mean', 'median' or 'sum'")
+        if reduction not in _REDUCTIONS:
+            raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(_REDUCTIONS)}")
+        return _REDUCTIONS[reduction](values)
 
 
-def _no_priority(key: Any, reason: Any) -> str:
-    return f"the priorities under {key!r} cannot be used: {reason}. Pass update_priority=False to write without them"
+def _numbers(priority: Any) -> Tensor:
+    if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
+        found = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
+        raise TypeError(f"priorities must be real numbers, got {found}")
+    return priority

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +14,12 @@ import fbuf
 from interop import bridge, compiled, randomness
 from interop.numbers import whole
 from interop.processes import may_use_jax, starting_a_worker
+from interop.samplers.given import Waiting, flat_slots, good_priorities
 from interop.samplers.sampler import Sampler
 from interop.samplers.uniform import stored, unravel
 from interop.storages import Storage
+from interop.storages.lock import Lock
 
-_ENOUGH = 1 << 16  # priorities that wait at most
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -62,7 +62,7 @@ class PrioritizedSampler(Sampler):
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
         )
         self._alpha = _number("alpha", alpha)  # in the state, not in the rule: it may change without a new trace
-        self._beta = _number("beta", beta)
+        self.beta = beta
         self.reduction = reduction
         self.dtype = dtype
         self._wanted_device = torch.device(device) if device is not None else None
@@ -70,16 +70,15 @@ class PrioritizedSampler(Sampler):
             raise RuntimeError(
                 f"JAX does not see the device {self._wanted_device}: install a JAX that does, or use the CPU"
             )
+        self._lock = Lock()
         self._clear()
 
     def _clear(self) -> None:
-        self._state: fbuf.PrioritizedState | None = None
-        self._filled = 0  # slots below this have a priority
-        self._highest = np.asarray(1, self.rule.dtype)
-        # Priorities given since the last draw, in order: one pass over the tree takes them all.
-        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._waiting_count = 0
-        self._lock = threading.RLock()
+        with self._lock:
+            self._state: fbuf.PrioritizedState | None = None
+            self._filled = 0  # slots below this have a priority
+            self._highest: Any = np.dtype(self.rule.dtype).type(1)
+            self._waiting = Waiting(self.rule.dtype)
 
     # ------------------------------------------------------------------ what it stands at
 
@@ -115,6 +114,7 @@ class PrioritizedSampler(Sampler):
     @beta.setter
     def beta(self, value: float) -> None:
         self._beta = _number("beta", value)
+        self._beta_array = np.asarray(self._beta, self.rule.dtype)
 
     @property
     def eps(self) -> float:
@@ -139,17 +139,19 @@ class PrioritizedSampler(Sampler):
     @property
     def default_priority(self) -> float:
         """The priority of the next new item."""
-        if self._waits or self._state is None:
-            return float(self._highest)
-        return float(np.asarray(self._state.highest))
+        with self._lock:
+            if self._waits or self._state is None:
+                return float(self._highest)
+            return float(np.asarray(self._state.highest))
 
     @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, as they were given, before eps and alpha."""
-        state = self.state
-        if state is None:
-            return torch.zeros(0, dtype=self.dtype)
-        return bridge.to_torch(state.priorities)[: self._filled].clone()
+        with self._lock:
+            self._apply()
+            if self._state is None:
+                return torch.zeros(0, dtype=self.dtype)
+            return bridge.to_torch(self._state.priorities, copy=False)[: self._filled].clone()
 
     # ------------------------------------------------------------------ draws
 
@@ -175,14 +177,15 @@ class PrioritizedSampler(Sampler):
         """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
         size = stored(storage)
         with self._lock:
+            if size > self._filled:
+                self.take_over(storage)  # rows that came by another way than through a buffer
             state = self.ready(storage)
             key = randomness.key(self._rng) if key is None else key
             items = [] if items and items[0].devices() != state.priorities.devices() else list(items)
             lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
             with bridge.exact():
-                beta = np.asarray(self._beta, self.rule.dtype)
                 slots, weighed, leaves = compiled.draw(
-                    self.rule, state, key, batch_size, np.int64(size), beta, items, lanes
+                    self.rule, state, key, batch_size, np.int64(size), self._beta_array, items, lanes
                 )
         return bridge.hand_over(slots), {"priority_weight": self.weights_of(weighed)}, leaves
 
@@ -196,27 +199,27 @@ class PrioritizedSampler(Sampler):
 
     def _apply(self) -> None:
         """Bring the waiting priorities into the tree."""
-        if not self._waiting or self._state is None:
-            return
-        slots, values = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
-        with bridge.exact():
-            self._state = compiled.assign(self.rule, self._state, compiled.padded(slots), compiled.padded(values))
-        self._waiting, self._waiting_count = [], 0
+        if self._waiting.count and self._state is not None:
+            slots, values = self._waiting.take()
+            with bridge.exact():
+                self._state = compiled.assign(self.rule, self._state, slots, values, self._highest)
 
-    def _give(self, slots: np.ndarray, values: np.ndarray) -> None:
+    def _give(self, slots: np.ndarray, values: Any) -> None:
         """Have priorities wait for the next draw, or for enough of them."""
-        self._waiting.append((slots, values))
-        self._waiting_count += slots.size
-        if self._waiting_count >= _ENOUGH:
+        self._waiting.add(slots, values)
+        if self._waiting.count >= Waiting.ENOUGH:
             self._apply()
 
-    def _make(self, storage: Storage | None) -> None:
-        """Make the state, if there is none."""
+    def refuse_a_stranger(self) -> None:
         if not may_use_jax():
             raise RuntimeError(
                 "a prioritized sampler cannot be used in a process forked after JAX had started: use the spawn start "
                 "method, or sample in the parent"
             )
+
+    def _make(self, storage: Storage | None) -> None:
+        """Make the state, if there is none."""
+        self.refuse_a_stranger()
         if self._state is None:
             capacity = self._max_capacity if storage is None else max(self._max_capacity, storage.max_size)
             if self._wanted_device is None and storage is not None:
@@ -233,36 +236,39 @@ class PrioritizedSampler(Sampler):
 
         On a GPU nothing is waited for where eps makes sure that every item can be drawn.
         """
-        weights, valid = weighed
-        if (self.rule.eps == 0 or self.device.type == "cpu") and not np.asarray(valid):
+        weights, valid = bridge.hand_over(weighed[0]), weighed[1]
+        if weights.device.type == "cpu":  # without anything to draw all weights are zero, which is sooner seen
+            in_doubt = weights.numpy()[0] == 0
+        else:
+            in_doubt = self.rule.eps == 0
+        if in_doubt and not valid:
             raise RuntimeError(
                 "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with "
                 "a positive priority, or use eps > 0"
             )
-        return bridge.hand_over(weights)
+        return weights
 
     # ------------------------------------------------------------------ priorities
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored."""
-        slots = self._slots(index, storage)
-        slots = slots[slots >= 0]
-        if slots.size == 0:
+        slots, low, high = flat_slots(index, storage)
+        if high < 0:
             return
+        if low < 0:
+            slots = slots[slots >= 0]
         with self._lock:
             self._make(storage)
             assert self._state is not None
-            top, limit = int(slots.max()), self._state.tree.capacity
-            if storage is not None:
-                limit = min(limit, len(storage))
-            if top >= limit:
-                raise IndexError(f"index {top} is out of range: {limit} items can have a priority")
+            limit = self._state.tree.capacity if storage is None else min(self._state.tree.capacity, len(storage))
+            if high >= limit:
+                raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
             if self._waits:
-                self._give(slots, np.broadcast_to(self._highest, slots.shape))
+                self._give(slots, self._highest)
             else:
                 with bridge.exact():
-                    self._state = compiled.written(self.rule, self._state, compiled.padded(slots))
-            self._filled = max(self._filled, top + 1)
+                    self._state = compiled.written(self.rule, self._state, compiled.padded(slots.astype(np.int32)))
+            self._filled = max(self._filled, high + 1)
 
     def take_over(self, storage: Storage) -> None:
         """Give rows that are stored and have no priority yet the default one."""
@@ -281,61 +287,36 @@ class PrioritizedSampler(Sampler):
         Raises, before anything changes: IndexError for an index that is not stored, TypeError for one that is not an
         integer, ValueError for a priority that is negative or not finite, RuntimeError for another number of them.
         """
-        slots = self._slots(index, storage)
-        values = _values(priority, self.rule.dtype)
+        slots, low, high = flat_slots(index, storage)
+        values = good_priorities(priority, self.rule.dtype)
         if values.size not in (1, slots.size) or (values.size == 1 and values.ndim > 1 and slots.size != 1):
             raise RuntimeError(
                 "priority should be a number or an iterable of the same length as index: "
                 f"got {values.size} priorities for {slots.size} indices"
             )
-        values = np.broadcast_to(values.reshape(-1), slots.shape) if values.size != slots.size else values.reshape(-1)
-        if slots.size and slots.min() < 0:
-            if slots.min() < -1:
-                raise IndexError(
-                    f"index {int(slots.min())} is negative: only -1 is allowed, for an item that was not kept"
-                )
-            values, slots = values[slots >= 0], slots[slots >= 0]
-        if slots.size == 0:
+        if low < -1:
+            raise IndexError(f"index {low} is negative: only -1 is allowed, for an item that was not kept")
+        if high < 0:
             return
-        top = int(slots.max())
-        if top >= self._filled:
-            raise IndexError(f"index {top} is out of range: {self._filled} items are stored")
-        wrong = ~(values >= 0) | ~np.isfinite(values)
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise ValueError(
-                f"priorities must be finite and at least 0, got {values[at]} for index {slots[at]}: pass the absolute error"
-            )
+        if high >= self._filled:
+            raise IndexError(f"index {high} is out of range: {self._filled} items are stored")
+        values = np.broadcast_to(values.reshape(-1), slots.shape)
+        if low < 0:
+            slots, values = slots[slots >= 0], values[slots >= 0]
         with self._lock:
             self._make(storage)
             if self._waits:
-                self._give(slots, values.copy())
+                self._give(slots, values)
                 self._highest = np.maximum(self._highest, values.max())
             else:
                 with bridge.exact():
                     self._state = compiled.update(
-                        self.rule, self._state, compiled.padded(slots), compiled.padded(values)
+                        self.rule, self._state, compiled.padded(slots.astype(np.int32)), compiled.padded(values)
                     )
 
-    def _slots(self, index: Any, storage: Storage | None) -> np.ndarray:
-        """Flat int32 slots. TypeError for what is not an integer, IndexError for what no storage could have."""
-        if isinstance(index, tuple):
-            index = torch.stack([torch.as_tensor(each) for each in index], -1)
-        if isinstance(index, Tensor):
-            array = index.detach().cpu().numpy()
-        else:
-            array = np.asarray(index)
-        if array.size == 0:
-            return np.zeros(0, np.int32)
-        if not np.issubdtype(array.dtype, np.integer):
-            raise TypeError(f"index must be integers, got {array.dtype}")
-        one_dim = storage is None or storage.ndim == 1
-        if array.ndim == 2 and not (one_dim and array.shape[1] == 1):
-            array = _ravel(array, storage)
-        array = array.reshape(-1)
-        if array.max() >= 2**31 or array.min() < -(2**31):
-            raise IndexError(f"index {array.max()} is out of range")
-        return array.astype(np.int32)
+    def checked(self, priority: Any) -> np.ndarray:
+        """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""
+        return good_priorities(priority, self.rule.dtype)
 
     def _empty(self) -> None:
         self._clear()
@@ -348,13 +329,10 @@ class PrioritizedSampler(Sampler):
             )
         with self._lock:
             self._apply()
-            state = super().__getstate__()
-        del state["_lock"]
-        return {**state, "_state": jax.tree.map(np.asarray, state["_state"])}
+            return {**super().__getstate__(), "_state": jax.tree.map(np.array, self._state)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
         if self._state is not None:
             with bridge.exact():
                 self._state = jax.device_put(self._state, bridge.jax_device(self.device))
@@ -363,32 +341,6 @@ class PrioritizedSampler(Sampler):
         return (
             f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
         )
-
-
-def _ravel(array: np.ndarray, storage: Storage | None) -> np.ndarray:
-    if storage is None or storage.shape is None:
-        raise RuntimeError("an index of several columns needs the storage, to know its shape")
-    shape = tuple(storage.shape)
-    if array.shape[1] != len(shape):
-        raise RuntimeError(f"coordinates need {len(shape)} columns, one for each item dim, got {array.shape[1]}")
-    flat = np.zeros(array.shape[0], np.int64)
-    for axis, length in enumerate(shape):
-        column = array[:, axis]
-        if column.min() < 0 or column.max() >= length:
-            raise IndexError(f"coordinate {column.max()} is out of range for dim {axis} of size {length}")
-        flat = flat * length + column
-    return flat
-
-
-def _values(priority: Any, dtype: str) -> np.ndarray:
-    if isinstance(priority, Tensor):
-        priority = priority.detach()
-        priority = (priority.float() if priority.dtype == torch.bfloat16 else priority).cpu().numpy()
-    values = np.asarray(priority)
-    if not (np.issubdtype(values.dtype, np.floating) or np.issubdtype(values.dtype, np.integer)):
-        raise TypeError(f"priorities must be real numbers, got {values.dtype}")
-    with np.errstate(over="ignore"):  # what is too large for the dtype becomes infinite, and is refused
-        return values.astype(dtype)
 
 
 def _number(name: str, value: Any) -> float:

@@ -43,6 +43,18 @@ class Sampler(ABC):
         )
 
     @property
+    def takes_priorities(self) -> bool:
+        """Whether `update_priority` has an effect: it has where a subclass defines it."""
+        return type(self).update_priority is not Sampler.update_priority
+
+    def checked(self, priority: Any) -> Any:
+        """The priorities as `update_priority` takes them; TypeError or ValueError for what it would refuse."""
+        return priority
+
+    def refuse_a_stranger(self) -> None:
+        """RuntimeError in a process where the sampler cannot be told of new items."""
+
+    @property
     def default_priority(self) -> float:
         """The priority of a new item."""
         return 1.0

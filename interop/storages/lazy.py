@@ -1,7 +1,6 @@
 """Tensors, tensordicts and pytrees in memory that is allocated at the first write."""
 
 import mmap
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,12 +34,11 @@ class LazyTensorStorage(TensorStorage):
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
         self._consolidated = consolidated
 
-    def _allocate(self, layout: Layout, lanes: tuple[int, ...], first: Sequence[Tensor]) -> Rows:
+    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._consolidated and not layout.is_tensordict:
             raise ValueError("consolidated=True needs items that are tensordicts")
-        device = torch.device(self.device)
-        rows = -(-self._max_size // max(1, _product(lanes)))
-        shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
+        device, lanes = torch.device(self.device), lead[1:]
+        shapes = [(*lead, *spec.shape) for spec in layout.leaves]
         dtypes = [spec.dtype for spec in layout.leaves]
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lanes, device)
@@ -51,8 +49,8 @@ class LazyTensorStorage(TensorStorage):
                 torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)
             ]
         if self._consolidated:
-            built: Any = layout.build(tensors, (rows, *lanes)).consolidate()
-            return TorchRows(layout.flatten(built, 1 + len(lanes)), lanes)
+            built: Any = layout.build(tensors, lead).consolidate()
+            return TorchRows(layout.flatten(built, len(lead)), lanes)
         return TorchRows(tensors, lanes, forked=device.type == "cpu")
 
 
@@ -62,7 +60,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if count == 0:
         return torch.zeros(shape, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).reshape(shape)
-
-
-def _product(lanes: tuple[int, ...]) -> int:
-    return torch.Size(lanes).numel()

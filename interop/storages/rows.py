@@ -7,15 +7,19 @@ time. On a GPU rows are arrays of JAX, written by a donated program, read by the
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import torch
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop import bridge, compiled
+from interop.index import flat_slots
+from interop.shared_int import SharedInt
 
 _LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower overhead
 _LARGE_READ = 1 << 18  # and the same of its gather
@@ -24,13 +28,11 @@ _LARGE_READ = 1 << 18  # and the same of its gather
 class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
-    def __init__(
-        self, tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False, forked: bool = False
-    ) -> None:
+    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False) -> None:
         self.tensors = list(tensors)
         self.lanes = lanes
-        self._mapped = mapped  # in files: every process can have them
-        self.forked = forked or mapped  # forked processes have them
+        self._forked = forked
+        self._moves = SharedInt()  # how often the memory was moved, by whichever process
         self._hold()
 
     def _hold(self) -> None:
@@ -39,11 +41,18 @@ class TorchRows:
         self._plain = plain
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
         self._items = [_Items(tensor, self.lanes) for tensor in plain]
+        self._extents = _extents(plain)
+        self._moves_seen = self._moves.value
 
     @property
     def shared(self) -> bool:
         """Whether processes that are started, forked or not, see what is written here."""
-        return self._mapped or all(t.is_shared() or t.numel() == 0 for t in self.tensors)
+        return all(isinstance(t, MemoryMappedTensor) or t.is_shared() or t.numel() == 0 for t in self.tensors)
+
+    @property
+    def forked(self) -> bool:
+        """Whether processes forked from here see it; not where the memory has moved since this one was forked."""
+        return (self._forked and self._moves.value == self._moves_seen) or self.shared
 
     def share(self) -> None:
         """Move CPU memory to where other processes see it. Views are made anew: the memory moves."""
@@ -51,8 +60,18 @@ class TorchRows:
             return
         self._numpy, self._items, self._plain = None, [], []
         self.tensors = [tensor.share_memory_() for tensor in self.tensors]
-        self.forked = True
+        self._moves.value += 1
         self._hold()
+
+    def _apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""
+        starts, stops = self._extents
+        low, high = starts[0], stops[-1]
+        for place, leaf in enumerate(leaves):
+            start = leaf.data_ptr()
+            if start < high and (stop := start + leaf.nbytes) > low and stops[bisect_left(starts, stop) - 1] > start:
+                leaves = [*leaves[:place], leaf.detach().clone(), *leaves[place + 1 :]]
+        return leaves
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
         """Write [n, *lanes, ...] from row `start` on, around the end of the ring; of more than all rows the last stay."""
@@ -60,7 +79,7 @@ class TorchRows:
         kept = min(count, capacity)
         start = (start + count - kept) % capacity
         head = min(kept, capacity - start)
-        for place, leaf in enumerate(leaves):
+        for place, leaf in enumerate(self._apart(leaves)):
             if head == count:
                 self._copy(place, start, leaf)
             else:
@@ -75,14 +94,18 @@ class TorchRows:
             self._numpy[place][start:stop] = bridge.numpy_view(leaf.detach() if leaf.requires_grad else leaf)
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
-        """Write at an index of the leading dims; of equal places the last wins."""
-        for place, leaf in enumerate(leaves):
-            target, leaf = self._plain[place], leaf.detach()
-            if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
-                host = leaf.cpu().as_subclass(Tensor).resolve_conj().resolve_neg()
-                self._numpy[place][_numpy_index(index)] = bridge.numpy_view(host)
-            else:
-                target[index] = leaf.to(target.device)
+        """Write at a resolved index of the leading dims; of equal places the last wins."""
+        leaves = self._apart(leaves)
+        if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
+            place = _numpy_index(index)
+            for held, leaf in zip(self._numpy, leaves, strict=True):
+                held[place] = bridge.numpy_view(_on_host(leaf))
+            return
+        slots, last, lanes = _last_of_equal(index, self.lanes)
+        for target, leaf in zip(self._plain, leaves, strict=True):
+            at = tuple(map(torch.from_numpy, _coordinates(slots, target.shape[0], lanes)))
+            chosen = _chosen(leaf.detach(), last, target.shape[1 + len(lanes) :])
+            target[at] = chosen.to(target.device)
 
     def read(self, slots: Tensor) -> list[Tensor]:
         """Copies of the items at flat slots, which are in range."""
@@ -119,7 +142,9 @@ class _Items:
 
 
 class JaxRows:
-    """Rows in arrays of JAX on a device that both libraries see."""
+    """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
+
+    forked = False
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
         self.arrays = arrays
@@ -156,29 +181,25 @@ class JaxRows:
         self._write(rows, [leaf[count - kept :] for leaf in leaves])
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
-        capacity = self.arrays[0].shape[0]
-        if isinstance(index, tuple) and len(index) > 1:
-            for view, leaf in zip(self.tensors, leaves, strict=True):
-                view[index] = leaf.to(view.device)
-            self._settle()
-            return
-        rows = np.arange(capacity)[_numpy_index(index)].reshape(-1)
-        last = {int(row): place for place, row in enumerate(rows)}  # of equal rows the last wins
-        chosen = torch.tensor(list(last.values()), dtype=torch.int64)
-        lifted = [leaf.reshape(rows.shape[0], *held.shape[1:]) for leaf, held in zip(leaves, self.arrays, strict=True)]
-        self._write(np.fromiter(last, np.int64), [leaf.index_select(0, chosen.to(leaf.device)) for leaf in lifted])
+        slots, last, lanes = _last_of_equal(index, self.lanes)
+        shapes = [array.shape[1 + len(lanes) :] for array in self.arrays]
+        chosen = [_chosen(leaf, last, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+        self._write(slots, chosen, lanes)
 
-    def _write(self, rows: np.ndarray, leaves: Sequence[Tensor]) -> None:
-        padded = compiled.padded(rows)
-        extra = padded.shape[0] - rows.shape[0]
+    def _write(self, slots: np.ndarray, leaves: Sequence[Tensor], lanes: tuple[int, ...] = ()) -> None:
+        if not slots.size:
+            return
+        padded = compiled.padded(slots)
+        extra = padded.shape[0] - slots.shape[0]
         batch = []
         for leaf in leaves:
             leaf = leaf.detach().to(self.device)
             if extra:
                 leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
             batch.append(bridge.to_jax(leaf, copy=False))
+        at: Any = _coordinates(padded, self.arrays[0].shape[0], lanes) if lanes else padded
         with bridge.exact():
-            self.arrays = compiled.write(self.arrays, padded, batch)
+            self.arrays = compiled.write(self.arrays, at, batch)
 
     def _settle(self) -> None:
         """Have torch's edits of views done before JAX reads."""
@@ -203,7 +224,48 @@ def _unusual(leaf: Tensor) -> bool:
     return leaf.is_conj() or leaf.is_neg() or leaf.layout != torch.strided
 
 
+def _on_host(leaf: Tensor) -> Tensor:
+    """The values in a tensor that NumPy can see."""
+    if leaf.requires_grad:
+        leaf = leaf.detach()
+    return leaf.cpu().resolve_conj().resolve_neg() if leaf.device.type != "cpu" or _unusual(leaf) else leaf
+
+
+def _extents(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Where the memory of tensors starts and stops, in order, without overlaps; 0 to 0 for none."""
+    starts, stops = [0], [0]
+    memory = [tensor.untyped_storage() for tensor in tensors]
+    for start, size in sorted((each.data_ptr(), each.nbytes()) for each in memory if each.nbytes()):
+        if start < stops[-1]:
+            stops[-1] = max(stops[-1], start + size)
+        else:
+            starts.append(start)
+            stops.append(start + size)
+    return (starts[1:], stops[1:]) if len(starts) > 1 else (starts, stops)
+
+
 def _numpy_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_numpy_index(each) for each in index)
-    return index.cpu().numpy() if isinstance(index, Tensor) else index
+    return index.numpy() if isinstance(index, Tensor) else index
+
+
+def _last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """The different slots that a resolved index names, which of its places is the last of each, and the lanes in them.
+
+    An index of rows alone has slots that are rows, without lanes.
+    """
+    lanes = lanes if isinstance(index, tuple) else ()
+    named = flat_slots(index, lanes)
+    slots, from_the_end = np.unique(named[::-1], return_index=True)
+    return slots, named.size - 1 - from_the_end, lanes
+
+
+def _coordinates(slots: np.ndarray, rows: int, lanes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    return np.unravel_index(slots, (rows, *lanes))
+
+
+def _chosen(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
+    """The items of a leaf at places, which count over all dims before those of an item."""
+    count = math.prod(leaf.shape[: leaf.ndim - len(item)])
+    return leaf.reshape(count, *item).index_select(0, torch.from_numpy(places).to(leaf.device))

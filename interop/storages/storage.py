@@ -1,16 +1,22 @@
 """What every storage does."""
 
 import os
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Self
 
 import torch
 
 from interop.numbers import whole
+from interop.storages.lock import Lock
 
 
 class Storage:
     """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
+
+    Buffers take turns: each holds the lock of its storage while it reads or writes. Who calls `get` and `set` directly
+    beside them has to see to that itself.
 
     Args:
         max_size: the largest number of items.
@@ -19,14 +25,24 @@ class Storage:
     """
 
     ndim = 1
+    checkpointer: Any = None
+    _compilable = False
+    _last_cursor: Any = None
+    _rng: torch.Generator | None = None
+    _pid: int  # of the process that made it
+    _access: Lock
+    _listeners: "_Listeners"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
+        storage = super().__new__(cls)
+        storage._access = Lock()
+        storage._listeners = _Listeners()
+        storage._pid = os.getpid()
+        return storage
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         self._max_size = whole("max_size", max_size)
         self._compilable = compilable
-        self._attached: list[Any] = []
-        self._last_cursor: Any = None
-        self._rng: torch.Generator | None = None
-        self._pid = os.getpid()
         self.checkpointer = checkpointer
 
     @property
@@ -71,9 +87,22 @@ class Storage:
         raise NotImplementedError(f"{type(self).__name__} does not define __len__()")
 
     def attach(self, buffer: Any) -> None:
-        """Have `buffer.mark_update(index)` called at each write through any buffer."""
-        if not any(each is buffer for each in self._attached):
-            self._attached.append(buffer)
+        """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
+        if any(each is buffer for each in self.attached()):
+            return
+        try:
+            reference: Callable[[], Any] = weakref.ref(buffer)
+        except TypeError:  # a kind of object that cannot be referred to weakly
+            reference = partial(_itself, buffer)
+        self._listeners = _Listeners([*(each for each in self._listeners if each() is not None), reference])
+
+    def detach(self, buffer: Any) -> None:
+        """Have the buffer no longer told."""
+        self._listeners = _Listeners(each for each in self._listeners if each() is not buffer)
+
+    def attached(self) -> list[Any]:
+        """What is told of each write, in the order of attaching."""
+        return [listener for each in self._listeners if (listener := each()) is not None]
 
     def contains(self, index: Any) -> Any:
         """Whether an item is stored at an int index; a bool tensor for a tensor of them."""
@@ -105,7 +134,18 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # Buffers and the generator are put back by the buffer that owns this storage.
-        return {**self.__dict__, "_attached": [], "_rng": None}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_access", "_listeners", "_rng")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid())
+
+
+class _Listeners(list[Callable[[], Any]]):
+    """References to what is told of writes. A copy begins without any: its own buffers attach themselves."""
+
+    def __reduce__(self) -> Any:
+        return _Listeners, ()
+
+
+def _itself(each: Any) -> Any:
+    return each

@@ -1,15 +1,17 @@
 """Tensors, tensordicts and pytrees in preallocated memory."""
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch import Tensor
 
 from interop.codec import Layout, stack_items
-from interop.index import as_int, as_tensor
+from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, whole_rows
+from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.shared_int import counter
 from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
@@ -27,6 +29,8 @@ class TensorStorage(Storage):
         compilable: keep the length local to this process.
     """
 
+    _last: Any = None
+    _last_run: range | None = None
     _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
     def __init__(
@@ -40,19 +44,18 @@ class TensorStorage(Storage):
     ) -> None:
         if storage is None and max_size is None:
             raise ValueError("TensorStorage needs the memory to use (storage=...), or a max_size")
-        if ndim < 1:
-            raise ValueError(f"ndim must be at least 1, got {ndim}")
-        self.ndim = ndim
+        self.ndim = ndim = whole("ndim", ndim)
         self.device: torch.device | str = device if device == "auto" else torch.device(device)
         self._layout: Layout | None = None
         self._rows: Rows | None = None
         self._lanes: tuple[int, ...] = ()
+        self._per_row = 1  # items
         self._length = counter(compilable)
         if storage is None:
             super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked above
             return
         layout = Layout.of(storage, ndim)
-        tensors = layout.flatten(storage, ndim)
+        tensors = _some(layout.flatten(storage, ndim))
         shape = tensors[0].shape[:ndim]
         if max_size is not None and max_size != shape[0]:
             raise ValueError(f"max_size={max_size} does not agree with the size of the storage, {shape[0]}")
@@ -60,11 +63,11 @@ class TensorStorage(Storage):
             raise ValueError("a tensor of the storage was expanded: its rows share memory. Pass storage.clone()")
         super().__init__(math.prod(shape), compilable=compilable)
         self.device = tensors[0].device if device == "auto" else torch.device(device)
-        self._adopt(layout, TorchRows([tensor.detach().to(self.device) for tensor in tensors], tuple(shape[1:])))
+        self._adopt(layout, TorchRows([_given(tensor).to(self.device) for tensor in tensors], tuple(shape[1:])))
         self._length.value = self.max_size
 
     def _adopt(self, layout: Layout, rows: Rows) -> None:
-        self._layout, self._rows, self._lanes = layout, rows, rows.lanes
+        self._layout, self._rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
 
     @property
     def initialized(self) -> bool:
@@ -73,17 +76,15 @@ class TensorStorage(Storage):
 
     @property
     def max_size(self) -> int:
-        if self.ndim == 1 or self._rows is None:
-            return self._max_size
-        return self._row_count * math.prod(self._lanes)
+        return self._row_count * self._per_row  # the rows are whole
 
     @property
     def _row_count(self) -> int:
-        return -(-self._max_size // math.prod(self._lanes))
+        return _rows_for(self._max_size, self._per_row)
 
     @property
     def _filled_rows(self) -> int:
-        return self._length.value // math.prod(self._lanes)
+        return self._length.value // self._per_row
 
     @property
     def shape(self) -> torch.Size | None:
@@ -93,7 +94,16 @@ class TensorStorage(Storage):
     def row_capacity(self, data: Any) -> int:
         if self._rows is not None or self.ndim == 1:
             return self._row_count
-        return -(-self._max_size // math.prod(_first(data).shape[1 : self.ndim]))
+        return _rows_for(self._max_size, math.prod(self._lanes_of(data, batch=True)))
+
+    def _lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
+        """The lanes that data written first has: a batch of rows, a list of them, or one row."""
+        if isinstance(data, list) and data:
+            data, batch = data[0], False
+        shape = _some(Layout.of(data, 0).flatten(data, 0))[0].shape
+        if len(shape) < batch + self.ndim - 1:
+            raise RuntimeError(f"the storage has ndim={self.ndim}: data of shape {list(shape)} has too few dims")
+        return tuple(shape[batch:][: self.ndim - 1])
 
     def __len__(self) -> int:
         return self._length.value
@@ -105,7 +115,8 @@ class TensorStorage(Storage):
             return None
         return self._build(self._rows.tensors, (self._row_count, *self._lanes))
 
-    def _allocate(self, layout: Layout, lanes: tuple[int, ...], first: Sequence[Tensor]) -> Rows:
+    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
         raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
 
     def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None) -> list[Tensor]:
@@ -115,26 +126,18 @@ class TensorStorage(Storage):
         does not change.
         """
         layout = self._layout or Layout.of(data, dims)
-        leaves = layout.flatten(data, dims)
-        if not leaves:
-            raise RuntimeError("cannot store items without any tensor")
-        if leaves[0].ndim < dims:
-            raise RuntimeError(
-                f"the storage has ndim={self.ndim}: data needs {dims} leading dims, got {leaves[0].ndim}"
-            )
+        leaves = _some(layout.flatten(data, dims))
         found = tuple(leaves[0].shape[:dims])
         if lead is not None and found != lead:
             raise RuntimeError(f"the index names places of shape {lead}, data has {found}; nothing was written")
-        if lead is None:
-            lanes = found[dims - self.ndim + 1 :] if self.ndim > 1 else ()
-            if self._rows is not None and lanes != self._lanes:
-                raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
-        else:
-            lanes = self._lanes if self._rows is not None else lead[len(lead) - self.ndim + 1 :]
+        lanes = found[dims - self.ndim + 1 :] if self.ndim > 1 else ()
         if self._rows is None:
             if self.device == "auto":
                 self.device = leaves[0].device
-            self._adopt(layout, self._allocate(layout, lanes, leaves))
+            rows = _rows_for(self._max_size, math.prod(lanes))
+            self._adopt(layout, self._allocate(layout, (rows, *lanes)))
+        elif lead is None and lanes != self._lanes:
+            raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         return leaves
 
     def set_run(self, start: int, index: Tensor, data: Any) -> None:
@@ -144,41 +147,48 @@ class TensorStorage(Storage):
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
         self._own_rows().write_run(start, leaves)
         self._grow(min(start + leaves[0].shape[0], self._row_count))
-        self._last_cursor = index
+        self._last_run = range(start, start + leaves[0].shape[0])
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write data at an int, slice, mask, array or tensor of rows. Of equal rows the last wins.
+        """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes.
 
-        IndexError for rows out of range, and the errors of `admit`: then nothing was written. O(batch).
+        Of equal places the last wins. IndexError for rows out of range, RuntimeError where the length would grow over
+        rows that were never written, and the errors of `admit`: then nothing was written. O(batch).
         """
-        data = _stacked(data)
-        single = as_int(cursor)
-        new = self._rows is None
-        # A place is counted from the end of the filled part, like a place that is read; nothing is filled at first.
-        lanes = tuple(_first(data).shape[(0 if single is not None else 1) :][: self.ndim - 1]) if new else self._lanes
-        whole = -(-self._max_size // math.prod(lanes))
-        filled = whole if new or set_cursor else self._filled_rows
-        if single is not None:
-            if not -filled <= single < whole:
-                raise IndexError(f"index {single} is out of range for {filled} rows; nothing was written")
-            single = single + filled if single < 0 else single
-            leaves = self.admit(data, self.ndim - 1)
-            self._own_rows().write_at(single, leaves)
-            reached = single + 1
-        else:
-            place = _from_the_end(cursor, filled, whole)
-            named = _indexed((whole, *lanes), place)
-            leaves = self.admit(data, len(named), named)
-            self._own_rows().write_at(place, leaves)
-            rows = torch.arange(whole)[place[0] if isinstance(place, tuple) and place else place]
-            reached = int(rows.max()) + 1 if rows.numel() else 0
+        data, new = _stacked(data), self._rows is None
+        lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
+        rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self._filled_rows
+        # A place is counted from the end of the filled part, like a place that is read.
+        places = resolved(cursor, filled, rows if new or set_cursor else filled, (rows, *lanes))
+        named = indexed((rows, *lanes), places)
+        if new and not whole_rows(places):
+            raise RuntimeError("the first write must be of whole rows, to tell what a row is; nothing was written")
+        reached, gapless = reach(places, filled) if set_cursor else (0, True)
+        if not gapless:
+            raise RuntimeError(
+                f"a write up to row {reached - 1} where {filled} are stored must fill all rows between: no gap may be "
+                "left; nothing was written"
+            )
+        leaves = self.admit(data, len(named), named)
+        self._own_rows().write_at(places, leaves)
         if set_cursor:
             self._grow(reached)
-            self._last_cursor = cursor
+            self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
+
+    @property
+    def _last_cursor(self) -> Any:
+        """What the last write named."""
+        if self._last_run is not None:  # its index is the caller's to change; another is made when asked for
+            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop) % self._row_count
+        return self._last
+
+    @_last_cursor.setter
+    def _last_cursor(self, cursor: Any) -> None:
+        self._last, self._last_run = cursor, None
 
     def _grow(self, reached: int) -> None:
         if reached > self._filled_rows:
-            self._length.value = reached * math.prod(self._lanes)
+            self._length.value = reached * self._per_row
 
     def get(self, index: Any) -> Any:
         """What is stored at index, over the filled part: a view for ints and slices, a copy for arrays and masks.
@@ -186,32 +196,40 @@ class TensorStorage(Storage):
         RuntimeError before the first write, IndexError out of range.
         """
         rows, filled = self._own_rows(), (self._filled_rows, *self._lanes)
-        if self.ndim > 1 and isinstance(index, tuple) and len(index) == self.ndim and all(_is_long(i) for i in index):
-            flat = torch.zeros((), dtype=torch.int64)
-            for axis, each in enumerate(index):
-                flat = flat * filled[axis] + _in_range(each, filled[axis])
-            return self._build(rows.read(flat.reshape(-1)), tuple(flat.reshape(-1).shape))
-        if isinstance(index, tuple) and len(index) == 1:
-            index = index[0]
+        if isinstance(index, tuple):
+            index = tuple(each if is_basic(each) else as_tensor(each) for each in index)
+            if self.ndim > 1 and len(index) == self.ndim and all(_is_long(each) for each in index):
+                flat = torch.zeros((), dtype=torch.int64)
+                for axis, each in enumerate(index):
+                    flat = flat * filled[axis] + in_range(each, filled[axis])
+                return self._read(flat)
+            index = index[0] if len(index) == 1 else index
         single = as_int(index)
         if single is not None and not -filled[0] <= single < filled[0]:
             raise IndexError(f"index {single} is out of range: {filled[0]} rows are stored")
-        if single is not None or _is_basic(index):
+        if single is not None or is_basic(index):
             place = index if single is None else single
             views = [tensor[: filled[0]][place] for tensor in rows.tensors]
-            return self._build(views, _indexed(filled, place), locked=self._MAPPED)
+            return self._build(views, indexed(filled, place), locked=self._MAPPED)
         if isinstance(index, tuple):
-            return self._build([tensor[: filled[0]][index] for tensor in rows.tensors], _indexed(filled, index))
+            return self._build([tensor[: filled[0]][index] for tensor in rows.tensors], indexed(filled, index))
         place = as_tensor(index)
         if place.dtype == torch.bool:
             if tuple(place.shape) != filled[: place.ndim]:
                 raise IndexError(f"the mask has shape {list(place.shape)}, the filled part {list(filled)}")
             place = place.to(rows.device)
-            return self._build([t[: filled[0]][place] for t in rows.tensors], _indexed(filled, place.cpu()))
-        place = _in_range(place, filled[0])
-        if self.ndim == 1 and place.ndim == 1:
-            return self._build(rows.read(place), tuple(place.shape))
+            return self._build([t[: filled[0]][place] for t in rows.tensors], indexed(filled, place.cpu()))
+        place = in_range(place, filled[0])
+        if self.ndim == 1:
+            return self._read(place)
         return self._build([t[place.to(t.device)] for t in rows.tensors], (*place.shape, *filled[1:]))
+
+    def _read(self, slots: Tensor) -> Any:
+        """Copies of the items at flat slots, in their shape."""
+        rows, shape = self._own_rows(), tuple(slots.shape)
+        if len(shape) == 1:
+            return self._build(rows.read(slots), shape)
+        return self._build([leaf.reshape(*shape, *leaf.shape[1:]) for leaf in rows.read(slots.reshape(-1))], shape)
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> Any:
         """Items around tensors that were read."""
@@ -235,11 +253,23 @@ class TensorStorage(Storage):
         rows = self._own_rows()
         if self.ndim == 1:
             return self
-        kept = [tensor[: self._filled_rows].flatten(0, self.ndim - 1) for tensor in rows.tensors]
+        kept = [tensor[: self._filled_rows].flatten(0, self.ndim - 1).clone() for tensor in rows.tensors]
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
+    def contains(self, index: Any) -> Any:
+        if self.ndim == 1:
+            return super().contains(index)
+        rows = self._filled_rows
+        if isinstance(index, Tensor):
+            return (index >= -rows) & (index < rows)
+        return -rows <= index < rows if isinstance(index, int) else super().contains(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in range(self._filled_rows):
+            yield self[row]
+
     def _is_shared(self) -> bool:
-        return self._rows is not None and (isinstance(self._rows, JaxRows) or self._rows.forked or self._rows.shared)
+        return self._rows is not None and self._rows.forked
 
     def _empty(self) -> None:
         self._length.value = 0
@@ -254,24 +284,26 @@ class TensorStorage(Storage):
                 "allocate their own. Call extend() or add() first"
             )
         if rows is None:
-            return {**state, "_tensors": None}
+            return {**state, "_length": copy.copy(self._length), "_tensors": None}
+        in_jax = isinstance(rows, JaxRows)
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
-            return {**state, "_tensors": [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]}
-        if isinstance(rows, TorchRows):
-            rows.share()
-        return {**state, "_tensors": rows.tensors}
+            tensors = [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]
+            return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
+        if isinstance(rows, JaxRows):
+            raise RuntimeError(
+                f"Cannot share a {type(self).__name__} on {rows.device} between processes, they would not see each "
+                "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
+            )
+        rows.share()
+        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors = state.pop("_tensors")
+        tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
         super().__setstate__(state)
         self._rows = None
         if tensors is not None:
-            owned = isinstance(self.device, torch.device) and rows_in_jax(self.device)
-            self._rows = (
-                JaxRows.holding(tensors, self._lanes)
-                if owned
-                else TorchRows(self._kept(tensors), self._lanes, self._MAPPED)
-            )
+            in_jax = in_jax and rows_in_jax(tensors[0].device)
+            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._kept(tensors), self._lanes)
 
     def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Unpickled rows in the kind of memory of this storage."""
@@ -287,56 +319,24 @@ def _stacked(data: Any) -> Any:
     return stack_items(data) if isinstance(data, list) else data
 
 
-def _first(data: Any) -> Tensor:
-    leaves = Layout.of(data, 0).flatten(data, 0)
+def _some(leaves: list[Tensor]) -> list[Tensor]:
     if not leaves:
         raise RuntimeError("cannot store items without any tensor")
-    return leaves[0]
+    return leaves
 
 
-def _from_the_end(index: Any, filled: int, whole: int) -> Any:
-    """The index with what counts from the end of `filled` rows named from the start of all `whole` rows."""
-    if isinstance(index, tuple):
-        return (_from_the_end(index[0], filled, whole), *index[1:]) if index else index
-    if index is Ellipsis:
-        return slice(0, filled)
-    if isinstance(index, slice):
-        beyond = index.stop is not None and index.stop > filled
-        return slice(*index.indices(whole if beyond else filled)) if (index.step or 1) > 0 else index
-    if index is None or as_int(index) is not None:
-        return index
-    place = as_tensor(index)
-    if place.dtype == torch.bool:
-        if place.shape[0] not in (filled, whole):
-            raise IndexError(f"the mask has {place.shape[0]} entries, {filled} rows are stored; nothing was written")
-        if place.ndim == 1 and place.shape[0] != whole:
-            place = torch.cat([place, place.new_zeros(whole - place.shape[0])])
-        return place
-    return torch.where(place < 0, place + filled, place) if place.numel() else place
+def _given(tensor: Tensor) -> Tensor:
+    """The user's memory, without a graph; whole memory maps as they are, so that workers open the same files."""
+    mapped = isinstance(tensor, MemoryMappedTensor) and getattr(tensor, "index", None) is None
+    return tensor if mapped else tensor.detach()
 
 
-def _is_basic(index: Any) -> bool:
-    if isinstance(index, tuple):
-        return all(_is_basic(each) for each in index)
-    return index is Ellipsis or index is None or isinstance(index, slice) or as_int(index) is not None
+def _rows_for(items: int, per_row: int) -> int:
+    """How many whole rows have room for items."""
+    if per_row == 0:
+        raise RuntimeError("the data has a batch dim of size 0: its rows would hold no items; nothing was written")
+    return -(-items // per_row)
 
 
 def _is_long(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.int64
-
-
-def _indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
-    """The shape that indexing an array of `shape` gives; IndexError out of range. Touches no memory."""
-    return tuple(torch.empty((), dtype=torch.bool).expand(shape)[index].shape)
-
-
-def _in_range(index: Tensor, length: int) -> Tensor:
-    """The index with negative entries counted from the end; IndexError out of range."""
-    if index.numel():
-        low, high = torch.aminmax(index)
-        if high >= length or low < -length:
-            wrong = int(high) if high >= length else int(low)
-            raise IndexError(f"index {wrong} is out of range: {length} rows are stored")
-        if low < 0:
-            index = torch.where(index < 0, index + length, index)
-    return index

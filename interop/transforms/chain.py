@@ -44,7 +44,8 @@ class Inverted(nn.Module):
 class Compose(nn.Module):
     """Transforms in order: first to last when reading (`forward`), last to first when writing (`inv`).
 
-    A transform is a module with `forward` and `inv`, or any callable, which then only works on reading.
+    A transform is a module with `forward` and `inv`, or any callable, which then only works on reading. A buffer runs it
+    outside of its lock, from as many threads as read and write: one that keeps a state of its own has to guard it.
     """
 
     def __init__(self, *transforms: Any) -> None:
@@ -61,7 +62,9 @@ class Compose(nn.Module):
         if not -len(self.transforms) <= index <= len(self.transforms):
             raise IndexError(f"index {index} is out of range for {len(self.transforms)} transforms")
         ready = as_transform(transform)
-        self.transforms.insert(index, (Inverted(ready) if invert else ready).eval())
+        changed = list(self.transforms)
+        changed.insert(index, Inverted(ready) if invert else ready)
+        self.transforms = nn.ModuleList(changed).eval()  # another one: a thread may be going through the old
 
     def forward(self, data: Any) -> Any:
         for transform in self.transforms:
@@ -98,7 +101,7 @@ def as_transform(transform: Any) -> nn.Module:
 
 
 def as_chain(transform: Any) -> Compose:
-    """A chain of the transform; an empty one for None."""
+    """A chain of the transform, in eval mode; an empty one for None."""
     if isinstance(transform, Compose):
-        return transform
+        return transform.eval()
     return Compose() if transform is None else Compose(transform)

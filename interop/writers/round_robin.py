@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.codec import Layout
+from interop.codec import Layout, shallow, stack_items
 from interop.pytrees import each_leaf
 from interop.shared_int import counter
 from interop.storages import Storage, TensorStorage
@@ -56,8 +56,7 @@ class RoundRobinWriter(Writer):
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
         self._storage.refuse_a_stranger()
         cursor = self._cursor
-        data = self._stamped(data, cursor)
-        self._storage.set(cursor, data)
+        self._storage.set(cursor, self._stamped(data, cursor))
         self._advance(1)
         return self._replicate_index(cursor)
 
@@ -65,17 +64,17 @@ class RoundRobinWriter(Writer):
         """Write a batch, dim 0 being the rows; of more rows than the capacity the last stay."""
         if not isinstance(self._storage, TensorStorage):
             data = unbind(data)
-        count = _rows(data)
-        if count == 0:
+        dims = _item_dims(data, self._storage.ndim)
+        if 0 in dims:
             return self._nothing()
         self._storage.refuse_a_stranger()
+        count = dims[0]
         cursor = self._cursor
         capacity = self._storage.row_capacity(data)
         index = torch.arange(cursor, cursor + count)
         if cursor + count > capacity:
             index %= capacity
-        data = self._stamped(data, index)
-        _write_run(self._storage, cursor, index, data)
+        _write_run(self._storage, cursor, index, self._stamped(data, index))
         self._advance(count)
         device = getattr(data, "device", None)
         index = self._replicate_index(index)
@@ -87,10 +86,6 @@ class RoundRobinWriter(Writer):
     def _advance(self, count: int) -> None:
         self._cursor = (self._cursor + count) % self._storage.row_capacity(None)
         self._write_count += count
-
-    def _stamped(self, data: Any, index: Any) -> Any:
-        """The data as it is stored."""
-        return data
 
     def _empty(self, empty_write_count: bool = True) -> None:
         self._cursor = 0
@@ -106,34 +101,40 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """Also writes the row number of each item of a tensordict under "index", expanded to its batch dims."""
 
     def _stamped(self, data: Any, index: Any) -> Any:
-        if isinstance(data, list) and data and all(isinstance(item, TensorDictBase) for item in data):
-            data = torch.stack(data) if isinstance(self._storage, TensorStorage) else data
-        if isinstance(data, list) and not isinstance(index, int):
-            for item, place in zip(data, index, strict=True):
-                self._stamped(item, int(place))
-        elif isinstance(data, TensorDictBase):
-            rows, shape = torch.as_tensor(index, dtype=torch.int64), data.batch_size
-            if rows.shape != shape:
-                rows = rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
-            data.set("index", rows.clone())
-        return data
+        if isinstance(data, list) and isinstance(self._storage, TensorStorage):
+            data = stack_items(data) if all(isinstance(item, TensorDictBase) for item in data) else data
+        elif isinstance(data, list) and not isinstance(index, int):
+            return [self._stamped(item, int(place)) for item, place in zip(data, index, strict=True)]
+        if not isinstance(data, TensorDictBase):
+            return data
+        stamped = shallow(data)
+        self._note(stamped, index)
+        return stamped
+
+    def _note(self, data: Any, index: Any) -> None:
+        if not isinstance(data, TensorDictBase) or data.is_locked:
+            return
+        rows, shape = torch.as_tensor(index, dtype=torch.int64), data.batch_size
+        if rows.shape != shape:
+            rows = rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
+        data.set("index", rows.clone())
 
     def _nothing(self) -> Tensor:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros((0,) if self._storage.ndim == 1 else (0, self._storage.ndim), dtype=torch.int64)
 
 
-def _rows(data: Any) -> int:
-    """Length of the first dim."""
+def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
+    """The dims of a batch that count as items, rows first; what is missing of them the storage refuses."""
     if isinstance(data, list):
-        return len(data)
+        return (len(data),)
     if isinstance(data, Tensor) or is_tensor_collection(data):
-        if data.ndim == 0:
-            raise RuntimeError("extend() needs data with a leading dim, got one without dims: use add()")
-        return int(data.shape[0])
-    leaves = Layout.of(data, 0).flatten(data, 0)
-    if not leaves or leaves[0].ndim == 0:
-        raise RuntimeError("extend() needs tensors with a leading dim: use add() for a single item")
-    return int(leaves[0].shape[0])
+        shape = data.shape
+    else:
+        leaves = Layout.of(data, 0).flatten(data, 0)
+        shape = leaves[0].shape if leaves else torch.Size([])
+    if not shape:
+        raise RuntimeError("extend() needs data with a leading dim, got one without dims: use add() for a single item")
+    return tuple(shape[:ndim])
 
 
 def _write_run(storage: Storage, start: int, index: Tensor, data: Any) -> None:

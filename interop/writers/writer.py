@@ -42,6 +42,13 @@ class Writer(ABC):
         """How many rows were ever written."""
         return 0
 
+    def _stamped(self, data: Any, index: Any) -> Any:
+        """The data as it is stored at rows `index`; what was given stays as it is."""
+        return data
+
+    def _note(self, data: Any, index: Any) -> None:
+        """Tell what the caller gave in which rows it was stored."""
+
     def _replicate_index(self, index: Any) -> Any:
         """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
         if self._storage.ndim == 1:

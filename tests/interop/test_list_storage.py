@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
 from interop import ListStorage, ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from tests.interop.rows import Pair, check_same, flat_td, plain_tensor, refused, tensors_of
@@ -250,6 +250,22 @@ def test_sampling_adds_no_keys_to_stored_tensordicts():
     batch = buffer.sample(6)
     assert {"index", "priority_weight"} <= set(batch[0].keys())
     assert all(set(item.keys()) == {"a", "index"} for item in buffer.storage)
+
+
+@pytest.mark.parametrize("collate", [as_they_are, lambda items: items[0], lambda items: lazy_stack(items)])
+def test_an_item_that_is_handed_on_gets_no_keys(collate):
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=ListStorage(5), collate_fn=collate, batch_size=1
+    )
+    buffer.extend(flat_td([1, 2]))
+    if collate is as_they_are:
+        with pytest.raises(RuntimeError, match="non-tensordict"):
+            buffer.sample()
+    else:
+        batch = buffer.sample()
+        assert "priority_weight" in batch.keys()  # noqa: SIM118
+        batch["obs"].zero_()
+    assert all(set(item.keys()) == {"obs", "done", "index"} and item["obs"].all() for item in buffer.storage)
 
 
 def test_a_tensordict_buffer_on_a_list_carries_the_index():

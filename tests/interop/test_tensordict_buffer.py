@@ -70,12 +70,25 @@ def test_the_index_of_trajectories_is_expanded(storage):
     assert bool((batch["index"] == batch["index"][:, :1]).all())
 
 
-def test_with_info_the_sample_has_it_too():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), batch_size=3)
+def test_with_info_the_sample_has_it_too_in_memory_of_its_own():
+    buffer = prioritized(batch_size=3)
     buffer.extend(flat_td([0, 1]))
     batch, info = buffer.sample(return_info=True)
-    check_same(batch["index"], info["index"])
-    assert set(info) == {"index"}
+    assert set(info) == {"index", "priority_weight"}
+    for key, value in info.items():
+        check_same(batch[key], value)
+        batch[key].add_(1)
+        assert not torch.equal(batch[key], value)
+
+
+def test_what_is_expanded_over_a_sample_can_be_edited():
+    buffer = prioritized()
+    buffer.extend(trajectories([0, 1, 2]))
+    batch = buffer.sample(6)
+    batch["priority_weight"][:, 0] *= 2
+    check_same(batch["priority_weight"], torch.tensor([2.0, 1.0, 1.0, 1.0]).expand(6, 4).clone())
+    batch["index"][:, 0] += 1
+    assert bool((batch["index"][:, 0] == batch["index"][:, 1] + 1).all())
 
 
 def test_include_info_is_deprecated():

@@ -8,8 +8,16 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from interop import Compose, LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
-from tests.interop.rows import STORAGES, check_same, flat_td, plain_tensor, refused
+from interop import (
+    Compose,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from tests.interop.rows import STORAGES, check_same, flat_td, plain_tensor, refused, steps
 
 
 class Scaled(nn.Module):
@@ -158,10 +166,10 @@ def test_a_read_never_alters_what_is_stored(storage, filled):
     check_same(buffer[:]["obs"], rows["obs"] * 2)
 
 
-@pytest.mark.parametrize("rows", [plain_tensor, flat_td])
+@pytest.mark.parametrize("rows", [plain_tensor, flat_td, steps])
 def test_a_transform_that_edits_in_place_never_alters_what_is_stored(storage, rows):
     def edit(data):
-        (data if isinstance(data, torch.Tensor) else data["obs"]).mul_(2)
+        (data if isinstance(data, torch.Tensor) else data.get("obs")).mul_(2)
         return data
 
     buffer = ReplayBuffer(storage=storage(4), transform=edit)
@@ -169,6 +177,38 @@ def test_a_transform_that_edits_in_place_never_alters_what_is_stored(storage, ro
     for index in (torch.tensor([0, 1]), slice(None), 0):
         buffer[index]
         check_same(buffer.storage[:], rows([1, 2]))
+
+
+@pytest.mark.parametrize("collate", [lambda items: items, lambda items: items[0]], ids=["all", "one"])
+@pytest.mark.parametrize("rows", [plain_tensor, flat_td])
+def test_a_transform_never_alters_the_items_of_a_list(collate, rows):
+    def edit(data):
+        for item in data if isinstance(data, list) else [data]:
+            (item if isinstance(item, torch.Tensor) else item.set("new", item["obs"] * 1)["obs"]).mul_(2)
+        return data
+
+    buffer = ReplayBuffer(storage=ListStorage(4), collate_fn=collate, transform=edit)
+    buffer.extend(rows([1, 2]))
+    for read in (lambda: buffer.sample(4), lambda: buffer[:], lambda: buffer[0]):
+        read()
+        check_same(torch.stack(list(buffer.storage)), rows([1, 2]))
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("index", [slice(0, 2), 0], ids=repr)
+def test_a_draw_of_a_view_is_a_copy(make, index):
+    class Views(RandomSampler):
+        def sample(self, storage, batch_size):
+            return index, {}
+
+    kind = TensorDictReplayBuffer if make is ListStorage else ReplayBuffer
+    buffer = kind(storage=make(4), sampler=Views())
+    buffer.extend(flat_td([1, 2, 3]))
+    before = buffer.storage[1].clone()
+    batch = buffer.sample(2) if isinstance(index, slice) else buffer.sample(1, return_info=True)[0]
+    batch["obs"].zero_()
+    check_same(buffer.storage[1], before)
+    assert all(row["obs"].all() and "note" not in row for row in buffer.storage)
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])

@@ -1,0 +1,76 @@
+"""Edits in place of stored tensordicts, by key: planned as a whole, so that nothing is written if one does not fit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+Path = tuple[str, ...]
+
+
+def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each stored tensor that is to be written at index, and what with.
+
+    KeyError for a key that is not stored, TypeError for what is no tensor, IndexError out of range, RuntimeError for
+    another shape or dtype. A number fills the tensor.
+    """
+    if not is_tensor_collection(held):
+        yield held, _fitting(held[index], given, path)
+        return
+    if not isinstance(given, Mapping) and not is_tensor_collection(given):
+        raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(given).__name__}; nothing was written")
+    stored = {_path(key) for key in held.keys(include_nested=True)}
+    for key, value in given.items():
+        below = _path(key)
+        if below not in stored:
+            raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
+        yield from planned(held.get(below), value, index, path + below)
+
+
+def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
+    """The entries of a dict or tensordict that `keys` name. KeyError for one that it does not have."""
+    if is_tensor_collection(given):
+        entries = {_path(key): value for key, value in given.items(include_nested=True)}
+    else:
+        entries = {_path(key): value for key, value in given.items()}
+    missing = [key for key in keys if _path(key) not in entries]
+    if missing:
+        raise KeyError(f"keys_to_update names {missing}, which the given data does not have")
+    return {_path(key): entries[_path(key)] for key in keys}
+
+
+def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
+    """The value as a tensor that can be copied to the place."""
+    if not isinstance(value, Tensor | np.ndarray):
+        value = _of_numbers(value, path)
+        if not torch.can_cast(value.dtype, place.dtype):
+            raise RuntimeError(f"{_name(path)}: stored are {place.dtype}, got {value.dtype}; nothing was written")
+        value = value.to(place.dtype).expand(place.shape) if value.ndim == 0 else value.to(place.dtype)
+    value = torch.as_tensor(value).detach()
+    if value.shape != place.shape or value.dtype != place.dtype or value.layout != place.layout or value.is_meta:
+        raise RuntimeError(
+            f"{_name(path)}: stored are {list(place.shape)} of {place.dtype}, got {list(value.shape)} of {value.dtype} "
+            f"({value.layout}, on {value.device}); nothing was written"
+        )
+    return value.to(place.device)
+
+
+def _of_numbers(value: Any, path: Path) -> Tensor:
+    try:
+        if not is_tensor_collection(value):
+            return torch.as_tensor(value)
+        cause = None
+    except (TypeError, ValueError, RuntimeError) as error:
+        cause = error
+    raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written") from cause
+
+
+def _path(key: Any) -> Path:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _name(path: Path) -> str:
+    return repr(path[0]) if len(path) == 1 else repr(path) if path else "the data"

@@ -1,0 +1,102 @@
+"""Slots and priorities as users give them, as NumPy arrays that were looked at; and where they wait."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.storages import Storage
+
+
+def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, int]:
+    """Flat integers [n] for an int, integers, or coordinates [n, ndim]; with the lowest and the highest of them.
+
+    TypeError for what is not an integer, RuntimeError and IndexError for coordinates that the storage cannot have.
+    """
+    if isinstance(index, tuple):
+        index = torch.stack([torch.as_tensor(each) for each in index], -1)
+    array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    if array.size == 0:
+        return np.zeros(0, np.int32), 0, -1
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"index must be integers, got {array.dtype}")
+    if array.ndim == 2 and not (array.shape[1] == 1 and (storage is None or storage.ndim == 1)):
+        array = _of_coordinates(array, storage)
+    return array.reshape(-1), int(array.min()), int(array.max())
+
+
+def _of_coordinates(array: np.ndarray, storage: Storage | None) -> np.ndarray:
+    if storage is None or storage.shape is None:
+        raise RuntimeError("an index of several columns needs the storage, to know its shape")
+    shape = tuple(storage.shape)
+    if array.shape[1] != len(shape):
+        raise RuntimeError(f"coordinates need {len(shape)} columns, one for each item dim, got {array.shape[1]}")
+    flat = np.zeros(array.shape[0], np.int64)
+    for axis, length in enumerate(shape):
+        column = array[:, axis]
+        low, high = column.min(), column.max()
+        if low < 0 or high >= length:
+            raise IndexError(f"coordinate {low if low < 0 else high} is out of range for dim {axis} of size {length}")
+        flat = flat * length + column
+    return flat
+
+
+def good_priorities(priority: Any, dtype: str) -> np.ndarray:
+    """Priorities in the dtype of the sampler. TypeError for no real numbers, ValueError for negative or not finite ones."""
+    if isinstance(priority, Tensor):
+        priority = priority.detach()
+        priority = (priority.float() if priority.dtype == torch.bfloat16 else priority).cpu().numpy()
+    given = np.asarray(priority)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"priorities must be real numbers, got {given.dtype}")
+    if given.dtype == dtype:
+        values = given
+    else:
+        with np.errstate(over="ignore"):  # what is too large for the dtype becomes infinite, and is refused
+            values = given.astype(dtype)
+    if values.size and not (values.min() >= 0 and values.max() < np.inf):  # a NaN is neither
+        at = int((~((values >= 0) & (values < np.inf))).argmax())
+        raise ValueError(
+            f"priorities must be finite and at least 0 in {dtype}, got {given.reshape(-1)[at]} (number {at}): "
+            "pass the absolute error"
+        )
+    return values
+
+
+class Waiting:
+    """Priorities that were given since the last draw, in order: one pass over the tree takes them all."""
+
+    ENOUGH = 1 << 16  # entries from which they should wait no longer
+
+    def __init__(self, dtype: str) -> None:
+        self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, dtype)
+        self.count = 0
+
+    def add(self, slots: np.ndarray, values: Any) -> None:
+        """Have slots and their values, or the one value of all, wait."""
+        start, stop = self.count, self.count + slots.size
+        if stop > self._slots.size:
+            room = 1 << (stop - 1).bit_length()
+            self._slots, self._values = _grown(self._slots, room, start), _grown(self._values, room, start)
+        self._slots[start:stop], self._values[start:stop] = slots, values
+        self.count = stop
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """All that waited, and the last entry again up to the next power of two; nothing waits then.
+
+        The arrays are overwritten by what is added next.
+        """
+        count, room = self.count, 1 << (self.count - 1).bit_length()
+        slots, values = self._slots[:room], self._values[:room]
+        slots[count:], values[count:] = slots[count - 1], values[count - 1]
+        self.count = 0
+        if self._slots.size > 2 * self.ENOUGH:
+            self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, values.dtype)
+        return slots, values
+
+
+def _grown(held: np.ndarray, room: int, used: int) -> np.ndarray:
+    grown = np.empty(room, held.dtype)
+    grown[:used] = held[:used]
+    return grown

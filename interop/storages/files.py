@@ -1,0 +1,96 @@
+"""Files that one object makes: all of them or none, in the place of others only when asked, removed by their maker."""
+
+import os
+import secrets
+from pathlib import Path
+
+_CHUNK = bytes(1 << 20)
+
+
+class Files:
+    """Files below a folder. They are made under their own names, or beside a file that they replace when all are made."""
+
+    def __init__(self) -> None:
+        self._maker = os.getpid()
+        self._beside: dict[Path, Path] = {}  # where a file is until it takes its place
+        self._made: dict[Path, tuple[int, int]] = {}  # device and inode: another may have taken the name since
+        self._folders: list[Path] = []
+
+    def claim(self, path: Path, existsok: bool) -> None:
+        """Make the folder of a file. RuntimeError for one that is there, unless that is ok."""
+        if os.path.lexists(path):
+            if not existsok or path.is_dir():
+                raise RuntimeError(
+                    f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
+                    "write over it"
+                )
+            self._beside[path] = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        missing = [each for each in (path.parent, *path.parent.parents) if not each.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._folders.extend(reversed(missing))
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Make a file of zeros. OSError where the disk has no room."""
+        handle = self._open(path)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, size)
+            else:  # macOS: a file that was only made longer would kill the process once the disk is full
+                for start in range(0, size, len(_CHUNK)):
+                    _write(handle, _CHUNK[: size - start])
+        finally:
+            os.close(handle)
+
+    def write(self, path: Path, text: str) -> None:
+        """Make a file of text."""
+        handle = self._open(path)
+        try:
+            _write(handle, text.encode())
+        finally:
+            os.close(handle)
+
+    def _open(self, path: Path) -> int:
+        now = self._beside.get(path, path)
+        handle = os.open(now, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        self._made[now] = _identity(os.fstat(handle))
+        return handle
+
+    def put_in_place(self) -> None:
+        """Have the files that were made beside others replace them; who has those open keeps them."""
+        for path, beside in self._beside.items():
+            os.replace(beside, path)
+            self._made[path] = self._made.pop(beside)
+        self._beside = {}
+
+    def remove(self) -> bool:
+        """Remove the files that are still those made here, and folders that this leaves empty. True if there were any.
+
+        Nothing in another process than the maker.
+        """
+        if os.getpid() != self._maker:
+            return False
+        removed = False
+        for path, identity in self._made.items():
+            try:
+                if _identity(os.lstat(path)) == identity:
+                    path.unlink()
+                    removed = True
+            except FileNotFoundError:
+                continue
+        for folder in reversed(self._folders):
+            try:
+                folder.rmdir()
+            except OSError:  # not empty: others use it
+                continue
+        self._made, self._folders = {}, []
+        return removed
+
+
+def _identity(held: os.stat_result) -> tuple[int, int]:
+    return held.st_dev, held.st_ino
+
+
+def _write(handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]

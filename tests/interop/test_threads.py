@@ -1,0 +1,278 @@
+"""Calls from several threads: who waits for whom, and who does not."""
+
+import copy
+import pickle
+import threading
+import time
+
+import pytest
+from torch import nn
+
+from interop import (
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    Storage,
+    TensorDictReplayBuffer,
+)
+from tests.interop.rows import check_same, flat_td, plain_tensor
+from tests.interop.test_threads_and_processes import together
+
+
+class Watched(LazyTensorStorage):
+    """Notes whether two threads were ever inside at once."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.inside, self.crowded = 0, False
+
+    def alone(self, call):
+        self.inside += 1
+        time.sleep(0.002)
+        self.crowded = self.crowded or self.inside > 1
+        try:
+            return call()
+        finally:
+            self.inside -= 1
+
+    def get(self, index):
+        return self.alone(lambda: super(Watched, self).get(index))
+
+    def set(self, cursor, data, *, set_cursor=True):
+        return self.alone(lambda: super(Watched, self).set(cursor, data, set_cursor=set_cursor))
+
+
+def test_buffers_on_one_storage_take_turns():
+    storage = Watched(8)
+    one, two = (TensorDictReplayBuffer(storage=storage, batch_size=2) for _ in range(2))
+    one.extend(flat_td([1, 2]))
+
+    def write():
+        for step in range(10):
+            two.extend(flat_td([step]))
+            two[0] = flat_td([step])[0]
+
+    def read():
+        for _ in range(10):
+            one.sample()
+            one[:]
+
+    assert together(write, read) == [] and not storage.crowded
+
+
+def test_a_buffer_takes_turns_on_the_storage_that_it_has_by_then():
+    """Who waits for the lock of a storage that is exchanged meanwhile has to have that of the new one."""
+    old, new = Watched(8), Watched(8)
+    buffer, other = ReplayBuffer(storage=old), ReplayBuffer(storage=new)
+    other.extend(plain_tensor([1, 2]))
+    with old._access:
+        reader = threading.Thread(target=lambda: [buffer.sample(2) for _ in range(20)])
+        reader.start()
+        time.sleep(0.02)
+        buffer.set_storage(new)
+    for step in range(20):
+        other.add(plain_tensor([step])[0])
+    reader.join(20)
+    assert not reader.is_alive() and not new.crowded
+
+
+def test_storages_exchanged_crosswise_do_not_wait_for_each_other():
+    storages = [LazyTensorStorage(4), LazyTensorStorage(4)]
+    buffers = [ReplayBuffer(storage=storage) for storage in storages]
+
+    def exchange(buffer, first):
+        for step in range(300):
+            buffer.set_storage(storages[(first + step) % 2])
+
+    assert together(lambda: exchange(buffers[0], 0), lambda: exchange(buffers[1], 1)) == []
+
+
+def test_a_storage_of_ones_own_need_not_call_the_constructor():
+    class Bare(Storage):
+        max_size = 4
+
+        def __init__(self):
+            self.held = []
+
+        def set(self, cursor, data, *, set_cursor=True):
+            self.held.append(data)
+
+        def get(self, index):
+            return self.held[index] if isinstance(index, int) else [self.held[int(place)] for place in index]
+
+        def __len__(self):
+            return len(self.held)
+
+        def __getstate__(self):
+            return self.__dict__.copy()
+
+    buffer = ReplayBuffer(storage=Bare(), collate_fn=lambda items: items)
+    buffer.add("a")
+    assert buffer.sample(2) == ["a", "a"] and len(buffer) == 1
+    twin = copy.deepcopy(buffer)
+    twin.add("b")
+    assert len(twin) == 2 and len(buffer) == 1
+
+
+class Waiting(nn.Module):
+    """A transform that goes on when it is told to, in the direction named."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.entered, self.go = where, threading.Event(), threading.Event()
+
+    def wait(self, where):
+        if where == self.where:
+            self.entered.set()
+            assert self.go.wait(5), "the other thread could not go on"
+
+    def forward(self, data):
+        self.wait("forward")
+        return data
+
+    def inv(self, data):
+        self.wait("inv")
+        return data
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize("read", [lambda buffer: buffer.sample(2), lambda buffer: buffer[:]], ids=["sample", "index"])
+def test_a_transform_on_the_way_out_keeps_no_writer_waiting(make, read):
+    transform = Waiting("forward")
+    buffer = ReplayBuffer(storage=make(8), transform=transform)
+    buffer.extend(plain_tensor([1, 2]))
+    batches = []
+
+    def write():
+        assert transform.entered.wait(5)
+        buffer[:] = plain_tensor([7, 8])
+        buffer.add(plain_tensor([9])[0])
+        transform.go.set()
+
+    assert together(lambda: batches.append(read(buffer)), write) == []
+    assert len(buffer) == 3 and set(batches[0][:, 0].tolist()) <= {1.0, 2.0}
+
+
+def test_a_collate_function_keeps_no_writer_waiting():
+    entered, go = threading.Event(), threading.Event()
+
+    def collate(items):
+        entered.set()
+        assert go.wait(5)
+        return items
+
+    buffer = ReplayBuffer(storage=ListStorage(8), collate_fn=collate)
+    buffer.extend(["a", "b"])
+
+    def write():
+        assert entered.wait(5)
+        buffer.add("c")
+        go.set()
+
+    assert together(lambda: buffer.sample(2), write) == [] and len(buffer) == 3
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda buffer: buffer.extend(plain_tensor([3])),
+        lambda buffer: buffer.add(plain_tensor([3])[0]),
+        lambda buffer: buffer.__setitem__(0, plain_tensor([3])[0]),
+    ],
+    ids=["extend", "add", "assign"],
+)
+def test_a_transform_on_the_way_in_keeps_no_reader_waiting(write):
+    transform = Waiting("inv")
+    storage = LazyTensorStorage(8)
+    ReplayBuffer(storage=storage).extend(plain_tensor([1, 2]))
+    buffer = ReplayBuffer(storage=storage, transform=transform, writer=RoundRobinWriter)
+
+    def read():
+        assert transform.entered.wait(5)
+        assert buffer.sample(4).shape == (4, 3)
+        transform.go.set()
+
+    assert together(lambda: write(buffer), read) == []
+
+
+def test_transforms_can_be_added_while_others_run():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), transform=lambda data: time.sleep(0.001) or data)
+    buffer.extend(plain_tensor([1, 2]))
+
+    def add():
+        for _ in range(30):
+            buffer.insert_transform(0, lambda data: data)
+
+    assert together(add, *[lambda: [buffer.sample(2) for _ in range(20)]] * 2) == []
+    assert len(buffer.transform) == 31
+
+
+def test_next_is_taken_in_turns():
+    sampled = []
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(8), batch_size=2, transform=lambda data: time.sleep(0.01) or sampled.append(1) or data
+    )
+    buffer.extend(plain_tensor([1, 2]))
+    assert together(*[lambda: [buffer.next() for _ in range(5)]] * 3) == []
+    assert len(sampled) == 15
+
+
+def test_components_that_are_made_late_are_made_once():
+    made = []
+
+    def make():
+        time.sleep(0.02)
+        made.append(1)
+        return ListStorage(8)
+
+    buffer = ReplayBuffer(storage=make, delayed_init=True, collate_fn=lambda items: items)
+    assert together(*[lambda: len(buffer), lambda: buffer.add(1)] * 3) == []
+    assert made == [1] and len(buffer) == 3 and buffer.initialized
+
+
+class Slow(RandomSampler):
+    """While it is copied or pickled another thread tries to write."""
+
+    buffer = None
+
+    def __getstate__(self):
+        if Slow.buffer is not None:
+            buffer, Slow.buffer = Slow.buffer, None
+            self.writer = threading.Thread(target=lambda: buffer.extend(plain_tensor([8, 9])), daemon=True)
+            self.writer.start()
+            self.writer.join(0.2)
+        return {key: value for key, value in super().__getstate__().items() if key != "writer"}
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_a_copy_is_of_one_moment(copier, make):
+    buffer = ReplayBuffer(storage=make(8), sampler=Slow())
+    buffer.extend(plain_tensor([1, 2]))
+    Slow.buffer = buffer
+    twin = copier(buffer)
+    buffer.sampler.writer.join(20)
+    assert (len(buffer), buffer.write_count) == (4, 4)
+    assert (len(twin), twin.write_count, twin.writer._cursor) == (2, 2, 2)
+    check_same(twin[:], plain_tensor([1, 2]))
+    assert twin.writer._storage is twin.storage
+
+
+def test_copies_made_together_keep_sharing_their_storage():
+    storage = LazyTensorStorage(8)
+    one, two = copy.deepcopy((ReplayBuffer(storage=storage), ReplayBuffer(storage=storage)))
+    assert one.storage is two.storage is not storage
+    one.extend(plain_tensor([1]))
+    assert len(two) == 1 and len(storage) == 0
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_shared_buffer_can_be_copied(copier):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), shared=True)
+    buffer.extend(plain_tensor([1]))
+    twin = copier(buffer)
+    twin.extend(plain_tensor([2]))
+    assert len(twin) == 2 and len(buffer) == 1
+    assert twin._process_lock is not None and twin._process_lock is not buffer._process_lock
