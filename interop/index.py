@@ -55,6 +55,19 @@ def is_basic(index: Any) -> bool:
     return index is Ellipsis or index is None or isinstance(index, slice) or as_int(index) is not None
 
 
+def spelled_out(index: tuple[Any, ...], dims: int) -> tuple[Any, ...]:
+    """The index of an array of `dims` dims with slices for its Ellipsis: right for arrays that have further dims too."""
+    at = [place for place, each in enumerate(index) if each is Ellipsis]
+    if len(at) != 1:
+        return index
+    used = sum(each.ndim if _is_mask(each) else 1 for each in index if each is not None and each is not Ellipsis)
+    return (*index[: at[0]], *(slice(None) for _ in range(dims - used)), *index[at[0] + 1 :])
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor | np.ndarray) and index.dtype in (torch.bool, np.bool_)
+
+
 def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
     """The shape that indexing an array of `shape` gives; IndexError out of range, but for an int. Touches no memory."""
     if isinstance(index, int):
@@ -90,11 +103,9 @@ def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
     """
     if isinstance(index, int) and not isinstance(index, bool):
         return _row(index, filled, lead[0])
-    first, *rest = (index or (Ellipsis,)) if isinstance(index, tuple) else (index,)
+    first, *rest = spelled_out((index or (Ellipsis,)) if isinstance(index, tuple) else (index,), len(lead))
     rows: tuple[Any, ...]
-    if first is Ellipsis:
-        rows = (slice(0, end), Ellipsis) if rest else (slice(0, end),)
-    elif isinstance(first, slice):
+    if isinstance(first, slice):
         start, stop = _bound(first.start, 0, filled), _bound(first.stop, end, filled)
         rows = (slice(min(start, lead[0]), min(stop, lead[0]), first.step),)
     elif (single := as_int(first)) is not None:
@@ -142,7 +153,7 @@ def reach(places: Any, filled: int) -> tuple[int, bool]:
 def whole_rows(places: Any) -> bool:
     """Whether resolved places leave out no lane."""
     rest = places[1:] if isinstance(places, tuple) else ()
-    return all(each is Ellipsis or (isinstance(each, slice) and each == slice(None)) for each in rest)
+    return all(isinstance(each, slice) and each == slice(None) for each in rest)
 
 
 def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:

@@ -14,10 +14,8 @@ def each_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
         return change(data)
     if isinstance(data, dict):
         return _like(data, {key: each_leaf(value, change) for key, value in data.items()})
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(each_leaf(value, change) for value in data))
     if isinstance(data, tuple | list):
-        return type(data)(each_leaf(value, change) for value in data)
+        return _like_row(data, [each_leaf(value, change) for value in data])
     return change(data)
 
 
@@ -43,8 +41,8 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
         target[index] = value
         return target
     if isinstance(target, dict):
-        return {key: assigned(held, index, value[key]) for key, held in target.items()}
-    return type(target)(assigned(held, index, new) for held, new in zip(target, value, strict=True))
+        return _like(target, {key: assigned(held, index, value[key]) for key, held in target.items()})
+    return _like_row(target, [assigned(held, index, new) for held, new in zip(target, value, strict=True)])
 
 
 def length_of(data: Any) -> int:
@@ -68,3 +66,8 @@ def _like(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
     made = copy.copy(data)
     made.update(values)
     return made
+
+
+def _like_row(data: Any, values: list[Any]) -> Any:
+    """A tuple, named or not, or list of the same kind with other values."""
+    return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)

@@ -121,7 +121,7 @@ class ReplayBuffer(Joined):
 
     def _note(self, given: Any, index: Any) -> None:
         """Tell what the caller gave, if it is that and not what a transform made of it, where it was stored."""
-        if self._storage.ndim == 1 and not len(self._transform):
+        if self._storage.ndim == 1 and self.dim_extend == 0 and not len(self._transform):
             self._writer._note(given, index)
 
     def mark_update(self, index: Any) -> None:

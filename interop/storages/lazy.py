@@ -19,7 +19,7 @@ class LazyTensorStorage(TensorStorage):
         device: where the memory is; "auto" for the device of the first data.
         ndim: how many leading dims of the stored layout count as items.
         compilable: keep the length local to this process.
-        consolidated: store all tensors of a tensordict in one piece of memory.
+        consolidated: store all tensors of a tensordict in one piece of memory, where that belongs to torch.
     """
 
     def __init__(

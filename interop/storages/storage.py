@@ -134,7 +134,7 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # Buffers and the generator are put back by the buffer that owns this storage.
-        return {key: value for key, value in self.__dict__.items() if key not in ("_access", "_listeners", "_rng")}
+        return {**self.__dict__, "_access": Lock(), "_listeners": _Listeners(), "_rng": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid())

@@ -10,7 +10,7 @@ from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch import Tensor
 
 from interop.codec import Layout, stack_items
-from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, whole_rows
+from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, spelled_out, whole_rows
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.shared_int import counter
@@ -166,8 +166,8 @@ class TensorStorage(Storage):
         reached, gapless = reach(places, filled) if set_cursor else (0, True)
         if not gapless:
             raise RuntimeError(
-                f"a write up to row {reached - 1} where {filled} are stored must fill all rows between: no gap may be "
-                "left; nothing was written"
+                f"a write up to row {reached - 1} where {filled} are stored must be of whole rows and leave no gap: what "
+                "was never written would count as stored; nothing was written"
             )
         leaves = self.admit(data, len(named), named)
         self._own_rows().write_at(places, leaves)
@@ -197,7 +197,7 @@ class TensorStorage(Storage):
         """
         rows, filled = self._own_rows(), (self._filled_rows, *self._lanes)
         if isinstance(index, tuple):
-            index = tuple(each if is_basic(each) else as_tensor(each) for each in index)
+            index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
             if self.ndim > 1 and len(index) == self.ndim and all(_is_long(each) for each in index):
                 flat = torch.zeros((), dtype=torch.int64)
                 for axis, each in enumerate(index):
@@ -229,7 +229,7 @@ class TensorStorage(Storage):
         rows, shape = self._own_rows(), tuple(slots.shape)
         if len(shape) == 1:
             return self._build(rows.read(slots), shape)
-        return self._build([leaf.reshape(*shape, *leaf.shape[1:]) for leaf in rows.read(slots.reshape(-1))], shape)
+        return self._build([leaf.reshape((*shape, *leaf.shape[1:])) for leaf in rows.read(slots.reshape(-1))], shape)
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> Any:
         """Items around tensors that were read."""

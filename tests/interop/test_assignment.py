@@ -11,6 +11,7 @@ from interop import (
     ListStorage,
     ReplayBuffer,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from tests.interop.rows import check_same, first_of, flat_td, nested_td, plain_tensor, refused
@@ -160,8 +161,6 @@ def test_a_refused_write_leaves_no_number_in_what_was_given(storage):
         def set(self, cursor, data, *, set_cursor=True):
             raise OSError("full")
 
-    from interop import TensorDictRoundRobinWriter
-
     buffer = ReplayBuffer(storage=Refusing(4), writer=TensorDictRoundRobinWriter())
     given = [flat_td([0, 1]), [flat_td([0])[0]]]
     for batch in given:
@@ -261,6 +260,17 @@ def test_add_stores_what_extend_would():
     for row in rows:
         two.add(row)
     check_same(one.storage[:], two.storage[:])
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dim_extend": 1}], ids=["rows", "columns"])
+def test_the_writer_of_row_numbers_fits_every_buffer(kwargs):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), writer=TensorDictRoundRobinWriter(), **kwargs)
+    given = lanes()
+    buffer.extend(given)
+    buffer.extend(given.clone().lock_())
+    assert ("index" in given) == (not kwargs) and buffer.write_count == len(buffer)
+    rows = torch.arange(len(buffer))
+    check_same(buffer[:]["index"], rows.expand(2, 6) if kwargs else rows[:, None].expand(4, 3))
 
 
 def test_a_tensordict_buffer_may_store_what_is_none():

@@ -14,3 +14,8 @@ def sample_and_extend(buffer, ids, answers):
     torch.manual_seed(0)
     answers.put(buffer.sample(512)["obs"][:, 0].unique().tolist())
     buffer.extend(flat_td(ids))
+
+
+def extend_and_edit(buffer, rows):
+    buffer.extend(rows)
+    buffer[:]["a"][1] = 5j

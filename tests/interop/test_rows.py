@@ -1,0 +1,126 @@
+"""Rows in the memory of torch and of JAX: the same writes, whoever owns it."""
+
+import pickle
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+
+from interop import LazyTensorStorage, ReplayBuffer, TensorStorage
+from interop.index import resolved
+from interop.storages import lazy, tensors
+from interop.storages.rows import JaxRows, TorchRows
+
+CPU = torch.device("cpu")
+ROWS, LANES = 6, (3,)
+
+
+def in_torch():
+    return TorchRows([torch.zeros(ROWS, *LANES, 2), torch.zeros(ROWS, *LANES, dtype=torch.int64)], LANES)
+
+
+def in_torch_elsewhere():
+    """As on a device that NumPy does not see."""
+    rows = in_torch()
+    rows._numpy = None
+    return rows
+
+
+def in_jax():
+    return JaxRows.zeros([(ROWS, *LANES, 2), (ROWS, *LANES)], [torch.float32, torch.int64], LANES, CPU)
+
+
+PLACES = {
+    "row": 2,
+    "rows": slice(1, 5, 2),
+    "no rows": torch.zeros(0, dtype=torch.int64),
+    "equal rows": torch.tensor([1, 4, 1, 1]),
+    "equal items": (torch.tensor([1, 4, 1, 1]), torch.tensor([2, 0, 2, 2])),
+    "a lane": (slice(0, 6), 1),
+    "lanes of equal rows": (torch.tensor([[0, 5], [5, 0]]), slice(1, 3)),
+    "mask": torch.tensor([True, False, True, False, False, True]),
+    "mask of items": torch.eye(6, dtype=torch.bool)[:, :3],
+    "the rest": (Ellipsis, 2),
+}
+
+
+def as_numpy(index):
+    if isinstance(index, tuple):
+        return tuple(map(as_numpy, index))
+    return index.numpy() if isinstance(index, torch.Tensor) else index
+
+
+@pytest.mark.parametrize("make", [in_torch, in_torch_elsewhere, in_jax])
+@pytest.mark.parametrize("index", PLACES.values(), ids=PLACES)
+def test_of_equal_places_the_last_wins(make, index):
+    rows, wanted = make(), np.zeros((ROWS, *LANES), np.int64)
+    shape = wanted[as_numpy(index)].shape
+    values = 1 + torch.arange(int(np.prod(shape))).reshape(shape)
+    wanted[as_numpy(index)] = values
+    places = resolved(index, ROWS, ROWS, (ROWS, *LANES))
+    rows.write_at(places, [values[..., None].expand(*shape, 2).float(), values])
+    assert rows.tensors[1].tolist() == wanted.tolist()
+    assert rows.tensors[0][..., 1].tolist() == wanted.tolist()
+
+
+# ------------------------------------------------------------------ a buffer's own views
+
+
+@pytest.mark.parametrize("wide", [1, 200_000], ids=["small", "large"])
+@pytest.mark.parametrize("write", ["extend", "set"])
+def test_rows_can_be_written_from_a_view_of_the_buffer(write, wide):
+    buffer, ids = ReplayBuffer(storage=LazyTensorStorage(10)), torch.arange(18)
+    for some in (ids[:10], ids[10:]):
+        buffer.extend((some, some[:, None].expand(-1, wide).float()))
+    view = tuple(leaf[6:10] for leaf in buffer[:])
+    buffer.extend(view) if write == "extend" else buffer.storage.set(torch.tensor([8, 9, 0, 1]), view)
+    for leaf in (buffer[:][0], buffer[:][1][:, -1]):
+        assert leaf[[8, 9, 0, 1]].tolist() == [16, 17, 8, 9]
+
+
+def test_keys_can_be_exchanged():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend({"a": torch.zeros(4), "b": torch.ones(4)})
+    rows = buffer[:]
+    buffer.extend({"a": rows["b"], "b": rows["a"]})
+    assert buffer[:]["a"].tolist() == [1] * 4 and buffer[:]["b"].tolist() == [0] * 4
+
+
+def test_a_view_through_numpy_is_one_too():
+    memory = np.arange(10.0)
+    buffer = ReplayBuffer(storage=TensorStorage(torch.from_numpy(memory[2:])))
+    buffer.extend(torch.from_numpy(memory[1:9]))
+    assert memory.tolist() == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+# ------------------------------------------------------------------ other processes
+
+
+class _Starting:
+    """What pickling for a worker looks for, without a worker."""
+
+    def duplicate_for_child(self, descriptor):
+        return descriptor
+
+
+def for_a_worker(held):
+    context.set_spawning_popen(_Starting())
+    try:
+        return ForkingPickler.dumps(held)
+    finally:
+        context.set_spawning_popen(None)
+
+
+def test_rows_of_jax_are_not_shared_with_workers(monkeypatch):
+    for module in (lazy, tensors):
+        monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(torch.arange(3))
+    assert isinstance(buffer.storage._rows, JaxRows) and not buffer.storage._is_shared()
+    with pytest.raises(RuntimeError, match="Cannot share"):
+        for_a_worker(buffer)
+    twin = pickle.loads(pickle.dumps(buffer))
+    twin.extend(torch.arange(2))
+    assert isinstance(twin.storage._rows, JaxRows) and (len(buffer), len(twin)) == (3, 5)
