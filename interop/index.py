@@ -120,8 +120,16 @@ def resolved(index: Any, filled: int, end: int, lead: tuple[int, ...]) -> Any:
             rows = place.nonzero(as_tuple=True)
         else:
             rows = (in_range(place, filled, lead[0]),)
-    places = (*rows, *(each if is_basic(each) else as_tensor(each).cpu() for each in rest))
+    places = (*rows, *(_lane(each) for each in rest))
+    if any(isinstance(each, int) for each in places) and any(isinstance(each, Tensor) for each in places):
+        # NumPy and torch order the dims of such an index differently, those of coordinates alike.
+        return torch.unravel_index(torch.from_numpy(flat_slots(places, lead[1:])), lead)
     return places if len(places) > 1 else places[0]
+
+
+def _lane(index: Any) -> Any:
+    single = as_int(index)
+    return single if single is not None else index if is_basic(index) else as_tensor(index).cpu()
 
 
 def _row(row: int, filled: int, whole: int) -> int:
@@ -157,18 +165,17 @@ def whole_rows(places: Any) -> bool:
 
 
 def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
-    """The slots over [rows, *lanes], flat, that resolved places name, in the order of data there. O(rows named)."""
+    """The slots over [rows, *lanes], flat, that resolved places name, in the shape of data there. O(rows named)."""
     first, *rest = places if isinstance(places, tuple) else (places,)
-    local: Any
     if isinstance(first, slice):
-        rows, local = np.arange(first.start, first.stop, first.step or 1), slice(None)
+        rows = torch.arange(first.start, first.stop, first.step or 1) if first.start < first.stop else torch.arange(0)
+        local: Any = slice(None)
     else:
-        named = np.asarray(first)
-        rows, local = named.reshape(-1), np.arange(named.size).reshape(named.shape)
+        named = torch.as_tensor(first)
+        rows, local = named.reshape(-1), torch.arange(named.numel()).reshape(named.shape)
     per_row = math.prod(lanes)
-    slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + np.arange(per_row).reshape(lanes)
-    others = (each.numpy() if isinstance(each, Tensor) else each for each in rest)
-    return slots[(local, *others)].reshape(-1)
+    slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + torch.arange(per_row).reshape(lanes)
+    return slots[(local, *rest)].numpy()
 
 
 def _integral(index: Any) -> bool:

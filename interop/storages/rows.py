@@ -256,7 +256,7 @@ def _last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.n
     An index of rows alone has slots that are rows, without lanes.
     """
     lanes = lanes if isinstance(index, tuple) else ()
-    named = flat_slots(index, lanes)
+    named = flat_slots(index, lanes).reshape(-1)
     slots, from_the_end = np.unique(named[::-1], return_index=True)
     return slots, named.size - 1 - from_the_end, lanes
 

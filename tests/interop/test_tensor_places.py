@@ -69,6 +69,27 @@ def test_an_ellipsis_stands_for_item_dims_alone(make):
     check_same(storage[1, 0], torch.ones(2))
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        (0, slice(None), torch.tensor([2, 0, 1])),
+        (torch.tensor([3, 1, 0]), slice(None), 1),
+        (slice(0, 3), 1, torch.tensor([2, 0, 1])),
+        (torch.tensor(2), [1, 0, 2]),
+        (1, Ellipsis, np.array([1, 0, 2])),
+    ],
+    ids=str,
+)
+def test_places_are_written_as_they_are_read(make, index):
+    storage, wanted = make(60, ndim=3), torch.zeros(4, 3, 3)
+    storage.set(slice(0, 4), wanted.clone())
+    values = 1 + torch.arange(wanted[index].numel()).reshape(wanted[index].shape).float()
+    storage[index] = values
+    wanted[index] = values
+    check_same(torch.as_tensor(storage[:]).clone(), wanted)
+    check_same(torch.as_tensor(storage[index]).clone(), values)
+
+
 def test_rows_are_counted_and_iterated_over_where_they_hold_several_items(make):
     storage = make(100, ndim=2)
     storage.set(slice(0, 5), torch.arange(10).reshape(5, 2))
