@@ -10,6 +10,7 @@ from torch import Tensor
 
 from interop.bridge import DTYPES
 
+_UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
 Path = tuple[str | int, ...]
 
 
@@ -165,8 +166,9 @@ def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
 def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...], device: torch.device | None) -> Any:
     if isinstance(node, Leaf):
         return next(leaves)
-    inner = (*batch, *node.batch)
-    values = [_build(child, leaves, batch, device) for child in node.children]
+    values = [next(leaves) if type(child) is Leaf else _build(child, leaves, batch, device) for child in node.children]
+    if node.kind is TensorDict and not node.names:
+        return _new(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, None)
     if issubclass(node.kind, dict):
         made = node.kind()
         made.update(zip(node.keys, values, strict=True))
@@ -176,7 +178,7 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
     if issubclass(node.kind, list):
         return node.kind(values)
     names = [*(None for _ in batch), *node.names] if node.names else None
-    held = _new(dict(zip(node.keys, values, strict=True)), torch.Size(inner), device, names)
+    held = _new(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)
 
 
@@ -200,8 +202,8 @@ def _new(
     source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
 ) -> TensorDictBase:
     """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
-    unchecked = getattr(TensorDict, "_new_unsafe", None)
-    return (unchecked or TensorDict)(source=source, batch_size=batch_size, device=device, names=names)
+    made: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
+    return made
 
 
 def _where(path: Path) -> str:

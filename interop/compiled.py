@@ -77,15 +77,15 @@ def draw(
     items: list[Array],
     lanes: tuple[int, ...],
 ) -> tuple[Array, tuple[Array, Array] | None, list[Array]]:
-    """Drawn slots as int64, and the items at them.
+    """Drawn slots as int32, and the items at them.
 
     With a beta also their importance weights, and whether there was anything to draw.
     """
-    drawn = rule.sample(state, key, batch_size, size.astype(jnp.int32))[1]
+    drawn = rule.sample(state, key, batch_size, size)[1]
     weighed = None
     if beta is not None:
         weighed = fbuf.importance_weights(drawn, beta), drawn.valid[0]
-    return drawn.slots.astype(jnp.int64), weighed, storage.read(items, drawn.slots, lanes)
+    return drawn.slots, weighed, storage.read(items, drawn.slots, lanes)
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=2)

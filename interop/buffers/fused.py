@@ -8,7 +8,7 @@ from interop import bridge
 from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
 from interop.samplers.uniform import unravel
 from interop.storages import Storage, TensorStorage
-from interop.storages.rows import JaxRows
+from interop.storages.rows import JaxRows, TorchRows
 
 _DRAWS = {RandomSampler.sample, PrioritizedSampler.sample}
 _READ = TensorStorage.get
@@ -26,6 +26,7 @@ class Fused:
     def __init__(self, storage: TensorStorage, sampler: RandomSampler | PrioritizedSampler) -> None:
         self._storage = storage
         self._sampler = sampler
+        self._place: int | None = None  # as `_numbers` finds it; -1 where there is none
 
     @classmethod
     def of(cls, storage: Storage, sampler: Sampler) -> "Fused | None":
@@ -39,12 +40,28 @@ class Fused:
         sample, get = self._sampler.sample, self._storage.get
         return getattr(sample, "__func__", None) in _DRAWS and getattr(get, "__func__", None) is _READ
 
-    def sample(self, batch_size: int, key: np.ndarray | None) -> tuple[Any, dict[Any, Any]]:
-        """A batch and what to tell about it. RuntimeError where there is nothing to draw."""
+    def sample(self, batch_size: int, key: np.ndarray | None, marks: bool) -> tuple[Any, dict[Any, Any]]:
+        """A batch and what to tell about it; with `marks` its "index" may already be what the info says.
+
+        RuntimeError where there is nothing to draw.
+        """
         storage, rows = self._storage, self._storage._rows
         arrays = rows.arrays if isinstance(rows, JaxRows) else []
         slots, info, leaves = self._sampler._draw(storage, batch_size, key, arrays)
         assert rows is not None  # an empty storage was refused by the sampler
         info["index"] = unravel(slots, storage)
-        tensors = [bridge.hand_over(leaf) for leaf in leaves] if leaves else rows.read(slots)
+        if leaves:
+            tensors = [bridge.hand_over(leaf) for leaf in leaves]
+        elif marks and isinstance(rows, TorchRows):
+            tensors = rows.read(slots, self._numbers())
+        else:
+            tensors = rows.read(slots)
         return storage.build(tensors, (batch_size,)), info
+
+    def _numbers(self) -> int:
+        """Which leaf is the row number of each item."""
+        if self._place is None:
+            assert self._storage._layout is not None
+            found = [spec.path == ("index",) and spec.shape == () for spec in self._storage._layout.leaves]
+            self._place = found.index(True) if True in found and self._storage.ndim == 1 else -1
+        return self._place

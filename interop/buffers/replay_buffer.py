@@ -205,6 +205,8 @@ class ReplayBuffer(Joined):
                 if self._prefetch is None or epoch != self._prefetch.epoch:
                     return None
                 data, info = self._draw(batch_size, key)
+            elif not self._sampler.refuses_late:
+                data, info = self._draw(batch_size, None)
             else:
                 generator = torch.default_generator if self._rng is None else self._rng
                 before = generator.get_state()
@@ -219,7 +221,7 @@ class ReplayBuffer(Joined):
     def _draw(self, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         """What is stored at drawn places, which no write changes any more, and the info."""
         if self._fused is not None and self._fused.holds:
-            return self._fused.sample(batch_size, key)
+            return self._fused.sample(batch_size, key, self._marks_samples)
         if key is None:
             index, info = self._sampler.sample(self._storage, batch_size)
         else:
@@ -239,7 +241,7 @@ class ReplayBuffer(Joined):
 
     def _from_store(self, data: Any, index: Any, collate_fn: Any) -> Any:
         """The data after collating, transforms and pinning."""
-        if as_int(index) is None:
+        if collate_fn is not collate.identity and as_int(index) is None:
             data = collate_fn(data)
         if len(self._transform):
             data = self._transform(data.copy() if is_tensor_collection(data) else data)

@@ -126,6 +126,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             data.unlock_()
         shape = data.batch_size
         for key, value in info.items():
+            if key == "index" and not apart and data.get("index", None) is value:
+                continue  # read so
             if isinstance(value, tuple):
                 value = torch.stack(value, -1)
             if isinstance(value, Tensor):

@@ -183,11 +183,17 @@ class PrioritizedSampler(Sampler):
             key = randomness.key(self._rng) if key is None else key
             items = [] if items and items[0].devices() != state.priorities.devices() else list(items)
             lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-            with bridge.exact():
+            narrow = not items and self.dtype == torch.float32
+            with bridge.on(self.device) if narrow else bridge.exact():
                 slots, weighed, leaves = compiled.draw(
-                    self.rule, state, key, batch_size, np.int64(size), self._beta_array, items, lanes
+                    self.rule, state, key, batch_size, np.int32(size), self._beta_array, items, lanes
                 )
-        return bridge.hand_over(slots), {"priority_weight": self.weights_of(weighed)}, leaves
+        return bridge.hand_over(slots, torch.int64), {"priority_weight": self.weights_of(weighed)}, leaves
+
+    @property
+    def refuses_late(self) -> bool:
+        # Unless a priority of zero is still worth something, all of them may be worth nothing.
+        return not np.dtype(self.rule.dtype).type(self.rule.eps) ** self._alpha > 0
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
         """The state with everything given so far, over at least the slots of the storage; made at the first use."""

@@ -51,6 +51,11 @@ class Sampler(ABC):
         """The priorities as `update_priority` takes them; TypeError or ValueError for what it would refuse."""
         return priority
 
+    @property
+    def refuses_late(self) -> bool:
+        """Whether a draw can be refused after random numbers were taken for it."""
+        return True
+
     def refuse_a_stranger(self) -> None:
         """RuntimeError in a process where the sampler cannot be told of new items."""
 

@@ -43,9 +43,13 @@ class RandomSampler(Sampler):
         if size >= 2**31 or not may_use_jax():
             return torch.from_numpy(np.random.default_rng(key).integers(size, size=batch_size)), {}, []
         lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-        with bridge.exact(place_of(storage)):
-            slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int64(size), None, list(items), lanes)
-        return bridge.hand_over(slots), {}, leaves
+        with bridge.exact(place_of(storage)) if items else bridge.on(place_of(storage)):
+            slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, list(items), lanes)
+        return bridge.hand_over(slots, torch.int64), {}, leaves
+
+    @property
+    def refuses_late(self) -> bool:
+        return False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -107,11 +107,11 @@ class TorchRows:
             chosen = _chosen(leaf.detach(), last, target.shape[1 + len(lanes) :])
             target[at] = chosen.to(target.device)
 
-    def read(self, slots: Tensor) -> list[Tensor]:
-        """Copies of the items at flat slots, which are in range."""
+    def read(self, slots: Tensor, known: int | None = None) -> list[Tensor]:
+        """Copies of the items at flat slots, which are in range. The leaf `known` holds the slots themselves."""
         slots = slots.to(self.device)
         at = slots.numpy() if self._numpy is not None else None
-        return [items.read(slots, at) for items in self._items]
+        return [slots if place == known else items.read(slots, at) for place, items in enumerate(self._items)]
 
 
 class _Items:

@@ -1,6 +1,6 @@
 """A chain of transforms: forward when a buffer is read, backward when it is written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -50,8 +50,12 @@ class Compose(nn.Module):
 
     def __init__(self, *transforms: Any) -> None:
         super().__init__()
-        self.transforms = nn.ModuleList([as_transform(each) for each in transforms])
+        self._hold([as_transform(each) for each in transforms])
         self.eval()
+
+    def _hold(self, transforms: Sequence[nn.Module]) -> None:
+        self.transforms = nn.ModuleList(transforms)
+        self._count = len(transforms)  # asked for in every call of a buffer; a ModuleList takes a microsecond to find
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
         """Add a transform at the end."""
@@ -64,7 +68,8 @@ class Compose(nn.Module):
         ready = as_transform(transform)
         changed = list(self.transforms)
         changed.insert(index, Inverted(ready) if invert else ready)
-        self.transforms = nn.ModuleList(changed).eval()  # another one: a thread may be going through the old
+        self._hold(changed)  # another list: a thread may be going through the old one
+        self.eval()
 
     def forward(self, data: Any) -> Any:
         for transform in self.transforms:
@@ -81,7 +86,7 @@ class Compose(nn.Module):
         return data
 
     def __len__(self) -> int:
-        return len(self.transforms)
+        return self._count
 
     def __getitem__(self, index: int) -> Any:
         return self.transforms[index]
