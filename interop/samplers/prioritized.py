@@ -192,8 +192,8 @@ class PrioritizedSampler(Sampler):
 
     @property
     def refuses_late(self) -> bool:
-        # Unless a priority of zero is still worth something, all of them may be worth nothing.
-        return not np.dtype(self.rule.dtype).type(self.rule.eps) ** self._alpha > 0
+        # Unless an item of priority zero still weighs something, all of them may weigh nothing.
+        return self.rule.eps == 0 or self.rule.eps**self._alpha < np.finfo(self.rule.dtype).tiny
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
         """The state with everything given so far, over at least the slots of the storage; made at the first use."""
@@ -281,7 +281,6 @@ class PrioritizedSampler(Sampler):
         if len(storage) > self._filled:
             self.mark_update(np.arange(self._filled, len(storage)), storage=storage)
 
-    @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give stored items new priorities. Of equal indices the last wins; entries of -1 are ignored.
 

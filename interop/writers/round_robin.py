@@ -108,19 +108,24 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if not isinstance(data, TensorDictBase):
             return data
         stamped = shallow(data)
-        self._note(stamped, index)
+        rows = _expanded(index, data.batch_size)
+        stamped.set(
+            "index", rows if isinstance(self._storage, TensorStorage) else rows.clone()
+        )  # a list keeps this one
         return stamped
 
     def _note(self, data: Any, index: Any) -> None:
-        if not isinstance(data, TensorDictBase) or data.is_locked:
-            return
-        rows, shape = torch.as_tensor(index, dtype=torch.int64), data.batch_size
-        if rows.shape != shape:
-            rows = rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
-        data.set("index", rows.clone())
+        if isinstance(data, TensorDictBase) and not data.is_locked:
+            data.set("index", _expanded(index, data.batch_size).clone())
 
     def _nothing(self) -> Tensor:
         return torch.zeros((0,) if self._storage.ndim == 1 else (0, self._storage.ndim), dtype=torch.int64)
+
+
+def _expanded(index: Any, shape: torch.Size) -> Tensor:
+    """Row numbers as int64 of the batch dims of a tensordict, without a copy."""
+    rows = torch.as_tensor(index, dtype=torch.int64)
+    return rows if rows.shape == shape else rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
 
 
 def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
