@@ -205,7 +205,7 @@ class ReplayBuffer(Joined):
                 if self._prefetch is None or epoch != self._prefetch.epoch:
                     return None
                 data, info = self._draw(batch_size, key)
-            elif not self._sampler.refuses_late:
+            elif self._fused is not None and self._fused.holds and not self._sampler.refuses_late:
                 data, info = self._draw(batch_size, None)
             else:
                 generator = torch.default_generator if self._rng is None else self._rng

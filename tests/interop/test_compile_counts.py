@@ -111,14 +111,21 @@ def test_equal_buffers_and_their_copies_share_programs():
     assert traces() == first
 
 
-def test_the_setting_of_64_bit_types_does_not_matter():
-    rb = PrioritizedReplayBuffer(alpha=0.5, beta=0.5, storage=LazyTensorStorage(50), batch_size=8)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_setting_of_64_bit_types_changes_no_draw_and_costs_one_program_at_most(dtype):
+    rb = PrioritizedReplayBuffer(alpha=0.5, beta=0.5, dtype=dtype, storage=LazyTensorStorage(20), batch_size=8)
+    drawn = []
     for wide in (False, True, False):
         with jax.enable_x64(wide):
             rb.extend(torch.zeros(20))
             rb.update_priority([1, 2], [0.5, 0.7])
-            rb.sample()
-    assert (traces()["init"], traces()["draw"]) == (1, 1)
+            torch.manual_seed(0)
+            drawn.append(rb.sample(return_info=True)[1])
+    for key in ("index", "priority_weight"):
+        assert drawn[0][key].dtype == drawn[1][key].dtype
+        assert torch.equal(drawn[0][key], drawn[1][key]) and torch.equal(drawn[0][key], drawn[2][key])
+    assert traces()["init"] == 1
+    assert traces()["draw"] == (2 if dtype == torch.float32 else 1)
 
 
 @pytest.mark.parametrize(
