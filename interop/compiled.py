@@ -1,7 +1,8 @@
 """The one place that compiles and donates. Each function is traced once per rule and shapes, for any values.
 
-Called inside `bridge.exact()`. Batches whose length varies come padded to a power of two by repeating their last entry,
-so that no length of batch costs a trace of its own: equal entries at equal places are well defined.
+Called inside `bridge.exact()`, or with 32-bit values only. Batches whose length varies come padded to a power of two by
+repeating their last entry, so that no length of batch costs a trace of its own: equal entries at equal places are well
+defined.
 """
 
 import dataclasses

@@ -33,15 +33,16 @@ class ListStorage(Storage):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write one item at an int, or one item each at a sequence of ints. Appends at most one past the end.
 
-        RuntimeError past the capacity or the end, ValueError for another number of items than places, TypeError for
-        data that is not a sequence of items; the list is as before.
+        A slice is assigned as to a list: with `set_cursor` it may change the length. RuntimeError past the capacity or
+        the end, ValueError for another number of items than places, TypeError for data that is not a sequence of items;
+        the list is as before then.
         """
         single = as_int(cursor)
         if single is not None:
             self._check([single])
             self._put(single, self._moved(data))
         elif isinstance(cursor, slice):
-            self._set_slice(cursor, [self._moved(item) for item in unbind(data)])
+            self._set_slice(cursor, [self._moved(item) for item in unbind(data)], may_resize=set_cursor)
         else:
             places = as_list(cursor, len(self._storage))
             items = [self._moved(item) for item in unbind(data)]
@@ -75,7 +76,10 @@ class ListStorage(Storage):
     def __len__(self) -> int:
         return len(self._storage)
 
-    def _set_slice(self, cursor: slice, items: list[Any]) -> None:
+    def _set_slice(self, cursor: slice, items: list[Any], may_resize: bool) -> None:
+        places = len(range(*cursor.indices(len(self._storage))))
+        if places != len(items) and not may_resize:
+            raise ValueError(f"{places} places were given for {len(items)} items; nothing was written")
         changed = list(self._storage)
         changed[cursor] = items
         if len(changed) > self.max_size:

@@ -356,3 +356,15 @@ def test_a_list_keeps_no_graph():
     buffer = ReplayBuffer(storage=ListStorage(5))
     buffer.extend(torch.ones(3, requires_grad=True) * 2)
     assert not any(item.requires_grad for item in buffer.storage) and not buffer.sample(2).requires_grad
+
+
+def test_assigning_another_number_of_items_than_places_leaves_the_length_alone():
+    buffer = ReplayBuffer(storage=ListStorage(10), collate_fn=lambda items: items)
+    buffer.extend(["a", "b", "c", "d", "e"])
+    for items in (["x"], ["x"] * 4):
+        with refused(buffer, ValueError, "3 places were given for"):
+            buffer[0:3] = items
+    buffer[0:3] = ["x", "y", "z"]
+    assert buffer[:] == ["x", "y", "z", "d", "e"]
+    buffer.add("f")
+    assert buffer[:] == ["x", "y", "z", "d", "e", "f"]
