@@ -36,19 +36,17 @@ def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any)
                 f"{_name(path)}: this buffer stores {_shape((*rows, '...'))}, the state has {_shape(leaf.shape)}: "
                 "another buffer made it"
             )
-    structure, shapes = _expected(sampler, math.prod(rows), jax.dtypes.canonicalize_dtype("float64"))
-    if (
-        jax.tree.structure(sampler_state) != structure
-        or [jnp.shape(x) for x in jax.tree.leaves(sampler_state)] != shapes
-    ):
+    structure, kinds = _expected(sampler, math.prod(rows), jax.dtypes.canonicalize_dtype("float64"))
+    found = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(sampler_state)]
+    if jax.tree.structure(sampler_state) != structure or found != kinds:
         raise ValueError(f"the state was not made for sampler={sampler!r} and {math.prod(rows)} items")
 
 
 @functools.lru_cache(maxsize=64)
-def _expected(sampler: Any, capacity: int, widest: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    """Structure and shapes of a sampler's state, which may differ with the 64-bit setting."""
+def _expected(sampler: Any, capacity: int, widest: Any) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
+    """Structure, shapes and dtypes of a sampler's state, which may differ with the 64-bit setting."""
     state = jax.eval_shape(lambda: sampler.init(capacity))
-    return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]
+    return jax.tree.structure(state), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
 
 
 def slots(given: Any) -> Array:

@@ -96,6 +96,11 @@ def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Arra
     return jnp.where((slots >= 0) & (slots < capacity), slots, other).astype(jnp.int32)
 
 
+def two_or_more(entries: Array) -> Array:
+    """A single entry twice. XLA makes a slice of a scatter of one entry, and then copies all that it is written into."""
+    return jnp.repeat(entries, 2) if entries.shape == (1,) else entries
+
+
 def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, Int[Array, " batch"]]:
     """For each entry the position of the last entry with the same slot, without sorting. O(batch).
 
@@ -124,7 +129,7 @@ def update(
     if slots.shape[0] == 0:
         return tree
     width = tree.leaves.size
-    values = values.astype(tree.leaves.dtype)
+    slots, values = two_or_more(slots), two_or_more(values).astype(tree.leaves.dtype)
     at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, width - 1), width - 1)
     values = jnp.minimum(values, _highest_value(tree))
     leaves = tree.leaves

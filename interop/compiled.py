@@ -27,12 +27,12 @@ _OPTIONS: dict[str, bool | str] = (
 
 
 def padded(values: np.ndarray) -> np.ndarray:
-    """The entries of a 1-d array, and the last one again up to the next power of two."""
+    """The entries of a 1-d array, and the last one again up to the next power of two; in memory of their own.
+
+    JAX reads arguments of NumPy after the call has returned: what a program is given must not be written any more.
+    """
     count = values.shape[0]
-    room = 1 << (count - 1).bit_length()
-    if room == count:
-        return values
-    out = np.empty(room, values.dtype)
+    out = np.empty(1 << (count - 1).bit_length(), values.dtype)
     out[:count], out[count:] = values, values[-1]
     return out
 

@@ -35,7 +35,11 @@ def as_list(index: Any, length: int) -> list[int]:
 def as_tensor(index: Any) -> Tensor:
     """An int64 or bool tensor for a list, range, array or tensor. TypeError for anything else, floats included."""
     if isinstance(index, range):
-        return torch.arange(index.start, index.stop, index.step) if index else torch.zeros(0, dtype=torch.int64)
+        return (
+            torch.arange(index.start, index.stop, index.step, device="cpu")
+            if index
+            else torch.zeros(0, dtype=torch.int64, device="cpu")
+        )
     if not isinstance(index, Tensor | np.ndarray | list):
         raise TypeError(f"cannot index with {type(index).__name__}")
     tensor = torch.as_tensor(np.asarray(index, order="C") if isinstance(index, np.ndarray) else index)
@@ -72,7 +76,7 @@ def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
     """The shape that indexing an array of `shape` gives; IndexError out of range, but for an int. Touches no memory."""
     if isinstance(index, int):
         return shape[1:]
-    return tuple(torch.empty((), dtype=torch.bool).expand(shape)[index].shape)
+    return tuple(torch.empty((), dtype=torch.bool, device="cpu").expand(shape)[index].shape)
 
 
 def in_range(index: Tensor, filled: int, whole: int | None = None) -> Tensor:
@@ -168,13 +172,17 @@ def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
     """The slots over [rows, *lanes], flat, that resolved places name, in the shape of data there. O(rows named)."""
     first, *rest = places if isinstance(places, tuple) else (places,)
     if isinstance(first, slice):
-        rows = torch.arange(first.start, first.stop, first.step or 1) if first.start < first.stop else torch.arange(0)
+        rows = (
+            torch.arange(first.start, first.stop, first.step or 1, device="cpu")
+            if first.start < first.stop
+            else torch.arange(0, device="cpu")
+        )
         local: Any = slice(None)
     else:
         named = torch.as_tensor(first)
-        rows, local = named.reshape(-1), torch.arange(named.numel()).reshape(named.shape)
+        rows, local = named.reshape(-1), torch.arange(named.numel(), device="cpu").reshape(named.shape)
     per_row = math.prod(lanes)
-    slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + torch.arange(per_row).reshape(lanes)
+    slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + torch.arange(per_row, device="cpu").reshape(lanes)
     return slots[(local, *rest)].numpy()
 
 

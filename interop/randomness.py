@@ -10,7 +10,8 @@ class _Word(threading.local):
     """63 random bits of torch, and NumPy's view of them; made once a thread, a draw is short."""
 
     def __init__(self) -> None:
-        self.bits = torch.empty(1, dtype=torch.int64)
+        with torch.inference_mode(False):  # it outlives the mode that a thread is in now
+            self.bits = torch.empty(1, dtype=torch.int64, device="cpu")
         self.words = self.bits.numpy().view(np.uint32)
 
 

@@ -21,7 +21,7 @@ def _cell() -> Tensor:
         try:
             return _unused.pop()  # in one step: threads need no lock
         except IndexError:
-            _unused.extend(torch.zeros(_AT_ONCE, dtype=torch.int64).share_memory_().split(1))
+            _unused.extend(torch.zeros(_AT_ONCE, dtype=torch.int64, device="cpu").share_memory_().split(1))
 
 
 class SharedInt:

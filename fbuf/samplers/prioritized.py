@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, UInt32
 
 from fbuf import priority_tree
 from fbuf.fusion import computed_once
-from fbuf.priority_tree import PriorityTree, last_of_equal, two_sum
+from fbuf.priority_tree import PriorityTree, last_of_equal, two_or_more, two_sum
 from fbuf.samplers.protocol import Draw
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
@@ -100,6 +100,7 @@ class Prioritized:
         if priorities is not None:
             priorities, good = _checked(state, priorities)
             return self._assign(state, slots, jnp.where(good, priorities, state.highest), good)
+        slots = two_or_more(slots)
         value = jnp.broadcast_to(self._value(state.highest, state.alpha), slots.shape)
         highest, slot = state.highest, state.highest_slot
         if self.new_items == "highest_stored":
@@ -154,6 +155,7 @@ class Prioritized:
     def _assign(self, state: PrioritizedState, at: Array, priorities: Array, good: Array) -> PrioritizedState:
         """Set priorities at slots in range, or at the entry that belongs to none; count those that are not good."""
         nobody = state.priorities.size - 1
+        at, priorities = two_or_more(at), two_or_more(priorities)
         scratch, winner = last_of_equal(state.priorities, at)
         settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
         values = jnp.where(at < nobody, self._value(settled, state.alpha), 0)

@@ -197,6 +197,9 @@ class Joined:
         new = made("sampler", sampler, Sampler)
         with Turn(self):
             before = self._sampler
+            if new is not before:  # it may have served another storage, or this one some time ago
+                self._check_fit(self._storage, new)
+                new._empty()
             self._join(self._storage, new, self._writer)
             self._drop_ahead()
             return before

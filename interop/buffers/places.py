@@ -27,7 +27,9 @@ def owned(data: Any) -> Any:
 def coordinates(shape: Sequence[int], dim: int, index: Any) -> tuple[Tensor, ...]:
     """For each dim of `shape`, where the items at index are; the index goes over the same items with dims 0 and `dim`
     exchanged. IndexError out of range. Memory in proportion to what the index names."""
-    axes = torch.meshgrid(*(torch.arange(length) for length in shape), indexing="ij")  # views of one line each
+    axes = torch.meshgrid(
+        *(torch.arange(length, device="cpu") for length in shape), indexing="ij"
+    )  # views of one line each
     return tuple(axis.transpose(0, dim)[index] for axis in axes)
 
 
@@ -38,5 +40,5 @@ def row_numbers(storage: Storage, index: Any, data: Any) -> int | Tensor:
     places = resolved(index, filled, filled, (storage.row_capacity(data), *shape[1:]))
     rows = places[0] if isinstance(places, tuple) else places
     if isinstance(rows, slice):
-        return torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64)
+        return torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64, device="cpu")
     return rows

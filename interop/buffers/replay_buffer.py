@@ -105,7 +105,7 @@ class ReplayBuffer(Joined):
         return stored is None and len(self._transform) > 0
 
     def _no_slots(self) -> Tensor:
-        return torch.zeros(0, self._storage.ndim, dtype=torch.int64)
+        return torch.zeros(0, self._storage.ndim, dtype=torch.int64, device="cpu")
 
     def _write(self, stored: Any, many: bool) -> Any:
         listeners = self._storage.attached()

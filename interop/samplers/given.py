@@ -1,5 +1,6 @@
 """Slots and priorities as users give them, as NumPy arrays that were looked at; and where they wait."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 from interop.storages import Storage
+
+_AT_ONCE = 1 << 22  # priorities in one update; positions up to 2^24 are exact in single precision
 
 
 def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, int]:
@@ -82,18 +85,17 @@ class Waiting:
         self._slots[start:stop], self._values[start:stop] = slots, values
         self.count = stop
 
-    def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """All that waited, and the last entry again up to the next power of two; nothing waits then.
+    def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All that waits, in order, as many at once as one update takes; views, which the next `add` overwrites."""
+        for start in range(0, self.count, _AT_ONCE):
+            part = slice(start, min(start + _AT_ONCE, self.count))
+            yield self._slots[part], self._values[part]
 
-        The arrays are overwritten by what is added next.
-        """
-        count, room = self.count, 1 << (self.count - 1).bit_length()
-        slots, values = self._slots[:room], self._values[:room]
-        slots[count:], values[count:] = slots[count - 1], values[count - 1]
+    def clear(self) -> None:
+        """Nothing waits."""
         self.count = 0
         if self._slots.size > 2 * self.ENOUGH:
-            self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, values.dtype)
-        return slots, values
+            self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, self._values.dtype)
 
 
 def _grown(held: np.ndarray, room: int, used: int) -> np.ndarray:

@@ -61,7 +61,7 @@ class PrioritizedSampler(Sampler):
             new_items="highest_stored" if max_priority_within_buffer else "highest_ever",
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
         )
-        self._alpha = _number("alpha", alpha)  # in the state, not in the rule: it may change without a new trace
+        self._alpha = _alpha(alpha)  # in the state, not in the rule: it may change without a new trace
         self.beta = beta
         self.reduction = reduction
         self.dtype = dtype
@@ -99,7 +99,7 @@ class PrioritizedSampler(Sampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        value = _number("alpha", value)
+        value = _alpha(value)
         with self._lock:
             if self._state is not None and value != self._alpha:
                 with bridge.exact():
@@ -150,7 +150,7 @@ class PrioritizedSampler(Sampler):
         with self._lock:
             self._apply()
             if self._state is None:
-                return torch.zeros(0, dtype=self.dtype)
+                return torch.zeros(0, dtype=self.dtype, device="cpu")
             return bridge.to_torch(self._state.priorities, copy=False)[: self._filled].clone()
 
     # ------------------------------------------------------------------ draws
@@ -206,9 +206,11 @@ class PrioritizedSampler(Sampler):
     def _apply(self) -> None:
         """Bring the waiting priorities into the tree."""
         if self._waiting.count and self._state is not None:
-            slots, values = self._waiting.take()
             with bridge.exact():
-                self._state = compiled.assign(self.rule, self._state, slots, values, self._highest)
+                for slots, values in self._waiting.parts():
+                    part = compiled.padded(slots), compiled.padded(values)
+                    self._state = compiled.assign(self.rule, self._state, *part, self._highest)
+            self._waiting.clear()
 
     def _give(self, slots: np.ndarray, values: Any) -> None:
         """Have priorities wait for the next draw, or for enough of them."""
@@ -314,10 +316,12 @@ class PrioritizedSampler(Sampler):
                 self._give(slots, values)
                 self._highest = np.maximum(self._highest, values.max())
             else:
+                given = Waiting(self.rule.dtype)
+                given.add(slots, values)
                 with bridge.exact():
-                    self._state = compiled.update(
-                        self.rule, self._state, compiled.padded(slots.astype(np.int32)), compiled.padded(values)
-                    )
+                    for slots, values in given.parts():
+                        part = compiled.padded(slots), compiled.padded(values)
+                        self._state = compiled.update(self.rule, self._state, *part)
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""
@@ -346,6 +350,10 @@ class PrioritizedSampler(Sampler):
         return (
             f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, eps={self.eps}, reduction={self.reduction})"
         )
+
+
+def _alpha(value: Any) -> float:
+    return fbuf.Prioritized(alpha=_number("alpha", value)).alpha  # refuses what single precision cannot hold
 
 
 def _number(name: str, value: Any) -> float:

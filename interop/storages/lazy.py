@@ -58,5 +58,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that take memory only once they are written, aligned for XLA, and that forked processes share."""
     count = torch.Size(shape).numel()
     if count == 0:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).reshape(shape)

@@ -80,6 +80,9 @@ class ListStorage(Storage):
         places = len(range(*cursor.indices(len(self._storage))))
         if places != len(items) and not may_resize:
             raise ValueError(f"{places} places were given for {len(items)} items; nothing was written")
+        if places == len(items):
+            self._storage[cursor] = items
+            return
         changed = list(self._storage)
         changed[cursor] = items
         if len(changed) > self.max_size:

@@ -96,7 +96,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     @staticmethod
     def _descriptions(layout: Layout, lead: tuple[int, ...], root: Path) -> dict[Path, str]:
         """The `meta.json` files with which `TensorDict.load_memmap(scratch_dir)` opens the storage."""
-        stand_ins = [torch.zeros((), dtype=spec.dtype).expand(*lead, *spec.shape) for spec in layout.leaves]
+        stand_ins = [
+            torch.zeros((), dtype=spec.dtype, device="cpu").expand(*lead, *spec.shape) for spec in layout.leaves
+        ]
         whole = layout.build(stand_ins, lead, torch.device("cpu"))
         whole = whole.to_tensordict(retain_none=False) if is_tensorclass(whole) else whole
         texts = {}
@@ -153,14 +155,14 @@ def _anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype])
     return [
         MemoryMappedTensor.from_handler(_Part(whole, start, start + size), dtype, shape)
         if size
-        else torch.empty(shape, dtype=dtype)
+        else torch.empty(shape, dtype=dtype, device="cpu")
         for shape, dtype, start, size in zip(shapes, dtypes, starts, sizes, strict=False)
     ]
 
 
 def _from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
 
 

@@ -193,10 +193,11 @@ class JaxRows:
         extra = padded.shape[0] - slots.shape[0]
         batch = []
         for leaf in leaves:
+            here = leaf.device == self.device and not extra  # the caller's memory, which may change before JAX reads it
             leaf = leaf.detach().to(self.device)
             if extra:
                 leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
-            batch.append(bridge.to_jax(leaf, copy=False))
+            batch.append(bridge.to_jax(leaf, copy=here))
         at: Any = _coordinates(padded, self.arrays[0].shape[0], lanes) if lanes else padded
         with bridge.exact():
             self.arrays = compiled.write(self.arrays, at, batch)

@@ -135,7 +135,8 @@ class TensorStorage(Storage):
             if self.device == "auto":
                 self.device = leaves[0].device
             rows = _rows_for(self._max_size, math.prod(lanes))
-            self._adopt(layout, self._allocate(layout, (rows, *lanes)))
+            with torch.inference_mode(False), torch.device("cpu"):  # the memory outlives what the caller has set
+                self._adopt(layout, self._allocate(layout, (rows, *lanes)))
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         return leaves
@@ -179,7 +180,7 @@ class TensorStorage(Storage):
     def _last_cursor(self) -> Any:
         """What the last write named."""
         if self._last_run is not None:  # its index is the caller's to change; another is made when asked for
-            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop) % self._row_count
+            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop, device="cpu") % self._row_count
         return self._last
 
     @_last_cursor.setter
@@ -199,7 +200,7 @@ class TensorStorage(Storage):
         if isinstance(index, tuple):
             index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
             if self.ndim > 1 and len(index) == self.ndim and all(_is_long(each) for each in index):
-                flat = torch.zeros((), dtype=torch.int64)
+                flat = torch.zeros((), dtype=torch.int64, device="cpu")
                 for axis, each in enumerate(index):
                     flat = flat * filled[axis] + in_range(each, filled[axis])
                 return self._read(flat)

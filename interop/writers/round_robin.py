@@ -71,7 +71,7 @@ class RoundRobinWriter(Writer):
         count = dims[0]
         cursor = self._cursor
         capacity = self._storage.row_capacity(data)
-        index = torch.arange(cursor, cursor + count)
+        index = torch.arange(cursor, cursor + count, device="cpu")
         if cursor + count > capacity:
             index %= capacity
         _write_run(self._storage, cursor, index, self._stamped(data, index))
@@ -119,7 +119,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             data.set("index", _expanded(index, data.batch_size).clone())
 
     def _nothing(self) -> Tensor:
-        return torch.zeros((0,) if self._storage.ndim == 1 else (0, self._storage.ndim), dtype=torch.int64)
+        return torch.zeros(
+            (0,) if self._storage.ndim == 1 else (0, self._storage.ndim), dtype=torch.int64, device="cpu"
+        )
 
 
 def _expanded(index: Any, shape: torch.Size) -> Tensor:

@@ -55,7 +55,7 @@ class Writer(ABC):
             return index
         lanes = self._storage.shape[1:] if self._storage.shape is not None else torch.Size([])
         rows = torch.as_tensor(index).reshape(-1)
-        within = torch.cartesian_prod(*(torch.arange(n) for n in lanes)).reshape(-1, len(lanes))
+        within = torch.cartesian_prod(*(torch.arange(n, device="cpu") for n in lanes)).reshape(-1, len(lanes))
         return torch.cat(
             [rows.repeat_interleave(within.shape[0])[:, None], within.repeat(rows.shape[0], 1).to(rows.device)], dim=1
         )

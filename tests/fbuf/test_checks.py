@@ -322,3 +322,11 @@ def test_priorities_that_are_no_real_numbers_are_refused(priorities: Any) -> Non
     buffer = Buffer(4, Prioritized())
     with pytest.raises(TypeError, match="priorities must be real numbers"):
         buffer.update(buffer.init(np.float32(0)), np.zeros(2, np.int32), priorities)
+
+
+def test_the_state_of_another_dtype_is_refused() -> None:
+    with jax.enable_x64(True):
+        state = Buffer(4, Prioritized(dtype="float64")).init(np.float32(0))
+        buffer = Buffer(4, Prioritized())
+        with pytest.raises(ValueError, match="was not made for"):
+            buffer.extend(state, np.zeros(1, np.float32))

@@ -38,20 +38,20 @@ def turn(buffer: Buffer, state: BufferState, batch: Any, key: jax.Array, beta: A
     return state, jnp.sum(loss * importance_weights(draw, beta))
 
 
-def compiled_extend(buffer: Buffer) -> Any:
+def compiled_extend(buffer: Buffer, rows: int) -> Any:
     """The program of one donated extension."""
     state = jax.eval_shape(lambda: buffer.init(ITEM))
-    return jax.jit(buffer.extend, donate_argnums=0).lower(state, batch_of(buffer, BATCH)).compile()
+    return jax.jit(buffer.extend, donate_argnums=0).lower(state, batch_of(buffer, rows)).compile()
 
 
-def compiled_update(buffer: Buffer) -> Any:
+def compiled_update(buffer: Buffer, rows: int) -> Any:
     """The program of one donated update."""
     state = jax.eval_shape(lambda: buffer.init(ITEM))
-    slots, priorities = (jax.ShapeDtypeStruct((BATCH,), dtype) for dtype in (jnp.int32, jnp.float32))
+    slots, priorities = (jax.ShapeDtypeStruct((rows,), dtype) for dtype in (jnp.int32, jnp.float32))
     return jax.jit(buffer.update, donate_argnums=0).lower(state, slots, priorities).compile()
 
 
-def compiled_loop(buffer: Buffer) -> Any:
+def compiled_loop(buffer: Buffer, rows: int) -> Any:
     """The program of a donated scan over turns of a training loop."""
     state = jax.eval_shape(lambda: buffer.init(ITEM))
 
@@ -59,7 +59,7 @@ def compiled_loop(buffer: Buffer) -> Any:
         return jax.lax.scan(lambda state, x: turn(buffer, state, *x, 0.4), state, (batches, keys))
 
     keys = jax.ShapeDtypeStruct((TURNS, 2), np.uint32)
-    return jax.jit(loop, donate_argnums=0).lower(state, batch_of(buffer, TURNS, BATCH), keys).compile()
+    return jax.jit(loop, donate_argnums=0).lower(state, batch_of(buffer, TURNS, rows), keys).compile()
 
 
 def bytes_of(tree: Any) -> int:
@@ -80,11 +80,12 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.parametrize("rows", [1, 2, BATCH])
 @pytest.mark.parametrize(("build", "buffer"), PROGRAMS, ids=lambda what: what.__name__ if callable(what) else str(what))
 def test_a_donated_buffer_is_written_in_place_and_nothing_that_grows_with_it_is_copied(
-    build: Callable[[Buffer], Any], buffer: Buffer
+    build: Callable[[Buffer, int], Any], buffer: Buffer, rows: int
 ) -> None:
-    program = build(buffer)
+    program = build(buffer, rows)
     state = bytes_of(jax.eval_shape(lambda: buffer.init(ITEM)))
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes == pytest.approx(state, rel=1e-3)

@@ -1,5 +1,7 @@
 """RandomSampler and PrioritizedSampler: the exact laws of draws, weights and default priorities."""
 
+from concurrent import futures
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,9 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     Sampler,
+    compiled,
 )
+from interop.samplers import given
 from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor
 
 DRAWS = 20_000
@@ -279,3 +283,86 @@ def test_the_defaults_of_a_sampler():
         assert sampler.update_priority(0, 1.0) is None
     with pytest.raises(TypeError):
         Sampler()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
+    passed = []
+    for name in ("assign", "update"):
+        program = getattr(compiled, name)
+
+        def kept(rule, state, slots, values, *more, program=program):
+            passed.append((slots, slots.copy(), values, values.copy()))
+            return program(rule, state, slots, values, *more)
+
+        monkeypatch.setattr(compiled, name, kept)
+    buffer = filled([1.0] * 64, max_priority_within_buffer=within)
+    for turn in range(3):
+        index, priority = torch.arange(64) - turn % 2, torch.full((64,), 1.0 + turn)
+        buffer.update_priority(index.clamp_(min=0), priority)
+        buffer.sample(4)
+        priority.fill_(99.0)
+        index.fill_(1)
+    assert len(passed) >= 3
+    for slots, slots_then, values, values_then in passed:
+        np.testing.assert_array_equal(slots, slots_then)
+        np.testing.assert_array_equal(values, values_then)
+
+
+def test_many_short_writes_leave_every_priority_as_it_was_given():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(300_000), sampler=PrioritizedSampler(300_000, 1.0, 1.0))
+    for _ in range(300):
+        buffer.extend(torch.ones(1000))
+    assert int((buffer.sampler.priorities != 1).sum()) == 0
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_more_priorities_than_one_update_takes_come_in_parts_and_in_order(within, monkeypatch):
+    monkeypatch.setattr(given, "_AT_ONCE", 4)
+    buffer = filled([1.0] * 16, max_priority_within_buffer=within)
+    draw = np.random.default_rng(0)
+    model = np.ones(16, np.float32)
+    for count in (1, 3, 4, 5, 8, 11, 30):
+        index, priority = draw.integers(16, size=count), draw.random(count, np.float32)
+        buffer.update_priority(index, priority)
+        for slot, value in zip(index, priority, strict=True):
+            model[slot] = value
+    np.testing.assert_array_equal(buffer.sampler.priorities, model)
+
+
+def test_a_sampler_that_comes_back_knows_nothing_of_what_it_held():
+    buffer = filled([5.0] * 100, capacity=100)
+    sampler = buffer.set_sampler(RandomSampler())
+    buffer.empty()
+    buffer.extend(plain_tensor([1, 2, 3]))
+    buffer.set_sampler(sampler)
+    check_same(sampler.priorities, torch.ones(3))
+    assert set(buffer.sample(64, return_info=True)[1]["index"].tolist()) == {0, 1, 2}
+
+
+def test_an_alpha_that_single_precision_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="alpha must be from 0 to"):
+        PrioritizedSampler(8, 1e39, 1.0)
+    buffer = filled([1.0, 2.0])
+    with pytest.raises(ValueError, match="alpha must be from 0 to"):
+        buffer.sampler.alpha = 1e39
+    assert buffer.sampler.alpha == 1.0
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "meta device"])
+def test_what_is_made_in_a_mode_serves_outside_of_it(make, mode):
+    def work():
+        buffer = ReplayBuffer(storage=make(100_000), sampler=PrioritizedSampler(100_000, 1.0, 1.0), batch_size=4)
+        with mode():
+            buffer.extend(torch.zeros(10, 4, device="cpu"))
+            buffer.sample()
+        buffer.extend(torch.ones(90_000, 4))
+        buffer[0] = torch.ones(4)
+        return buffer.sample(), buffer[-1], buffer[0]
+
+    with futures.ThreadPoolExecutor(1) as thread:  # a thread that has not drawn yet
+        sample, last, first = thread.submit(work).result()
+    check_same(last, torch.ones(4))
+    check_same(first, torch.ones(4))
+    assert sample.device.type == "cpu"
