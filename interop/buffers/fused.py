@@ -5,25 +5,24 @@ from typing import Any
 import numpy as np
 
 from interop import bridge
-from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
-from interop.samplers.uniform import unravel
+from interop.samplers import DrawingSampler, Sampler
+from interop.samplers.drawing import unravel
 from interop.storages import Storage, TensorStorage
 from interop.storages.rows import JaxRows, TorchRows
 
-_DRAWS = {RandomSampler.sample, PrioritizedSampler.sample}
+_DRAW = DrawingSampler.sample
 _READ = TensorStorage.get
 
 
 def takes_keys(sampler: Sampler) -> bool:
     """Whether draws are the library's own, of which each can be given its random key."""
-    own = isinstance(sampler, RandomSampler | PrioritizedSampler)
-    return own and getattr(sampler.sample, "__func__", None) in _DRAWS
+    return isinstance(sampler, DrawingSampler) and getattr(sampler.sample, "__func__", None) is _DRAW
 
 
 class Fused:
     """Sampling where the methods of storage and sampler are the library's own."""
 
-    def __init__(self, storage: TensorStorage, sampler: RandomSampler | PrioritizedSampler) -> None:
+    def __init__(self, storage: TensorStorage, sampler: DrawingSampler) -> None:
         self._storage = storage
         self._sampler = sampler
         self._place: int | None = None  # as `_numbers` finds it; -1 where there is none
@@ -31,14 +30,14 @@ class Fused:
     @classmethod
     def of(cls, storage: Storage, sampler: Sampler) -> "Fused | None":
         """None for another kind of storage or sampler."""
-        fits = isinstance(storage, TensorStorage) and isinstance(sampler, RandomSampler | PrioritizedSampler)
+        fits = isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
         return cls(storage, sampler) if fits else None  # type: ignore[arg-type]  # as just found
 
     @property
     def holds(self) -> bool:
         """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
         sample, get = self._sampler.sample, self._storage.get
-        return getattr(sample, "__func__", None) in _DRAWS and getattr(get, "__func__", None) is _READ
+        return getattr(sample, "__func__", None) is _DRAW and getattr(get, "__func__", None) is _READ
 
     def sample(self, batch_size: int, key: np.ndarray | None, marks: bool) -> tuple[Any, dict[Any, Any]]:
         """A batch and what to tell about it; with `marks` its "index" may already be what the info says.

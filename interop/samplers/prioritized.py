@@ -14,16 +14,15 @@ import fbuf
 from interop import bridge, compiled, randomness
 from interop.numbers import whole
 from interop.processes import may_use_jax, starting_a_worker
+from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.given import Waiting, flat_slots, good_priorities
-from interop.samplers.sampler import Sampler
-from interop.samplers.uniform import stored, unravel
 from interop.storages import Storage
 from interop.storages.lock import Lock
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class PrioritizedSampler(Sampler):
+class PrioritizedSampler(DrawingSampler):
     """Draws item i with probability v_i / sum(v), v = (priority + eps) ** alpha; all in O(batch * log capacity).
 
     A batch comes with "priority_weight", (v_i / min(v)) ** -beta over all stored items. A new item gets the highest
@@ -155,26 +154,9 @@ class PrioritizedSampler(Sampler):
 
     # ------------------------------------------------------------------ draws
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """int64 [batch_size], or a tuple of such per item dim, and {"priority_weight": [batch_size]}.
-
-        RuntimeError for an empty storage, and where every priority is zero.
-        """
-        return self._named(storage, batch_size, None)
-
-    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        if type(self).sample is not PrioritizedSampler.sample:
-            return self.sample(storage, batch_size)
-        return self._named(storage, batch_size, key)
-
-    def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        slots, info, _ = self._draw(storage, batch_size, key)
-        return unravel(slots, storage), info
-
     def _draw(
         self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
-        """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
         size = stored(storage)
         with self._lock:
             if size > self._filled:

@@ -10,34 +10,20 @@ import torch
 import fbuf
 from interop import bridge, compiled, randomness
 from interop.processes import may_use_jax
-from interop.samplers.sampler import Sampler
+from interop.samplers.drawing import DrawingSampler, stored
 from interop.storages import Storage
 
 _CPU = torch.device("cpu")
 
 
-class RandomSampler(Sampler):
+class RandomSampler(DrawingSampler):
     """Uniform draws with replacement over all stored items. O(batch)."""
 
     rule = fbuf.Uniform()
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """int64 [batch_size], or a tuple of such per item dim. RuntimeError for an empty storage."""
-        return self._named(storage, batch_size, None)
-
-    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        if type(self).sample is not RandomSampler.sample:
-            return self.sample(storage, batch_size)
-        return self._named(storage, batch_size, key)
-
-    def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        slots, info, _ = self._draw(storage, batch_size, key)
-        return unravel(slots, storage), info
-
     def _draw(
         self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
-        """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
         size = stored(storage)
         key = randomness.key(self._rng) if key is None else key
         if size >= 2**31 or not may_use_jax():
@@ -55,23 +41,7 @@ class RandomSampler(Sampler):
         return f"{type(self).__name__}()"
 
 
-def stored(storage: Storage) -> int:
-    """How many items there are to draw from; RuntimeError for none."""
-    size = len(storage)
-    if size == 0:
-        raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
-    return size
-
-
 def place_of(storage: Storage) -> torch.device:
     """The device on which draws for a storage are wanted."""
     device = getattr(storage, "device", None)
     return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else _CPU
-
-
-def unravel(slots: torch.Tensor, storage: Storage) -> Any:
-    """Slots as they are for one item dim; a tuple of coordinates for more."""
-    if storage.ndim == 1:
-        return slots
-    assert storage.shape is not None
-    return torch.unravel_index(slots, storage.shape)

@@ -1,0 +1,53 @@
+"""What the samplers share whose draws are programs of `fbuf`."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from interop.samplers.sampler import Sampler
+from interop.storages import Storage
+
+
+class DrawingSampler(Sampler):
+    """A sampler that names flat slots, which a buffer reads in the same step where nobody has replaced `sample`."""
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """int64 [batch_size], or a tuple of such per item dim, and what to tell about the batch.
+
+        RuntimeError where there is nothing to draw.
+        """
+        return self._named(storage, batch_size, None)
+
+    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        if type(self).sample is not DrawingSampler.sample:
+            return self.sample(storage, batch_size)
+        return self._named(storage, batch_size, key)
+
+    def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        slots, info, _ = self._draw(storage, batch_size, key)
+        return unravel(slots, storage), info
+
+    @abstractmethod
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+        """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
+
+
+def stored(storage: Storage) -> int:
+    """How many items there are to draw from; RuntimeError for none."""
+    size = len(storage)
+    if size == 0:
+        raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+    return size
+
+
+def unravel(slots: torch.Tensor, storage: Storage) -> Any:
+    """Slots as they are for one item dim; a tuple of coordinates for more."""
+    if storage.ndim == 1:
+        return slots
+    assert storage.shape is not None
+    return torch.unravel_index(slots, storage.shape)
