@@ -100,7 +100,7 @@ class Buffer:
         self._check(state)
         batch_size = checks.whole("batch_size", batch_size)
         sampler, draw = self.sampler.sample(state.sampler, key, batch_size, self.size(state))
-        return dataclasses.replace(state, sampler=sampler), self.read(state, draw.slots), draw
+        return dataclasses.replace(state, sampler=sampler), storage.read(state.items, draw.slots, self.lanes), draw
 
     def update(
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]

@@ -9,6 +9,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.bridge import DTYPES
+from interop.pytrees import row_of
 
 _UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
 Path = tuple[str | int, ...]
@@ -173,10 +174,8 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
         made = node.kind()
         made.update(zip(node.keys, values, strict=True))
         return made
-    if issubclass(node.kind, tuple):
-        return node.kind(*values) if hasattr(node.kind, "_fields") else node.kind(values)
-    if issubclass(node.kind, list):
-        return node.kind(values)
+    if issubclass(node.kind, tuple | list):
+        return row_of(node.kind, values)
     names = [*(None for _ in batch), *node.names] if node.names else None
     held = _new(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)

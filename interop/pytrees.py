@@ -15,7 +15,7 @@ def each_leaf(data: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(data, dict):
         return _like(data, {key: each_leaf(value, change) for key, value in data.items()})
     if isinstance(data, tuple | list):
-        return _like_row(data, [each_leaf(value, change) for value in data])
+        return row_of(type(data), [each_leaf(value, change) for value in data])
     return change(data)
 
 
@@ -42,7 +42,7 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
         return target
     if isinstance(target, dict):
         return _like(target, {key: assigned(held, index, value[key]) for key, held in target.items()})
-    return _like_row(target, [assigned(held, index, new) for held, new in zip(target, value, strict=True)])
+    return row_of(type(target), [assigned(held, index, new) for held, new in zip(target, value, strict=True)])
 
 
 def length_of(data: Any) -> int:
@@ -68,6 +68,6 @@ def _like(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def _like_row(data: Any, values: list[Any]) -> Any:
-    """A tuple, named or not, or list of the same kind with other values."""
-    return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+def row_of(kind: Any, values: list[Any]) -> Any:
+    """A tuple, named or not, or list of this kind with these values."""
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)

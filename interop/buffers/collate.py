@@ -7,6 +7,7 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 from torch import Tensor
 
+from interop.pytrees import row_of
 from interop.storages import ListStorage, Storage, TensorStorage
 
 
@@ -33,7 +34,7 @@ def stack(items: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         _same(items, len)
         columns = [stack(list(column)) for column in zip(*items, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+        return row_of(type(first), columns)
     raise TypeError(
         f"cannot stack items of type {type(first).__name__}: pass collate_fn=lambda items: items to get them as a list"
     )

@@ -36,8 +36,7 @@ class Fused:
     @property
     def holds(self) -> bool:
         """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
-        sample, get = self._sampler.sample, self._storage.get
-        return getattr(sample, "__func__", None) is _DRAW and getattr(get, "__func__", None) is _READ
+        return takes_keys(self._sampler) and getattr(self._storage.get, "__func__", None) is _READ
 
     def sample(self, batch_size: int, key: np.ndarray | None, marks: bool) -> tuple[Any, dict[Any, Any]]:
         """A batch and what to tell about it; with `marks` its "index" may already be what the info says.

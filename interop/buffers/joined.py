@@ -106,6 +106,9 @@ class Joined:
     def _join(self, storage: Storage, sampler: Sampler, writer: Writer, **others: Any) -> None:
         """Have the components know of each other and of this buffer. The lock of the storage is held."""
         self._check_fit(storage, sampler)
+        held = self.__dict__
+        if "_storage" in held and not (held["_storage"] is storage and held["_sampler"] is sampler):
+            sampler._empty()  # it may have served another storage, or this one some time ago
         if isinstance(sampler, PrioritizedSampler):
             sampler.take_over(storage)
         writer.register_storage(storage)
@@ -184,11 +187,10 @@ class Joined:
 
     def _exchange_storage(self, new: Storage, collate_fn: Callable[[Any], Any]) -> None:
         if new is not self._storage:
-            self._check_fit(new, self._sampler)
             self._sampler.refuse_a_stranger()
-            self._storage.detach(self)
-            self._sampler._empty()
+            before = self._storage
             self._join(new, self._sampler, self._writer)
+            before.detach(self)
         self._collate_fn = collate_fn
         self._drop_ahead()
 
@@ -197,9 +199,6 @@ class Joined:
         new = made("sampler", sampler, Sampler)
         with Turn(self):
             before = self._sampler
-            if new is not before:  # it may have served another storage, or this one some time ago
-                self._check_fit(self._storage, new)
-                new._empty()
             self._join(self._storage, new, self._writer)
             self._drop_ahead()
             return before

@@ -23,9 +23,8 @@ class Prefetch:
         renew_in_children(self)
 
     def _renew(self) -> None:
-        self._mutex = (
-            threading.Lock()
-        )  # of the queue alone: nobody waits for a batch, or for a buffer, while holding it
+        # Of the queue alone: nobody waits for a batch, or for a buffer, while holding it.
+        self._mutex = threading.Lock()
         self._queue: deque[Future[Any]] = deque()
         self._pool: ThreadPoolExecutor | None = None
 

@@ -20,6 +20,7 @@ from interop.buffers.turn import Turn
 from interop.index import as_int, is_basic
 from interop.numbers import whole
 from interop.pytrees import each_leaf, length_of, swapped
+from interop.samplers import DrawingSampler
 from interop.storages import TensorStorage
 
 
@@ -222,10 +223,10 @@ class ReplayBuffer(Joined):
         """What is stored at drawn places, which no write changes any more, and the info."""
         if self._fused is not None and self._fused.holds:
             return self._fused.sample(batch_size, key, self._marks_samples)
-        if key is None:
-            index, info = self._sampler.sample(self._storage, batch_size)
+        if key is not None and isinstance(self._sampler, DrawingSampler):  # which only those are given
+            index, info = self._sampler._named(self._storage, batch_size, key)
         else:
-            index, info = self._sampler._sample(self._storage, batch_size, key)
+            index, info = self._sampler.sample(self._storage, batch_size)
         info["index"] = index
         data = self._storage.get(index)
         edited = self._marks_samples or len(self._transform) > 0 or isinstance(self._storage, TensorStorage)

@@ -21,12 +21,8 @@ class DrawingSampler(Sampler):
         """
         return self._named(storage, batch_size, None)
 
-    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        if type(self).sample is not DrawingSampler.sample:
-            return self.sample(storage, batch_size)
-        return self._named(storage, batch_size, key)
-
     def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+        """`sample` with a random key; None has it draw its own."""
         slots, info, _ = self._draw(storage, batch_size, key)
         return unravel(slots, storage), info
 

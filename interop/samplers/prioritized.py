@@ -191,13 +191,16 @@ class PrioritizedSampler(DrawingSampler):
             with bridge.exact():
                 for slots, values in self._waiting.parts():
                     part = compiled.padded(slots), compiled.padded(values)
-                    self._state = compiled.assign(self.rule, self._state, *part, self._highest)
+                    if self._waits:
+                        self._state = compiled.assign(self.rule, self._state, *part, self._highest)
+                    else:
+                        self._state = compiled.update(self.rule, self._state, *part)
             self._waiting.clear()
 
     def _give(self, slots: np.ndarray, values: Any) -> None:
-        """Have priorities wait for the next draw, or for enough of them."""
+        """Have priorities wait for the next draw, or for enough of them, where they may wait."""
         self._waiting.add(slots, values)
-        if self._waiting.count >= Waiting.ENOUGH:
+        if not self._waits or self._waiting.count >= Waiting.ENOUGH:
             self._apply()
 
     def refuse_a_stranger(self) -> None:
@@ -294,16 +297,8 @@ class PrioritizedSampler(DrawingSampler):
             slots, values = slots[slots >= 0], values[slots >= 0]
         with self._lock:
             self._make(storage)
-            if self._waits:
-                self._give(slots, values)
-                self._highest = np.maximum(self._highest, values.max())
-            else:
-                given = Waiting(self.rule.dtype)
-                given.add(slots, values)
-                with bridge.exact():
-                    for slots, values in given.parts():
-                        part = compiled.padded(slots), compiled.padded(values)
-                        self._state = compiled.update(self.rule, self._state, *part)
+            self._highest = np.maximum(self._highest, values.max())
+            self._give(slots, values)
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""

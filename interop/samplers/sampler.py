@@ -17,10 +17,6 @@ class Sampler(ABC):
 
     _rng: torch.Generator | None = None
 
-    def _sample(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        """`sample`, with the random key where this sampler can take one; None has it draw its own."""
-        return self.sample(storage, batch_size)
-
     @abstractmethod
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """An index into the storage, and what to tell about the batch."""

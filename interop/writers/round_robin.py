@@ -109,9 +109,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return data
         stamped = shallow(data)
         rows = _expanded(index, data.batch_size)
-        stamped.set(
-            "index", rows if isinstance(self._storage, TensorStorage) else rows.clone()
-        )  # a list keeps this one
+        # A list keeps this tensor, rows in memory copy it.
+        stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
         return stamped
 
     def _note(self, data: Any, index: Any) -> None:

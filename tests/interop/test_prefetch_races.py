@@ -50,22 +50,28 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_batch_that_a_thread_waits_for_is_drawn_anew_after_a_change(change):
-    gate = Gate()
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, prefetch=1, transform=gate)
-    buffer.extend(plain_tensor([1, 2, 3]))
+def sampled_across(change, buffer, gate):
+    """What a thread gets that waits for a batch, drawn ahead and held up in a transform, while a change is made."""
     buffer.sample()
     assert gate.reached.wait(10)
     batches = []
     waiting = threading.Thread(target=lambda: batches.append(buffer.sample()))
     waiting.start()
     time.sleep(0.05)
-    make, wanted = CHANGES[change]
-    make(buffer)
+    change(buffer)
     gate.open.set()
     waiting.join(20)
-    batches.append(buffer.sample())
+    [batch] = batches
+    return batch
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_batch_that_a_thread_waits_for_is_drawn_anew_after_a_change(change):
+    gate = Gate()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, prefetch=1, transform=gate)
+    buffer.extend(plain_tensor([1, 2, 3]))
+    make, wanted = CHANGES[change]
+    batches = [sampled_across(make, buffer, gate), buffer.sample()]
     assert [set(batch[:, 0].tolist()) for batch in batches] == [wanted, wanted]
 
 
@@ -73,17 +79,9 @@ def test_another_generator_governs_every_batch_from_then_on():
     gate = Gate()
     buffer = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=8, prefetch=1, transform=gate)
     buffer.extend(plain_tensor(list(range(64))))
-    buffer.sample()
-    assert gate.reached.wait(10)
-    batches = []
-    waiting = threading.Thread(target=lambda: batches.append(buffer.sample()))
-    waiting.start()
-    time.sleep(0.05)
-    buffer.set_rng(torch.Generator().manual_seed(1))
-    gate.open.set()
-    waiting.join(20)
+    batch = sampled_across(lambda buffer: buffer.set_rng(torch.Generator().manual_seed(1)), buffer, gate)
     plain = ReplayBuffer(storage=buffer.storage, batch_size=8, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(batches[0], plain.sample()) and torch.equal(buffer.sample(), plain.sample())
+    assert torch.equal(batch, plain.sample()) and torch.equal(buffer.sample(), plain.sample())
 
 
 def test_a_batch_that_is_scheduled_during_a_change_is_dropped():

@@ -309,6 +309,14 @@ def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
         np.testing.assert_array_equal(values, values_then)
 
 
+@pytest.mark.parametrize("count", [8, 70_000])  # some wait for the next draw, as many as that do not
+def test_the_state_knows_the_highest_priority_ever_given(count):
+    buffer = filled([1.0] * count)
+    for given_now in (5.0, 2.0):
+        buffer.update_priority(torch.arange(count), torch.full((count,), given_now))
+        assert float(buffer.sampler.state.highest) == buffer.sampler.default_priority == 5.0
+
+
 def test_many_short_writes_leave_every_priority_as_it_was_given():
     buffer = ReplayBuffer(storage=LazyTensorStorage(300_000), sampler=PrioritizedSampler(300_000, 1.0, 1.0))
     for _ in range(300):
