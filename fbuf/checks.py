@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 
 
-def whole(name: str, value: Any) -> int:
-    """The value as an int of at least 1. TypeError for anything but Python's and NumPy's integers."""
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """The value as an int of at least `least`. TypeError for anything but Python's and NumPy's integers."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an int that is known before the program runs, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     return operator.index(value)
 
 
@@ -28,24 +28,27 @@ def rule(name: str, given: Any, kind: type) -> None:
         raise TypeError(f"{name} must be a {kind.__name__}, got {given!r}")
 
 
-def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any) -> None:
-    """ValueError for a state whose shapes are not those of a buffer of `rows` (capacity and lanes) and this sampler."""
+def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any, *made_for: int) -> None:
+    """ValueError for a state whose shapes are not those of a buffer of `rows` (capacity and lanes) and this sampler.
+
+    `made_for` is what the sampler's `init` takes.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(items):
         if leaf.shape[: len(rows)] != rows:
             raise ValueError(
                 f"{_name(path)}: this buffer stores {_shape((*rows, '...'))}, the state has {_shape(leaf.shape)}: "
                 "another buffer made it"
             )
-    structure, kinds = _expected(sampler, math.prod(rows), jax.dtypes.canonicalize_dtype("float64"))
+    structure, kinds = _expected(sampler, made_for, jax.dtypes.canonicalize_dtype("float64"))
     found = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(sampler_state)]
     if jax.tree.structure(sampler_state) != structure or found != kinds:
         raise ValueError(f"the state was not made for sampler={sampler!r} and {math.prod(rows)} items")
 
 
 @functools.lru_cache(maxsize=64)
-def _expected(sampler: Any, capacity: int, widest: Any) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
+def _expected(sampler: Any, made_for: tuple[int, ...], widest: Any) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
     """Structure, shapes and dtypes of a sampler's state, which may differ with the 64-bit setting."""
-    state = jax.eval_shape(lambda: sampler.init(capacity))
+    state = jax.eval_shape(lambda: sampler.init(*made_for))
     return jax.tree.structure(state), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
 
 

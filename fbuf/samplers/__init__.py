@@ -1,7 +1,20 @@
 """Which slots a batch is drawn from."""
 
 from fbuf.samplers.prioritized import Prioritized, PrioritizedState
-from fbuf.samplers.protocol import Draw, Sampler, importance_weights
+from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler, importance_weights
+from fbuf.samplers.slices import PerTrajectory, Slices, SlicesState
 from fbuf.samplers.uniform import Uniform
 
-__all__ = ["Draw", "Prioritized", "PrioritizedState", "Sampler", "Uniform", "importance_weights"]
+__all__ = [
+    "Draw",
+    "Excluding",
+    "InEpochs",
+    "PerTrajectory",
+    "Prioritized",
+    "PrioritizedState",
+    "Sampler",
+    "Slices",
+    "SlicesState",
+    "Uniform",
+    "importance_weights",
+]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, UInt32
 
 from fbuf import priority_tree
 from fbuf.fusion import computed_once
@@ -29,6 +29,7 @@ class PrioritizedState:
     highest: Array  # [] priority for the next new item
     highest_slot: Array  # [] which item has it; -1 when none is known
     refused: Array  # [] uint32: priorities that were not finite or negative
+    excluded: Array | None = None  # [width of the tree] bool: items that cannot be drawn; None where all can
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,27 @@ class Prioritized:
             refused=jnp.zeros((), jnp.uint32),
         )
 
+    def init_excluding(self, capacity: int) -> PrioritizedState:
+        state = self.init(capacity)
+        return dataclasses.replace(state, excluded=jnp.zeros(state.priorities.size, jnp.bool_))
+
+    def written_excluding(
+        self,
+        state: PrioritizedState,
+        slots: Int[Array, " batch"],
+        told: Int[Array, " n"],
+        allowed: Bool[Array, " n"],
+    ) -> PrioritizedState:
+        assert state.excluded is not None
+        nobody = state.priorities.size - 1
+        told, allowed = two_or_more(priority_tree.in_range(told, state.tree.capacity, nobody)), two_or_more(allowed)
+        excluded = state.excluded.at[told].set(~allowed & (told < nobody), mode="promise_in_bounds")
+        state = self._begun(dataclasses.replace(state, excluded=excluded), two_or_more(slots))
+        held = state.priorities.at[told].get(mode="promise_in_bounds")
+        values = jnp.where(allowed & (held >= 0), self._value(jnp.maximum(held, 0), state.alpha), 0)
+        tree = priority_tree.update(state.tree, *computed_once((told, values)), settled=True)
+        return dataclasses.replace(state, tree=tree)
+
     def written(
         self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"] | None = None
     ) -> PrioritizedState:
@@ -102,6 +124,11 @@ class Prioritized:
             return self._assign(state, slots, jnp.where(good, priorities, state.highest), good)
         slots = two_or_more(slots)
         value = jnp.broadcast_to(self._value(state.highest, state.alpha), slots.shape)
+        tree = priority_tree.update(state.tree, slots, value, settled=True)
+        return dataclasses.replace(self._begun(state, slots), tree=tree)
+
+    def _begun(self, state: PrioritizedState, slots: Array) -> PrioritizedState:
+        """The state, but for the tree, after items came into slots with the highest priority."""
         highest, slot = state.highest, state.highest_slot
         if self.new_items == "highest_stored":
             overwritten = jnp.any(slots == slot)
@@ -110,7 +137,6 @@ class Prioritized:
         return dataclasses.replace(
             state,
             priorities=state.priorities.at[slots].set(state.highest, mode="promise_in_bounds"),
-            tree=priority_tree.update(state.tree, slots, value, settled=True),
             ranks=_ranked(state.ranks, slots, jnp.broadcast_to(state.highest, slots.shape)),
             highest=highest,
             highest_slot=slot,
@@ -158,7 +184,10 @@ class Prioritized:
         at, priorities = two_or_more(at), two_or_more(priorities)
         scratch, winner = last_of_equal(state.priorities, at)
         settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
-        values = jnp.where(at < nobody, self._value(settled, state.alpha), 0)
+        weighs = at < nobody
+        if state.excluded is not None:
+            weighs &= ~state.excluded.at[at].get(mode="promise_in_bounds")
+        values = jnp.where(weighs, self._value(settled, state.alpha), 0)
         state = dataclasses.replace(
             state,
             priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),
@@ -170,7 +199,8 @@ class Prioritized:
 
     def clear(self, state: PrioritizedState) -> PrioritizedState:
         """No items; `alpha` stays what `reweight` made it."""
-        return dataclasses.replace(self.init(state.tree.capacity), alpha=state.alpha)
+        empty = self.init(state.tree.capacity) if state.excluded is None else self.init_excluding(state.tree.capacity)
+        return dataclasses.replace(empty, alpha=state.alpha)
 
     def reweight(self, state: PrioritizedState, alpha: Float[Array, ""] | float) -> PrioritizedState:
         """State with every stored item weighed by a new alpha, which may be annealed without a new trace. O(capacity).
@@ -182,7 +212,8 @@ class Prioritized:
             raise ValueError(f"alpha must be one number, got shape {alpha.shape}")
         alpha = jnp.where(jnp.isfinite(alpha) & (alpha >= 0), alpha, state.alpha)
         held = state.priorities[: state.tree.capacity]
-        values = jnp.where(held >= 0, self._value(jnp.maximum(held, 0), alpha), 0)
+        weighs = held >= 0 if state.excluded is None else (held >= 0) & ~state.excluded[: state.tree.capacity]
+        values = jnp.where(weighs, self._value(jnp.maximum(held, 0), alpha), 0)
         return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
 
     def _value(self, priority: Array, alpha: Array) -> Array:

@@ -12,13 +12,18 @@ from jaxtyping import Bool, Float, Int
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """Drawn slots, and with which chance they were drawn."""
+    """Drawn slots, and with which chance they were drawn.
 
-    slots: Int[Array, " batch"]
+    `Slices` draws rows of several items: there slots and mask are [batch, time], the rest is about where each begins.
+    """
+
+    slots: Int[Array, " batch"] | Int[Array, "batch time"]
     probability: Float[Array, " batch"]  # of this slot in one draw
     valid: Bool[Array, " batch"]  # False: nothing could be drawn; the row and its probability mean nothing
     smallest: Float[Array, ""]  # probability of the least likely item that can be drawn
-    size: Int[Array, ""]  # items stored
+    size: Int[Array, ""]  # items that can be drawn
+    mask: Bool[Array, "batch time"] | None = None  # False: the slot repeats the nearest one of its trajectory
+    starts: Int[Array, " batch"] | None = None  # the slots that were drawn, behind burn-in
 
 
 @runtime_checkable
@@ -43,6 +48,30 @@ class Sampler(Protocol):
 
     def clear(self, state: Any) -> Any:
         """State over the same slots, all empty again."""
+
+
+@runtime_checkable
+class Excluding(Sampler, Protocol):
+    """A sampler that can be told which of its slots may be drawn."""
+
+    def init_excluding(self, capacity: int) -> Any:
+        """State over `capacity` empty slots of which some will be excluded."""
+
+    def written_excluding(
+        self, state: Any, slots: Int[Array, " batch"], told: Int[Array, " n"], allowed: Bool[Array, " n"]
+    ) -> Any:
+        """State after new items came into slots; those at `told`, all new ones among them, may be drawn or not.
+
+        Equal slots in `told` come with equal values of `allowed`; slots out of range are ignored.
+        """
+
+
+@runtime_checkable
+class InEpochs(Sampler, Protocol):
+    """A sampler that goes through all slots before it draws one again."""
+
+    def restart(self, state: Any) -> Any:
+        """State at the beginning of an epoch: slots may now hold other items than before."""
 
 
 def importance_weights(

@@ -1,0 +1,334 @@
+"""Runs of consecutive items of one trajectory."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int
+
+from fbuf import checks, trajectories
+from fbuf.fusion import computed_once
+from fbuf.priority_tree import two_or_more
+from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
+from fbuf.samplers.uniform import Uniform, below
+from fbuf.trajectories import OPEN, TrajectoryState
+from fbuf.writers import RingState
+
+
+@dataclasses.dataclass(frozen=True)
+class PerTrajectory:
+    """Which slices: each trajectory that is long enough equally often, then each start within it equally often.
+
+    `trajectories` draws among them: `Uniform()`, or `Shuffled()` for each once an epoch. A write begins another epoch.
+    """
+
+    trajectories: Sampler = Uniform()
+
+    def __post_init__(self) -> None:
+        _refuse_slots("trajectories", self.trajectories)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A write as samplers of several rows see it."""
+
+    before: TrajectoryState
+    ring_before: RingState
+    after: TrajectoryState
+    ring: RingState
+    count: int = dataclasses.field(metadata={"static": True})  # rows, of which the last `capacity` are kept
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SlicesState:
+    """Which slices can be drawn. Starts come to be drawn in the order of their rows, and are overwritten in that order."""
+
+    starts: Any  # of the rule that draws among them
+    queue: Array | None  # [items + 1] int32: a ring of slots that can be drawn: starts, or the ends of trajectories
+    head: Array  # [] int32: the oldest entry of the queue
+    count: Array  # [] int32: entries of the queue, or starts that can be drawn where there is none
+    going: Array | None  # [lanes] int32: lanes whose latest trajectory goes on and is long enough, these first
+    going_count: Array  # [] int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """Slices of `length` consecutive items of one trajectory, never across its end, or the place where the ring is written.
+
+    `sample(..., batch_size)` draws batch_size / length slices: leaves, `draw.slots` and `draw.mask` are [slices, burn_in +
+    length, ...]. Each start that has `least` items from it to the end of what is stored of its trajectory can be drawn;
+    a slice that is cut short by that end repeats the last item, with `mask` False. `burn_in` items before the start come
+    in front, masked where the trajectory had not begun or is overwritten. A `Buffer` needs `trajectories` for it.
+
+    Args:
+        length: items from the start on.
+        starts: which starts: `Uniform()`, `Shuffled()` (each once an epoch, which ends with a write), `Prioritized()` (by
+            the priority of the start), or `PerTrajectory()`.
+        least: `length` by default: no slice is cut short. With 1 every item is a start: windows of n steps, for returns.
+        burn_in: items in front, to warm up a recurrent state (R2D2: Kapturowski et al., 2019).
+
+    Equal draws as a row of `batch_size` would: O(slices * (length + log capacity)); a write costs O(rows * log capacity).
+    """
+
+    length: int
+    starts: Sampler | PerTrajectory = Uniform()
+    least: int | None = dataclasses.field(default=None, kw_only=True)
+    burn_in: int = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", checks.whole("length", self.length))
+        object.__setattr__(self, "least", self.length if self.least is None else checks.whole("least", self.least))
+        if self.shortest > self.length:
+            raise ValueError(f"least={self.least} is more than length={self.length}")
+        object.__setattr__(self, "burn_in", checks.whole("burn_in", self.burn_in, least=0))
+        if not isinstance(self.starts, PerTrajectory | Excluding):
+            _refuse_slots("starts", self.starts)
+
+    @classmethod
+    def by_count(cls, count: int, batch_size: int, **others: Any) -> "Slices":
+        """Slices of the length of which `count` make a batch of `batch_size` items."""
+        count, batch_size = checks.whole("count", count), checks.whole("batch_size", batch_size)
+        if batch_size % count:
+            raise ValueError(f"batch_size={batch_size} is not a multiple of count={count}")
+        return cls(batch_size // count, **others)
+
+    @property
+    def shortest(self) -> int:
+        """Items that the shortest slice has."""
+        assert self.least is not None
+        return self.least
+
+    @property
+    def _queues(self) -> bool:
+        """Whether what can be drawn is kept in a queue; otherwise it is every item, or known to `starts`."""
+        return isinstance(self.starts, PerTrajectory) or not (isinstance(self.starts, Excluding) or self.shortest == 1)
+
+    @property
+    def _places(self) -> Sampler:
+        return self.starts.trajectories if isinstance(self.starts, PerTrajectory) else self.starts
+
+    def check(self, capacity: int) -> None:
+        """ValueError where no slice fits into a ring of `capacity` rows."""
+        if self.length + self.burn_in > capacity:
+            raise ValueError(f"slices of {self.burn_in} + {self.length} rows do not fit in capacity={capacity}")
+
+    def init(self, capacity: int, lanes: int) -> SlicesState:
+        """State over `capacity` empty rows."""
+        items = capacity * lanes
+        excludes = isinstance(self.starts, Excluding) and self.shortest > 1
+        return SlicesState(
+            starts=self.starts.init_excluding(items) if excludes else self._places.init(items),  # type: ignore[union-attr]
+            queue=jnp.zeros(items + 1, jnp.int32) if self._queues else None,
+            head=jnp.zeros((), jnp.int32),
+            count=jnp.zeros((), jnp.int32),
+            going=jnp.zeros(lanes, jnp.int32) if isinstance(self.starts, PerTrajectory) else None,
+            going_count=jnp.zeros((), jnp.int32),
+        )
+
+    # ------------------------------------------------------------------ writes
+
+    def written(self, state: SlicesState, slots: Int[Array, " items"], write: Written) -> SlicesState:
+        """State after rows were written; slots are those of the kept ones."""
+        if self.shortest == 1 and not self._queues:
+            return dataclasses.replace(state, starts=self._places.written(state.starts, slots))
+        if isinstance(self.starts, PerTrajectory):
+            left, entered, entries = self._trajectories(write)
+        else:
+            left, entered, entries = self._starts(write)
+        leaving, entering = (jnp.sum(flags, dtype=jnp.int32) for flags in (left, entered))
+        if isinstance(self.starts, Excluding):
+            told, allowed = self._told(slots, entries, entered, write)
+            starts = self.starts.written_excluding(state.starts, slots, told, allowed)
+            return dataclasses.replace(state, starts=starts, count=state.count - leaving + entering)
+        assert state.queue is not None
+        room = jnp.uint32(state.queue.size - 1)
+        head = (state.head.astype(jnp.uint32) + leaving.astype(jnp.uint32)) % room
+        order = jnp.cumsum(entered.reshape(-1), dtype=jnp.uint32) - entered.reshape(-1)
+        place = (head + (state.count - leaving).astype(jnp.uint32) + order) % room
+        at = jnp.where(entered.reshape(-1), place, room)
+        queue = state.queue.at[two_or_more(at)].set(
+            two_or_more(jnp.where(entered, entries, 0).reshape(-1)), mode="promise_in_bounds"
+        )
+        state = dataclasses.replace(
+            state, queue=queue, head=head.astype(jnp.int32), count=state.count - leaving + entering
+        )
+        if isinstance(self._places, InEpochs):
+            state = dataclasses.replace(state, starts=self._places.restart(state.starts))
+        if isinstance(self.starts, PerTrajectory):
+            long_enough = write.after.is_open & (self._stored_length(write) >= self.shortest)
+            going = jnp.argsort(~long_enough, stable=True).astype(jnp.int32)
+            state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
+        return state
+
+    def _starts(self, write: Written) -> tuple[Array, Array, Array]:
+        """Which of the overwritten rows were starts; and which rows, of those that now are, were none before."""
+        capacity, lanes = write.after.number.shape
+        kept, reach = min(write.count, capacity), self.shortest - 1
+        number = write.before.number
+        over = _rows_from(write.ring_before.cursor, 0, kept, capacity)
+        ahead = _rows_from(write.ring_before.cursor, reach, kept, capacity)
+        stored = (over < write.ring_before.size) & (np.arange(kept) < capacity - reach)
+        left = stored[:, None] & (number[over] == number[ahead])
+        number = write.after.number
+        back = _rows_from(write.ring.cursor, -kept - reach, kept, capacity)
+        new = _rows_from(write.ring.cursor, -kept, kept, capacity)
+        entered = _is_stored(write.ring, kept + reach, kept)[:, None] & (number[back] == number[new])
+        return left, entered, back[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)
+
+    def _told(
+        self, slots: Array, entries: Array, entered: Bool[Array, "rows lanes"], write: Written
+    ) -> tuple[Array, Array]:
+        """The slots of new rows and of those that became starts, and whether each is a start."""
+        kept, reach = entered.shape[0], self.shortest - 1
+        nobody = jnp.where(_is_stored(write.ring, kept + reach, kept)[:, None], entries, -1)
+        new_is = jnp.zeros(entered.shape, jnp.bool_)
+        if kept > reach:  # the first of the new rows have those behind them that make them starts
+            new_is = new_is.at[: kept - reach].set(entered[reach:])
+        told = jnp.concatenate([nobody.reshape(-1), slots])
+        return told, jnp.concatenate([entered.reshape(-1), new_is.reshape(-1)])
+
+    def _trajectories(self, write: Written) -> tuple[Array, Array, Array]:
+        """Which of the overwritten rows had just `least` rows to the end of a closed trajectory; and which rows, of the
+        new ones and the one before, close a trajectory that is long enough."""
+        capacity, lanes = write.after.number.shape
+        kept, reach = min(write.count, capacity), self.shortest - 1
+        before, after = write.before, write.after
+        lane = jnp.arange(lanes, dtype=jnp.int32)
+        over = _rows_from(write.ring_before.cursor, 0, kept, capacity)
+        ahead = _rows_from(write.ring_before.cursor, reach, kept, capacity)
+        stored = (over < write.ring_before.size) & (np.arange(kept) < capacity - reach)
+        entry = (before.number[over] % capacity, lane)
+        time = trajectories.time_of(write.ring_before, ahead, capacity)[:, None]
+        left = stored[:, None] & (before.number[over] == before.number[ahead]) & (before.last[entry] == time)
+        # The rows of a trajectory that went on are closed by the row behind them.
+        left &= ~(before.is_open & (before.number[ahead] == before.latest))
+        rows = _rows_from(write.ring.cursor, -min(kept + 1, capacity), min(kept + 1, capacity), capacity)
+        entry = (after.number[rows] % capacity, lane)
+        time = trajectories.time_of(write.ring, rows, capacity)[:, None]
+        length = 1 + jnp.minimum(
+            (time - after.first[entry]).astype(jnp.int32),
+            trajectories.stored_before(write.ring, rows, capacity)[:, None],
+        )
+        closed = (after.kind[entry] != OPEN) & (after.last[entry] == time)
+        if kept < capacity:  # the row before was in the queue if its trajectory had ended with it
+            closed = closed.at[0].set(closed[0] & before.is_open)
+        stored = _is_stored(write.ring, rows.shape[0], rows.shape[0])[:, None]
+        return left, stored & closed & (length >= self.shortest), rows[:, None] * lanes + lane
+
+    def _stored_length(self, write: Written) -> Array:
+        """Stored items of the latest trajectory of each lane."""
+        capacity = write.after.number.shape[0]
+        first = write.after.first[write.after.latest % capacity, jnp.arange(write.after.latest.size)]
+        length = (write.ring.written[0] - first).astype(jnp.int32)
+        return jnp.where(length < 0, write.ring.size, jnp.minimum(length, write.ring.size))
+
+    # ------------------------------------------------------------------ draws
+
+    def sample(
+        self,
+        state: SlicesState,
+        key: Array,
+        batch_size: int,
+        size: Int[Array, ""],
+        index: TrajectoryState,
+        ring: RingState,
+    ) -> tuple[SlicesState, Draw]:
+        """Draw slices."""
+        if batch_size % self.length:
+            raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {self.length}")
+        count = batch_size // self.length
+        if isinstance(self.starts, PerTrajectory):
+            state, draw = self._of_trajectories(state, key, count, index, ring)
+        else:
+            drawable = size if self.shortest == 1 else state.count
+            starts, draw = self.starts.sample(state.starts, key, count, drawable)
+            state = dataclasses.replace(state, starts=starts)
+            if self._queues:
+                draw = dataclasses.replace(draw, slots=computed_once(_entry(state, draw.slots)))
+        return state, self._windows(draw, index, ring)
+
+    def _of_trajectories(
+        self, state: SlicesState, key: Array, count: int, index: TrajectoryState, ring: RingState
+    ) -> tuple[SlicesState, Draw]:
+        assert isinstance(self.starts, PerTrajectory) and state.going is not None
+        capacity, lanes = index.number.shape
+        which, where = jax.random.split(key)
+        drawn, draw = self.starts.trajectories.sample(state.starts, which, count, state.count + state.going_count)
+        is_closed = draw.slots < state.count
+        lane = state.going[jnp.clip(draw.slots - state.count, 0, lanes - 1)]
+        newest = jnp.where(ring.cursor > 0, ring.cursor, capacity) - 1
+        closed = _entry(state, jnp.minimum(draw.slots, jnp.maximum(state.count - 1, 0)))
+        last = computed_once(jnp.where(is_closed, closed, newest * lanes + lane))
+        length = jnp.where(draw.valid, trajectories.place(index, ring, last).before + 1, 1)
+        choices = jnp.maximum(length - self.length + 1, 1)
+        back = length - 1 - below(where, count, choices)
+        slots = _moved(last // lanes, -back, capacity) * lanes + last % lanes
+        probability = draw.probability / choices.astype(jnp.float32)
+        draw = dataclasses.replace(
+            draw, slots=computed_once(slots), probability=probability, smallest=jnp.min(probability)
+        )
+        return dataclasses.replace(state, starts=drawn), draw
+
+    def _windows(self, draw: Draw, index: TrajectoryState, ring: RingState) -> Draw:
+        """The draw of starts as one of slices."""
+        capacity, lanes = index.number.shape
+        at = trajectories.place(index, ring, draw.slots)
+        before, after = (jnp.where(draw.valid, each, 0)[:, None] for each in (at.before, at.after))
+        offset = jnp.arange(-self.burn_in, self.length, dtype=jnp.int32)[None]
+        row = _moved((draw.slots // lanes)[:, None], jnp.clip(offset, -before, after), capacity)
+        slots, starts = computed_once((row * lanes + (draw.slots % lanes)[:, None], draw.slots))
+        mask = (offset >= -before) & (offset <= after) & draw.valid[:, None]
+        return dataclasses.replace(draw, slots=slots, starts=starts, mask=mask)
+
+    def update(self, state: SlicesState, slots: Int[Array, " batch"], priorities: Array) -> SlicesState:
+        """Give items new priorities, for when they are starts."""
+        if isinstance(self.starts, PerTrajectory):
+            raise TypeError("PerTrajectory keeps no priorities: use Slices(starts=fbuf.Prioritized(...))")
+        return dataclasses.replace(state, starts=self.starts.update(state.starts, slots, priorities))
+
+    def clear(self, state: SlicesState) -> SlicesState:
+        """State over the same rows, all empty again."""
+        zero = jnp.zeros((), jnp.int32)
+        return dataclasses.replace(
+            state, starts=self._places.clear(state.starts), head=zero, count=zero, going_count=zero
+        )
+
+
+def _refuse_slots(name: str, sampler: Any) -> None:
+    """TypeError for a sampler that could not draw among places whose numbers change with each write."""
+    checks.rule(name, sampler, Sampler)
+    if not isinstance(sampler, InEpochs) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
+        raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among what writes renumber")
+
+
+def _entry(state: SlicesState, place: Array) -> Array:
+    assert state.queue is not None
+    room = jnp.uint32(state.queue.size - 1)
+    return state.queue.at[(state.head.astype(jnp.uint32) + place.astype(jnp.uint32)) % room].get(
+        mode="promise_in_bounds"
+    )
+
+
+def _rows_from(cursor: Array, offset: int, count: int, capacity: int) -> Int[Array, " count"]:
+    """`count` consecutive rows of the ring from cursor + offset on."""
+    steps = jnp.asarray((np.arange(count) + offset) % capacity, jnp.int32)
+    return _moved(cursor, steps, capacity)
+
+
+def _moved(row: Array, steps: Array, capacity: int) -> Array:
+    """Rows that many steps, fewer than `capacity` either way, around the ring. No sum passes 2^31."""
+    ahead = jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
+    back = jnp.where(row + jnp.minimum(steps, 0) < 0, row + jnp.minimum(steps, 0) + capacity, row + steps)
+    return jnp.where(steps >= 0, ahead, back)
+
+
+def _is_stored(ring: RingState, age: int, count: int) -> Bool[Array, " count"]:
+    """Which of `count` rows, the first of them written `age` rows ago, are stored."""
+    return jnp.asarray(age - np.arange(count) <= np.iinfo(np.int32).max) & (
+        jnp.asarray(np.minimum(age - np.arange(count), 2**31 - 1), jnp.int32) <= ring.size
+    )
