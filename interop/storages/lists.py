@@ -40,15 +40,17 @@ class ListStorage(Storage):
         single = as_int(cursor)
         if single is not None:
             self._check([single])
-            self._put(single, self._moved(data))
+            self._told([single], set_cursor)
+            self._put(single, self._kept(data))
         elif isinstance(cursor, slice):
-            self._set_slice(cursor, [self._moved(item) for item in unbind(data)], may_resize=set_cursor)
+            self._set_slice(cursor, [self._kept(item) for item in unbind(data)], may_resize=set_cursor)
         else:
             places = as_list(cursor, len(self._storage))
-            items = [self._moved(item) for item in unbind(data)]
+            items = [self._kept(item) for item in unbind(data)]
             if len(places) != len(items):
                 raise ValueError(f"{len(places)} places were given for {len(items)} items; nothing was written")
             self._check(places)
+            self._told(places, set_cursor)
             for place, item in zip(places, items, strict=True):
                 self._put(place, item)
         if set_cursor:
@@ -64,14 +66,18 @@ class ListStorage(Storage):
         if single is not None:
             if not self.contains(single):
                 raise IndexError(f"index {single} is out of range: {len(self)} items are stored")
-            return self._storage[single]
+            return self._taken([single])[0]
         if isinstance(index, slice):
-            return self._storage[index]
+            return self._taken(range(len(self._storage))[index])
         places = as_list(index, len(self._storage))
         wrong = next((place for place in places if not self.contains(place)), None)
         if wrong is not None:
             raise IndexError(f"index {wrong} is out of range: {len(self)} items are stored")
-        return [self._storage[place] for place in places]
+        return self._taken(places)
+
+    @property
+    def _notes_writes(self) -> bool:
+        return type(self).set is ListStorage.set
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -80,6 +86,7 @@ class ListStorage(Storage):
         places = len(range(*cursor.indices(len(self._storage))))
         if places != len(items) and not may_resize:
             raise ValueError(f"{places} places were given for {len(items)} items; nothing was written")
+        self._ledger.edit(None)
         if places == len(items):
             self._storage[cursor] = items
             return
@@ -103,6 +110,22 @@ class ListStorage(Storage):
                     f"index {place} is more than one item away from the {length} stored: no gap may be left"
                 )
             length += place == length
+
+    def _told(self, places: Sequence[int], set_cursor: bool) -> None:
+        """Note a write: of a run around the ring, or elsewhere."""
+        first = places[0] if places else 0
+        if set_cursor and first >= 0 and all(place == (first + n) % self.max_size for n, place in enumerate(places)):
+            self._ledger.run(first, len(places), self.max_size)
+        else:
+            self._ledger.edit(None if set_cursor else list(places), end=places[-1] + 1 if set_cursor else None)
+
+    def _kept(self, item: Any) -> Any:
+        """What is put in the list for an item."""
+        return self._moved(item)
+
+    def _taken(self, places: Iterable[int]) -> list[Any]:
+        """The items for what is in the list at places."""
+        return [self._storage[place] for place in places]
 
     def _put(self, place: int, item: Any) -> None:
         if place == len(self._storage):
@@ -129,6 +152,7 @@ class ListStorage(Storage):
         return item
 
     def _empty(self) -> None:
+        self._ledger.edit(None, end=0)
         self._storage = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +166,7 @@ class ListStorage(Storage):
     def __repr__(self) -> str:
         if not self._storage:
             return f"{type(self).__name__}()"
-        return f"{type(self).__name__}(items=[{self._storage[0]}, ...])"
+        return f"{type(self).__name__}(items=[{self._taken([0])[0]}, ...])"
 
 
 def _requires_grad(leaf: Any) -> bool:

@@ -8,7 +8,7 @@ time. On a GPU rows are arrays of JAX, written by a donated program, read by the
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,11 +107,24 @@ class TorchRows:
             chosen = _chosen(leaf.detach(), last, target.shape[1 + len(lanes) :])
             target[at] = chosen.to(target.device)
 
-    def read(self, slots: Tensor, known: int | None = None) -> list[Tensor]:
-        """Copies of the items at flat slots, which are in range. The leaf `known` holds the slots themselves."""
+    def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
+        """Copies of the items at flat slots, which are in range; leaves that are `known` are not read."""
         slots = slots.to(self.device)
         at = slots.numpy() if self._numpy is not None else None
-        return [slots if place == known else items.read(slots, at) for place, items in enumerate(self._items)]
+        if not known:
+            return [items.read(slots, at) for items in self._items]
+        return [known[place] if place in known else items.read(slots, at) for place, items in enumerate(self._items)]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether NumPy sees the rows."""
+        return self._numpy is not None
+
+    def read_into(self, slots: Tensor, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]) -> None:
+        """`read` into a part of tensors on the host, [parts, n, ...], and NumPy's views of them."""
+        at = slots.numpy()
+        for items, leaf, view in zip(self._items, leaves, views, strict=True):
+            items.read_into(slots, at, part, leaf, view)
 
 
 class _Items:
@@ -139,6 +152,15 @@ class _Items:
         if self._is_flat:
             return self._tensor.index_select(0, slots)
         return self._tensor[torch.unravel_index(slots, self._shape)]
+
+    def read_into(self, slots: Tensor, at: np.ndarray, part: int, leaf: Tensor, view: np.ndarray) -> None:
+        """The same into a part of a tensor on the CPU and NumPy's view of it."""
+        if self._numpy is not None and at.size * self._bytes < _LARGE_READ:
+            self._numpy.take(at, 0, view[part], mode="clip")
+        elif self._is_flat:
+            torch.index_select(self._tensor, 0, slots, out=leaf[part])
+        else:
+            leaf[part] = self.read(slots, at)
 
 
 class JaxRows:

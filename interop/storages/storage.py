@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 
 from interop.numbers import whole
+from interop.storages.ledger import Ledger
 from interop.storages.lock import Lock
 
 
@@ -29,14 +30,17 @@ class Storage:
     _compilable = False
     _last_cursor: Any = None
     _rng: torch.Generator | None = None
+    _generations: Any = None  # of its rows, where a writer counts them
     _pid: int  # of the process that made it
     _access: Lock
     _listeners: "_Listeners"
+    _ledger: Ledger
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
         storage._access = Lock()
         storage._listeners = _Listeners()
+        storage._ledger = Ledger()
         storage._pid = os.getpid()
         return storage
 
@@ -71,6 +75,11 @@ class Storage:
         """Whether other processes see what this one writes."""
         return False
 
+    @property
+    def _notes_writes(self) -> bool:
+        """Whether every write is in the ledger."""
+        return False
+
     def row_capacity(self, data: Any) -> int:
         """Rows along the first dim; `data` is what will be written first, if nothing was yet."""
         return self.max_size
@@ -82,6 +91,10 @@ class Storage:
     def get(self, index: Any) -> Any:
         """What is stored at index."""
         raise NotImplementedError(f"{type(self).__name__} does not define get()")
+
+    def is_live(self, index: Any) -> bool:
+        """Whether what `get` gives at index is what is stored, and not a copy."""
+        return True
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} does not define __len__()")

@@ -146,9 +146,11 @@ class TensorStorage(Storage):
         leaves = self.admit(_stacked(data), self.ndim)
         if leaves[0].shape[0] != index.shape[0]:
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
+        count = leaves[0].shape[0]
+        self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
         self._own_rows().write_run(start, leaves)
-        self._grow(min(start + leaves[0].shape[0], self._row_count))
-        self._last_run = range(start, start + leaves[0].shape[0])
+        self._grow(min(start + count, self._row_count))
+        self._last_run = range(start, start + count)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes.
@@ -171,6 +173,8 @@ class TensorStorage(Storage):
                 "was never written would count as stored; nothing was written"
             )
         leaves = self.admit(data, len(named), named)
+        row = places[0] if isinstance(places, tuple) else places
+        self._ledger.edit(None if set_cursor else row, end=_behind(row) % rows if set_cursor else None)
         self._own_rows().write_at(places, leaves)
         if set_cursor:
             self._grow(reached)
@@ -225,6 +229,9 @@ class TensorStorage(Storage):
             return self._read(place)
         return self._build([t[place.to(t.device)] for t in rows.tensors], (*place.shape, *filled[1:]))
 
+    def is_live(self, index: Any) -> bool:
+        return is_basic(index)
+
     def _read(self, slots: Tensor) -> Any:
         """Copies of the items at flat slots, in their shape."""
         rows, shape = self._own_rows(), tuple(slots.shape)
@@ -269,10 +276,15 @@ class TensorStorage(Storage):
         for row in range(self._filled_rows):
             yield self[row]
 
+    @property
+    def _notes_writes(self) -> bool:
+        return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
+
     def _is_shared(self) -> bool:
         return self._rows is not None and self._rows.forked
 
     def _empty(self) -> None:
+        self._ledger.edit(None, end=0)
         self._length.value = 0
         self._last_cursor = None
 
@@ -314,6 +326,14 @@ class TensorStorage(Storage):
         data = "<empty>" if self._rows is None else self[:]
         body = f"data={data},\nshape={self.shape},\nlen={len(self)},\nmax_size={self.max_size}"
         return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
+
+
+def _behind(rows: Any) -> int:
+    """The row behind the last one that resolved places name."""
+    if isinstance(rows, slice):
+        named = range(rows.start, rows.stop, rows.step or 1)
+        return named[-1] + 1 if named else 0
+    return int(rows if isinstance(rows, int) else rows[-1] if rows.numel() else -1) + 1
 
 
 def _stacked(data: Any) -> Any:

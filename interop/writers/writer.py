@@ -13,14 +13,19 @@ class Writer(ABC):
     """Chooses slots for new items and has the storage write them.
 
     A subclass gives `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then tells
-    every sampler which slots changed.
+    every sampler which slots changed. For an item that is not kept `add` returns None, and `extend` has -1.
     """
 
     _storage: Storage
 
+    tracks_generations = False  # whether writes of each row are counted
+
     def __init__(self, compilable: bool = False) -> None:
         self._compilable = compilable
         self._rng: torch.Generator | None = None
+
+    def check_storage(self, storage: Storage) -> None:
+        """ValueError for a storage that this writer cannot fill."""
 
     def register_storage(self, storage: Storage) -> None:
         """Write to this storage from now on."""
@@ -34,6 +39,9 @@ class Writer(ABC):
     def extend(self, data: Any) -> Tensor:
         """Write a batch of items; the slots they took."""
 
+    def refuse(self, call: str) -> None:
+        """RuntimeError where the buffer must not "add", "extend" or "empty"; nothing has changed yet."""
+
     def _empty(self, empty_write_count: bool = True) -> None:
         """Start over."""
 
@@ -41,6 +49,23 @@ class Writer(ABC):
     def write_count(self) -> int:
         """How many rows were ever written."""
         return 0
+
+    def generations_of(self, index: Any) -> Tensor:
+        """How often the rows at an int, or a tensor of rows, were written over, int64, in the shape of the index.
+
+        0 after the first write; -1 for rows that were never written or cannot be, and where nobody counts. Of a tuple of
+        coordinates, or a tensor [n, ndim] of them, only the rows matter.
+        """
+        return torch.full_like(self._rows_of(index), -1)
+
+    def _rows_of(self, index: Any) -> Tensor:
+        """The rows that an index of `generations_of` names."""
+        first = index[0] if isinstance(index, tuple) else index
+        rows = first if isinstance(first, Tensor) else torch.as_tensor(first, device="cpu")
+        if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+            raise TypeError(f"rows must be integers, got {rows.dtype}")
+        coordinates = not isinstance(index, tuple) and rows.ndim == 2 and rows.shape[1] == self._storage.ndim > 1
+        return (rows[:, 0] if coordinates else rows).to(torch.int64)
 
     def _stamped(self, data: Any, index: Any) -> Any:
         """The data as it is stored at rows `index`; what was given stays as it is."""

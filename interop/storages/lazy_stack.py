@@ -1,0 +1,81 @@
+"""Tensordicts in a Python list, read as one."""
+
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection, lazy_stack
+
+from interop.codec import cloned
+from interop.index import as_int, is_basic
+from interop.numbers import whole
+from interop.storages.lists import ListStorage
+
+
+class LazyStackStorage(ListStorage):
+    """A list of tensordicts that need not be alike, several of which are read as one lazy stack of them.
+
+    Entries may differ in shape, and from item to item. What is stacked when it is asked for must be alike then: others
+    are had with `get(key, as_list=True)`, or item by item. A slice gives a stack of the items themselves, a sequence of
+    places or a sample one of copies, in O(bytes read).
+
+    Args:
+        max_size: capacity; None for no bound.
+        compilable: accepted for compatibility; a list is never shared.
+        stack_dim: the dim of the slots in what is read; a negative one counts from the end of its batch dims.
+        device: where items are moved; None leaves them where they are.
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        compilable: bool = False,
+        stack_dim: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        self.stack_dim = whole("stack_dim", stack_dim, least=-(2**31))
+
+    def get(self, index: Any) -> Any:
+        """An item for an int, a lazy stack for a slice, sequence, mask or tensor.
+
+        RuntimeError where there are no items to stack, or unlike numbers of batch dims; TypeError for items that are no
+        tensordicts.
+        """
+        index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        found = super().get(index)
+        if as_int(index) is not None:
+            return found
+        _refuse_others(found)
+        return self._stacked(found if is_basic(index) else [cloned(item) for item in found])
+
+    def is_live(self, index: Any) -> bool:
+        return is_basic(index)
+
+    def _stacked(self, items: list[Any]) -> Any:
+        dims = items[0].ndim
+        if any(item.ndim != dims for item in items):
+            raise RuntimeError(
+                f"items of batch sizes {sorted({tuple(item.batch_size) for item in items})} cannot be read as one: they "
+                "need the same number of batch dims"
+            )
+        return lazy_stack(items, self.stack_dim % (dims + 1))
+
+    def _kept(self, item: Any) -> Any:
+        if is_tensor_collection(item) and not -item.ndim - 1 <= self.stack_dim <= item.ndim:
+            raise ValueError(
+                f"an item of batch size {list(item.batch_size)} cannot be stacked along stack_dim={self.stack_dim}; "
+                "nothing was written"
+            )
+        return super()._kept(item)
+
+
+def _refuse_others(items: list[Any]) -> None:
+    if not items:
+        raise RuntimeError("cannot make a batch of no items")
+    other = next((item for item in items if not is_tensor_collection(item)), None)
+    if other is not None:
+        raise TypeError(
+            f"a batch is read as a stack of tensordicts, and a {type(other).__name__} is stored: use ListStorage with a "
+            "collate_fn for other objects"
+        )

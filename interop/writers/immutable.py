@@ -1,0 +1,29 @@
+"""No slot for any new item."""
+
+from typing import Any, NoReturn
+
+from interop.writers.writer import Writer
+
+
+class ImmutableDatasetWriter(Writer):
+    """Refuses `add`, `extend` and `empty`, of every buffer on the storage for the last. Items can be edited in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def refuse(self, call: str) -> NoReturn:
+        raise RuntimeError(f"This dataset doesn't allow writing. {call}() needs another writer; nothing was changed")
+
+    def add(self, data: Any) -> NoReturn:
+        """RuntimeError."""
+        self.refuse("add")
+
+    def extend(self, data: Any) -> NoReturn:
+        """RuntimeError."""
+        self.refuse("extend")
+
+    def _empty(self, empty_write_count: bool = True) -> NoReturn:
+        self.refuse("empty")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

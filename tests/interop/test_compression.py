@@ -1,0 +1,312 @@
+"""What CompressedListStorage keeps of an item: nothing is lost, and memory is saved."""
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
+
+from interop import CompressedListStorage, ReplayBuffer
+from interop.storages import zstd
+from tests.interop.bits import edges as extreme
+from tests.interop.bits import of_each_dtype, same_bits
+from tests.interop.rows import Pair, check_same, flat_td, nested_td, plain_tensor, steps, trajectories
+
+SHAPES = {
+    "vector": lambda values: values,
+    "matrix": lambda values: values.reshape(2, 3),
+    "scalar": lambda values: values[3],
+    "empty": lambda values: values[:0].reshape(0, 4),
+    "transposed": lambda values: values.reshape(2, 3).t(),
+    "strided": lambda values: values[::2],
+    "expanded": lambda values: values[:1].expand(5),
+}
+
+
+def there_and_back(item, **kwargs):
+    storage = CompressedListStorage(3, **kwargs)
+    storage.set(0, item)
+    return storage.get(0)
+
+
+def buffer_of(items, kind=ReplayBuffer, capacity=9, **kwargs):
+    buffer = kind(storage=CompressedListStorage(capacity), **kwargs)
+    buffer.extend(items)
+    return buffer
+
+
+# ------------------------------------------------------------------ nothing is lost
+
+
+@of_each_dtype
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_bit_of_a_tensor_comes_back(name, dtype):
+    item = SHAPES[name](extreme(dtype))
+    assert same_bits(there_and_back(item), item)
+    check_same(there_and_back(TensorDict(a=item))["a"].isnan(), item.isnan())
+    assert same_bits(there_and_back(TensorDict(deep=TensorDict(a=item)))["deep", "a"], item)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_rarer_dtypes_come_back(dtype):
+    item = torch.arange(7).to(dtype)
+    got = there_and_back(item)
+    assert got.dtype == dtype and torch.equal(got.view(torch.uint8), item.view(torch.uint8))
+
+
+def test_bits_that_are_no_number_come_back():
+    item = torch.tensor([0x7FC00001, -1, 0x7F800001, -(2**31)], dtype=torch.int32).view(torch.float32)
+    assert torch.equal(there_and_back(item).view(torch.int32), item.view(torch.int32))
+
+
+def test_views_with_pending_operations_come_back():
+    item = torch.tensor([1 + 2j, 3 - 4j])
+    check_same(there_and_back(item.conj()), item.conj().resolve_conj())
+    check_same(there_and_back(item.conj().imag), item.conj().imag.resolve_neg())
+
+
+@given(st.binary(max_size=2000))
+def test_all_bytes_come_back(data):
+    item = torch.tensor(list(data), dtype=torch.uint8)
+    check_same(there_and_back(item), item)
+
+
+@pytest.mark.parametrize("level", [-5, 0, 1, 22])
+def test_every_level_is_lossless(level):
+    item = torch.arange(1000)
+    check_same(there_and_back(item, compression_level=level), item)
+
+
+@pytest.mark.parametrize("rows", [plain_tensor, flat_td, nested_td, steps, trajectories])
+def test_items_of_each_kind_come_back(rows):
+    wanted = rows([1, 2, 3])
+    buffer = buffer_of(wanted)
+    for slot in range(3):
+        check_same(buffer[slot], wanted[slot])
+        assert type(buffer[slot]) is type(wanted[slot])
+    got, info = buffer.sample(6, return_info=True)
+    check_same(got.contiguous() if isinstance(got, LazyStackedTensorDict) else got, rows(info["index"] + 1))
+
+
+def test_batch_sizes_names_and_devices_come_back():
+    below = TensorDict(b=torch.ones(2, 3), batch_size=[2, 3])
+    item = TensorDict({"a": torch.zeros(2, 5), "below": below}, batch_size=[2], names=["time"])
+    got = there_and_back(item)
+    assert got.batch_size == (2,) and got.names == ["time"] and got["below"].batch_size == (2, 3)
+    assert got.device is None and got["below"].device is None
+    assert there_and_back(item.to("cpu")).device == torch.device("cpu")
+    assert there_and_back(item, device=None).device is None
+    check_same(got, item)
+
+
+def test_entries_that_are_no_tensors_come_back():
+    item = TensorDict(a=torch.zeros(2), text="text", deep=TensorDict(what=Path("a")), batch_size=[])
+    got = there_and_back(item)
+    assert got["text"] == "text" and got["deep", "what"] == Path("a")
+    several = TensorDict(a=torch.zeros(2), texts=NonTensorStack("x", "y"), batch_size=[2])
+    assert there_and_back(several)["texts"] == ["x", "y"]
+    got["text"] = "other"
+    assert got["text"] == "other" and item["text"] == "text"
+
+
+def test_stacks_of_unlike_tensordicts_come_back():
+    parts = [TensorDict(a=torch.zeros(each)) for each in (2, 3)]
+    got = there_and_back(TensorDict(deep=lazy_stack(parts), batch_size=[2]))["deep"]
+    assert isinstance(got, LazyStackedTensorDict) and got.stack_dim == 0
+    assert [each["a"].shape for each in got.tensordicts] == [(2,), (3,)]
+    check_same(there_and_back(lazy_stack(parts))[1], parts[1])
+
+
+def test_other_objects_are_kept():
+    item = {"a": torch.ones(3), "b": ["text", None]}
+    check_same(there_and_back(item), item)
+    what = object()
+    assert there_and_back(what) is what
+    assert there_and_back("text") == "text"
+    pair = Pair(torch.ones(2), torch.zeros(2))
+    assert type(there_and_back(pair)) is Pair
+    check_same(there_and_back(pair), pair)
+
+
+def test_a_graph_does_not_come_back():
+    item = torch.ones(3, requires_grad=True)
+    assert not there_and_back(item * 2).requires_grad
+    assert not there_and_back(TensorDict(a=item * 2))["a"].requires_grad
+    assert not there_and_back((item * 2, 1))[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        torch.eye(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    ],
+    ids=["sparse", "meta", "nested"],
+)
+def test_tensors_that_are_not_dense_are_refused(item):
+    storage = CompressedListStorage(3, device=None)
+    storage.set([0, 1], plain_tensor([1, 2]))
+    for data in ([plain_tensor([7])[0], item], [plain_tensor([7])[0], TensorDict(a=item)]):
+        with pytest.raises(TypeError, match="dense"):
+            storage.set([0, 1], data)
+    check_same(torch.stack(list(storage)), plain_tensor([1, 2]))
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+def test_metadata_tell_what_was_compressed():
+    storage = CompressedListStorage(5)
+    storage.set(0, torch.zeros(2, 3, dtype=torch.bfloat16))
+    storage.set(1, TensorDict(a=torch.zeros(4), text="x", deep=TensorDict(b=torch.ones(1))))
+    storage.set(2, "text")
+    of_tensor, of_tensordict, of_text = storage._metadata
+    assert of_tensor == {
+        "type": "tensor",
+        "shape": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+    }
+    assert of_tensordict["type"] == "tensordict" and of_tensordict["batch_size"] == torch.Size([])
+    fields = of_tensordict["fields"]
+    assert {key: fields[key]["type"] for key in fields} == {"a": "tensor", "text": "non_tensor", "deep": "tensordict"}
+    assert of_text == {"type": "other"}
+    compressed = [storage._storage[0], storage._storage[1]["a"], storage._storage[1]["deep"]["b"]]
+    assert all(each.dtype == torch.uint8 and each.ndim == 1 for each in compressed)
+    assert storage._storage[2] == "text"
+
+
+def test_memory_is_saved_also_of_nested_entries():
+    td = TensorDict(obs=torch.zeros(10, 3, 84, 84), next=TensorDict(obs=torch.zeros(10, 3, 84, 84)), batch_size=[10])
+    buffer = buffer_of(td, capacity=10)
+    given_bytes = 2 * 10 * 3 * 84 * 84 * 4
+    assert 0 < buffer.storage.bytes() < given_bytes / 500
+    held = sum(each["obs"].nbytes + each["next"]["obs"].nbytes for each in buffer.storage._storage)
+    assert buffer.storage.bytes() == held
+
+
+def test_bytes_of_an_empty_storage_are_none():
+    storage = CompressedListStorage(3)
+    with pytest.warns(UserWarning, match="empty"):
+        assert storage.bytes() == 0
+    storage.set(0, "text")
+    assert storage.bytes() == 0
+    storage.set(1, torch.zeros(0))
+    assert storage.bytes() > 0
+    storage._empty()
+    with pytest.warns(UserWarning, match="empty"):
+        assert storage.bytes() == 0
+
+
+def test_a_higher_level_is_smaller():
+    item = torch.randint(0, 4, (20000,), dtype=torch.uint8)
+    sizes = []
+    for level in (-5, 3, 19):
+        storage = CompressedListStorage(3, compression_level=level)
+        storage.set(0, item)
+        sizes.append(storage.bytes())
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_a_byte_stream_is_the_bytes():
+    storage = CompressedListStorage(3)
+    item = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16).t()
+    assert storage.to_bytestream(item) == np.array([[1, 3], [2, 4]], np.int16).tobytes()
+    assert storage.to_bytestream(item.numpy()) == storage.to_bytestream(item)
+    assert storage.to_bytestream(torch.tensor(True)) == b"\x01" and storage.to_bytestream(torch.zeros(0)) == b""
+    assert storage.to_bytestream(b"ab") == storage.to_bytestream(memoryview(b"ab")) == b"ab"
+    for wrong in ("text", [1, 2], None, np.array([None]), TensorDict()):
+        with pytest.raises(TypeError):
+            storage.to_bytestream(wrong)
+
+
+# ------------------------------------------------------------------ functions and libraries
+
+
+def test_functions_of_the_user_compress_and_decompress():
+    calls = []
+
+    def halved(tensor):
+        calls.append(tensor)
+        return tensor.to(torch.float16)
+
+    def doubled(kept, metadata):
+        calls.append(metadata)
+        return kept.to(metadata["dtype"])
+
+    storage = CompressedListStorage(3, compression_fn=halved, decompression_fn=doubled)
+    buffer = ReplayBuffer(storage=storage)
+    buffer.extend(TensorDict(a=torch.arange(4.0).reshape(2, 2), batch_size=[2]))
+    check_same(buffer[1]["a"], torch.tensor([2.0, 3.0]))
+    check_same(calls[0], torch.tensor([0.0, 1.0]))
+    assert calls[-1] == {"type": "tensor", "shape": (2,), "dtype": torch.float32, "device": torch.device("cpu")}
+    assert storage.bytes() == 8 and storage._storage[0]["a"].dtype == torch.float16
+
+
+def test_functions_that_hand_memory_on_share_none():
+    storage = CompressedListStorage(
+        3, compression_fn=lambda tensor: tensor, decompression_fn=lambda kept, metadata: kept.view(metadata["shape"])
+    )
+    item = torch.arange(3.0)
+    storage.set(0, item)
+    item.zero_()
+    got = storage.get(0)
+    got.zero_()
+    check_same(storage.get(0), torch.arange(3.0))
+
+
+def test_functions_come_in_pairs():
+    for alone in ({"compression_fn": lambda tensor: tensor}, {"decompression_fn": lambda kept, metadata: kept}):
+        with pytest.raises(ValueError, match="both"):
+            CompressedListStorage(3, **alone)
+    with pytest.raises(TypeError, match="callable"):
+        CompressedListStorage(3, compression_fn=3, decompression_fn=3)
+
+
+def test_functions_must_return_tensors():
+    storage = CompressedListStorage(3, compression_fn=lambda tensor: b"", decompression_fn=lambda kept, metadata: kept)
+    with pytest.raises(TypeError, match="compression_fn must return a tensor"):
+        storage.set(0, torch.zeros(3))
+    assert len(storage) == 0 and storage._metadata == []
+    storage = CompressedListStorage(3, compression_fn=torch.clone, decompression_fn=lambda kept, metadata: None)
+    storage.set(0, torch.zeros(3))
+    with pytest.raises(TypeError, match="decompression_fn must return a tensor"):
+        storage.get(0)
+
+
+@pytest.mark.parametrize(
+    ("level", "error"), [(23, ValueError), (-(2**18), ValueError), (1.5, TypeError), ("3", TypeError)]
+)
+def test_levels_that_do_not_exist_are_refused(level, error):
+    with pytest.raises(error, match="compression_level"):
+        CompressedListStorage(3, compression_level=level)
+
+
+def test_without_a_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(zstd, "_LIBRARIES", ("no_such_library",))
+    with pytest.raises(ImportError, match=r"fbuf\[compression\]"):
+        CompressedListStorage(3)
+    CompressedListStorage(3, compression_fn=torch.clone, decompression_fn=lambda kept, metadata: kept)
+
+
+def test_the_library_of_python_comes_first(monkeypatch):
+    module = types.ModuleType("standard_zstd")
+    levels = []
+
+    def compress(data, level):
+        levels.append(level)
+        return zstandard.ZstdCompressor(level=level).compress(data)
+
+    module.compress, module.decompress = compress, lambda data: zstandard.ZstdDecompressor().decompress(data)
+    monkeypatch.setitem(sys.modules, "standard_zstd", module)
+    monkeypatch.setattr(zstd, "_LIBRARIES", ("standard_zstd", "zstandard"))
+    check_same(there_and_back(nested_td([3])[0], compression_level=7), nested_td([3])[0])
+    assert set(levels) == {7}
+    assert sys.version_info < (3, 14) or "compression.zstd" in sys.modules

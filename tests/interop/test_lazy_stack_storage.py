@@ -1,0 +1,340 @@
+"""LazyStackStorage: tensordicts that need not be alike, read as one."""
+
+import copy
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from interop import (
+    LazyStackStorage,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from tests.interop.rows import Step, check_same, flat_td, nested_td, refused, steps, trajectories
+
+
+def lengthy(ids):
+    """Items whose entry "a" has as many values as their id tells."""
+    return [TensorDict(a=torch.full((int(each),), float(each)), id=torch.tensor(int(each))) for each in ids]
+
+
+def buffer_of(items, capacity=9, kind=ReplayBuffer, stack_dim=0, **kwargs):
+    buffer = kind(storage=LazyStackStorage(capacity, stack_dim=stack_dim), **kwargs)
+    buffer.extend(items)
+    return buffer
+
+
+INDICES = {
+    "slice": (slice(1, 3), [1, 2]),
+    "step": (slice(None, None, 2), [0, 2]),
+    "all": (slice(None), [0, 1, 2, 3]),
+    "tuple": ((slice(0, 2),), [0, 1]),
+    "list": ([3, 0], [3, 0]),
+    "range": (range(1, 3), [1, 2]),
+    "array": (np.array([2, 2]), [2, 2]),
+    "tensor": (torch.tensor([-1, 0]), [3, 0]),
+    "mask": (torch.tensor([True, False, False, True]), [0, 3]),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_several_items_are_read_as_one(name):
+    index, wanted = INDICES[name]
+    buffer = buffer_of(lengthy([1, 2, 3, 4]))
+    for got in (buffer[index], buffer.storage.get(index)):
+        assert isinstance(got, LazyStackedTensorDict) and got.batch_size == (len(wanted),)
+        assert (got["id"] - 1).tolist() == wanted
+        assert [len(each) for each in got.get("a", as_list=True)] == [each + 1 for each in wanted]
+
+
+def test_an_int_names_the_item_itself():
+    item = TensorDict(a=torch.zeros(3))
+    buffer = ReplayBuffer(storage=LazyStackStorage(3))
+    assert buffer.add(item) == 0
+    assert buffer[0] is item and buffer.storage[-1] is item and buffer[np.int64(0)] is item
+
+
+@pytest.mark.parametrize("index", [2, -3, [0, 2], torch.tensor([-3])], ids=str)
+def test_an_index_out_of_range_is_refused(index):
+    buffer = buffer_of(flat_td([1, 2]))
+    with refused(buffer, IndexError):
+        buffer[index]
+
+
+def test_what_cannot_be_stacked_is_had_one_by_one():
+    buffer = buffer_of(lengthy([1, 2]))
+    with pytest.raises(RuntimeError):
+        buffer[:].get("a")
+    assert [each.tolist() for each in buffer[:].get("a", as_list=True)] == [[1.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "stack_dim", "wanted", "at"),
+    [
+        ([], 0, [3], 0),
+        ([], -1, [3], 0),
+        ([5], 0, [3, 5], 0),
+        ([5], 1, [5, 3], 1),
+        ([5], -1, [5, 3], 1),
+        ([5], -2, [3, 5], 0),
+        ([5, 4], -1, [5, 4, 3], 2),
+        ([5, 4], -2, [5, 3, 4], 1),
+    ],
+)
+def test_the_stack_dim_counts_in_what_is_read(batch, stack_dim, wanted, at):
+    rows = TensorDict(a=torch.arange(3).reshape(3, *(1 for _ in batch)).expand(3, *batch), batch_size=[3, *batch])
+    buffer = buffer_of(rows, stack_dim=stack_dim)
+    for index in (slice(None), [0, 1, 2]):
+        got = buffer[index]
+        assert list(got.batch_size) == wanted and got.stack_dim == at
+        check_same(got["a"], rows["a"].movedim(0, at))
+
+
+@pytest.mark.parametrize(("batch", "stack_dim"), [([], 1), ([], -2), ([5], 2), ([5], -3)])
+def test_an_item_without_the_stack_dim_is_refused(batch, stack_dim):
+    buffer = ReplayBuffer(storage=LazyStackStorage(3, stack_dim=stack_dim))
+    with refused(buffer, ValueError, "stack_dim"):
+        buffer.extend(TensorDict(a=torch.zeros(2, *batch), batch_size=[2, *batch]))
+
+
+def test_a_stack_dim_that_is_no_int_is_refused():
+    with pytest.raises(TypeError, match="stack_dim"):
+        LazyStackStorage(3, stack_dim=0.5)
+
+
+def test_trajectories_of_unlike_length_are_read_as_one():
+    items = [trajectories([each])[0][:each] for each in (2, 3, 1)]
+    buffer = buffer_of(items)
+    got = buffer.sample(6)
+    assert got.batch_size[0] == 6 and {each.batch_size[0] for each in got.tensordicts} <= {1, 2, 3}
+    assert [each.batch_size[0] for each in buffer[:].tensordicts] == [2, 3, 1]
+
+
+def test_items_of_unlike_dims_cannot_be_read_as_one():
+    buffer = buffer_of([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(2), batch_size=[2])])
+    with pytest.raises(RuntimeError, match="same number of batch dims"):
+        buffer[:]
+    assert buffer[1].batch_size == (2,)
+
+
+def test_other_objects_are_read_one_by_one():
+    buffer = ReplayBuffer(storage=LazyStackStorage(3))
+    buffer.extend(["text", 7])
+    assert buffer[0] == "text" and buffer[1] == 7
+    for read in (lambda: buffer[:], lambda: buffer.sample(2), lambda: buffer[[0]]):
+        with pytest.raises(TypeError, match="ListStorage"):
+            read()
+    buffer[1] = ["a", "list"]
+    assert buffer[1] == ["a", "list"]
+
+
+def test_no_items_are_no_batch():
+    buffer = ReplayBuffer(storage=LazyStackStorage(3))
+    with pytest.raises(RuntimeError, match="empty storage"):
+        buffer.sample(2)
+    for index in (slice(None), [], torch.zeros(0, dtype=torch.bool)):
+        with pytest.raises(RuntimeError, match="no items"):
+            buffer[index]
+    buffer.extend(lengthy([1]))
+    with pytest.raises(RuntimeError, match="no items"):
+        buffer[1:]
+
+
+@pytest.mark.parametrize("rows", [flat_td, nested_td, steps, trajectories])
+def test_items_of_each_kind_come_back(rows):
+    buffer = buffer_of(rows([1, 2, 3]))
+    check_same(buffer[:].contiguous() if rows is not steps else torch.stack(list(buffer.storage)), rows([1, 2, 3]))
+    got, info = buffer.sample(8, return_info=True)
+    assert (type(got) is Step) == (rows is steps)
+    check_same(got["obs"] if rows is not steps else got.obs, rows(info["index"] + 1).get("obs"))
+
+
+# ------------------------------------------------------------------ what belongs to whom
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("rows", [flat_td, nested_td, steps, lambda ids: lengthy([each + 1 for each in ids])])
+def test_samples_can_be_edited_freely(kind, rows):
+    if kind is TensorDictReplayBuffer and isinstance(rows([0]), list | Step):
+        rows = flat_td
+    buffer = buffer_of(rows([1, 2, 3]), kind=kind)
+    kept = [item.clone() for item in buffer.storage]
+    for got in (buffer.sample(7), buffer[[0, 0, 2]], buffer[torch.tensor([1])]):
+        got.zero_()
+        if not isinstance(got, Step):
+            got["new"] = torch.arange(float(len(got)))
+            assert got["new"].tolist() == list(range(len(got)))  # also where an item was drawn twice
+    for item, before in zip(buffer.storage, kept, strict=True):
+        check_same(item, before)
+
+
+def test_a_slice_is_a_view_of_the_items():
+    buffer = buffer_of(lengthy([1, 2, 3]))
+    buffer[1:]["id"] = torch.tensor([8, 9])
+    assert buffer["id"].tolist() == [1, 8, 9]
+
+
+def test_a_transform_does_not_reach_the_storage():
+    def blank(data):
+        return data.zero_()
+
+    buffer = buffer_of(lengthy([1, 2, 3]), transform=blank)
+    for got in (buffer[:], buffer[0:2], buffer[[1]], buffer[1], buffer.sample(3)):
+        assert not got["id"].any()
+    assert [int(item["id"]) for item in buffer.storage] == [1, 2, 3]
+
+
+def test_entries_are_edited_in_place():
+    buffer = buffer_of(lengthy([1, 2, 3]))
+    item = buffer.storage[1]
+    assert buffer.set_("id", torch.tensor([4, 5, 6])) is buffer
+    assert item["id"] == 5
+    buffer.set_at_("id", torch.tensor([7, 8]), [2, 0])
+    assert buffer["id"].tolist() == [8, 5, 7]
+    buffer.set_at_("id", torch.tensor(3), 1)
+    buffer.set_at_("id", np.array([1]), slice(0, 1))
+    assert buffer["id"].tolist() == [1, 3, 7]
+    buffer["id"] = torch.tensor([0, 0, 1])
+    assert buffer["id"].tolist() == [0, 0, 1]
+    buffer.update_({"id": 9, "a": [torch.zeros(1), torch.ones(2), torch.zeros(3)]})
+    assert buffer["id"].tolist() == [9, 9, 9]
+    assert [each.tolist() for each in buffer[:].get("a", as_list=True)] == [[0.0], [1.0] * 2, [0.0] * 3]
+
+
+def test_nested_entries_are_edited_in_place():
+    buffer = buffer_of(nested_td([1, 2]))
+    buffer.set_(("next", "reward"), torch.tensor([5.0, 6.0]))
+    buffer.update_({"next": {"pixels": torch.ones(2, 2, 2, dtype=torch.uint8)}})
+    buffer.update_(TensorDict(obs=torch.zeros(2, 3, dtype=torch.float64), batch_size=[2]))
+    assert buffer["next", "reward"].tolist() == [5.0, 6.0]
+    assert buffer["next", "pixels"].all() and not buffer["obs"].any()
+
+
+def test_entries_along_another_stack_dim_are_edited_in_place():
+    buffer = buffer_of(trajectories([1, 2, 3]), stack_dim=-1)
+    value = torch.arange(12.0).reshape(4, 3)
+    buffer.set_("reward", value)
+    check_same(buffer["reward"], value)
+    check_same(buffer[1]["reward"], value[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"),
+    [
+        (lambda buffer: buffer.set_("id", torch.tensor([1, 2])), RuntimeError),
+        (lambda buffer: buffer.set_("id", torch.tensor(1)), RuntimeError),
+        (lambda buffer: buffer.set_("id", torch.tensor([1.0, 2.0, 3.0])), RuntimeError),
+        (lambda buffer: buffer.set_("no", torch.tensor([1, 2, 3])), KeyError),
+        (lambda buffer: buffer.set_("a", torch.zeros(3, 2)), RuntimeError),
+        (lambda buffer: buffer.set_at_("id", torch.tensor([1]), [3]), IndexError),
+        (
+            lambda buffer: buffer.update_({"id": torch.tensor([7, 8, 9]), "a": [0.0, "x", 0.0]}),
+            (TypeError, RuntimeError),
+        ),
+    ],
+)
+def test_edits_that_do_not_fit_change_nothing(edit, error):
+    buffer = buffer_of(lengthy([1, 2, 3]))
+    kept = [item.clone() for item in buffer.storage]
+    with pytest.raises(error):
+        edit(buffer)
+    for item, before in zip(buffer.storage, kept, strict=True):
+        check_same(item, before)
+
+
+# ------------------------------------------------------------------ in buffers
+
+
+def test_a_buffer_of_tensordicts_marks_its_samples():
+    buffer = buffer_of(flat_td([0, 1, 2, 3, 4]), capacity=3, kind=TensorDictReplayBuffer, batch_size=4)
+    assert buffer["index"].tolist() == [0, 1, 2] and buffer["obs"][:, 0].tolist() == [3.0, 4.0, 2.0]
+    for got in (buffer.sample(), buffer.next()):
+        assert got["index"].shape == (4,)
+        check_same(got["obs"], buffer["obs"][got["index"]])
+    buffer.extend(buffer.sample())
+    assert len(buffer) == 3 and buffer.write_count == 9
+
+
+def test_a_prioritized_buffer_draws_by_priority():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyStackStorage(5), batch_size=16)
+    buffer.extend(flat_td([0, 1, 2]).set("td_error", torch.tensor([0.0, 2.0, 1.0])))
+    batch = buffer.sample()
+    assert set(batch["index"].tolist()) == {1, 2}
+    check_same(batch["obs"][:, 0], batch["index"].float())
+    batch["td_error"] = torch.where(batch["index"] == 1, 0.0, 3.0)
+    buffer.update_tensordict_priority(batch)
+    assert set(buffer.sample()["index"].tolist()) == {2}
+
+
+def test_batches_are_drawn_ahead():
+    buffer = buffer_of(flat_td([0, 1, 2]), kind=TensorDictReplayBuffer, batch_size=4, prefetch=2)
+    for _ in range(5):
+        batch = buffer.sample()
+        check_same(batch["obs"][:, 0], batch["index"].float())
+
+
+def test_a_collate_function_gets_the_stack():
+    buffer = buffer_of(lengthy([1, 2]), collate_fn=lambda stack: stack.get("a", as_list=True))
+    assert [each.tolist() for each in buffer[:]] == [[1.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_copy_goes_on_apart(copier):
+    buffer = buffer_of(lengthy([1, 2]), kind=ReplayBuffer, stack_dim=-1)
+    twin = copier(buffer)
+    assert twin.storage.stack_dim == -1 and twin.storage.max_size == 9
+    twin.set_("id", 7)
+    twin.extend(lengthy([5]))
+    assert [int(item["id"]) for item in twin.storage] == [7, 7, 5]
+    assert [int(item["id"]) for item in buffer.storage] == [1, 2]
+
+
+def test_workers_are_refused():
+    buffer = buffer_of(lengthy([1, 2]))
+    with pytest.raises(RuntimeError, match="Cannot share a storage of type LazyStackStorage"):
+        multiprocessing.get_context("spawn").Process(target=print, args=(buffer,)).start()
+
+
+def test_items_are_moved_to_the_device():
+    storage = LazyStackStorage(3, device="cpu")
+    storage.set(0, TensorDict(a=torch.zeros(2, device="cpu")))
+    assert storage[0].device == torch.device("cpu") and storage.device == torch.device("cpu")
+    assert LazyStackStorage(3).device is None
+
+
+def test_another_default_device_makes_no_difference():
+    items = lengthy([1, 2, 3])
+    with torch.device("meta"):
+        buffer = TensorDictReplayBuffer(storage=LazyStackStorage(3), batch_size=5)
+        for item in items:
+            buffer.add(item)
+        buffer.set_at_("id", 7, [0])
+        assert buffer.sample()["id"].device.type == "cpu" and buffer[[0, 1]]["id"].tolist() == [7, 2]
+
+
+@given(st.lists(st.one_of(st.integers(1, 7), st.lists(st.integers(1, 7), min_size=1, max_size=6)), max_size=8))
+def test_it_holds_what_a_ring_of_items_holds(writes):
+    buffer, ring, written = ReplayBuffer(storage=LazyStackStorage(4)), {}, 0
+    for write in writes:
+        index = buffer.extend(lengthy(write)) if isinstance(write, list) else [buffer.add(lengthy([write])[0])]
+        for slot, each in zip(index, write if isinstance(write, list) else [write], strict=True):
+            assert int(slot) == written % 4
+            ring[written % 4] = each
+            written += 1
+    assert len(buffer) == len(ring) and buffer.write_count == written
+    if ring:
+        assert [len(each) for each in buffer[:].get("a", as_list=True)] == [ring[slot] for slot in range(len(ring))]
+        got, info = buffer.sample(6, return_info=True)
+        assert got["id"].tolist() == [ring[slot] for slot in info["index"].tolist()]
+
+
+def test_the_representation_shows_the_first_item():
+    assert repr(LazyStackStorage(3)) == "LazyStackStorage()"
+    assert repr(buffer_of(lengthy([1])).storage).startswith("LazyStackStorage(items=[TensorDict(")

@@ -1,0 +1,341 @@
+"""TensorDictMaxValueWriter: what it keeps is what ranks highest, whatever happens."""
+
+import heapq
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict, lazy_stack
+
+from interop import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
+from tests.interop.rows import Step, check_same, refused
+
+STORAGES = {
+    "memory": LazyTensorStorage,
+    "memmap": LazyMemmapStorage,
+    "list": ListStorage,
+    "stack": LazyStackStorage,
+    "compressed": CompressedListStorage,
+}
+in_each_storage = pytest.mark.parametrize("make", STORAGES.values(), ids=STORAGES)
+into_each_kind = pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+
+
+def ranked(ranks, ids=None):
+    """Rows whose id is their place in the batch, unless given."""
+    ranks = torch.as_tensor(ranks)
+    ids = torch.arange(len(ranks)) if ids is None else torch.as_tensor(ids)
+    return TensorDict(key=ranks, id=ids, batch_size=[len(ranks)])
+
+
+def best(capacity, make=LazyTensorStorage, kind=ReplayBuffer, rank_key="key", reduction="sum", **kwargs):
+    return kind(storage=make(capacity), writer=TensorDictMaxValueWriter(rank_key, reduction), **kwargs)
+
+
+def held(buffer, key="key"):
+    """An entry of each stored item, by slot."""
+    return [item[key].tolist() for item in buffer.storage]
+
+
+class Model:
+    """One item after the other, by brute force."""
+
+    def __init__(self, capacity):
+        self.capacity, self.ranks, self.ids, self.written = capacity, [], [], 0
+
+    def write(self, rank, each):
+        if len(self.ranks) < self.capacity:
+            self.ranks.append(rank)
+            self.ids.append(each)
+            slot = len(self.ranks) - 1
+        else:
+            slot = min(range(self.capacity), key=lambda place: (self.ranks[place], place))
+            if not rank > self.ranks[slot]:
+                return -1
+            self.ranks[slot], self.ids[slot] = rank, each
+        self.written += 1
+        return slot
+
+    def extend(self, ranks, ids):
+        slots = [self.write(*each) for each in zip(ranks, ids, strict=True)]
+        return [-1 if slot in slots[place + 1 :] else slot for place, slot in enumerate(slots)]
+
+
+# Few values, so that many are equal.
+ranks = st.integers(-3, 6).map(float) | st.sampled_from([float("inf"), -float("inf"), 0.5, -0.0, 1e300])
+writes = st.lists(st.one_of(ranks, st.lists(ranks, max_size=9)), max_size=8)
+
+
+@in_each_storage
+@settings(max_examples=50)
+@given(writes=writes, capacity=st.integers(1, 5))
+def test_it_keeps_what_one_item_after_the_other_would(make, writes, capacity):
+    buffer, model, ids = best(capacity, make), Model(capacity), 0
+    for write in writes:
+        many = write if isinstance(write, list) else [write]
+        numbers = list(range(ids, ids + len(many)))
+        ids += len(many)
+        rows = ranked(torch.tensor(many, dtype=torch.float64), numbers)
+        wanted = model.extend(many, numbers)
+        if isinstance(write, list):
+            index = buffer.extend(rows)
+            assert index.dtype == torch.int64 and index.tolist() == wanted
+        else:
+            assert buffer.add(rows[0]) == (wanted[0] if wanted[0] >= 0 else None)
+        assert held(buffer, "id") == model.ids and held(buffer) == model.ranks
+        assert buffer.write_count == model.written and len(buffer) == len(model.ids)
+
+
+@into_each_kind
+@in_each_storage
+def test_the_documented_example(make, kind):
+    buffer = best(1, make, kind, batch_size=1)
+    check_same(buffer.extend(ranked(range(10))), torch.tensor([-1] * 9 + [0]))
+    assert held(buffer) == [9] and buffer.write_count == 10
+    buffer.extend(ranked(range(10, 20)))
+    assert held(buffer) == [19] and int(buffer.sample()["id"]) == 9
+    check_same(buffer.extend(ranked(range(10))), torch.full((10,), -1))
+    assert held(buffer) == [19] and buffer.write_count == 20
+
+
+@into_each_kind
+@in_each_storage
+def test_items_are_added_one_by_one(make, kind):
+    buffer = best(2, make, kind)
+    slots = [buffer.add(ranked([rank])[0]) for rank in (5, 7, 6, 5, 6, 9)]
+    assert slots == [0, 1, 0, None, None, 0]
+    assert held(buffer) == [9, 7] and buffer.write_count == 4
+    assert all(type(slot) in (int, type(None)) for slot in slots)
+
+
+def test_ties_with_the_lowest_are_not_kept():
+    buffer = best(3)
+    check_same(buffer.extend(ranked([1, 1, 1, 1, 2, 2, 2, 2])), torch.tensor([-1, -1, -1, -1, 0, 1, 2, -1]))
+    assert buffer.write_count == 6 and held(buffer, "id") == [4, 5, 6]
+
+
+def test_a_long_batch_keeps_its_highest():
+    torch.manual_seed(0)
+    rows = ranked(torch.rand(20000))
+    buffer = best(500, kind=TensorDictReplayBuffer)
+    index = buffer.extend(rows)
+    kept = index >= 0
+    assert sorted(index[kept].tolist()) == list(range(500))
+    check_same(buffer["id"][index[kept]], rows["id"][kept])
+    assert set(buffer["id"].tolist()) == set(rows["key"].topk(500).indices.tolist())
+    heap, kept = [], 0
+    for rank in rows["key"].tolist():
+        if len(heap) < 500 or rank > heap[0]:
+            kept += 1
+            (heapq.heappush if len(heap) < 500 else heapq.heapreplace)(heap, rank)
+    assert buffer.write_count == kept
+
+
+# ------------------------------------------------------------------ ranks
+
+
+@pytest.mark.parametrize(
+    ("reduction", "wanted"),
+    [("sum", [12.0, 9]), ("max", [5.0, 3]), ("min", [1.0, 0]), ("mean", [3, 2.25]), ("median", [2, 3])],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (4, 1)])
+def test_several_values_make_one_rank(reduction, wanted, dtype, shape):
+    values = torch.tensor([[1, 5, 2, 4], [3, 3, 3, 0]]).to(dtype).reshape(2, *shape)
+    rows = TensorDict(key=values, batch_size=[2])
+    for batch in (rows, list(rows.unbind(0))):
+        buffer = best(2, reduction=reduction)
+        buffer.extend(batch)
+        assert sorted(buffer.writer._heap, key=lambda each: each[1]) == [(wanted[0], 0), (wanted[1], 1)]
+    buffer = best(1, reduction=reduction)
+    buffer.add(rows[0])
+    assert buffer.writer._heap == [(wanted[0], 0)]
+
+
+def test_one_value_is_the_rank_whatever_its_shape_and_dtype():
+    for values in (torch.tensor([[1.0], [2.0]]), torch.tensor([False, True]), torch.tensor([[[1]], [[2]]])):
+        buffer = best(1, reduction="mean")
+        check_same(buffer.extend(TensorDict(key=values, batch_size=[2])), torch.tensor([-1, 0]))
+
+
+def test_the_reward_of_the_step_ranks_by_default():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1), writer=TensorDictMaxValueWriter())
+    buffer.extend(TensorDict(next=TensorDict(reward=torch.tensor([[1.0], [3.0], [2.0]])), batch_size=[3]))
+    assert buffer["next", "reward"].tolist() == [[3.0]] and buffer.writer.rank_key == ("next", "reward")
+
+
+@in_each_storage
+def test_trajectories_are_ranked_as_a_whole(make):
+    rows = TensorDict(
+        key=torch.tensor([[1.0, 1.0], [0.0, 5.0], [2.0, 1.0]]), id=torch.arange(6).reshape(3, 2), batch_size=[3, 2]
+    )
+    buffer = best(2, make)
+    check_same(buffer.extend(rows), torch.tensor([-1, 1, 0]))
+    assert held(buffer, "id") == [[4, 5], [2, 3]]
+    assert buffer.writer.write_count == 3
+    with pytest.warns(UserWarning, match="extend"):  # a batch as one item
+        assert buffer.add(rows[1].clone().set("key", torch.tensor([9.0, 9.0]))) == 0
+    with refused(buffer, RuntimeError, "one batch dim"):
+        buffer.extend(rows.unsqueeze(-1))
+    with pytest.warns(UserWarning, match="extend"), refused(buffer, RuntimeError, "one batch dim"):
+        buffer.add(rows)
+
+
+@pytest.mark.parametrize("make", [ListStorage, LazyStackStorage, CompressedListStorage])
+def test_trajectories_of_unlike_length_are_ranked(make):
+    items = [TensorDict(key=torch.ones(each), batch_size=[each]) for each in (2, 5, 1, 3)]
+    for batch in (items, lazy_stack(items)):
+        buffer = best(2, make)
+        check_same(buffer.extend(batch), torch.tensor([-1, 1, -1, 0]))
+        assert [len(each) for each in held(buffer)] == [3, 5]
+
+
+def test_tensorclasses_are_ranked():
+    rows = Step(obs=torch.zeros(3, 2), reward=torch.tensor([1.0, 3.0, 2.0]), batch_size=[3])
+    for make in (LazyTensorStorage, ListStorage):
+        buffer = best(2, make, rank_key="reward")
+        check_same(buffer.extend(rows), torch.tensor([-1, 1, 0]))
+        assert type(buffer[:]) is Step and buffer[:].reward.tolist() == [2.0, 3.0]
+        assert buffer.add(rows[0]) is None
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_lists_of_tensordicts_are_written(make):
+    buffer = best(2, make)
+    check_same(buffer.extend(list(ranked([1, 3, 2]).unbind(0))), torch.tensor([-1, 1, 0]))
+    check_same(buffer.extend(lazy_stack(list(ranked([0, 9]).unbind(0)))), torch.tensor([-1, 0]))
+    assert held(buffer) == [9, 3]
+
+
+def test_an_empty_batch_writes_nothing():
+    buffer = best(2)
+    for empty in (ranked([]), []):
+        check_same(buffer.extend(empty), torch.zeros(0, dtype=torch.int64))
+    assert len(buffer) == buffer.write_count == 0
+
+
+def test_a_graph_makes_no_difference():
+    buffer = best(1)
+    buffer.extend(TensorDict(key=torch.tensor([1.0, 2.0], requires_grad=True) * 2, batch_size=[2]))
+    assert buffer["key"].tolist() == [4.0] and not buffer["key"].requires_grad
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@in_each_storage
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (ranked([9.0, float("nan")]), ValueError),
+        (
+            TensorDict(
+                key=torch.tensor([[float("inf"), -float("inf")], [9.0, 9.0]]), id=torch.arange(2), batch_size=[2]
+            ),
+            ValueError,
+        ),
+        (TensorDict(id=torch.arange(2), batch_size=[2]), KeyError),
+        (TensorDict(key=torch.zeros(2, 0), id=torch.arange(2), batch_size=[2]), ValueError),
+        (TensorDict(key=torch.zeros(2, dtype=torch.complex64), id=torch.arange(2), batch_size=[2]), TypeError),
+        (TensorDict(key="high", id=torch.arange(2), batch_size=[2]), TypeError),
+        (ranked([9.0])[0], RuntimeError),
+        (torch.zeros(2), RuntimeError),
+        ([ranked([9.0])[0], torch.zeros(2)], RuntimeError),
+        ({"key": torch.zeros(2)}, RuntimeError),
+        ("text", RuntimeError),
+        (None, RuntimeError),
+    ],
+)
+def test_what_cannot_be_ranked_changes_nothing(make, batch, error):
+    buffer = best(2, make)
+    buffer.extend(ranked([1.0, 2.0]))
+    with refused(buffer, error):
+        buffer.extend(batch)
+    check_same(buffer.extend(ranked([1.5, 3.0])), torch.tensor([-1, 0]))  # both go where 1 was
+    assert held(buffer) == [3.0, 2.0]
+
+
+@in_each_storage
+def test_single_items_that_cannot_be_ranked_change_nothing(make):
+    buffer = best(2, make)
+    buffer.extend(ranked([1.0, 2.0]))
+    for item, error in (
+        (ranked([float("nan")])[0], ValueError),
+        (TensorDict(id=1), KeyError),
+        (torch.zeros(()), RuntimeError),
+    ):
+        with refused(buffer, error):
+            buffer.add(item)
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_write_that_the_storage_refuses_changes_nothing(make):
+    buffer = best(4, make, sampler=PrioritizedSampler(4, 1.0, 1.0))
+    buffer.extend(ranked([1.0, 2.0, 3.0]))
+    wrong = TensorDict(key=torch.tensor([9.0, 8.0, 7.0, 0.0, 6.0]), id=torch.rand(5), batch_size=[5])
+    before = sorted(buffer.writer._heap)
+    for write in (
+        lambda: buffer.extend(wrong),
+        lambda: buffer.add(wrong[0]),
+        lambda: buffer.extend(list(wrong.unbind(0))),
+    ):
+        with refused(buffer, RuntimeError):
+            write()
+        assert sorted(buffer.writer._heap) == before
+    check_same(buffer.extend(ranked([5.0, 1.5])), torch.tensor([3, 0]))
+    assert held(buffer) == [1.5, 2.0, 3.0, 5.0]
+
+
+def test_a_storage_that_fails_leaves_the_ranks():
+    class Failing(ListStorage):
+        fails = False
+
+        def set(self, cursor, data, *, set_cursor=True):
+            if self.fails:
+                raise OSError("no room")
+            super().set(cursor, data, set_cursor=set_cursor)
+
+    buffer = best(3, Failing)
+    buffer.extend(ranked([1, 2]))
+    buffer.storage.fails = True
+    for batch in (ranked([9, 8, 7, 6]), ranked([5]), ranked([3, 4, 0, 5])):
+        with pytest.raises(OSError, match="no room"):
+            buffer.extend(batch)
+    buffer.storage.fails = False
+    assert buffer.write_count == 2 and sorted(buffer.writer._heap) == [(1.0, 0), (2.0, 1)]
+    check_same(buffer.extend(ranked([0, 3])), torch.tensor([-1, 2]))
+    assert held(buffer) == [1, 2, 3]
+
+
+def test_several_item_dims_are_refused_before_anything_changes():
+    with pytest.raises(ValueError, match="ndim=2"):
+        best(4, lambda capacity: LazyTensorStorage(capacity, ndim=2))
+    buffer = best(4, sampler=PrioritizedSampler(4, 1.0, 1.0))
+    buffer.extend(ranked([1.0, 2.0]))
+    buffer.update_priority([0, 1], [5.0, 6.0])
+    with refused(buffer, ValueError, "ndim=2"):
+        buffer.set_storage(LazyTensorStorage(4, ndim=2))
+    other = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))
+    with refused(other, ValueError, "ndim=2"):
+        other.set_writer(TensorDictMaxValueWriter("key"))
+    with pytest.raises(ValueError, match="ndim=2"):
+        TensorDictMaxValueWriter("key").register_storage(LazyTensorStorage(4, ndim=2))
+
+
+def test_an_unknown_reduction_is_refused_at_once():
+    with pytest.raises(NotImplementedError, match="'product'"):
+        TensorDictMaxValueWriter("key", reduction="product")
+    with pytest.raises(TypeError):
+        TensorDictMaxValueWriter("key", unknown=1)
+    TensorDictMaxValueWriter("key", "max", compilable=True)
