@@ -43,6 +43,18 @@ def init(rule: Any, capacity: int) -> Any:
     return rule.init(capacity)
 
 
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1))
+def init_excluding(rule: Any, capacity: int) -> Any:
+    """Fresh state of a sampler that can be told what not to draw."""
+    return rule.init_excluding(capacity)
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+def exclude(rule: Any, state: Any, slots: Array, allowed: Array) -> Any:
+    """The sampler's state after items at slots were allowed to be drawn, or not."""
+    return rule.exclude(state, slots, allowed)
+
+
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
 def written(rule: Any, state: Any, slots: Array) -> Any:
     """The sampler's state after new items came into slots."""

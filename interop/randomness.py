@@ -25,3 +25,33 @@ def key(generator: torch.Generator | None) -> np.ndarray:
         return drawn.cpu().numpy().view(np.uint32)
     _word.bits.random_(generator=generator)
     return _word.words.copy()
+
+
+class _Shares(threading.local):
+    """Memory for uniform numbers, made once a thread."""
+
+    size = 0
+
+    def of(self, count: int) -> None:
+        with torch.inference_mode(False):
+            self.tensor = torch.empty(count, dtype=torch.float64, device="cpu")
+        self.numbers, self.size = self.tensor.numpy(), count
+
+
+_shares = _Shares()
+
+
+def uniforms(count: int, generator: torch.Generator | None, given: np.ndarray | None = None) -> np.ndarray:
+    """`count` numbers of [0, 1), float64 of 53 bits, from the generator, or torch's global one, or of a given key.
+
+    In memory that the next call in this thread takes over.
+    """
+    if given is not None:
+        return np.random.Generator(np.random.Philox(key=given.view(np.uint64)[0])).random(count)
+    if generator is not None and generator.device.type != "cpu":
+        drawn = torch.empty(count, dtype=torch.float64, device=generator.device).uniform_(generator=generator)
+        return drawn.cpu().numpy()
+    if _shares.size != count:
+        _shares.of(count)
+    _shares.tensor.uniform_(generator=generator)
+    return _shares.numbers

@@ -99,11 +99,18 @@ class Prioritized:
         told: Int[Array, " n"],
         allowed: Bool[Array, " n"],
     ) -> PrioritizedState:
-        assert state.excluded is not None
+        return self.exclude(self._begun(state, two_or_more(slots)), told, allowed) if slots.shape[0] else state
+
+    def exclude(
+        self, state: PrioritizedState, told: Int[Array, " n"], allowed: Bool[Array, " n"]
+    ) -> PrioritizedState:
+        """State in which items may be drawn from now on, or not. See `Excluding.written_excluding`."""
+        if state.excluded is None:
+            raise ValueError("the state was made for drawing every item: make it by init_excluding()")
         nobody = state.priorities.size - 1
         told, allowed = two_or_more(priority_tree.in_range(told, state.tree.capacity, nobody)), two_or_more(allowed)
         excluded = state.excluded.at[told].set(~allowed & (told < nobody), mode="promise_in_bounds")
-        state = self._begun(dataclasses.replace(state, excluded=excluded), two_or_more(slots))
+        state = dataclasses.replace(state, excluded=excluded)
         held = state.priorities.at[told].get(mode="promise_in_bounds")
         values = jnp.where(allowed & (held >= 0), self._value(jnp.maximum(held, 0), state.alpha), 0)
         tree = priority_tree.update(state.tree, *computed_once((told, values)), settled=True)

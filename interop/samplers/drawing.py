@@ -24,7 +24,11 @@ class DrawingSampler(Sampler):
     def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
         """`sample` with a random key; None has it draw its own."""
         slots, info, _ = self._draw(storage, batch_size, key)
-        return unravel(slots, storage), info
+        return self._index_of(slots, storage), info
+
+    def _index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
+        """Flat slots as they are told: a tuple of coordinates for several item dims."""
+        return unravel(slots, storage)
 
     @abstractmethod
     def _draw(

@@ -220,9 +220,15 @@ class PrioritizedSampler(DrawingSampler):
                 if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
                     self._wanted_device = device
             with bridge.exact():
-                empty = compiled.init(self.rule, capacity)
-                empty = dataclasses.replace(empty, alpha=np.asarray(self._alpha, self.rule.dtype))
+                empty = self._fresh(capacity)
+                alpha: Any = np.asarray(self._alpha, self.rule.dtype)
+                empty = dataclasses.replace(empty, alpha=alpha)
                 self._state = jax.device_put(empty, bridge.jax_device(self.device))
+
+    def _fresh(self, capacity: int) -> fbuf.PrioritizedState:
+        """A state of no items."""
+        empty: fbuf.PrioritizedState = compiled.init(self.rule, capacity)
+        return empty
 
     def weights_of(self, weighed: Any) -> Tensor:
         """The importance weights of a draw; RuntimeError where there was nothing to draw.

@@ -1,0 +1,351 @@
+"""Where the trajectories in a storage start and stop: kept on the host, and brought up to date by reading new rows only.
+
+The same knowledge as that of `fbuf.trajectories`, for storages that are written from outside of any program. Bookkeeping
+of a few numbers costs less here than the dispatch of a program would.
+"""
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from interop.samplers.interleaved import Interleaved, distinct_tail, takes_turns
+from interop.samplers.markers import Markers, lanes_of
+from interop.storages import Storage, TensorStorage
+
+_NONE = np.zeros((0, 3), np.int64)
+_MOST_TURNS = 4096  # trajectories that can be interleaved
+
+
+class Table:
+    """Closed trajectories in the order of their ends: rows of (lane, first time, last time). First in, first out."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty((64, 3), np.int64)
+        self._head = self._tail = 0
+
+    def append(self, rows: np.ndarray, room: int) -> None:
+        """Put rows at the end, and have room for more behind them. Amortized O(rows)."""
+        stop = self._tail + len(rows)
+        if stop + room > len(self._rows):
+            live = self._rows[self._head : self._tail]
+            if 2 * (len(live) + len(rows) + room) > len(self._rows):
+                self._rows = np.empty((4 * (len(live) + len(rows) + room), 3), np.int64)
+            self._rows[: len(live)] = live  # NumPy copies overlapping memory as if it were apart
+            self._head, self._tail, stop = 0, len(live), len(live) + len(rows)
+        self._rows[self._tail : stop] = rows
+        self._tail = stop
+
+    def drop_before(self, time: int) -> None:
+        """Take those from the front whose last time is before."""
+        if self._head < self._tail and self._rows[self._head, 2] < time:
+            self._head += int(np.searchsorted(self._rows[self._head : self._tail, 2], time))
+
+    def with_going(self, rows: np.ndarray) -> np.ndarray:
+        """A view of all, and of rows that are not kept, behind them."""
+        stop = self._tail + len(rows)
+        self._rows[self._tail : stop] = rows
+        return self._rows[self._head : stop]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """A view of all."""
+        return self._rows[self._head : self._tail]
+
+
+class Boundaries:
+    """The trajectories of a storage. Time counts rows, the oldest stored one having time `oldest`.
+
+    A storage that is full has its oldest row behind the one that was written last: there a trajectory ends for now, and
+    another one is cut. `sync` costs O(rows written since); O(all rows) the first time, and where markers were changed
+    in place. Where trajectories are interleaved (see `Interleaved`) times are places instead, `oldest` is 0, and what is
+    asked for costs O(trajectories).
+    """
+
+    def __init__(self, markers: Markers) -> None:
+        self.markers = markers
+        self.version = 0  # changes with the trajectories
+        self.rebuilt = 0  # how often nothing that was known before holds any more
+        self._storage: Any = None
+        self._edits = self._written = 0  # of its ledger, as far as they are known here
+        self._latest: np.ndarray = np.zeros(0, np.int64)  # the ids of the newest row
+
+    def sync(self, storage: Storage) -> None:
+        """Take in what was written. RuntimeError or TypeError where the storage does not say where trajectories end."""
+        ledger = storage._ledger
+        if self._storage is None or self._storage() is not storage or not _keeps_ledger(storage):
+            self._rebuild(storage)
+            return
+        count = ledger.written - self._written
+        misses = count > self.capacity or (count and (self.now + self.origin + count - ledger.end) % self.capacity)
+        if misses or (ledger.edits != self._edits and not self._unchanged(storage, count)):
+            self._rebuild(storage)
+        elif count:
+            self._advance(storage, count)
+            self._written = ledger.written
+
+    def _unchanged(self, storage: Storage, new: int) -> bool:
+        """Whether edits in place left the markers as they were, of all rows but the newest, which are yet to be read."""
+        edited = storage._ledger.since(self._edits)
+        if edited is None:
+            return False
+        for rows in edited:
+            at = np.arange(*rows.indices(self.filled)) if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
+            at = at[(at < self.filled) & ((at - self.now - self.origin) % self.capacity >= new)]
+            if at.size and not np.array_equal(self.markers.read(storage, at), self._seen[at]):
+                return False
+        self._edits = storage._ledger.edits
+        return True
+
+    def _rebuild(self, storage: Storage) -> None:
+        self._storage = None
+        self.ids = self.markers.resolve(storage)
+        ledger, self.lanes, self._several_dims = storage._ledger, lanes_of(storage), storage.ndim > 1
+        edits, written = ledger.edits, ledger.written
+        self.filled = len(storage) // self.lanes
+        self.capacity = storage._row_count if isinstance(storage, TensorStorage) else storage.max_size
+        full = self.filled == self.capacity
+        self._seen: np.ndarray = np.zeros((0, self.lanes))
+        self.origin, self.now = ledger.end if full and _keeps_ledger(storage) else 0, 0
+        self.rebuilt += 1
+        self._begin()
+        self._advance(storage, self.filled)
+        self._edits, self._written, self._storage = edits, written, weakref.ref(storage)
+
+    def _begin(self) -> None:
+        self._all = Table()
+        self._long: dict[int, Table] = {}
+        self._turns: Interleaved | None = None  # instead of all that, where trajectories are interleaved
+        self._tail: np.ndarray = np.zeros(0, np.int64)  # the ids of the newest rows, as long as none comes twice
+        self.oldest = 0
+        self._open = np.zeros(self.lanes, np.int64)  # when the latest trajectory of each lane began
+        self.ends = np.zeros((0, self.lanes), np.bool_)  # by row: whether it is the last of its trajectory
+
+    def of_flags(self, ends: np.ndarray, origin: int) -> None:
+        """Take the boundaries from flags of a full storage that is never written, [rows]; its oldest row is `origin`."""
+        self.ids, self.lanes, self.filled, self.capacity = False, 1, len(ends), len(ends)
+        self.origin, self.now = origin, 0
+        self._begin()
+        self._take(np.roll(ends, -origin)[:, None], 0)
+        self.ends = ends[:, None]
+        self.version += 1
+
+    # ------------------------------------------------------------------ rows that are new
+
+    def _advance(self, storage: Storage, count: int) -> None:
+        self.version += 1
+        if not count:
+            return
+        start = (self.now + self.origin) % self.capacity
+        head = min(count, self.capacity - start)
+        found = self.markers.read(storage, slice(start, start + head))
+        if head < count:
+            found = np.concatenate([found, self.markers.read(storage, slice(0, count - head))])
+        if len(self._seen) < min(self.now + count, self.capacity):
+            room = min(self.capacity, max(2 * len(self._seen), self.now + count))
+            self._seen = _grown(self._seen.astype(found.dtype, copy=False), room)
+            self.ends = _grown(self.ends, room)
+        self._seen[start : start + head], self._seen[: count - head] = found[:head], found[head:]
+        if not self.ids:
+            self._take(found, 0)
+            return
+        if self._turns is not None or self._by_turns(found):
+            self._write_by_turns(start, found)
+            return
+        first = self._latest if self.now else found[0]
+        changes = np.empty(found.shape, np.bool_)
+        np.not_equal(found[0], first, out=changes[0])
+        np.not_equal(found[1:], found[:-1], out=changes[1:])
+        self._latest = found[-1].copy()
+        self._take(changes, -1)
+
+    def _by_turns(self, found: np.ndarray) -> bool:
+        """Whether items of several trajectories are interleaved, which only those of a single lane can be."""
+        if self.lanes > 1 or self._several_dims:
+            return False
+        ids = found[:, 0]
+        if takes_turns(self._tail, ids):
+            return True
+        self._tail = distinct_tail(np.concatenate([self._tail, ids])[-_MOST_TURNS:])
+        return False
+
+    def _write_by_turns(self, start: int, found: np.ndarray) -> None:
+        """New rows, of trajectories that are interleaved."""
+        if self._turns is None:  # all that is stored, the oldest first
+            self._turns = Interleaved(self.capacity)
+            stop = self.now + len(found)
+            rows = (np.arange(max(0, stop - self.capacity), stop) + self.origin) % self.capacity
+            for part in np.split(rows, np.flatnonzero(np.diff(rows) < 0) + 1):
+                self._turns.write(int(part[0]), self._seen[part, 0], 0)
+        else:
+            self._turns.write(start, found[:, 0], self.filled)
+        self.now += len(found)
+        self.filled = min(self.now, self.capacity)
+
+    def _take(self, flags: np.ndarray, shift: int) -> None:
+        """New rows, of which some end a trajectory: the flagged ones, or for shift -1 those before them."""
+        count = len(flags)
+        base = self.now
+        self.now = base + count
+        rows = (base + self.origin) % self.capacity
+        self._mark(rows, flags) if shift == 0 else self._mark_before(rows, flags)
+        if self.lanes == 1:
+            last = flags.reshape(-1).nonzero()[0]
+            last += base + shift
+            lane: Any = 0
+            if last.size:
+                first = np.empty_like(last)
+                first[0], first[1:] = self._open[0], last[:-1] + 1
+                self._open[0] = last[-1] + 1
+        else:
+            last, lane = flags.nonzero()
+            last += base + shift
+            if last.size:
+                first = self._begun(last, lane)
+        if last.size:
+            closed = np.empty((last.size, 3), np.int64)
+            closed[:, 0], closed[:, 1], closed[:, 2] = lane, first, last
+            self._all.append(closed, self.lanes)
+            for least, table in self._long.items():
+                table.append(closed[last - first >= least - 1], self.lanes)
+        self.oldest = max(0, self.now - self.capacity)
+        self._all.drop_before(self.oldest)
+        self.filled = min(self.now, self.capacity)
+
+    def _begun(self, last: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        """When trajectories that end at `last`, in order, began."""
+        order = np.argsort(lane, kind="stable")
+        of, ends = lane[order], last[order]
+        first = np.empty_like(last)
+        begun = np.empty_like(last)
+        fresh = np.empty(of.shape, np.bool_)
+        fresh[0], fresh[1:] = True, of[1:] != of[:-1]
+        begun[1:] = ends[:-1] + 1
+        begun[fresh] = self._open[of[fresh]]
+        first[order] = begun
+        final = np.append(fresh[1:], True)
+        self._open[of[final]] = ends[final] + 1
+        return first
+
+    def _mark(self, start: int, flags: np.ndarray) -> None:
+        if not len(self.ends):
+            return  # they are given as a whole
+        head = min(len(flags), self.capacity - start)
+        self.ends[start : start + head], self.ends[: len(flags) - head] = flags[:head], flags[head:]
+
+    def _mark_before(self, start: int, changes: np.ndarray) -> None:
+        if self.now > len(changes):
+            self.ends[start - 1] |= changes[0]  # row -1 is the last one
+        self._mark(start, np.concatenate([changes[1:], np.zeros_like(changes[:1])]))
+
+    # ------------------------------------------------------------------ what is known
+
+    def trajectories(self, least: int) -> np.ndarray:
+        """(lane, first time, last time) of the stored trajectories of at least `least` stored rows.
+
+        A first time before `oldest` means that the trajectory was cut. Until the next `sync`; the going ones are last.
+        """
+        if self._turns is not None:
+            return self._turns.at_least(least)
+        table = self._all
+        if least > 1:
+            if least not in self._long:
+                for other in list(self._long)[:-3]:
+                    del self._long[other]
+                found = self._all.rows
+                self._long[least] = Table()
+                self._long[least].append(found[found[:, 2] - found[:, 1] >= least - 1], self.lanes)
+            table = self._long[least]
+            table.drop_before(self.oldest + least - 1)
+        return table.with_going(self._going(least))
+
+    def _going(self, least: int) -> np.ndarray:
+        """The same of those that may go on."""
+        if self.lanes == 1:
+            first = int(self._open[0])
+            if self.now - max(first, self.oldest) < least:
+                return _NONE
+            return np.array([[0, first, self.now - 1]])
+        lane = (self.now - np.maximum(self._open, self.oldest) >= least).nonzero()[0]
+        return np.stack([lane, self._open[lane], np.full_like(lane, self.now - 1)], 1)
+
+    def starts(self, need: int, length: int, strict: bool, since: int) -> tuple[np.ndarray, np.ndarray]:
+        """Slots that may have begun or ceased to be starts since time `since`, and whether each is one now.
+
+        A start has `need` stored items from it to the end of its trajectory, which, if strict, has `length`; otherwise the
+        first stored item of a trajectory is one, too. O((rows since + length) * lanes); O(items) where interleaved.
+        """
+        if self._turns is not None:
+            found = self._turns.at_least(1)
+            many = found[:, 2] - found[:, 1] + 1
+            behind = np.concatenate([np.arange(each, 0, -1) for each in many]) if len(many) else np.zeros(0, np.int64)
+            stored = np.repeat(many, many)
+            return self._turns.rows[np.repeat(found[:, 2], many) + 1 - behind], _is_start(
+                behind, stored, need, length, strict
+            )
+        low = max(min(since - length, self.now), self.oldest)
+        parts = [(low, self.now)]
+        if low > self.oldest:  # where rows were written over, trajectories became shorter
+            parts.append((self.oldest, min(self.oldest + length, low)))
+        slots, allowed = zip(*(self._starts_in(*part, need, length, strict) for part in parts), strict=True)
+        return np.concatenate(slots), np.concatenate(allowed)
+
+    def _starts_in(self, low: int, high: int, need: int, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:
+        wide_low, wide_high = max(low - length, self.oldest), min(high + length, self.now)
+        rows = self.rows_at(np.arange(wide_low, wide_high))
+        at = np.arange(len(rows))[:, None]
+        ends = self.ends[rows]
+        far = len(rows) + length
+        if wide_high == self.now and len(rows):
+            ends[-1] = True
+        stop = np.minimum.accumulate(np.where(ends, at, far)[::-1])[::-1]
+        begun = np.where(ends, at + 1, -far if wide_low > self.oldest else 0)
+        start = np.concatenate([begun[:1] * 0 + (-far if wide_low > self.oldest else 0), begun[:-1]])
+        start = np.maximum.accumulate(start)
+        behind, stored = stop - at + 1, stop - start + 1
+        allowed = _is_start(behind, stored, need, length, strict)
+        slots = rows[:, None] * self.lanes + np.arange(self.lanes)
+        inner = slice(low - wide_low, high - wide_low)
+        return slots[inner].reshape(-1), allowed[inner].reshape(-1)
+
+    def windows_from(self, slots: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Times, lanes and stored items up to `length` from items at slots to the end of their trajectory."""
+        if self._turns is not None:
+            return self._turns.windows_from(slots, length)
+        rows, lane = slots // self.lanes, slots % self.lanes
+        times = self.now - 1 - (self.now - 1 + self.origin - rows) % self.capacity
+        steps = np.arange(length)
+        ends = self.ends[self.rows_at(np.minimum(times[:, None] + steps, self.now - 1)), lane[:, None]]
+        ends[:, -1] = True
+        return times, lane, np.minimum(ends.argmax(1) + 1, self.now - times)
+
+    def lengths(self) -> np.ndarray:
+        """Stored rows of each stored trajectory."""
+        found = self.trajectories(1)
+        return found[:, 2] - np.maximum(found[:, 1], self.oldest) + 1
+
+    def order_of(self, found: np.ndarray) -> np.ndarray:
+        """The order in which trajectories lie in the storage: lane by lane, by their oldest stored row."""
+        return np.lexsort((self.rows_at(np.maximum(found[:, 1], self.oldest)), found[:, 0]))
+
+    def rows_at(self, times: np.ndarray) -> np.ndarray:
+        """Which rows have these times."""
+        if self._turns is not None:
+            return self._turns.rows[times]
+        return (times + self.origin) % self.capacity
+
+
+def _keeps_ledger(storage: Storage) -> bool:
+    """Whether all writes to the storage are noted."""
+    return storage._notes_writes
+
+
+def _is_start(behind: np.ndarray, stored: np.ndarray, need: int, length: int, strict: bool) -> np.ndarray:
+    """Whether items with `behind` stored ones from them on, of a trajectory of `stored`, begin a slice."""
+    return (behind >= need) & (stored >= length) if strict else (behind >= need) | (behind == stored)
+
+
+def _grown(held: np.ndarray, room: int) -> np.ndarray:
+    grown = np.zeros((room, held.shape[1]), held.dtype)
+    grown[: len(held)] = held
+    return grown

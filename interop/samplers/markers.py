@@ -1,0 +1,151 @@
+"""Where the items of a storage say to which trajectory they belong."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from torch import Tensor
+
+from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
+from interop.storages.rows import TorchRows
+
+DONE = ("next", "done")
+_FOUND_BY_DEFAULT: tuple[tuple[Any, bool], ...] = ((("collector", "traj_ids"), True), ("episode", True), (DONE, False))
+
+
+class Markers:
+    """Reads, for rows of a storage, the id of their trajectory, or whether it ends with them.
+
+    Args:
+        traj_key: an integer entry [rows, *lanes]; another value than in the row before begins a trajectory.
+        end_keys: bool entries [rows, *lanes] or [rows, *lanes, 1], True in the last row of a trajectory; those that are
+            stored are taken together. They count where there is no `traj_key`, or the storage has none.
+
+    Without either `("collector", "traj_ids")`, `"episode"` and `("next", "done")` are looked for, in this order.
+    """
+
+    def __init__(self, traj_key: Any, end_keys: Sequence[Any] | None) -> None:
+        self._traj_key = traj_key
+        self._end_keys = list(end_keys) if end_keys is not None else None
+        self.found: tuple[tuple[Any, ...], bool] | None = None  # keys, and whether they are of ids
+
+    def resolve(self, storage: Storage) -> bool:
+        """Find the entries; whether they are ids. RuntimeError or TypeError where there is none that can be used."""
+        item = _an_item(storage)
+        if self.found is None or any(item.get(key, None) is None for key in self.found[0]):
+            self.found = self._look(item)
+        keys, ids = self.found
+        for key in keys:
+            _check(storage, key, item.get(key), ids)
+        return ids
+
+    def _look(self, item: Any) -> tuple[tuple[Any, ...], bool]:
+        def there(key: Any) -> bool:
+            return item.get(key, None) is not None
+
+        if self._traj_key is None and self._end_keys is None:
+            for key, ids in _FOUND_BY_DEFAULT:
+                if there(key):
+                    return (key,), ids
+        elif self._traj_key is not None and there(self._traj_key):
+            return (self._traj_key,), True
+        else:
+            found = tuple(key for key in self._end_keys or [DONE] if there(key))
+            if found:
+                return found, False
+        wanted = [self._traj_key] if self._traj_key is not None else []
+        wanted += self._end_keys or [DONE]
+        raise RuntimeError(
+            "Could not get a tensordict out of the storage that says where trajectories end: "
+            f"none of {wanted} is stored. Give traj_key, an integer for each item, or end_key, a bool for each"
+        )
+
+    def read(self, storage: Storage, rows: Any) -> np.ndarray:
+        """Ids, int64, or flags, bool, of rows, a slice or int array: [n, lanes]. A copy, or a view of what is stored."""
+        assert self.found is not None
+        keys, ids = self.found
+        values = _column(storage, keys[0], rows)
+        if ids:
+            return values
+        flags = values if values.dtype == np.bool_ else values != 0
+        for key in keys[1:]:
+            flags = flags | (_column(storage, key, rows) != 0)
+        return flags
+
+
+def lanes_of(storage: Storage) -> int:
+    """Items in a row."""
+    return math.prod(storage.shape[1:]) if storage.ndim > 1 and storage.shape is not None else 1
+
+
+def leaf_of(storage: TensorStorage, key: Any) -> int | None:
+    """Which leaf of the stored items has this key."""
+    path = key if isinstance(key, tuple) else (key,)
+    assert storage._layout is not None
+    return next((place for place, spec in enumerate(storage._layout.leaves) if spec.path == path), None)
+
+
+def _an_item(storage: Storage) -> Any:
+    """Something to look for keys in."""
+    if isinstance(storage, TensorStorage) and storage._layout is not None and storage._layout.is_tensordict:
+        return _Leaves(storage)
+    if isinstance(storage, LazyStackStorage) and len(storage) and is_tensor_collection(storage[0]):
+        return storage[0]
+    if not isinstance(storage, TensorStorage | ListStorage) and len(storage):
+        held = storage[:]
+        if isinstance(held, TensorDictBase):
+            return held[0]
+    raise RuntimeError(
+        "Could not get a tensordict out of the storage, which is required to know where trajectories end: "
+        f"a {type(storage).__name__} of {'other items' if len(storage) else 'no items'} has none"
+    )
+
+
+class _Leaves:
+    """The tensors of a storage by key, as one item has them."""
+
+    def __init__(self, storage: TensorStorage) -> None:
+        self._storage = storage
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        place = leaf_of(self._storage, key)
+        if place is None:
+            return default
+        assert self._storage._layout is not None
+        spec = self._storage._layout.leaves[place]
+        return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+
+def _check(storage: Storage, key: Any, value: Any, ids: bool) -> None:
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        raise TypeError(
+            f"{key!r} must be {'integers' if ids else 'bool'}, got {value.dtype if isinstance(value, Tensor) else value}"
+        )
+    if ids and value.ndim:
+        raise RuntimeError(
+            f"{key!r} must be one integer an item, a {storage.ndim}-dimensional signal; items have shape {list(value.shape)}"
+        )
+    if value.numel() != 1:
+        raise RuntimeError(
+            f"{key!r} must be one bool an item, with as many dims as the storage has ({storage.ndim}) and at most "
+            f"others of size 1; items have shape {list(value.shape)}"
+        )
+
+
+def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
+    lanes = lanes_of(storage)
+    if isinstance(storage, TensorStorage):
+        place, held = leaf_of(storage, key), storage._rows
+        assert place is not None and held is not None
+        if isinstance(held, TorchRows) and held._numpy is not None:
+            return held._numpy[place].reshape(-1, lanes)[rows]
+        tensor = held.tensors[place]
+        at = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=tensor.device)
+        return tensor[at].cpu().numpy().reshape(-1, lanes)
+    if isinstance(storage, LazyStackStorage):
+        numbers = range(len(storage))[rows] if isinstance(rows, slice) else rows
+        return np.array([storage.get(int(row)).get(key).item() for row in numbers]).reshape(-1, 1)
+    return storage[:].get(key).cpu().numpy().reshape(-1, lanes)[rows]

@@ -1,0 +1,162 @@
+"""Slices that begin with items in proportion to their priority."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+import fbuf
+from interop import bridge, compiled
+from interop.samplers.prioritized import PrioritizedSampler
+from interop.samplers.slices import SliceSampler
+from interop.storages import Storage
+
+
+class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
+    """Draws slices of trajectories whose first items come in proportion to their priority, as in `PrioritizedSampler`.
+
+    Items too close to the end of their trajectory to begin a slice are not drawn, whatever their priority. Each item of a
+    slice has the "priority_weight" of its first one. `update_priority` is about single items. Draws cost O(slices * log
+    capacity + batch).
+
+    Args:
+        max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: as for `PrioritizedSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values, truncated_key, compile: as
+            for `SliceSampler`.
+        strict_length: False also allows the first item of each trajectory, which then comes out whole where it is shorter.
+        span: on the right as for `SliceSampler`, True for all but the last item; on the left nothing, with a warning.
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        reduction: str = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Any = None,
+        end_keys: Sequence[Any] | None = None,
+        traj_key: Any = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+        compile: bool | dict[str, Any] = False,
+        span: Any = False,
+        max_priority_within_buffer: bool = False,
+    ) -> None:
+        SliceSampler.__init__(
+            self,
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+            compile=compile,
+            span=span,
+        )
+        if self.span[0]:
+            warnings.warn(
+                f"slices that are drawn by the priority of their start have no span on the left: {span!r} counts as 0 there",
+                UserWarning,
+                stacklevel=2,
+            )
+            self.span = (False, self.span[1])
+        PrioritizedSampler.__init__(
+            self,
+            max_capacity,
+            alpha,
+            beta,
+            eps,
+            dtype,
+            reduction,
+            max_priority_within_buffer=max_priority_within_buffer,
+        )
+
+    def _fresh(self, capacity: int) -> fbuf.PrioritizedState:
+        empty: fbuf.PrioritizedState = compiled.init_excluding(self.rule, capacity)
+        return empty
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._starts: Any = None  # what `_allowed` was found for
+        self._allowed: np.ndarray = np.zeros(0, np.bool_)  # by slot
+
+    def _empty(self) -> None:
+        SliceSampler._empty(self)
+        PrioritizedSampler._empty(self)
+
+    @property
+    def refuses_late(self) -> bool:
+        return PrioritizedSampler.refuses_late.fget(self)  # type: ignore[attr-defined]
+
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        count, length = self._shape(batch_size)
+        self._synced(storage)
+        self._candidates(length)
+        with self._lock:
+            self._allow(storage, length)
+            starts, weighed, _ = PrioritizedSampler._draw(self, storage, count, key)
+        times, lane, stored = self._index.windows_from(starts.cpu().numpy(), length)
+        steps = np.arange(length)
+        slots = self._slots(times[:, None] + np.minimum(steps, stored[:, None] - 1), lane[:, None])
+        lengths = None
+        if (stored < length).any():
+            slots, lengths = slots[steps < stored[:, None]], stored
+        slots = slots.reshape(-1)
+        weights = weighed["priority_weight"]
+        repeats: Any = length if lengths is None else torch.from_numpy(lengths).to(weights.device)
+        info = self._told(storage, slots, lengths, None, length)
+        info["priority_weight"] = weights.repeat_interleave(repeats)
+        return torch.from_numpy(slots), info, []
+
+    def _allow(self, storage: Storage, length: int) -> None:
+        """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""
+        index, right = self._index, self.span[1]
+        need = min(2, length) if right is True else length - int(right)
+        wanted = (index, index.rebuilt, need, length)
+        known = self._starts
+        since = known[1] if known is not None and known[0] == wanted else index.oldest
+        if known is not None and known[0] == wanted and known[2] == index.version:
+            return
+        if len(storage) > len(self._allowed):
+            size = max(len(storage), min(2 * len(self._allowed), storage.max_size))
+            self._allowed = np.append(self._allowed, np.ones(size - len(self._allowed), np.bool_))
+        slots, allowed = index.starts(need, length, self.strict_length, since)
+        if known is None or known[0] != wanted:  # nothing is known about items that are not among these
+            assert len(slots) >= len(storage)
+        changed = self._allowed[slots] != allowed
+        slots, allowed = slots[changed], allowed[changed]
+        self._starts = (wanted, index.now, index.version)
+        if slots.size:
+            self.ready(storage)
+            self._allowed[slots] = allowed
+            with bridge.exact():
+                told = compiled.padded(slots.astype(np.int32)), compiled.padded(allowed)
+                self._state = compiled.exclude(self.rule, self._state, *told)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        PrioritizedSampler.__setstate__(self, state)
+        self._forget()
+        if self._state is not None:
+            assert self._state.excluded is not None
+            self._allowed = ~np.asarray(self._state.excluded)
+
+    def __repr__(self) -> str:
+        return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"

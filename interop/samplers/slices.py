@@ -1,0 +1,319 @@
+"""Runs of consecutive items of one trajectory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop import columns, randomness
+from interop.numbers import whole
+from interop.samplers.boundaries import Boundaries
+from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.markers import Markers, leaf_of
+from interop.storages import Storage, TensorStorage
+from interop.storages.rows import TorchRows
+
+_MASK = ("collector", "mask")
+
+
+class SliceSampler(DrawingSampler):
+    """Draws slices of trajectories: each trajectory that is long enough equally often, and each start in it.
+
+    A batch is the slices one after the other, [num_slices * slice_len]. None crosses the end of a trajectory or the place
+    where a full storage is written next; one may go from the last row on to the first. Draws cost O(batch), whatever is
+    stored: what was written since the last one is looked at, once.
+
+    Args:
+        num_slices, slice_len: one of them; the other follows from the batch size, which must be a multiple.
+        end_key: bool entry that is True in the last item of a trajectory.
+        end_keys: several of them, taken together.
+        traj_key: integer entry that is the same for all items of a trajectory; counts before `end_key`. In a storage of
+            one item dim the items of several trajectories may be interleaved, one of each at a time.
+        ends, trajectories: the same as tensors for a storage that is full and never written; they need `cache_values`.
+        cache_values: accepted; what is known of the trajectories is always kept, and brought up to date.
+        truncated_key: where the ends of slices are told, with "done" and "terminated" beside it; None to tell nothing.
+        strict_length: False lets shorter trajectories come out whole, in a batch that is smaller.
+        pad_output: fill these up by repeating their last item; ("collector", "mask") is False there.
+        compile: accepted; there is nothing to compile.
+        span: let slices begin before (left) or end behind (right) their trajectory, which cuts them: True, an int for at
+            most so many items, or a pair of these.
+        use_gpu: accepted; boundaries are kept on the host.
+
+    Without a key `("collector", "traj_ids")`, "episode" and ("next", "done") are looked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Any = None,
+        end_keys: Sequence[Any] | None = None,
+        traj_key: Any = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,
+        span: Any = False,
+        use_gpu: Any = False,
+    ) -> None:
+        if (num_slices is None) == (slice_len is None):
+            raise TypeError(f"give one of num_slices and slice_len, got {num_slices} and {slice_len}")
+        if pad_output and strict_length:
+            raise ValueError(
+                "pad_output=True needs strict_length=False: without shorter trajectories nothing is padded"
+            )
+        if not isinstance(compile, bool | dict):
+            raise TypeError(f"compile must be a bool or a dict, got {type(compile).__name__}")
+        self.num_slices = None if num_slices is None else whole("num_slices", num_slices)
+        self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
+        self.end_key, self.end_keys, self.traj_key = end_key, end_keys, traj_key
+        self.cache_values = bool(cache_values)
+        self.truncated_key = truncated_key
+        self.strict_length = bool(strict_length)
+        self.pad_output = bool(pad_output)
+        self.compile, self.use_gpu = compile, use_gpu
+        self.span = _pair(span)
+        for each in self.span:
+            if self.slice_len is not None and each is not True and each >= self.slice_len:
+                raise ValueError(f"span={span!r} must be less than slice_len={self.slice_len}")
+        self._static = _given_boundaries(ends, trajectories, self.cache_values, end_key, end_keys, traj_key)
+        self._forget()
+
+    def _forget(self) -> None:
+        keys = list(self.end_keys) if self.end_keys is not None else None if self.end_key is None else [self.end_key]
+        self._index = Boundaries(Markers(self.traj_key, keys))
+        if self._static is not None:
+            self._index.of_flags(*self._static)
+        self._ends_of_slices: tuple[Any, Tensor] | None = None
+
+    def _empty(self) -> None:
+        self._forget()
+
+    @property
+    def refuses_late(self) -> bool:
+        return False
+
+    # ------------------------------------------------------------------ draws
+
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        count, length = self._shape(batch_size)
+        self._synced(storage)
+        slots, lengths, mask = self._windows(count, length, key)
+        return torch.from_numpy(slots), self._told(storage, slots, lengths, mask, length), []
+
+    def _shape(self, batch_size: int) -> tuple[int, int]:
+        """How many slices of which length. RuntimeError where the batch cannot be made of them."""
+        if self.num_slices is not None:
+            if batch_size % self.num_slices:
+                raise RuntimeError(f"batch_size={batch_size} is not a multiple of num_slices={self.num_slices}")
+            count, length = self.num_slices, batch_size // self.num_slices
+        else:
+            assert self.slice_len is not None
+            if batch_size % self.slice_len:
+                raise RuntimeError(f"batch_size={batch_size} is not a multiple of slice_len={self.slice_len}")
+            count, length = batch_size // self.slice_len, self.slice_len
+        for each in self.span:
+            if each is not True and each >= length:
+                raise ValueError(f"span={self.span} must be less than the slices' length, {length}")
+        return count, length
+
+    def _synced(self, storage: Storage) -> None:
+        """Have the index know what is stored."""
+        size = stored(storage)
+        if self._static is None:
+            self._index.sync(storage)
+        elif size != self._index.filled:
+            raise RuntimeError(
+                f"ends and trajectories tell of {self._index.filled} items, {size} are stored: they are for a storage that "
+                "is full and not written any more"
+            )
+
+    def _candidates(self, length: int) -> np.ndarray:
+        """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
+        found = self._index.trajectories(length if self.strict_length else 1)
+        if not len(found):
+            known = self._index.lengths()
+            raise RuntimeError(
+                f"no stored trajectory is long enough: their lengths are {known.min()} to {known.max()}, slices need "
+                f"{length}. Use shorter slices, or strict_length=False"
+            )
+        return found
+
+    def _windows(self, count: int, length: int, key: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Flat slots of slices; their lengths, where they differ; and which slots are no padding, where there is some."""
+        found = self._candidates(length)
+        shares = randomness.uniforms(2 * count, self._rng, key)
+        chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
+        return self._within(chosen, shares[count:], length)
+
+    def _within(
+        self, chosen: np.ndarray, shares: np.ndarray, length: int
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
+        index = self._index
+        first, steps = np.maximum(chosen[:, 1], index.oldest), _steps(length)
+        stored = chosen[:, 2] + 1 - first
+        if self.strict_length and self.span == (False, False):
+            start = first + (shares * (stored - (length - 1))).astype(np.int64)
+            return self._slots(start[:, None] + steps, chosen[:, :1]).reshape(-1), None, None
+        left, right = (length - 1 if each is True else int(each) for each in self.span)
+        farthest = np.minimum(np.maximum(stored - length, 0) + right, stored - 1)
+        start = first - left + (shares * (farthest + left + 1)).astype(np.int64)
+        times = np.maximum(start, first)[:, None] + steps
+        stop = np.minimum(start + length, first + stored)
+        lengths = stop - times[:, 0]
+        if (lengths == length).all():
+            return self._slots(times, chosen[:, :1]).reshape(-1), None, None
+        mask = times < stop[:, None]
+        if self.pad_output:
+            return (
+                self._slots(np.minimum(times, stop[:, None] - 1), chosen[:, :1]).reshape(-1),
+                lengths,
+                mask.reshape(-1),
+            )
+        return self._slots(times, chosen[:, :1])[mask], lengths, None
+
+    def _slots(self, times: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        rows = self._index.rows_at(times)
+        return rows if self._index.lanes == 1 else rows * self._index.lanes + lane
+
+    # ------------------------------------------------------------------ what is told about them
+
+    def _told(
+        self, storage: Storage, slots: np.ndarray, lengths: np.ndarray | None, mask: np.ndarray | None, length: int
+    ) -> dict[Any, Any]:
+        """The markers of slices; `lengths` where they differ from `length`."""
+        info: dict[Any, Any] = {}
+        stops = (
+            None
+            if lengths is None
+            else (np.arange(1, len(lengths) + 1) * length if mask is not None else lengths.cumsum())
+        )
+        if self.truncated_key is not None:
+            truncated = self._truncated(slots.size, length, lengths, stops, mask is not None)
+            parent = self.truncated_key[:-1] if isinstance(self.truncated_key, tuple) else ()
+            info[self.truncated_key] = truncated
+            done = _flags(storage, _sibling(parent, "done"), slots)
+            info[_sibling(parent, "done")] = truncated.clone() if done is None else done.logical_or_(truncated)
+            terminated = _flags(storage, _sibling(parent, "terminated"), slots)
+            info[_sibling(parent, "terminated")] = torch.zeros_like(truncated) if terminated is None else terminated
+        if mask is not None:
+            info[_MASK] = torch.from_numpy(mask)
+        begins = _flags(storage, "is_init", slots, dims=0)
+        if begins is not None:
+            starts = (
+                np.arange(0, slots.size, length)
+                if stops is None or lengths is None or mask is not None
+                else stops - lengths
+            )
+            begins[torch.from_numpy(starts)] = True
+            info["is_init"] = begins
+        return info
+
+    def _truncated(
+        self, size: int, length: int, lengths: np.ndarray | None, stops: np.ndarray | None, padded: bool
+    ) -> Tensor:
+        """bool [size, 1]: True in the last item of each slice."""
+        if stops is None or lengths is None:
+            known = self._ends_of_slices
+            if known is None or known[0] != (size, length):
+                ends: np.ndarray = np.zeros((size, 1), np.bool_)
+                ends[length - 1 :: length] = True
+                known = self._ends_of_slices = (size, length), torch.from_numpy(ends)
+            return known[1].clone()
+        ends = np.zeros((size, 1), np.bool_)
+        ends[stops - length + lengths - 1 if padded else stops - 1] = True
+        return torch.from_numpy(ends)
+
+    def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
+        if storage.ndim == 1:
+            return (slots,)
+        assert storage.shape is not None
+        return torch.unravel_index(slots, storage.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_index", "_ends_of_slices")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_slices={self.num_slices}, slice_len={self.slice_len}, end_key={self.end_key}, "
+            f"traj_key={self.traj_key}, truncated_key={self.truncated_key}, strict_length={self.strict_length})"
+        )
+
+
+def _pair(span: Any) -> tuple[bool | int, bool | int]:
+    left, right = span if isinstance(span, tuple | list) else (span, span)
+    for each in (left, right):
+        if not isinstance(each, bool):
+            whole("span", each, least=0)
+    return left, right
+
+
+_known_steps: dict[int, np.ndarray] = {}
+
+
+def _steps(length: int) -> np.ndarray:
+    if length not in _known_steps:
+        if len(_known_steps) > 64:
+            _known_steps.clear()
+        _known_steps[length] = np.arange(length)
+    return _known_steps[length]
+
+
+def _sibling(parent: tuple[str, ...], name: str) -> Any:
+    return (*parent, name) if parent else name
+
+
+def _flags(storage: Storage, key: Any, slots: np.ndarray, dims: int = 1) -> Tensor | None:
+    """A copy of a bool entry at slots, [n] and `dims` dims of size 1; None where nothing is stored under the key."""
+    if isinstance(storage, TensorStorage) and isinstance(storage._rows, TorchRows) and storage._rows._numpy is not None:
+        place = leaf_of(storage, key)
+        if place is None:
+            return None
+        found = storage._rows._items[place].read(torch.from_numpy(slots), slots)
+    else:
+        if not columns.has(storage, key):
+            return None
+        found = columns.read(storage, key, slots)
+    found = found.to(torch.bool) if found.dtype != torch.bool else found
+    if dims == 0 or found.ndim != 2 or found.shape[1] != 1:
+        shape = (slots.size, 1) if dims and found.numel() == slots.size else tuple(found.shape)
+        found = found.reshape(shape)
+    return found
+
+
+def _given_boundaries(
+    ends: Tensor | None, trajectories: Tensor | None, cached: bool, *keys: Any
+) -> tuple[np.ndarray, int] | None:
+    """Flags of ends, and the row where the first trajectory begins, from what the user gives. RuntimeError for misuse."""
+    if ends is None and trajectories is None:
+        return None
+    if ends is not None and trajectories is not None:
+        raise RuntimeError("ends and trajectories exclude each other")
+    if not cached:
+        raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
+    if any(key is not None for key in keys):
+        raise RuntimeError("ends and trajectories say where trajectories end: give neither end_key nor traj_key")
+    given = torch.as_tensor(ends if ends is not None else trajectories).detach().cpu()
+    if given.ndim != 1 or given.numel() == 0:
+        raise RuntimeError(f"ends and trajectories must be [items], got shape {list(given.shape)}")
+    if given.is_floating_point() or given.is_complex() or (ends is not None and given.dtype != torch.bool):
+        raise TypeError(f"ends must be bool and trajectories integers, got {given.dtype}")
+    values = given.numpy()
+    if ends is None:
+        values = values != np.roll(values, -1)  # the last row goes on in the first where their ids are equal
+    last = np.flatnonzero(values)
+    return values.copy(), int(last[-1] + 1) % len(values) if last.size else 0
