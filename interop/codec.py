@@ -169,7 +169,7 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
         return next(leaves)
     values = [next(leaves) if type(child) is Leaf else _build(child, leaves, batch, device) for child in node.children]
     if node.kind is TensorDict and not node.names:
-        return _new(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, None)
+        return unchecked(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, None)
     if issubclass(node.kind, dict):
         made = node.kind()
         made.update(zip(node.keys, values, strict=True))
@@ -177,7 +177,7 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: tuple[int, ...]
     if issubclass(node.kind, tuple | list):
         return row_of(node.kind, values)
     names = [*(None for _ in batch), *node.names] if node.names else None
-    held = _new(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
+    held = unchecked(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
     return held if node.kind is TensorDict else node.kind.from_tensordict(held)
 
 
@@ -194,10 +194,34 @@ def shallow(data: TensorDictBase) -> TensorDictBase:
     if type(data) is not TensorDict:
         return data.copy()
     names = data.names
-    return _new(dict(data.items()), data.batch_size, data.device, names if any(names) else None)
+    return unchecked(dict(data.items()), data.batch_size, data.device, names if any(names) else None)
 
 
-def _new(
+def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
+    """Tensordicts of the usual kind as one with a new first dim; None where they are of another, or unlike.
+
+    The tensors of a key are put together at once: `torch.stack` of the tensordicts takes twenty times as long.
+    """
+    first = items[0]
+    shape, device, size = first.batch_size, first.device, len(first._tensordict) if type(first) is TensorDict else -1
+    for item in items:
+        if type(item) is not TensorDict or item.batch_size != shape or len(item._tensordict) != size:
+            return None
+    entries: dict[str, Any] = {}
+    for key in first._tensordict:
+        column = [item._tensordict.get(key) for item in items]
+        kinds = set(map(type, column))
+        if kinds == {Tensor} and len({(each.shape, each.dtype) for each in column}) == 1:
+            entries[key] = torch.stack(column)
+        elif kinds != {TensorDict} or (nested := densely_stacked(column)) is None:
+            return None
+        else:
+            entries[key] = nested
+    names = first.names
+    return unchecked(entries, torch.Size((len(items), *shape)), device, [None, *names] if any(names) else None)
+
+
+def unchecked(
     source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
 ) -> TensorDictBase:
     """A tensordict of entries known to fit: without checking each again, where this tensordict can."""

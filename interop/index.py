@@ -42,7 +42,10 @@ def as_tensor(index: Any) -> Tensor:
         )
     if not isinstance(index, Tensor | np.ndarray | list):
         raise TypeError(f"cannot index with {type(index).__name__}")
-    tensor = torch.as_tensor(np.asarray(index, order="C") if isinstance(index, np.ndarray) else index)
+    if isinstance(index, Tensor):
+        tensor = index
+    else:
+        tensor = torch.as_tensor(np.asarray(index, order="C") if isinstance(index, np.ndarray) else index, device="cpu")
     if tensor.numel() == 0 and not isinstance(index, Tensor):
         return tensor.to(torch.int64)
     if tensor.dtype == torch.bool and tensor.ndim:

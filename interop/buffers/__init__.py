@@ -1,12 +1,19 @@
 """Replay buffers: a storage, a sampler and a writer joined."""
 
+from interop.buffers.conditional import ConditionalUpdateResult
+from interop.buffers.ensemble import ReplayBufferEnsemble
+from interop.buffers.hindsight import HERReplayBuffer, HindsightStrategy
 from interop.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 
 __all__ = [
+    "ConditionalUpdateResult",
+    "HERReplayBuffer",
+    "HindsightStrategy",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]

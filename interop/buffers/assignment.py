@@ -9,7 +9,7 @@ from interop.buffers.places import coordinates, is_all, row_numbers
 from interop.codec import Layout
 from interop.pytrees import assigned, each_leaf, swapped
 from interop.storages import Storage
-from interop.writers import TensorDictRoundRobinWriter, Writer
+from interop.writers import TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
 
 
 def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -> None:
@@ -47,7 +47,7 @@ def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
 
 
 def _keeps_numbers(storage: Storage, writer: Writer) -> bool:
-    if not isinstance(writer, TensorDictRoundRobinWriter):
+    if not isinstance(writer, TensorDictRoundRobinWriter | TensorDictMaxValueWriter):
         return False
     layout = getattr(storage, "_layout", None)
     if layout is not None:

@@ -7,8 +7,9 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 from torch import Tensor
 
+from interop.codec import densely_stacked
 from interop.pytrees import row_of
-from interop.storages import ListStorage, Storage, TensorStorage
+from interop.storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage, TensorStorage
 
 
 def identity(data: Any) -> Any:
@@ -22,6 +23,8 @@ def stack(items: list[Any]) -> Any:
     if first is None and not items:
         raise RuntimeError("cannot make a batch of no items")
     if is_tensor_collection(first):
+        if (dense := densely_stacked(items)) is not None:
+            return dense
         try:
             return torch.stack(items)
         except RuntimeError:
@@ -40,10 +43,19 @@ def stack(items: list[Any]) -> Any:
     )
 
 
+def lazily(items: list[Any]) -> Any:
+    """Tensordicts as a lazy stack of them, other items stacked."""
+    if items and all(is_tensor_collection(item) for item in items):
+        return lazy_stack(items)
+    return stack(items)
+
+
 def default_for(storage: Storage) -> Callable[[Any], Any]:
     """The collate function of a storage that the user gave none for; NotImplementedError for a storage of their own."""
-    if isinstance(storage, TensorStorage):
+    if isinstance(storage, TensorStorage | LazyStackStorage):
         return identity
+    if isinstance(storage, CompressedListStorage):
+        return lazily
     if isinstance(storage, ListStorage):
         return stack
     raise NotImplementedError(

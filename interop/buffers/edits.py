@@ -5,20 +5,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection
+from tensordict import LazyStackedTensorDict, is_tensor_collection, lazy_stack
 from torch import Tensor
+
+from interop.index import as_int, as_list
 
 Path = tuple[str, ...]
 
 
-def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each stored tensor that is to be written at index, and what with.
+def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterator[tuple[Tensor, Any, Tensor]]:
+    """Each stored tensor that is to be written, where in it, and what with. Of a lazy stack the index names items.
 
     KeyError for a key that is not stored, TypeError for what is no tensor, IndexError out of range, RuntimeError for
     another shape or dtype. A number fills the tensor.
     """
     if not is_tensor_collection(held):
-        yield held, _fitting(held[index], given, path)
+        yield held, index, _fitting(held[index], given, path)
         return
     if not isinstance(given, Mapping) and not is_tensor_collection(given):
         raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(given).__name__}; nothing was written")
@@ -27,7 +29,15 @@ def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterato
         below = _path(key)
         if below not in stored:
             raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
-        yield from planned(held.get(below), value, index, path + below)
+        if not isinstance(held, LazyStackedTensorDict):
+            yield from planned(held.get(below), value, index, path + below)
+            continue
+        entries = [item.get(below) for item in held.tensordicts]  # the stack itself would give copies
+        if is_tensor_collection(entries[0]):
+            yield from planned(lazy_stack(entries, held.stack_dim), value, index, path + below)
+            continue
+        for entry, part in _shared_out(entries, held.stack_dim, value, index, path + below):
+            yield entry, ..., _fitting(entry, part, path + below)
 
 
 def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
@@ -42,6 +52,24 @@ def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     return {_path(key): entries[_path(key)] for key in keys}
 
 
+def _shared_out(entries: list[Any], dim: int, value: Any, index: Any, path: Path) -> Iterator[tuple[Tensor, Any]]:
+    """The entries that an index names, each with its part of a value that is stacked along dim, or is a number."""
+    single = as_int(index)
+    if single is not None:
+        yield entries[single], value
+        return
+    entries = entries if index is Ellipsis else [entries[place] for place in as_list(index, len(entries))]
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value, device="cpu")
+    if isinstance(value, Tensor) or is_tensor_collection(value):
+        parts = value.unbind(dim) if value.ndim > dim else ()
+    else:
+        parts = value if isinstance(value, list | tuple) else [value] * len(entries)
+    if len(parts) != len(entries):
+        raise RuntimeError(f"{_name(path)}: got {len(parts)} values for {len(entries)} items; nothing was written")
+    yield from zip(entries, parts, strict=True)
+
+
 def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
     """The value as a tensor that can be copied to the place."""
     if not isinstance(value, Tensor | np.ndarray):
@@ -49,7 +77,7 @@ def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
         if not torch.can_cast(value.dtype, place.dtype):
             raise RuntimeError(f"{_name(path)}: stored are {place.dtype}, got {value.dtype}; nothing was written")
         value = value.to(place.dtype).expand(place.shape) if value.ndim == 0 else value.to(place.dtype)
-    value = torch.as_tensor(value).detach()
+    value = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
     if value.shape != place.shape or value.dtype != place.dtype or value.layout != place.layout or value.is_meta:
         raise RuntimeError(
             f"{_name(path)}: stored are {list(place.shape)} of {place.dtype}, got {list(value.shape)} of {value.dtype} "
@@ -61,7 +89,7 @@ def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
 def _of_numbers(value: Any, path: Path) -> Tensor:
     try:
         if not is_tensor_collection(value):
-            return torch.as_tensor(value)
+            return torch.as_tensor(value, device="cpu")
         cause = None
     except (TypeError, ValueError, RuntimeError) as error:
         cause = error

@@ -3,10 +3,12 @@
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from interop import bridge
 from interop.samplers import DrawingSampler, Sampler
-from interop.samplers.drawing import unravel
+from interop.samplers.epoch import Drawn, Epoch
+from interop.samplers.markers import leaf_of
 from interop.storages import Storage, TensorStorage
 from interop.storages.rows import JaxRows, TorchRows
 
@@ -19,13 +21,29 @@ def takes_keys(sampler: Sampler) -> bool:
     return isinstance(sampler, DrawingSampler) and getattr(sampler.sample, "__func__", None) is _DRAW
 
 
+def epoch_of(sampler: Sampler) -> Epoch | None:
+    """What the sampler's draws use up, where they are the library's own."""
+    epoch = sampler._epoch
+    return epoch if isinstance(epoch, Epoch) and takes_keys(sampler) else None
+
+
+def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray | None = None) -> Drawn | None:
+    """What is drawn of an epoch, to be told whether it was given out; None for samplers that draw from no epoch."""
+    epoch = epoch_of(sampler)
+    if epoch is None or not isinstance(sampler, DrawingSampler):
+        return None
+    with epoch.lock:
+        slots, info, _ = sampler._draw(storage, batch_size, key)
+        return Drawn(epoch, epoch.hold(), slots, info)
+
+
 class Fused:
     """Sampling where the methods of storage and sampler are the library's own."""
 
     def __init__(self, storage: TensorStorage, sampler: DrawingSampler) -> None:
         self._storage = storage
         self._sampler = sampler
-        self._place: int | None = None  # as `_numbers` finds it; -1 where there is none
+        self._places: dict[Any, int | None] = {}  # which leaf the items have under a key
 
     @classmethod
     def of(cls, storage: Storage, sampler: Sampler) -> "Fused | None":
@@ -34,32 +52,60 @@ class Fused:
         return cls(storage, sampler) if fits else None  # type: ignore[arg-type]  # as just found
 
     @property
+    def storage(self) -> TensorStorage:
+        """What is read."""
+        return self._storage
+
+    @property
     def holds(self) -> bool:
         """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
         return takes_keys(self._sampler) and getattr(self._storage.get, "__func__", None) is _READ
 
-    def sample(self, batch_size: int, key: np.ndarray | None, marks: bool) -> tuple[Any, dict[Any, Any]]:
-        """A batch and what to tell about it; with `marks` its "index" may already be what the info says.
+    def sample(
+        self, batch_size: int, key: np.ndarray | None, marks: bool, drawn: Drawn | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """A batch and what to tell about it; with `marks` it may already have in it what the info says.
 
         RuntimeError where there is nothing to draw.
         """
-        storage, rows = self._storage, self._storage._rows
-        arrays = rows.arrays if isinstance(rows, JaxRows) else []
-        slots, info, leaves = self._sampler._draw(storage, batch_size, key, arrays)
+        slots, info, tensors = self.draw(batch_size, key, drawn)
+        rows = self._storage._rows
         assert rows is not None  # an empty storage was refused by the sampler
-        info["index"] = unravel(slots, storage)
-        if leaves:
-            tensors = [bridge.hand_over(leaf) for leaf in leaves]
-        elif marks and isinstance(rows, TorchRows):
-            tensors = rows.read(slots, self._numbers())
-        else:
-            tensors = rows.read(slots)
-        return storage.build(tensors, (batch_size,)), info
+        if not tensors:
+            on_host = marks and isinstance(rows, TorchRows) and rows.on_host
+            tensors = rows.read(slots, self._known(info)) if on_host else rows.read(slots)  # type: ignore[call-arg]
+        return self._storage.build(tensors, (slots.shape[0],)), info
 
-    def _numbers(self) -> int:
-        """Which leaf is the row number of each item."""
-        if self._place is None:
-            assert self._storage._layout is not None
-            found = [spec.path == ("index",) and spec.shape == () for spec in self._storage._layout.leaves]
-            self._place = found.index(True) if True in found and self._storage.ndim == 1 else -1
-        return self._place
+    def draw(
+        self, batch_size: int, key: np.ndarray | None, drawn: Drawn | None = None
+    ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
+        """Flat slots, what to tell about them, and the items where the program that draws has read them."""
+        rows = self._storage._rows
+        if drawn is None:
+            arrays = rows.arrays if isinstance(rows, JaxRows) else []
+            slots, info, leaves = self._sampler._draw(self._storage, batch_size, key, arrays)
+        else:
+            slots, info, leaves = drawn.slots, drawn.info, []
+        info["index"] = self._sampler._index_of(slots, self._storage)
+        return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
+
+    def _known(self, info: dict[Any, Any]) -> dict[int, Tensor]:
+        """The leaves that the info has in the place of what is stored: read there, they need not be set."""
+        known: dict[int, Tensor] = {}
+        root = self._storage._layout.root if self._storage._layout is not None else None
+        if getattr(root, "batch", ()):  # what is told of an item is expanded over its dims
+            return known
+        for key, value in info.items():
+            if key not in self._places:
+                self._places[key] = leaf_of(self._storage, key)
+            place = self._places[key]
+            if place is not None and (told := as_entry(value)) is not None:
+                known[place] = told
+        return known
+
+
+def as_entry(told: Any) -> Tensor | None:
+    """What the info tells of items as one tensor on the host; None for what is none, or would have to be made."""
+    if isinstance(told, tuple):
+        return told[0].unsqueeze(-1) if len(told) == 1 and isinstance(told[0], Tensor) else None
+    return told if isinstance(told, Tensor) else None

@@ -1,5 +1,6 @@
 """The components of a replay buffer: made, joined, exchanged, pickled."""
 
+import contextlib
 import copy
 import multiprocessing
 from collections.abc import Callable
@@ -8,13 +9,15 @@ from typing import Any, Self
 import torch
 
 from interop.buffers import collate
-from interop.buffers.fused import Fused
+from interop.buffers.fused import Fused, epoch_of
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.turn import Turn
 from interop.numbers import whole
 from interop.processes import starting_a_worker
-from interop.samplers import PrioritizedSampler, RandomSampler, Sampler
-from interop.storages import ListStorage, Storage
+from interop.sample_units import SampleUnit, expanding
+from interop.samplers import ConsumingSampler, PrioritizedSampler, RandomSampler, Sampler
+from interop.samplers.consuming import consuming
+from interop.storages import ListStorage, Storage, StorageEnsemble
 from interop.storages.lock import Lock
 from interop.transforms.chain import Compose, as_chain
 from interop.writers import RoundRobinWriter, Writer
@@ -41,6 +44,8 @@ class Joined:
         shared: bool = False,
         compilable: bool | None = None,
         delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other")
@@ -52,6 +57,9 @@ class Joined:
             raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
         if dim_extend is not None:
             dim_extend = whole("dim_extend", dim_extend, least=0)
+        if consume_after_n_samples is not None:
+            sampler = consuming(sampler, consume_after_n_samples)
+        self._unit = expanding(sample_unit)
         self._batch_size = batch_size
         self._pin_memory = pin_memory
         self._prefetch = Prefetch(prefetch) if prefetch else None
@@ -71,6 +79,7 @@ class Joined:
         self._stepping = Lock()  # from one batch to the `next()`
         self._iterating = False
         self._process_lock: Any = None
+        self._readers: tuple[Callable[[], Any], ...] = ()  # references to ensembles that draw from here ahead of time
 
     def _init(self) -> None:
         """Make the components. Where that fails nothing is kept, and the next use tries again."""
@@ -83,8 +92,7 @@ class Joined:
             storage = made("storage", given_storage, Storage, lambda: ListStorage(1000, compilable=compilable))
             sampler = made("sampler", given_sampler, Sampler, RandomSampler)
             writer = made("writer", given_writer, Writer, lambda: self._default_writer(compilable))
-            if getattr(sampler, "drop_last", False) and self._batch_size is None:
-                raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
+            self._check_batches(sampler)
             chain = as_chain(transform_factory() if transform_factory is not None else transform)
             collate_fn = collate_fn or collate.default_for(storage)
             with storage._access:
@@ -96,6 +104,10 @@ class Joined:
     def _default_writer(compilable: bool) -> Writer:
         return RoundRobinWriter()
 
+    def _check_batches(self, sampler: Sampler) -> None:
+        if getattr(sampler, "drop_last", False) and self._batch_size is None:
+            raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
+
     @staticmethod
     def _check_fit(storage: Storage, sampler: Sampler) -> None:
         wanted = getattr(storage, "_max_size", storage.max_size)  # as asked for, before it is rounded up to whole rows
@@ -106,14 +118,22 @@ class Joined:
     def _join(self, storage: Storage, sampler: Sampler, writer: Writer, **others: Any) -> None:
         """Have the components know of each other and of this buffer. The lock of the storage is held."""
         self._check_fit(storage, sampler)
+        writer.check_storage(storage)
+        if self._unit is not None and isinstance(storage, StorageEnsemble):
+            raise TypeError("a sample unit expands the items of one storage: give it to the members of an ensemble")
+        consumed = sampler if isinstance(sampler, ConsumingSampler) else None
+        sampler.check_fit(storage, writer, self._prefetch is not None, self._unit is not None)
         held = self.__dict__
         if "_storage" in held and not (held["_storage"] is storage and held["_sampler"] is sampler):
             sampler._empty()  # it may have served another storage, or this one some time ago
         if isinstance(sampler, PrioritizedSampler):
             sampler.take_over(storage)
         writer.register_storage(storage)
+        for each, vacant in ((held.get("_writer"), None), (writer, None if consumed is None else consumed.vacant)):
+            if isinstance(each, RoundRobinWriter):
+                each._vacant = vacant
         self._storage, self._sampler, self._writer = storage, sampler, writer
-        self._fused = Fused.of(storage, sampler)
+        self._fused = Fused.of(storage, sampler) if self._unit is None else None
         self.__dict__.update(others)
         storage.attach(self)
         self._hand_rng()
@@ -132,6 +152,23 @@ class Joined:
     def initialized(self) -> bool:
         """Whether the components were made."""
         return self._parts is None
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Numbers to watch, JSON as they are; makes no components that were not made yet.
+
+        "size", "write_count", "prefetch_queue_size", "initialized" and, where the storage is known, "capacity" and
+        "utilization", which is size / capacity.
+        """
+        storage = self._storage if self.initialized else self._parts[0]
+        told: dict[str, int | float | bool] = {
+            "size": len(self) if self.initialized else 0,
+            "write_count": self.write_count if self.initialized else 0,
+            "prefetch_queue_size": 0 if self._prefetch is None else len(self._prefetch),
+            "initialized": self.initialized,
+        }
+        if isinstance(storage, Storage):
+            told |= {"capacity": storage.max_size, "utilization": told["size"] / storage.max_size}
+        return told
 
     @property
     def storage(self) -> Storage:
@@ -197,6 +234,7 @@ class Joined:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put in another sampler, which takes over the stored rows; returns the one before."""
         new = made("sampler", sampler, Sampler)
+        self._check_batches(new)
         with Turn(self):
             before = self._sampler
             self._join(self._storage, new, self._writer)
@@ -244,11 +282,14 @@ class Joined:
     def _drop_ahead(self) -> None:
         if self._prefetch is not None:
             self._prefetch.drop()
+        for each in self._readers:
+            if (reader := each()) is not None:
+                reader._drop_ahead()
 
     def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
         """What a pickle or copy has, as of one moment: with components of its own. A worker gets those there are."""
         self._storage  # noqa: B018  # components, not what makes them
-        with Turn(self):
+        with Turn(self), contextlib.nullcontext() if self._prefetch is None else self._prefetch.still():
             state = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
             state["_shared"] = self._process_lock is not None
             if starting_a_worker():
@@ -284,6 +325,8 @@ class Joined:
             self.share(shared)
         with self._storage._access:
             self._join(self._storage, self._sampler, self._writer)
+        if self._prefetch is not None:
+            self._prefetch.bind(epoch_of(self._sampler))
 
     def __repr__(self) -> str:
         parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]
@@ -296,7 +339,7 @@ class Joined:
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
 _MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_fused")
-_NOT_KEPT = ("_making", "_stepping", "_iterating", "_process_lock", "_parts", "_fused")
+_NOT_KEPT = ("_making", "_stepping", "_iterating", "_process_lock", "_readers", "_parts", "_fused")
 
 
 def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:

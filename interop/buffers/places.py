@@ -42,3 +42,17 @@ def row_numbers(storage: Storage, index: Any, data: Any) -> int | Tensor:
     if isinstance(rows, slice):
         return torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64, device="cpu")
     return rows
+
+
+def as_key(index: Any) -> str | tuple[str, ...] | None:
+    """The key, nested or not, that an index names; "_data" in front says nothing."""
+    key = (index,) if isinstance(index, str) else index
+    if not (isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)):
+        return None
+    key = key[1:] if key[0] == "_data" and len(key) > 1 else key
+    return key if len(key) > 1 else key[0]
+
+
+def unwrapped(index: Any) -> Any:
+    """The index out of a tuple of one."""
+    return index[0] if isinstance(index, tuple) and len(index) == 1 else index

@@ -8,6 +8,7 @@ import torch
 from interop.buffers.joined import made
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.storages import ListStorage, Storage
 
@@ -36,6 +37,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         dtype: torch.dtype = torch.float,
         storage: Storage | None = None,
         sampler: Sampler | None = None,
+        sample_unit: SampleUnit | None = None,
         sampler_device: torch.device | str | None = None,
         sync: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -57,6 +59,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().__init__(
             storage=storage,
             sampler=sampler,
+            sample_unit=sample_unit,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             prefetch=prefetch,
@@ -95,6 +98,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         priority_key: Any = "td_error",
         eps: float = 1e-8,
         storage: Storage | Callable[[], Storage] | None = None,
+        sample_unit: SampleUnit | None = None,
         sampler_device: torch.device | str | None = None,
         sync: bool = True,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -114,6 +118,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             priority_key=priority_key,
             storage=held,
             sampler=PrioritizedSampler(_capacity(held), alpha, beta, eps, reduction=reduction, device=sampler_device),
+            sample_unit=sample_unit,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             prefetch=prefetch,

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -10,17 +10,20 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop import randomness
 from interop.buffers import collate, edits
 from interop.buffers.assignment import assign
-from interop.buffers.fused import takes_keys
+from interop.buffers.conditional import update_if_present
+from interop.buffers.fused import reserved
 from interop.buffers.joined import Joined
-from interop.buffers.places import is_all, owned
+from interop.buffers.places import as_key, is_all, owned, unwrapped
+from interop.buffers.prefetch import Ahead, goes_on
 from interop.buffers.turn import Turn
-from interop.index import as_int, is_basic
+from interop.index import as_int
 from interop.numbers import whole
 from interop.pytrees import each_leaf, length_of, swapped
+from interop.sample_units import expanded
 from interop.samplers import DrawingSampler
+from interop.samplers.epoch import Drawn
 from interop.storages import TensorStorage
 
 
@@ -47,13 +50,19 @@ class ReplayBuffer(Joined):
         shared: have worker processes take turns.
         compilable: given to the default storage.
         delayed_init: make the components at the first use; by default with a `transform_factory`.
+        sample_unit: what a drawn item becomes in a batch, `Sequence` for windows; the item itself by default.
+        consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
     # ------------------------------------------------------------------ writing
 
     def add(self, data: Any) -> Any:
-        """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims."""
+        """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims.
+
+        None where the writer does not keep it.
+        """
         self._expect("add", data)
+        self._writer.refuse("add")
         if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
             warnings.warn(
                 f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
@@ -70,10 +79,12 @@ class ReplayBuffer(Joined):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
         """Write a batch. Returns its slots, [n], or coordinates [n, ndim] for a storage of several item dims.
 
+        -1 stands for what the writer did not keep.
         A list at the root is a stack of single items; a tuple or dict is a pytree whose leaves share the leading dim.
         """
         if update_priority is not None:
             raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
+        self._writer.refuse("extend")
         stored = self._to_store(data)
         with Turn(self):
             if self._is_nothing(stored):
@@ -115,6 +126,8 @@ class ReplayBuffer(Joined):
             if sampler is not None:
                 sampler.refuse_a_stranger()
         index = self._writer.extend(swapped(stored, self.dim_extend)) if many else self._writer.add(stored)
+        if index is None:
+            return None
         for buffer in listeners:
             buffer.mark_update(index)
         (self._sampler.extend if many else self._sampler.add)(index)
@@ -142,6 +155,10 @@ class ReplayBuffer(Joined):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
         with Turn(self):
+            for buffer in self._storage.attached():
+                writer = getattr(buffer, "_writer", None)
+                if writer is not None:
+                    writer.refuse("empty")
             self._storage._empty()
             for buffer in self._storage.attached():
                 forget = getattr(buffer, "_forget", None)
@@ -189,23 +206,20 @@ class ReplayBuffer(Joined):
     def _next_batch(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         if self._prefetch is None:
             return self._sample(batch_size)
-        return self._prefetch.take(
-            partial(self._sample, batch_size),
-            partial(self._scheduled, batch_size),
-            lambda waiting: waiting < self._sampler._remaining_batches and not self._sampler.ran_out,
-        )
+        make = partial(self._sample, batch_size)
+        return self._prefetch.take(make, partial(self._ahead, batch_size, make), partial(goes_on, self._sampler))
 
-    def _scheduled(self, batch_size: int, epoch: int) -> Any:
-        key = randomness.key(self._rng) if takes_keys(self._sampler) else None
-        return partial(self._sample, batch_size, key, epoch)
+    def _ahead(self, batch_size: int, make: Callable[[Ahead], Any], epoch: int) -> Ahead | None:
+        """The next batch to be made by a thread; None where it cannot be drawn."""
+        return Ahead.of(self._sampler, self._storage, batch_size, epoch, make)
 
-    def _sample(self, batch_size: int, key: Any = None, epoch: int | None = None) -> Any:
-        """A batch and what to tell about it. Ahead of time: with a key, and None where the epoch is over."""
+    def _sample(self, batch_size: int, ahead: Ahead | None = None) -> Any:
+        """A batch and what to tell about it; None for one ahead of time whose epoch is over."""
         with Turn(self):
-            if epoch is not None:
-                if self._prefetch is None or epoch != self._prefetch.epoch:
+            if ahead is not None:
+                if self._prefetch is None or ahead.epoch != self._prefetch.epoch:
                     return None
-                data, info = self._draw(batch_size, key)
+                data, info = self._draw(batch_size, ahead.key, ahead.drawn)
             elif self._fused is not None and self._fused.holds and not self._sampler.refuses_late:
                 data, info = self._draw(batch_size, None)
             else:
@@ -216,34 +230,57 @@ class ReplayBuffer(Joined):
                 except BaseException:
                     generator.set_state(before)
                     raise
-            collate_fn = self._collate_fn
-        return self._from_store(data, info["index"], collate_fn), info
+            collate_fn, revise = self._collate_fn, self._revision(info, ahead)
+        return self._from_store(data, info["index"], collate_fn, revise), info
 
-    def _draw(self, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
+    def _revision(self, info: dict[Any, Any], ahead: Ahead | None) -> Callable[[Any], Any] | None:
+        """What is to be changed in a batch after collating; the lock is held. Adds to what is told about it."""
+        if self._writer.tracks_generations:
+            info["index_generation"] = self._writer.generations_of(info["index"])
+        return None
+
+    def _draw(self, batch_size: int, key: Any, drawn: Drawn | None = None) -> tuple[Any, dict[Any, Any]]:
         """What is stored at drawn places, which no write changes any more, and the info."""
+        ahead = drawn is not None
+        drawn = drawn or reserved(self._sampler, self._storage, batch_size, key)
+        if drawn is None:
+            return self._read(batch_size, key, None)
+        try:
+            found = self._read(batch_size, key, drawn)
+        except BaseException:
+            drawn.take_back()
+            raise
+        if not ahead:  # else it is by who takes it
+            drawn.given()
+        return found
+
+    def _read(self, batch_size: int, key: Any, drawn: Drawn | None) -> tuple[Any, dict[Any, Any]]:
         if self._fused is not None and self._fused.holds:
-            return self._fused.sample(batch_size, key, self._marks_samples)
-        if key is not None and isinstance(self._sampler, DrawingSampler):  # which only those are given
+            return self._fused.sample(batch_size, key, self._marks_samples, drawn)
+        if drawn is not None:
+            index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
+        elif key is not None and isinstance(self._sampler, DrawingSampler):  # which only those are given
             index, info = self._sampler._named(self._storage, batch_size, key)
         else:
             index, info = self._sampler.sample(self._storage, batch_size)
-        info["index"] = index
+        index, info = expanded(self._unit, index, info, self._storage)
         data = self._storage.get(index)
-        edited = self._marks_samples or len(self._transform) > 0 or isinstance(self._storage, TensorStorage)
+        apart = isinstance(self._storage, TensorStorage)  # a list gives the items themselves
+        edited = apart or self._marks_samples or len(self._transform) > 0
         return owned(data) if edited and self._is_live(index) else data, info
 
     _marks_samples = False  # whether the info is written into them
 
     def _is_live(self, index: Any) -> bool:
         """Whether what comes of the storage at index, and of collating that, is what is stored and not a copy."""
-        if isinstance(self._storage, TensorStorage):
-            return is_basic(index)
-        return self._collate_fn is not collate.stack or as_int(index) is not None
+        stacked = self._collate_fn is collate.stack and as_int(index) is None
+        return self._storage.is_live(index) and not stacked
 
-    def _from_store(self, data: Any, index: Any, collate_fn: Any) -> Any:
-        """The data after collating, transforms and pinning."""
+    def _from_store(self, data: Any, index: Any, collate_fn: Any, revise: Callable[[Any], Any] | None = None) -> Any:
+        """The data after collating, a revision, transforms and pinning."""
         if collate_fn is not collate.identity and as_int(index) is None:
             data = collate_fn(data)
+        data = data if revise is None else revise(data)
         if len(self._transform):
             data = self._transform(data.copy() if is_tensor_collection(data) else data)
         if (
@@ -255,10 +292,10 @@ class ReplayBuffer(Joined):
         return data
 
     def __getitem__(self, index: Any) -> Any:
-        key = _as_key(index)
+        key = as_key(index)
         if key is not None:
             return self[:][key]
-        index = _unwrapped(index)
+        index = unwrapped(index)
         with Turn(self):
             if self.dim_extend > 0:
                 data = swapped(self._storage[:], self.dim_extend)
@@ -271,7 +308,7 @@ class ReplayBuffer(Joined):
         return self._from_store(data, index, collate_fn)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        key = _as_key(index)
+        key = as_key(index)
         if key is not None:
             self._edit({key: value}, dim=self.dim_extend)
             return
@@ -279,10 +316,12 @@ class ReplayBuffer(Joined):
         if self._is_nothing(value):
             return
         with Turn(self):
-            assign(self._storage, self._writer, self.dim_extend, _unwrapped(index), value)
+            assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)
+
+    update_if_present = update_if_present
 
     def __len__(self) -> int:
-        return len(self._storage)
+        return self._sampler.sampleable(self._storage)
 
     def __iter__(self) -> Iterator[Any]:
         if self._batch_size is None:
@@ -344,11 +383,12 @@ class ReplayBuffer(Joined):
     def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> Self:
         """Write entries of the rows at index in place, dims 0 and `dim` being exchanged."""
         with Turn(self):
-            rows = self._storage[:]
+            rows = self._storage.editable(given)
             if not is_tensor_collection(rows):
                 raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
-            for held, value in list(edits.planned(swapped(rows, dim), given, index)):
-                held[index] = value
+            for held, place, value in list(edits.planned(swapped(rows, dim), given, index)):
+                held[place] = value
+            self._storage._ledger.edit(slice(None))
             settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
             if settle is not None:
                 settle()
@@ -363,16 +403,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, tuple):
         return tuple(_moved(each, device) for each in value)
     return value.to(device) if isinstance(value, Tensor | TensorDict) else value
-
-
-def _as_key(index: Any) -> str | tuple[str, ...] | None:
-    """The key, nested or not, that an index names; "_data" in front says nothing."""
-    key = (index,) if isinstance(index, str) else index
-    if not (isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)):
-        return None
-    key = key[1:] if key[0] == "_data" and len(key) > 1 else key
-    return key if len(key) > 1 else key[0]
-
-
-def _unwrapped(index: Any) -> Any:
-    return index[0] if isinstance(index, tuple) and len(index) == 1 else index

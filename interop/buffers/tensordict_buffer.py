@@ -5,21 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from interop.buffers.fused import as_entry
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.turn import Turn
 from interop.pytrees import swapped
+from interop.reductions import REDUCTIONS
+from interop.sample_units import of_anchors
 from interop.writers import TensorDictRoundRobinWriter, Writer
-
-_REDUCTIONS = {
-    "max": lambda values: values.amax(-1),
-    "min": lambda values: values.amin(-1),
-    "mean": lambda values: values.mean(-1, dtype=None if values.is_floating_point() else torch.float64),
-    "median": lambda values: values.median(-1).values,
-    "sum": lambda values: values.sum(-1),
-}
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -58,7 +53,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         else:
             priority = None
         index = self._write(stored, many=False)
-        if priority is not None:
+        if priority is not None and index is not None:
             self._sampler.update_priority(index, priority, storage=self._storage)
         return index
 
@@ -69,6 +64,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         is written then.
         """
         self._expect("extend", tensordicts)
+        self._writer.refuse("extend")
         stored = self._to_store(tensordicts)
         with Turn(self):
             if self._is_nothing(stored):
@@ -126,7 +122,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             data.unlock_()
         shape = data.batch_size
         for key, value in info.items():
-            if key == "index" and not apart and data.get("index", None) is value:
+            if not apart and _is_there(data, key, as_entry(value)):
                 continue  # read so
             if isinstance(value, tuple):
                 value = torch.stack(value, -1)
@@ -148,17 +144,22 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the items of a sample the priorities under `priority_key`; several values an item are reduced to one.
 
-        Without the entry they get the default priority. Nothing happens where the sampler has no priorities.
+        Without the entry they get the default priority. Nothing happens where the sampler has no priorities. Of rows that
+        a sample unit put around drawn items, only these get a priority: the highest of their valid rows.
         """
         if not self._sampler.takes_priorities:
             return
         with Turn(self):
+            ndim = self._storage.ndim
+            anchors = data.get("anchor_index", None) if self._unit is not None else None
+            if anchors is not None:
+                self._update_anchors(data, anchors.reshape(-1, ndim) if ndim > 1 else anchors.reshape(-1))
+                return
             index = data.get("index", None)
             if index is None:
                 raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
             if index.numel() == 0:
                 return
-            ndim = self._storage.ndim
             if ndim > 1:
                 index = index.reshape(-1, ndim)
                 rows = index.shape[0]
@@ -172,6 +173,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 values = self._reduced(_numbers(priority), rows)
             self._sampler.update_priority(index, values, storage=self._storage)
 
+    def _update_anchors(self, data: TensorDictBase, anchors: Tensor) -> None:
+        rows = anchors.shape[0]
+        priority, valid = data.get(self.priority_key, None), data.get("validity_mask", None)
+        if rows == 0:
+            return
+        if priority is None:
+            values = torch.full((rows,), self._sampler.default_priority, dtype=torch.float64, device=anchors.device)
+        else:
+            values = self._reduced(_numbers(priority), rows)
+        anchors, values = of_anchors(anchors, None if valid is None else valid.reshape(-1), values)
+        self._sampler.update_priority(anchors, values, storage=self._storage)
+
     def _reduced(self, priority: Tensor, rows: int) -> Tensor:
         """One value for each of the rows."""
         if priority.numel() == 0 or priority.numel() % rows:
@@ -180,9 +193,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if values.shape[-1] == 1:
             return values[:, 0]
         reduction = getattr(self._sampler, "reduction", "max")
-        if reduction not in _REDUCTIONS:
-            raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(_REDUCTIONS)}")
-        return _REDUCTIONS[reduction](values)
+        if reduction not in REDUCTIONS:
+            raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
+        return REDUCTIONS[reduction](values)
+
+
+def _is_there(data: Any, key: Any, value: Tensor | None) -> bool:
+    """Whether a plain tensordict has this very memory under the key."""
+    if value is None:
+        return False
+    for step in key if isinstance(key, tuple) else (key,):
+        if type(data) is not TensorDict:
+            return False
+        data = data._tensordict.get(step)
+    return isinstance(data, Tensor) and data.data_ptr() == value.data_ptr() and data.shape == value.shape
 
 
 def _numbers(priority: Any) -> Tensor:

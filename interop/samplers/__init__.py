@@ -1,8 +1,27 @@
 """Which items a batch is drawn from."""
 
+from interop.samplers.consuming import ConsumingSampler
 from interop.samplers.drawing import DrawingSampler
+from interop.samplers.ensemble import SamplerEnsemble
 from interop.samplers.prioritized import PrioritizedSampler
+from interop.samplers.prioritized_slices import PrioritizedSliceSampler
 from interop.samplers.sampler import Sampler
+from interop.samplers.slice_epochs import SliceSamplerWithoutReplacement
+from interop.samplers.slices import SliceSampler
+from interop.samplers.staleness import StalenessAwareSampler
 from interop.samplers.uniform import RandomSampler
+from interop.samplers.without_replacement import SamplerWithoutReplacement
 
-__all__ = ["DrawingSampler", "PrioritizedSampler", "RandomSampler", "Sampler"]
+__all__ = [
+    "ConsumingSampler",
+    "DrawingSampler",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
+    "RandomSampler",
+    "Sampler",
+    "SamplerEnsemble",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
+]

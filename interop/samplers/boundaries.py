@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from interop.samplers.interleaved import Interleaved, distinct_tail, takes_turns
 from interop.samplers.markers import Markers, lanes_of
@@ -43,6 +44,8 @@ class Table:
 
     def with_going(self, rows: np.ndarray) -> np.ndarray:
         """A view of all, and of rows that are not kept, behind them."""
+        if self._tail + len(rows) > len(self._rows):
+            self.append(_NONE, len(rows))
         stop = self._tail + len(rows)
         self._rows[self._tail : stop] = rows
         return self._rows[self._head : stop]
@@ -69,12 +72,18 @@ class Boundaries:
         self._storage: Any = None
         self._edits = self._written = 0  # of its ledger, as far as they are known here
         self._latest: np.ndarray = np.zeros(0, np.int64)  # the ids of the newest row
+        self._watched: list[Tensor] = []  # the markers' memory, where torch counts the changes of it
+        self._versions: list[int] = []
 
     def sync(self, storage: Storage) -> None:
         """Take in what was written. RuntimeError or TypeError where the storage does not say where trajectories end."""
         ledger = storage._ledger
-        if self._storage is None or self._storage() is not storage or not _keeps_ledger(storage):
+        if self._storage is None or self._storage() is not storage:
             self._rebuild(storage)
+            return
+        if not storage._notes_writes:
+            if not self._is_as_read(storage):
+                self._rebuild(storage)
             return
         count = ledger.written - self._written
         misses = count > self.capacity or (count and (self.now + self.origin + count - ledger.end) % self.capacity)
@@ -83,6 +92,25 @@ class Boundaries:
         elif count:
             self._advance(storage, count)
             self._written = ledger.written
+        if self._touched() and not self._is_as_seen(storage):
+            self._rebuild(storage)
+
+    def _is_as_read(self, storage: Storage) -> bool:
+        """Whether nothing changed in a storage that does not note its writes itself. O(all rows)."""
+        ledger, filled = storage._ledger, len(storage) // self.lanes
+        if (ledger.edits, ledger.written, filled) != (self._edits, self._written, self.filled):
+            return False
+        return self.markers.resolve(storage) == self.ids and self._is_as_seen(storage)
+
+    def _is_as_seen(self, storage: Storage) -> bool:
+        return np.array_equal(self.markers.read(storage, slice(0, self.filled)), self._seen[: self.filled])
+
+    def _touched(self) -> bool:
+        """Whether torch wrote to the markers since the last time, as it does through a view that a user holds."""
+        versions = [each._version for each in self._watched]
+        touched = versions != self._versions
+        self._versions = versions
+        return touched
 
     def _unchanged(self, storage: Storage, new: int) -> bool:
         """Whether edits in place left the markers as they were, of all rows but the newest, which are yet to be read."""
@@ -102,11 +130,12 @@ class Boundaries:
         self.ids = self.markers.resolve(storage)
         ledger, self.lanes, self._several_dims = storage._ledger, lanes_of(storage), storage.ndim > 1
         edits, written = ledger.edits, ledger.written
+        self._watched = self.markers.watched(storage)
+        self._touched()
         self.filled = len(storage) // self.lanes
         self.capacity = storage._row_count if isinstance(storage, TensorStorage) else storage.max_size
-        full = self.filled == self.capacity
         self._seen: np.ndarray = np.zeros((0, self.lanes))
-        self.origin, self.now = ledger.end if full and _keeps_ledger(storage) else 0, 0
+        self.origin, self.now = ledger.end % self.capacity if self.filled == self.capacity else 0, 0
         self.rebuilt += 1
         self._begin()
         self._advance(storage, self.filled)
@@ -116,6 +145,7 @@ class Boundaries:
         self._all = Table()
         self._long: dict[int, Table] = {}
         self._turns: Interleaved | None = None  # instead of all that, where trajectories are interleaved
+        self._ordered: tuple[Any, np.ndarray] = None, _NONE  # of those, what is asked for, by version and length
         self._tail: np.ndarray = np.zeros(0, np.int64)  # the ids of the newest rows, as long as none comes twice
         self.oldest = 0
         self._open = np.zeros(self.lanes, np.int64)  # when the latest trajectory of each lane began
@@ -172,7 +202,7 @@ class Boundaries:
     def _write_by_turns(self, start: int, found: np.ndarray) -> None:
         """New rows, of trajectories that are interleaved."""
         if self._turns is None:  # all that is stored, the oldest first
-            self._turns = Interleaved(self.capacity)
+            self._turns, self.oldest = Interleaved(self.capacity), 0
             stop = self.now + len(found)
             rows = (np.arange(max(0, stop - self.capacity), stop) + self.origin) % self.capacity
             for part in np.split(rows, np.flatnonzero(np.diff(rows) < 0) + 1):
@@ -246,7 +276,7 @@ class Boundaries:
         A first time before `oldest` means that the trajectory was cut. Until the next `sync`; the going ones are last.
         """
         if self._turns is not None:
-            return self._turns.at_least(least)
+            return self._by_age(self._turns, least)
         table = self._all
         if least > 1:
             if least not in self._long:
@@ -258,6 +288,14 @@ class Boundaries:
             table = self._long[least]
             table.drop_before(self.oldest + least - 1)
         return table.with_going(self._going(least))
+
+    def _by_age(self, turns: Interleaved, least: int) -> np.ndarray:
+        """Interleaved ones in the order of their newest items, which no history of reading changes."""
+        if self._ordered[0] != (self.version, least):
+            found = turns.at_least(least)
+            age = (turns.rows[found[:, 2]] - self.now - self.origin) % self.capacity
+            self._ordered = (self.version, least), found[age.argsort()]
+        return self._ordered[1]
 
     def _going(self, least: int) -> np.ndarray:
         """The same of those that may go on."""
@@ -333,11 +371,6 @@ class Boundaries:
         if self._turns is not None:
             return self._turns.rows[times]
         return (times + self.origin) % self.capacity
-
-
-def _keeps_ledger(storage: Storage) -> bool:
-    """Whether all writes to the storage are noted."""
-    return storage._notes_writes
 
 
 def _is_start(behind: np.ndarray, stored: np.ndarray, need: int, length: int, strict: bool) -> np.ndarray:

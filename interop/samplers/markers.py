@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -76,6 +76,16 @@ class Markers:
         return flags
 
 
+    def watched(self, storage: Storage) -> list[Tensor]:
+        """The memory of the entries, where torch counts the changes of it and the library makes few through torch."""
+        assert self.found is not None
+        if not reads_rows(storage) or not isinstance(storage._rows, TorchRows) or not storage._rows.on_host:
+            return []
+        places = [leaf_of(storage, key) for key in self.found[0]]
+        tensors = [storage._rows.tensors[place] for place in places if place is not None]
+        return [tensor for tensor in tensors if not tensor.is_inference()]
+
+
 def lanes_of(storage: Storage) -> int:
     """Items in a row."""
     return math.prod(storage.shape[1:]) if storage.ndim > 1 and storage.shape is not None else 1
@@ -88,16 +98,21 @@ def leaf_of(storage: TensorStorage, key: Any) -> int | None:
     return next((place for place, spec in enumerate(storage._layout.leaves) if spec.path == path), None)
 
 
+def reads_rows(storage: Storage) -> TypeGuard[TensorStorage]:
+    """Whether what `get` gives is what is in the rows: no method of the user's is passed by."""
+    return isinstance(storage, TensorStorage) and getattr(storage.get, "__func__", None) is TensorStorage.get
+
+
 def _an_item(storage: Storage) -> Any:
     """Something to look for keys in."""
-    if isinstance(storage, TensorStorage) and storage._layout is not None and storage._layout.is_tensordict:
+    if reads_rows(storage) and storage._layout is not None and storage._layout.is_tensordict:
         return _Leaves(storage)
     if isinstance(storage, LazyStackStorage) and len(storage) and is_tensor_collection(storage[0]):
         return storage[0]
-    if not isinstance(storage, TensorStorage | ListStorage) and len(storage):
+    if not isinstance(storage, ListStorage) and not reads_rows(storage) and len(storage):
         held = storage[:]
         if isinstance(held, TensorDictBase):
-            return held[0]
+            return held[(0,) * storage.ndim]
     raise RuntimeError(
         "Could not get a tensordict out of the storage, which is required to know where trajectories end: "
         f"a {type(storage).__name__} of {'other items' if len(storage) else 'no items'} has none"
@@ -137,7 +152,7 @@ def _check(storage: Storage, key: Any, value: Any, ids: bool) -> None:
 
 def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
     lanes = lanes_of(storage)
-    if isinstance(storage, TensorStorage):
+    if reads_rows(storage):
         place, held = leaf_of(storage, key), storage._rows
         assert place is not None and held is not None
         if isinstance(held, TorchRows) and held._numpy is not None:
@@ -147,5 +162,16 @@ def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
         return tensor[at].cpu().numpy().reshape(-1, lanes)
     if isinstance(storage, LazyStackStorage):
         numbers = range(len(storage))[rows] if isinstance(rows, slice) else rows
-        return np.array([storage.get(int(row)).get(key).item() for row in numbers]).reshape(-1, 1)
+        return np.array([_one(storage, key, int(row)) for row in numbers]).reshape(-1, 1)
     return storage[:].get(key).cpu().numpy().reshape(-1, lanes)[rows]
+
+
+def _one(storage: Storage, key: Any, row: int) -> Any:
+    item = storage.get(row)
+    value = item.get(key, None) if is_tensor_collection(item) else None
+    if value is None or value.numel() != 1:
+        raise RuntimeError(
+            f"every item must have one value under {key!r}, which says where trajectories end; the one at {row} has "
+            f"{'none' if value is None else f'the shape {list(value.shape)}'}"
+        )
+    return value.item()

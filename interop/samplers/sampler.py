@@ -14,12 +14,17 @@ class Sampler(ABC):
     """Names the items of a batch. A subclass gives `sample`; the rest may stay as it is."""
 
     _remaining_batches = sys.maxsize  # how many batches prefetching may ask for
+    _epoch: Any = None  # an `Epoch`, where it is what draws name that changes by a draw
 
     _rng: torch.Generator | None = None
 
     @abstractmethod
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """An index into the storage, and what to tell about the batch."""
+
+    def sampleable(self, storage: Storage) -> int:
+        """How many items there are to draw from: the length of a buffer."""
+        return len(storage)
 
     def add(self, index: Any) -> None:
         """An item was added at index."""
@@ -51,6 +56,9 @@ class Sampler(ABC):
     def refuses_late(self) -> bool:
         """Whether a draw can be refused after random numbers were taken for it."""
         return True
+
+    def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
+        """TypeError, ValueError or RuntimeError for parts of a buffer that nothing could be drawn from in this way."""
 
     def refuse_a_stranger(self) -> None:
         """RuntimeError in a process where the sampler cannot be told of new items."""

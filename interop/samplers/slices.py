@@ -12,9 +12,10 @@ from interop import columns, randomness
 from interop.numbers import whole
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.markers import Markers, leaf_of
-from interop.storages import Storage, TensorStorage
+from interop.samplers.markers import Markers, leaf_of, reads_rows
+from interop.storages import LazyStackStorage, ListStorage, Storage
 from interop.storages.rows import TorchRows
+from interop.writers import TensorDictMaxValueWriter
 
 _MASK = ("collector", "mask")
 
@@ -65,6 +66,8 @@ class SliceSampler(DrawingSampler):
     ) -> None:
         if (num_slices is None) == (slice_len is None):
             raise TypeError(f"give one of num_slices and slice_len, got {num_slices} and {slice_len}")
+        if end_key is not None and end_keys is not None:
+            raise RuntimeError(f"give one of end_key and end_keys, got {end_key!r} and {end_keys!r}")
         if pad_output and strict_length:
             raise ValueError(
                 "pad_output=True needs strict_length=False: without shorter trajectories nothing is padded"
@@ -91,6 +94,7 @@ class SliceSampler(DrawingSampler):
         self._index = Boundaries(Markers(self.traj_key, keys))
         if self._static is not None:
             self._index.of_flags(*self._static)
+        self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
         self._ends_of_slices: tuple[Any, Tensor] | None = None
 
     def _empty(self) -> None:
@@ -99,6 +103,21 @@ class SliceSampler(DrawingSampler):
     @property
     def refuses_late(self) -> bool:
         return False
+
+    def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
+        """RuntimeError for a list that is not read as a tensordict, TypeError for a writer that keeps no order."""
+        if self._static is not None:
+            return
+        if isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage):
+            raise RuntimeError(
+                "Could not get a tensordict out of the storage, which is required to know where trajectories end: use a "
+                f"LazyStackStorage or LazyTensorStorage, not a {type(storage).__name__}"
+            )
+        if isinstance(writer, TensorDictMaxValueWriter):
+            raise TypeError(
+                f"slices follow the order of writing, which a {type(writer).__name__} does not keep: write whole "
+                "trajectories as items, and draw items"
+            )
 
     # ------------------------------------------------------------------ draws
 
@@ -128,14 +147,21 @@ class SliceSampler(DrawingSampler):
 
     def _synced(self, storage: Storage) -> None:
         """Have the index know what is stored."""
-        size = stored(storage)
+        size, told = stored(storage), (storage._ledger.written, storage._ledger.end)
         if self._static is None:
             self._index.sync(storage)
-        elif size != self._index.filled:
+        elif size != self._index.filled or storage.ndim > 1:
             raise RuntimeError(
-                f"ends and trajectories tell of {self._index.filled} items, {size} are stored: they are for a storage that "
-                "is full and not written any more"
+                f"ends and trajectories tell of {self._index.filled} items of one dim, {size} of {storage.ndim} dims are "
+                "stored: they are for a storage that is full and not written any more"
             )
+        elif self._described not in (None, told):
+            raise RuntimeError(
+                "the storage was written to, which ends and trajectories know nothing of: they are for static data. Give "
+                "end_key or traj_key instead"
+            )
+        else:
+            self._described = told
 
     def _candidates(self, length: int) -> np.ndarray:
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
@@ -203,7 +229,11 @@ class SliceSampler(DrawingSampler):
             parent = self.truncated_key[:-1] if isinstance(self.truncated_key, tuple) else ()
             info[self.truncated_key] = truncated
             done = _flags(storage, _sibling(parent, "done"), slots)
-            info[_sibling(parent, "done")] = truncated.clone() if done is None else done.logical_or_(truncated)
+            if done is None:
+                done = truncated.clone()
+            else:  # several of an item are all over with it
+                done |= truncated.reshape(-1, *(1 for _ in done.shape[1:]))
+            info[_sibling(parent, "done")] = done
             terminated = _flags(storage, _sibling(parent, "terminated"), slots)
             info[_sibling(parent, "terminated")] = torch.zeros_like(truncated) if terminated is None else terminated
         if mask is not None:
@@ -279,7 +309,7 @@ def _sibling(parent: tuple[str, ...], name: str) -> Any:
 
 def _flags(storage: Storage, key: Any, slots: np.ndarray, dims: int = 1) -> Tensor | None:
     """A copy of a bool entry at slots, [n] and `dims` dims of size 1; None where nothing is stored under the key."""
-    if isinstance(storage, TensorStorage) and isinstance(storage._rows, TorchRows) and storage._rows._numpy is not None:
+    if reads_rows(storage) and isinstance(storage._rows, TorchRows) and storage._rows._numpy is not None:
         place = leaf_of(storage, key)
         if place is None:
             return None
@@ -307,7 +337,7 @@ def _given_boundaries(
         raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
     if any(key is not None for key in keys):
         raise RuntimeError("ends and trajectories say where trajectories end: give neither end_key nor traj_key")
-    given = torch.as_tensor(ends if ends is not None else trajectories).detach().cpu()
+    given = torch.as_tensor(ends if ends is not None else trajectories, device="cpu").detach()
     if given.ndim != 1 or given.numel() == 0:
         raise RuntimeError(f"ends and trajectories must be [items], got shape {list(given.shape)}")
     if given.is_floating_point() or given.is_complex() or (ends is not None and given.dtype != torch.bool):

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection, lazy_stack
 
-from interop.codec import cloned
-from interop.index import as_int, is_basic
+from interop.index import as_int
 from interop.numbers import whole
 from interop.storages.lists import ListStorage
 
@@ -15,8 +14,8 @@ class LazyStackStorage(ListStorage):
     """A list of tensordicts that need not be alike, several of which are read as one lazy stack of them.
 
     Entries may differ in shape, and from item to item. What is stacked when it is asked for must be alike then: others
-    are had with `get(key, as_list=True)`, or item by item. A slice gives a stack of the items themselves, a sequence of
-    places or a sample one of copies, in O(bytes read).
+    are had with `get(key, as_list=True)`, or item by item. As with every list, what is read is made of the very items that
+    are stored; a `TensorDictReplayBuffer`, and one with transforms, copies them before it changes anything.
 
     Args:
         max_size: capacity; None for no bound.
@@ -47,10 +46,7 @@ class LazyStackStorage(ListStorage):
         if as_int(index) is not None:
             return found
         _refuse_others(found)
-        return self._stacked(found if is_basic(index) else [cloned(item) for item in found])
-
-    def is_live(self, index: Any) -> bool:
-        return is_basic(index)
+        return self._stacked(found)
 
     def _stacked(self, items: list[Any]) -> Any:
         dims = items[0].ndim

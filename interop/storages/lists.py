@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
 from interop.index import as_int, as_list
@@ -113,8 +113,9 @@ class ListStorage(Storage):
 
     def _told(self, places: Sequence[int], set_cursor: bool) -> None:
         """Note a write: of a run around the ring, or elsewhere."""
+        places = [place + len(self._storage) if place < 0 else place for place in places]
         first = places[0] if places else 0
-        if set_cursor and first >= 0 and all(place == (first + n) % self.max_size for n, place in enumerate(places)):
+        if set_cursor and all(place == (first + n) % self.max_size for n, place in enumerate(places)):
             self._ledger.run(first, len(places), self.max_size)
         else:
             self._ledger.edit(None if set_cursor else list(places), end=places[-1] + 1 if set_cursor else None)
@@ -139,7 +140,7 @@ class ListStorage(Storage):
             item = item.detach() if item.requires_grad else item
             return item if self.device is None else item.to(self.device)
         if is_tensor_collection(item):
-            item = item.detach() if any(_requires_grad(leaf) for leaf in item.values(True, True)) else item
+            item = item.detach() if _requires_grad(item) else item
             return item if self.device is None else item.to(self.device)
         if type(item) in (dict, tuple, list):
             values = list(item.values()) if isinstance(item, dict) else list(item)
@@ -169,8 +170,12 @@ class ListStorage(Storage):
         return f"{type(self).__name__}(items=[{self._taken([0])[0]}, ...])"
 
 
-def _requires_grad(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.requires_grad
+def _requires_grad(held: Any) -> bool:
+    if type(held) is TensorDict:
+        return any(map(_requires_grad, held._tensordict.values()))
+    if is_tensor_collection(held):
+        return any(map(_requires_grad, held.values(True, True)))
+    return isinstance(held, Tensor) and held.requires_grad
 
 
 def unbind(data: Any) -> list[Any]:

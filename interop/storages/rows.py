@@ -29,7 +29,7 @@ class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
     def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False) -> None:
-        self.tensors = list(tensors)
+        self._tensors = list(tensors)
         self.lanes = lanes
         self._forked = forked
         self._moves = SharedInt()  # how often the memory was moved, by whichever process
@@ -59,7 +59,7 @@ class TorchRows:
         if self.device.type != "cpu" or self.shared:
             return
         self._numpy, self._items, self._plain = None, [], []
-        self.tensors = [tensor.share_memory_() for tensor in self.tensors]
+        self._tensors = [tensor.share_memory_() for tensor in self._tensors]
         self._moves.value += 1
         self._hold()
 
@@ -72,6 +72,19 @@ class TorchRows:
             if start < high and (stop := start + leaf.nbytes) > low and stops[bisect_left(starts, stop) - 1] > start:
                 leaves = [*leaves[:place], leaf.detach().clone(), *leaves[place + 1 :]]
         return leaves
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The leaves as a whole."""
+        return self._tensors
+
+    def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
+        """Raise for a write that the rows cannot take, at resolved places, or a range of rows around the ring; nothing is
+        written by it. With `in_order` the next write is of the rows behind."""
+
+    def at(self, filled: int, index: Any) -> list[Tensor]:
+        """What the leaves hold at an index over their filled rows: views where an index gives one."""
+        return [tensor[:filled][index] for tensor in self.tensors]
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
         """Write [n, *lanes, ...] from row `start` on, around the end of the ring; of more than all rows the last stay."""
@@ -195,6 +208,12 @@ class JaxRows:
     def tensors(self) -> list[Tensor]:
         """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
         return [bridge.hand_over(array) for array in self.arrays]
+
+    def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
+        """Nothing is refused."""
+
+    def at(self, filled: int, index: Any) -> list[Tensor]:
+        return [tensor[:filled][index] for tensor in self.tensors]
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
         capacity, count = self.arrays[0].shape[0], leaves[0].shape[0]

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -95,6 +95,13 @@ class Storage:
     def is_live(self, index: Any) -> bool:
         """Whether what `get` gives at index is what is stored, and not a copy."""
         return True
+
+    def editable(self, given: Any) -> Any:
+        """The stored items, by whose entries those that `given` names can be written in place."""
+        return self[:]
+
+    def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
+        """RuntimeError if one of these entries cannot be written in place."""
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} does not define __len__()")

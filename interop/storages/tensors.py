@@ -146,9 +146,10 @@ class TensorStorage(Storage):
         leaves = self.admit(_stacked(data), self.ndim)
         if leaves[0].shape[0] != index.shape[0]:
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
-        count = leaves[0].shape[0]
+        count, held = leaves[0].shape[0], self._own_rows()
+        held.refuse(range(start, start + count), leaves, in_order=True)
         self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
-        self._own_rows().write_run(start, leaves)
+        held.write_run(start, leaves)
         self._grow(min(start + count, self._row_count))
         self._last_run = range(start, start + count)
 
@@ -174,6 +175,7 @@ class TensorStorage(Storage):
             )
         leaves = self.admit(data, len(named), named)
         row = places[0] if isinstance(places, tuple) else places
+        self._own_rows().refuse(places, leaves, in_order=set_cursor)
         self._ledger.edit(None if set_cursor else row, end=_behind(row) % rows if set_cursor else None)
         self._own_rows().write_at(places, leaves)
         if set_cursor:
@@ -214,20 +216,19 @@ class TensorStorage(Storage):
             raise IndexError(f"index {single} is out of range: {filled[0]} rows are stored")
         if single is not None or is_basic(index):
             place = index if single is None else single
-            views = [tensor[: filled[0]][place] for tensor in rows.tensors]
-            return self._build(views, indexed(filled, place), locked=self._MAPPED)
+            return self._build(rows.at(filled[0], place), indexed(filled, place), locked=self._MAPPED)
         if isinstance(index, tuple):
-            return self._build([tensor[: filled[0]][index] for tensor in rows.tensors], indexed(filled, index))
+            return self._build(rows.at(filled[0], index), indexed(filled, index))
         place = as_tensor(index)
         if place.dtype == torch.bool:
             if tuple(place.shape) != filled[: place.ndim]:
                 raise IndexError(f"the mask has shape {list(place.shape)}, the filled part {list(filled)}")
             place = place.to(rows.device)
-            return self._build([t[: filled[0]][place] for t in rows.tensors], indexed(filled, place.cpu()))
+            return self._build(rows.at(filled[0], place), indexed(filled, place.cpu()))
         place = in_range(place, filled[0])
         if self.ndim == 1:
             return self._read(place)
-        return self._build([t[place.to(t.device)] for t in rows.tensors], (*place.shape, *filled[1:]))
+        return self._build(rows.at(filled[0], place.to(rows.device)), (*place.shape, *filled[1:]))
 
     def is_live(self, index: Any) -> bool:
         return is_basic(index)
@@ -261,7 +262,7 @@ class TensorStorage(Storage):
         rows = self._own_rows()
         if self.ndim == 1:
             return self
-        kept = [tensor[: self._filled_rows].flatten(0, self.ndim - 1).clone() for tensor in rows.tensors]
+        kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self._filled_rows, slice(None))]
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
     def contains(self, index: Any) -> Any:

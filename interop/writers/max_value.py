@@ -13,7 +13,7 @@ from torch import Tensor
 from interop.codec import shallow
 from interop.processes import starting_a_worker
 from interop.reductions import REDUCTIONS
-from interop.storages import Storage, TensorStorage
+from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers.round_robin import expanded
 from interop.writers.writer import Writer
 
@@ -52,6 +52,11 @@ class TensorDictMaxValueWriter(Writer):
             raise ValueError(
                 f"{type(self).__name__} ranks whole rows, and the storage has ndim={storage.ndim}: use ndim=1, of which an "
                 "item can be a trajectory"
+            )
+        if isinstance(storage, LazyFrameStorage):
+            raise ValueError(
+                f"{type(self).__name__} writes to rows in any order, and a {type(storage).__name__} takes frames in theirs: "
+                "use a LazyTensorStorage"
             )
 
     def register_storage(self, storage: Storage) -> None:

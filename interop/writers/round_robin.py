@@ -1,35 +1,52 @@
 """The oldest slot first."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.codec import Layout, shallow, stack_items
+from interop.index import as_int, as_tensor
 from interop.pytrees import each_leaf
 from interop.shared_int import counter
 from interop.storages import Storage, TensorStorage
 from interop.storages.lists import unbind
+from interop.writers.generations import Generations
 from interop.writers.writer import Writer
+
+_NONE = np.zeros(0, np.int64)
 
 
 class RoundRobinWriter(Writer):
     """Fills the storage in order and then recycles the oldest rows.
 
     Cursor and count are seen by worker processes, unless `compilable`. A write that raises moves neither.
+
+    Args:
+        compilable: keep cursor and count local to this process.
+        track_generations: count the writes of each row, so that a sample tells by its "index_generation" which ones it
+            has: see `generations_of` and `update_if_present` of a buffer.
     """
 
-    def __init__(self, compilable: bool = False) -> None:
+    # Rows that are to be written before the cursor moves on, at most as many as asked for.
+    _vacant: Callable[[int], np.ndarray] | None = None
+
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
         self._cursor_cell = counter(compilable)
         self._count_cell = counter(compilable)
+        self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
         """Write to this storage from now on; into another one than before from its first row."""
         if getattr(self, "_storage", storage) is not storage:
             self._cursor = 0
         super().register_storage(storage)
+        if self.tracks_generations and storage._generations is None:
+            storage._generations = Generations(storage)
 
     @property
     def _cursor(self) -> int:
@@ -54,11 +71,14 @@ class RoundRobinWriter(Writer):
 
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
-        self._storage.refuse_a_stranger()
-        cursor = self._cursor
-        self._storage.set(cursor, self._stamped(data, cursor))
-        self._advance(1)
-        return self._replicate_index(cursor)
+        self._refuse_a_stranger()
+        row = self._cursor
+        vacant = _NONE if self._vacant is None else self._vacant(1)
+        if vacant.size:
+            row = int(vacant[0])
+        self._storage.set(row, self._stamped(data, row))
+        self._advance(row, 1, 1 - vacant.size)
+        return self._replicate_index(row)
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch, dim 0 being the rows; of more rows than the capacity the last stay."""
@@ -67,30 +87,88 @@ class RoundRobinWriter(Writer):
         dims = _item_dims(data, self._storage.ndim)
         if 0 in dims:
             return self._nothing()
-        self._storage.refuse_a_stranger()
+        self._refuse_a_stranger()
         count = dims[0]
         cursor = self._cursor
         capacity = self._storage.row_capacity(data)
-        index = torch.arange(cursor, cursor + count, device="cpu")
-        if cursor + count > capacity:
+        vacant = _NONE if self._vacant is None else self._vacant(count)
+        fresh = count - vacant.size
+        index = torch.arange(cursor, cursor + fresh, device="cpu")
+        if cursor + fresh > capacity:
             index %= capacity
-        _write_run(self._storage, cursor, index, self._stamped(data, index))
-        self._advance(count)
+        if vacant.size:
+            index = torch.cat((torch.from_numpy(vacant), index))
+            self._storage.set(index, self._stamped(data, index))
+        else:
+            _write_run(self._storage, cursor, index, self._stamped(data, index))
+        self._advance(index, count, fresh)
         device = getattr(data, "device", None)
         index = self._replicate_index(index)
         return index.to(device) if device is not None and device.type != "cpu" else index
 
+    def write_at(self, index: Any, data: Any) -> Any:
+        """Write one item at an int, or a batch at a list, array or tensor of rows; the index, as for `add` and `extend`.
+
+        The cursor stays, the count grows. Of equal rows the last wins. The buffers on the storage are told. IndexError and
+        TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
+        """
+        storage = self._storage
+        with storage._access:
+            self._refuse_a_stranger()
+            listeners = storage.attached()
+            for buffer in listeners:
+                buffer._sampler.refuse_a_stranger()
+            rows: Any = as_int(index)
+            if rows is None:
+                rows = as_tensor(index).cpu()
+                data = data if isinstance(storage, TensorStorage) else unbind(data)
+            if isinstance(rows, Tensor) and (rows.ndim != 1 or rows.dtype == torch.bool):
+                raise TypeError(f"write_at() takes a row, or a list of rows, got {index!r}")
+            if (rows if isinstance(rows, int) else int(rows.min()) if len(rows) else 0) < 0:
+                raise IndexError(f"rows to write at are counted from 0, got {index!r}")
+            highest = rows if isinstance(rows, int) else int(rows.max()) if len(rows) else -1
+            grows = highest >= (len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0])
+            storage.set(rows, self._stamped(data, rows), set_cursor=grows)
+            self._advance(rows, 1 if isinstance(rows, int) else len(rows), 0)
+            named = self._replicate_index(rows)
+            for buffer in listeners:
+                buffer.mark_update(named)
+            return named
+
+    def generations_of(self, index: Any) -> Tensor:
+        if not self.tracks_generations:
+            return super().generations_of(index)
+        assert self._storage._generations is not None
+        return self._storage._generations.of(self._rows_of(index))
+
     def _nothing(self) -> Tensor:
         raise RuntimeError("Expected at least one element in extend.")
 
-    def _advance(self, count: int) -> None:
-        self._cursor = (self._cursor + count) % self._storage.row_capacity(None)
+    def _refuse_a_stranger(self) -> None:
+        """RuntimeError in a process whose writes others would not see, while they would count them."""
+        self._storage.refuse_a_stranger()
+        if self._storage._generations is not None:
+            self._storage._generations.refuse_a_stranger()
+
+    def _advance(self, rows: Any, count: int, fresh: int) -> None:
+        """Count the rows that were written; by the last `fresh` of them the cursor moves."""
+        if self._storage._generations is not None:
+            self._storage._generations.written(self._storage, rows)
+        if fresh:
+            self._cursor = (self._cursor + fresh) % self._storage.row_capacity(None)
+            if not self._storage._notes_writes:  # so that where its newest row is can be known
+                self._storage._ledger.edit(None, end=self._cursor)
         self._write_count += count
 
     def _empty(self, empty_write_count: bool = True) -> None:
         self._cursor = 0
         if empty_write_count:
             self._write_count = 0
+        if self.tracks_generations and self._storage._generations is not None:
+            self._storage._generations.emptied()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_vacant": None}
 
     def __repr__(self) -> str:
         full = self._storage._is_full if hasattr(self, "_storage") else False
@@ -98,7 +176,10 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """Also writes the row number of each item of a tensordict under "index", expanded to its batch dims."""
+    """Also writes the row number of each item of a tensordict under "index", expanded to its batch dims.
+
+    Where there were items without an "index" before, in memory that the user gave or from another writer, none is stored.
+    """
 
     def _stamped(self, data: Any, index: Any) -> Any:
         if isinstance(data, list) and isinstance(self._storage, TensorStorage):
@@ -107,15 +188,18 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return [self._stamped(item, int(place)) for item, place in zip(data, index, strict=True)]
         if not isinstance(data, TensorDictBase):
             return data
+        layout = getattr(self._storage, "_layout", None)
+        if layout is not None and not any(leaf.path == ("index",) for leaf in layout.leaves):
+            return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         stamped = shallow(data)
-        rows = _expanded(index, data.batch_size)
+        rows = expanded(index, data.batch_size)
         # A list keeps this tensor, rows in memory copy it.
         stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
         return stamped
 
     def _note(self, data: Any, index: Any) -> None:
         if isinstance(data, TensorDictBase) and not data.is_locked:
-            data.set("index", _expanded(index, data.batch_size).clone())
+            data.set("index", expanded(index, data.batch_size).clone())
 
     def _nothing(self) -> Tensor:
         return torch.zeros(
@@ -123,9 +207,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         )
 
 
-def _expanded(index: Any, shape: torch.Size) -> Tensor:
+def expanded(index: Any, shape: torch.Size) -> Tensor:
     """Row numbers as int64 of the batch dims of a tensordict, without a copy."""
-    rows = torch.as_tensor(index, dtype=torch.int64)
+    rows = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device="cpu")
     return rows if rows.shape == shape else rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
 
 
@@ -154,5 +238,6 @@ def _write_run(storage: Storage, start: int, index: Tensor, data: Any) -> None:
             storage.set(index[-keep:][order], [data[-keep:][place] for place in order])
         else:
             storage.set(index[-keep:][order], each_leaf(data, lambda leaf: leaf[-keep:][order]))
+        storage._ledger.edit(None, end=(int(index[-1]) + 1) % storage.max_size)  # not where the highest row is
     else:
         storage.set(index, data)

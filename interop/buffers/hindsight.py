@@ -1,0 +1,300 @@
+"""Hindsight experience replay (arXiv:1707.01495): goals that were reached instead of those that were aimed at."""
+
+import enum
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from interop import columns, randomness
+from interop.buffers.joined import Joined
+from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.sample_units import expanding
+from interop.samplers import ConsumingSampler, Sampler
+from interop.storages import Storage
+from interop.trajectories import stored_around
+
+_TAG = 0x4845  # tells the draws of goals from those of items that have the same key
+_WIDTH = 32  # rows looked at in one direction, at first
+
+
+class HindsightStrategy(enum.Enum):
+    """Which reached goal a transition gets."""
+
+    FUTURE = "future"
+    """One that is reached by this transition or a later one of the episode, each equally likely."""
+    FINAL = "final"
+    """The one that the last stored transition of the episode reaches."""
+    EPISODE = "episode"
+    """Any that is reached in the episode, as far as it is stored."""
+    RANDOM = "random"
+    """Any that is reached by a stored transition."""
+
+
+class HERReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` that gives part of each batch another goal, one that was reached, and its reward.
+
+    The first `int(batch_size * her_ratio)` transitions of a batch are relabelled: under `goal_key`, and where it is stored
+    under ("next", *goal_key), stands the goal that the strategy chooses, and `reward_fn` says what the transition earns.
+    What a transition reaches is stored under ("next", *achieved_goal_key); where that is not stored, `achieved_goal_key`
+    itself is taken, which is what was reached before the action. Episodes end where `end_key`, or "terminated" beside it,
+    is true, at the newest stored transition, and where the ring has overwritten their beginning. They are looked up for
+    the drawn transitions only: O(batch * length of episodes). Transforms see batches after relabelling.
+
+    Args:
+        reward_fn: the rewards of relabelled transitions, [n] or [n, 1], of a tensordict [n] of them. It may also return a
+            pair of rewards and whether the transitions are terminal for the new goal; "terminated" and "done" beside
+            `end_key` are then set, a truncated transition staying done. Otherwise they stay as stored.
+        her_ratio: the part that is relabelled, from 0 to 1.
+        strategy: a `HindsightStrategy` or its value: "future", "final", "episode" or "random".
+        goal_key, achieved_goal_key, reward_key, end_key: where items have these; KeyError at the draw where they have not.
+        sampler: which transitions are drawn.
+        **kwargs: as for `TensorDictReplayBuffer`; the storage has one item dim, and no sample unit is given.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[[TensorDictBase], Any],
+        *,
+        her_ratio: float = 0.8,
+        strategy: HindsightStrategy | str = "future",
+        goal_key: Any = "desired_goal",
+        achieved_goal_key: Any = "achieved_goal",
+        reward_key: Any = ("next", "reward"),
+        end_key: Any = ("next", "done"),
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(reward_fn):
+            raise TypeError(f"reward_fn must be callable, got {type(reward_fn).__name__}")
+        if isinstance(her_ratio, bool) or not isinstance(her_ratio, int | float | np.number):
+            raise TypeError(f"her_ratio must be a number, got {her_ratio!r}")
+        if not 0 <= her_ratio <= 1:
+            raise ValueError(f"her_ratio must be in [0, 1], got {her_ratio}")
+        if expanding(kwargs.get("sample_unit")) is not None:
+            raise ValueError(
+                "sample_unit and hindsight exclude each other: the rows of a window would have several goals"
+            )
+        self.reward_fn = reward_fn
+        self.her_ratio = float(her_ratio)
+        self.strategy = HindsightStrategy(strategy)
+        self.goal_key = _path("goal_key", goal_key)
+        self.achieved_goal_key = _path("achieved_goal_key", achieved_goal_key)
+        self.reward_key = _path("reward_key", reward_key)
+        self.end_key = _path("end_key", end_key)
+        self._found: tuple[Any, _Found] | None = None  # what items have, and of which layout of items
+        super().__init__(sampler=sampler, **kwargs)
+
+    @staticmethod
+    def _check_fit(storage: Storage, sampler: Sampler) -> None:
+        Joined._check_fit(storage, sampler)
+        if storage.ndim != 1:
+            raise ValueError(f"hindsight needs a storage with one item dim, got ndim={storage.ndim}")
+        if isinstance(sampler, ConsumingSampler):
+            raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
+
+    def _ahead(self, *how: Any) -> Any:
+        ahead = super()._ahead(*how)
+        if ahead is not None and ahead.key is None:  # what is drawn was settled otherwise, goals need a key
+            ahead.key = randomness.key(self._rng)
+        return ahead
+
+    def _draw(self, batch_size: int, *how: Any) -> tuple[Any, dict[Any, Any]]:
+        if len(self._storage):
+            self._entries()  # refuses before anything is drawn
+        return super()._draw(batch_size, *how)
+
+    def _revision(self, info: dict[Any, Any], ahead: Any) -> Callable[[Any], Any] | None:
+        super()._revision(info, ahead)
+        index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
+        count = math.floor(len(index) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
+        if count == 0:
+            return None
+        given = None if ahead is None else ahead.key
+        key = randomness.key(self._rng) if given is None else np.asarray(given)
+        rng = np.random.default_rng([*key.tolist(), _TAG])
+        entries = self._entries()
+        drawn = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+        rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries.ends, rng)
+        goals = columns.read(self._storage, entries.reached, rows)
+        return partial(self._relabelled, goals=goals, entries=entries)
+
+    def _goal_rows(self, rows: np.ndarray, ends: tuple[Any, ...], rng: np.random.Generator) -> np.ndarray:
+        """The transitions whose goals are taken for the ones at rows."""
+        filled = len(self._storage)
+        if self.strategy is HindsightStrategy.RANDOM:
+            return rng.integers(filled, size=rows.size)
+        whole = self.strategy is HindsightStrategy.EPISODE
+        before, after = episode_bounds(self._storage, rows, ends, before=whole)
+        if self.strategy is HindsightStrategy.FINAL:
+            return (rows + after) % filled
+        return (rows + rng.integers(-before, after + 1)) % filled
+
+    def _relabelled(self, data: Any, goals: Tensor, entries: "_Found") -> Any:
+        """The batch with goals for its first transitions, and what follows from them."""
+        if not isinstance(data, TensorDictBase):
+            raise RuntimeError(f"goals can be set in tensordicts, collate_fn made a {type(data).__name__}")
+        count = goals.shape[0]
+        for key in entries.goals:
+            _put(data, key, goals)
+        said = self.reward_fn(data[:count])
+        rewards, terminated = said if isinstance(said, tuple) and len(said) == 2 else (said, None)
+        rewards = _fitting("rewards", rewards, data.get(self.reward_key)[:count])
+        if terminated is not None:
+            self._set_ends(data, terminated, count, entries)
+        _put(data, self.reward_key, rewards)
+        return data
+
+    def _set_ends(self, data: TensorDictBase, terminated: Any, count: int, entries: "_Found") -> None:
+        """Have transitions be terminal as `reward_fn` says."""
+        parent = self.end_key[:-1]
+        keys = [(*parent, name) for name in ("done", "terminated", "truncated")]
+        done, before, truncated = (data.get(key)[:count] if key in entries.flags else None for key in keys)
+        held = before if before is not None else done
+        if held is None:
+            raise KeyError(f"reward_fn says what is terminal, but neither {keys[0]} nor {keys[1]} is stored")
+        now = _fitting("terminated", terminated, held)
+        if done is not None:
+            cut = (
+                truncated if truncated is not None else done & ~before if before is not None else torch.zeros_like(done)
+            )
+            _put(data, keys[0], now.reshape(done.shape) | cut.reshape(done.shape))
+        if before is not None:
+            _put(data, keys[1], now)
+
+    def _entries(self) -> "_Found":
+        """Which of the entries that matter items have. KeyError for one that they must have."""
+        layout = getattr(self._storage, "_layout", None)
+        if self._found is not None and layout is not None and self._found[0] is layout:
+            return self._found[1]
+        stored = partial(columns.has, self._storage)
+        needed = {"goal_key": self.goal_key, "achieved_goal_key": self.achieved_goal_key, "reward_key": self.reward_key}
+        after = _next(self.achieved_goal_key)
+        if stored(after):
+            del needed["achieved_goal_key"]
+        missing = [f"{name}={key!r}" for name, key in needed.items() if not stored(key)]
+        flags = tuple((*self.end_key[:-1], name) for name in ("done", "terminated", "truncated"))
+        flags = tuple(key for key in flags if stored(key))
+        beside = (*self.end_key[:-1], "terminated")
+        ends = tuple(key for key in dict.fromkeys((self.end_key, beside)) if stored(key))
+        if not ends and self.strategy is not HindsightStrategy.RANDOM:
+            missing.append(f"end_key={self.end_key!r}, or 'terminated' beside it")
+        if missing:
+            raise KeyError(f"stored items lack {', '.join(missing)}: hindsight needs these")
+        goals = tuple(key for key in dict.fromkeys((self.goal_key, _next(self.goal_key))) if stored(key))
+        found = _Found(goals, after if stored(after) else self.achieved_goal_key, ends, flags)
+        reached, *wanted = (columns.read(self._storage, key, np.zeros(1, np.int64)) for key in (found.reached, *goals))
+        for key, goal in zip(goals, wanted, strict=True):
+            if (goal.shape, goal.dtype) != (reached.shape, reached.dtype):
+                raise ValueError(
+                    f"{key} holds {list(goal.shape[1:])} of {goal.dtype}, {found.reached} {list(reached.shape[1:])} of "
+                    f"{reached.dtype}: a goal must look like what can be reached"
+                )
+        self._found = (layout, found)
+        return found
+
+
+class _Found(NamedTuple):
+    """What items have of the entries that hindsight reads or sets."""
+
+    goals: tuple[Any, ...]
+    reached: Any
+    ends: tuple[Any, ...]
+    flags: tuple[Any, ...]
+
+
+# ------------------------------------------------------------------ episodes
+
+
+def episode_bounds(
+    storage: Storage, rows: np.ndarray, end_keys: tuple[Any, ...], before: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many stored rows of the same episode come before and after each row.
+
+    An episode ends with a row that has one of `end_keys` true, and with the newest row; it may go around the end of a full
+    ring. Without `before`, zeros stand for those. O(rows * length of episodes), and at most O(all rows).
+    """
+    room_before, room_after = stored_around(storage, rows)
+    after = _until_end(storage, rows, room_after, end_keys, 1)
+    return (_until_end(storage, rows - 1, room_before, end_keys, -1) if before else np.zeros_like(rows)), after
+
+
+def _until_end(storage: Storage, rows: np.ndarray, room: np.ndarray, keys: tuple[Any, ...], step: int) -> np.ndarray:
+    """How many rows, at most `room`, lie from each row on, in one direction, up to the first that ends an episode."""
+    filled = len(storage)
+    found = room.copy()
+    left, start, width = np.arange(rows.size), 0, _WIDTH
+    while left.size:
+        if left.size * width > filled:
+            found[left] = _until_end_of_all(storage, rows[left], room[left], keys, step)
+            break
+        far = start + np.arange(width)
+        near = np.minimum(far, np.maximum(room[left] - 1, 0)[:, None])
+        at = rows[left][:, None] + step * near
+        ended = _ended(storage, keys, at % filled if storage._is_full else at) & (far < room[left][:, None])
+        has = ended.any(1)
+        found[left[has]] = start + ended[has].argmax(1)
+        start, width = start + width, 2 * width
+        left = left[~has & (room[left] > start)]
+    return found
+
+
+def _until_end_of_all(
+    storage: Storage, rows: np.ndarray, room: np.ndarray, keys: tuple[Any, ...], step: int
+) -> np.ndarray:
+    """The same by looking at all rows."""
+    filled = len(storage)
+    ends = np.flatnonzero(_ended(storage, keys, np.arange(filled)))
+    if not ends.size:
+        return room
+    at = rows % filled
+    place = np.searchsorted(ends, at, "left" if step > 0 else "right") - (step < 0)
+    return np.minimum((ends[place % ends.size] - at) * step % filled, room)
+
+
+def _ended(storage: Storage, keys: tuple[Any, ...], slots: np.ndarray) -> np.ndarray:
+    ended = columns.flags(storage, keys[0], slots)
+    for key in keys[1:]:
+        ended |= columns.flags(storage, key, slots)
+    return ended
+
+
+# ------------------------------------------------------------------ entries
+
+
+def _next(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Where an entry is that the next state has."""
+    return key if key[0] == "next" else ("next", *key)
+
+
+def _path(name: str, key: Any) -> tuple[str, ...]:
+    path = key if isinstance(key, tuple) else (key,)
+    if not (path and all(isinstance(step, str) for step in path)):
+        raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")
+    return path
+
+
+def _put(data: TensorDictBase, key: tuple[str, ...], values: Tensor) -> None:
+    """Set an entry of the first rows."""
+    held = data.get(key)
+    held[: values.shape[0]] = values.to(held.device)
+    data.set(key, held)
+
+
+def _fitting(name: str, value: Any, held: Tensor) -> Tensor:
+    """What `reward_fn` returned in the shape and dtype of what is stored. TypeError or ValueError where it cannot be."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"reward_fn must return {name} as a tensor, got {type(value).__name__}")
+    count = held.shape[0]
+    if value.shape not in (held.shape, (count,), (count, 1)) or value.numel() != held.numel():
+        raise ValueError(
+            f"reward_fn returned {name} of shape {list(value.shape)} for {count} items of {list(held.shape)}"
+        )
+    if not torch.can_cast(value.dtype, held.dtype):
+        raise TypeError(f"reward_fn returned {name} of {value.dtype}, stored are {held.dtype}")
+    return value.detach().to(held.device, held.dtype).reshape(held.shape)

@@ -1,0 +1,197 @@
+"""Items that are gone once they were drawn often enough."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from interop import randomness
+from interop.numbers import whole
+from interop.processes import starting_a_worker
+from interop.samplers.given import flat_slots
+from interop.samplers.sampler import Sampler
+from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
+from interop.writers import RoundRobinWriter, Writer
+
+_EMPTY = "Cannot sample from an empty storage."
+
+
+class ConsumingSampler(Sampler):
+    """Uniform draws without repetition within a batch; an item is not drawn any more after `max_sample_count` of them.
+
+    A batch is shorter where less is left; where nothing is, RuntimeError. The length of the buffer is the number of items
+    that are left. New items take the slots of consumed ones first, then those that the cursor comes to. Iterating over the
+    buffer ends with the last item. Needs a storage with one item dim and a `RoundRobinWriter`, and no prefetching. What
+    was consumed is known in one process only: the buffer is not given to workers. O(batch).
+
+    Args:
+        max_sample_count: how often an item is drawn.
+    """
+
+    def __init__(self, max_sample_count: int = 1) -> None:
+        self._most = whole("max_sample_count", max_sample_count)
+        self._pid = os.getpid()
+        self._empty()
+
+    def _empty(self) -> None:
+        # A permutation of the known slots: the first `_live` of them can be drawn, the others are consumed.
+        self._order = np.zeros(0, np.int64)
+        self._place = np.zeros(0, np.int64)  # of each slot in it
+        self._drawn = np.zeros(0, np.int64)  # how often each slot was
+        self._known = self._live = 0
+        self._ran_out = False
+
+    @property
+    def max_sample_count(self) -> int:
+        """How often an item is drawn."""
+        return self._most
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw took the last item."""
+        return self._ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._ran_out = bool(value)
+
+    @property
+    def refuses_late(self) -> bool:
+        return False
+
+    def sampleable(self, storage: Storage) -> int:
+        self._follow(storage)
+        return self._live
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """int64 [at most batch_size], each slot once, and nothing to tell. RuntimeError where nothing is left."""
+        self.refuse_a_stranger()
+        if not self.sampleable(storage):
+            consumed = f" All {self._known} items were drawn {self._most} times." if self._known else ""
+            raise RuntimeError(f"{_EMPTY}{consumed} Call extend() or add() first.")
+        count = min(whole("batch_size", batch_size, least=0), self._live)
+        rng = np.random.default_rng(randomness.key(self._rng))
+        slots = self._order[rng.choice(self._live, count, replace=False)]
+        self._drawn[slots] += 1
+        used = slots[self._drawn[slots] >= self._most]
+        self._live -= used.size
+        self._move(used, self._live)
+        self._ran_out = self._live == 0
+        return torch.from_numpy(slots), {}
+
+    def vacant(self, count: int) -> np.ndarray:
+        """At most `count` slots of consumed items."""
+        return self._order[self._live : min(self._live + count, self._known)].copy()
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """The items at index are new: none of them was drawn."""
+        if storage is not None:
+            self._follow(storage)
+        slots, _, high = flat_slots(index, storage)
+        if high >= self._known:
+            raise IndexError(f"index {high} is out of range: {self._known} items are stored")
+        slots = np.unique(slots[slots >= 0]).astype(np.int64)
+        self._drawn[slots] = 0
+        again = slots[self._place[slots] >= self._live]
+        self._move(again, self._live)
+        self._live += again.size
+        self._ran_out = self._ran_out and not self._live
+
+    def _follow(self, storage: Storage) -> None:
+        """Know the slots that the storage has now; new ones are not consumed."""
+        length = len(storage)
+        if length == self._known:
+            return
+        if length > self._order.size:
+            room = max(length, min(2 * self._order.size, storage.max_size))
+            for name in ("_order", "_place", "_drawn"):
+                grown = np.zeros(room, np.int64)
+                grown[: self._known] = getattr(self, name)[: self._known]
+                setattr(self, name, grown)
+        if length > self._known:
+            new = np.arange(self._known, length)
+            self._order[new] = self._place[new] = new
+            self._drawn[new] = 0
+            self._known = length
+            self._move(new, self._live)
+            self._live += new.size
+        else:  # a list was made shorter
+            order = self._order[: self._known]
+            kept = order < length
+            self._live = int(kept[: self._live].sum())
+            self._order[:length] = order[kept]
+            self._place[self._order[:length]] = np.arange(length)
+            self._known = length
+
+    def _move(self, slots: np.ndarray, start: int) -> None:
+        """Have different slots stand at `start` and after it in the order, and what stood there where they were."""
+        stop = start + slots.size
+        there, places = self._order[start:stop].copy(), self._place[slots]
+        self._order[start:stop], self._place[slots] = slots, np.arange(start, stop)
+        displaced = there[self._order[self._place[there]] != there]
+        left = places[(places < start) | (places >= stop)]
+        self._order[left], self._place[displaced] = displaced, left
+
+    # ------------------------------------------------------------------ where it can be used
+
+    def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
+        """TypeError or ValueError for a buffer that items cannot be consumed from."""
+        if not isinstance(storage, ListStorage | TensorStorage):
+            raise TypeError(f"items can be consumed from list and tensor storages, got {type(storage).__name__}")
+        if isinstance(storage, LazyFrameStorage):
+            raise TypeError(
+                f"items cannot be consumed from a {type(storage).__name__}: it takes frames in the order of rows, and the "
+                "slots of consumed items are used again in any order. Use a LazyTensorStorage"
+            )
+        if storage.ndim != 1:
+            raise ValueError(f"items can be consumed from a storage with one item dim, got ndim={storage.ndim}")
+        if not isinstance(writer, RoundRobinWriter):
+            raise TypeError(f"items can be consumed beside a RoundRobinWriter, got {type(writer).__name__}")
+        if prefetches:
+            raise ValueError("prefetch and consuming exclude each other: what is drawn ahead would be gone unseen")
+        if expands:
+            raise ValueError(
+                "sample_unit and consuming exclude each other: slots are used again in the order of consumption, so rows of "
+                "an episode do not stay together"
+            )
+
+    def refuse_a_stranger(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a buffer that consumes its items cannot be used in a forked process, which would not know what others "
+                "consume: sample and write in the process that made it"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        if starting_a_worker():
+            raise RuntimeError(
+                "A consuming sampler cannot be shared between processes, which would not know what others consume: sample "
+                "and write in the process that made it"
+            )
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pid=os.getpid())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_sample_count={self._most}, sampleable={self._live})"
+
+
+def consuming(given: Any, count: Any) -> Any:
+    """The sampler of a buffer with `consume_after_n_samples=count`, or what makes it, where `given` may be one too.
+
+    TypeError for another sampler, ValueError for one with another count.
+    """
+    count = whole("consume_after_n_samples", count)
+    if given is None:
+        return ConsumingSampler(count)
+    if not isinstance(given, Sampler) and callable(given):
+        make: Callable[[], Any] = given
+        return lambda: consuming(make(), count)
+    if not isinstance(given, ConsumingSampler):
+        raise TypeError(f"consume_after_n_samples needs a ConsumingSampler or none, got {type(given).__name__}")
+    if given.max_sample_count != count:
+        raise ValueError(f"consume_after_n_samples={count}, but the sampler has {given.max_sample_count}")
+    return given

@@ -1,0 +1,259 @@
+"""Draws without replacement: each position once, then all of them again."""
+
+import itertools
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from interop.storages.lock import Lock, renew_in_children
+
+_NONE = np.zeros(0, np.int64)
+_NOT_KEPT = ("_last", "_bits", "_words", "_random")
+_ZEROS = np.zeros(4, np.uint64)  # the counter that Philox begins with
+
+
+class _Standing(NamedTuple):
+    """How far an epoch has come."""
+
+    epoch: int = 0  # its number
+    changes: int = 0  # since the start, but for those that were undone
+    position: int = 0  # entries of the order that were taken
+    over: bool = False
+    again: np.ndarray = _NONE  # what was taken back after more was taken: it comes first
+
+
+class _Taken(NamedTuple):
+    """What a take did, so that it can be undone."""
+
+    before: _Standing
+    after: _Standing
+    ran_out: bool
+    named: np.ndarray
+    moved: tuple[Any, ...]  # entries of the order, and what they were; other entries, and what they were
+
+
+class Epoch:
+    """Positions of [0, length), each once an epoch, in uniformly random order; without `shuffle` one after the other.
+
+    Where fewer are left than asked for, these come and the epoch is over; with `drop_last` they are left out. A take for
+    another length begins an epoch, too. What is taken counts as given out, unless `hold` is called: then it does after
+    `given`, or remains to be taken after `take_back`. Safe from several threads.
+
+    A take costs O(count) at any length, and once O(1) for each position that is new. Four bytes a position.
+    """
+
+    def __init__(self, shuffle: bool = True, drop_last: bool = False) -> None:
+        for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.ran_out = False  # whether what was given out last was the end of an epoch
+        self.lock = Lock()
+        self._length = 0
+        self._count = 1  # of the last take
+        self._standing = _Standing()
+        # Of its first `length` entries, which are a permutation, the first `position` were taken.
+        self._order: np.ndarray = np.empty(0, np.int32)
+        self._moving = False  # whether entries of the order are being exchanged
+        self._held: dict[int, _Taken] = {}
+        self._numbers = itertools.count()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What no copy takes over."""
+        self._last: _Taken | None = None
+        self._bits = np.random.Philox(0)  # its state is set for each take: cheaper than a new one
+        self._words = np.zeros(2, np.uint64)
+        self._random = np.random.Generator(self._bits)
+        renew_in_children(self)
+
+    # ------------------------------------------------------------------ what it stands at
+
+    @property
+    def length(self) -> int:
+        """Positions in this epoch; 0 before the first."""
+        return self._length
+
+    @property
+    def left(self) -> int:
+        """Positions that this epoch still has to name; 0 where it is over."""
+        standing = self._standing
+        return 0 if standing.over else self._length - standing.position + standing.again.size
+
+    @property
+    def over(self) -> bool:
+        """Whether this epoch has come to its end, and the next take begins another."""
+        return self._standing.over
+
+    @property
+    def takes_left(self) -> int:
+        """Takes of as many as the last until the epoch is over."""
+        count = max(self._count, 1)
+        return self.left // count if self.drop_last else -(-self.left // count)
+
+    def check(self, count: int, length: int) -> None:
+        """The ValueError of a take that would be refused."""
+        if self.drop_last and count > length:
+            raise ValueError(
+                f"with drop_last=True a batch of {count} cannot be drawn from {length}: use a smaller batch_size, or "
+                "drop_last=False"
+            )
+
+    # ------------------------------------------------------------------ taking
+
+    def take(self, count: int, length: int, key: np.ndarray | None = None) -> np.ndarray:
+        """At most `count` positions of [0, length), int64; `key`, [2] uint32, is needed to shuffle.
+
+        ValueError for more than the length with `drop_last`; then nothing has changed.
+        """
+        with self.lock:
+            self.check(count, length)
+            if length != self._length or self._moving:
+                self._resize(length)
+            before = self._standing
+            if before.over or (self.drop_last and self.left < count):
+                self._next_epoch()
+            epoch, changes, start, _, again = self._standing
+            again, kept = again[:count], again[count:]
+            stop = min(start + count - again.size, length)
+            named, moved = self._draw(start, stop, key)
+            if again.size:
+                named = np.concatenate((again, named))
+            over = length - stop + kept.size < (count if self.drop_last and count else 1)
+            self._standing = _Standing(epoch, changes + 1, stop, over, kept)
+            self._count = count
+            self._last = _Taken(before, self._standing, self.ran_out, named, moved)
+            self.ran_out = over and not self._held
+            return named.astype(np.int64)
+
+    def _draw(self, start: int, stop: int, key: np.ndarray | None) -> tuple[np.ndarray, tuple[Any, ...]]:
+        """Random entries of the order from `start` on, which are at [start, stop) now; and what was moved."""
+        if not self.shuffle:
+            return np.arange(start, stop), ()
+        if start == stop:
+            return _NONE, ()
+        assert key is not None
+        self._words[0] = np.asarray(key, np.uint32).view(np.uint64)[0]
+        self._bits.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": _ZEROS, "key": self._words},
+            "buffer": _ZEROS,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        chosen = self._random.choice(self._length - start, stop - start, replace=False)
+        chosen += start
+        named, block = self._order[chosen], self._order[start:stop].copy()
+        holes, left, displaced = chosen, named, block
+        if chosen.min() < stop:
+            beyond = chosen >= stop
+            holes, left = chosen[beyond], named[beyond]
+            stays = np.ones(block.size, bool)
+            stays[chosen[~beyond] - start] = False
+            displaced = block[stays]
+        self._moving = True
+        self._order[holes] = displaced
+        self._order[start:stop] = named
+        self._moving = False
+        return named, (slice(start, stop), block, holes, left)
+
+    def _resize(self, length: int) -> None:
+        if self.shuffle:
+            known = self._length if length > self._length and not self._moving else 0
+            if length > self._order.size:
+                size = max(length, 2 * self._order.size)
+                grown: np.ndarray = np.empty(size, np.dtype(np.int32 if size <= 2**31 else np.int64))
+                grown[:known] = self._order[:known]
+                self._order = grown
+            self._order[known:length] = np.arange(known, length, dtype=self._order.dtype)
+        self._moving = False  # or a call was interrupted, or the process forked meanwhile
+        self._length = length
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        epoch, changes, *_ = self._standing
+        self._standing = _Standing(epoch + 1, changes + 1)
+
+    def restart(self) -> None:
+        """Begin an epoch: what was taken, or is held, does not count any more. O(1)."""
+        with self.lock:
+            self._next_epoch()
+            self.ran_out = False
+
+    # ------------------------------------------------------------------ what was taken and is not given out yet
+
+    def hold(self) -> int:
+        """Have the last take wait; its number, for `given` or `take_back`. Under the lock that was held for the take."""
+        assert self._last is not None
+        number, taken, self._last = next(self._numbers), self._last, None
+        self._held[number] = taken
+        self.ran_out = taken.ran_out
+        return number
+
+    def given(self, number: int) -> None:
+        """What was held was given out."""
+        with self.lock:
+            if self._held.pop(number, None) is not None:
+                self.ran_out = self.over and not self._held
+
+    def take_back(self, number: int) -> None:
+        """Have what was held remain to be taken. Where nothing was taken since, all is as if it had not been."""
+        with self.lock:
+            taken, standing = self._held.pop(number, None), self._standing
+            if taken is None or taken.after.epoch != standing.epoch:
+                return
+            if taken.after.changes == standing.changes:
+                if taken.moved:
+                    block, were, holes, left = taken.moved
+                    moving, self._moving = self._moving, True
+                    self._order[block], self._order[holes] = were, left
+                    self._moving = moving
+                self._standing = taken.before
+                return
+            again = np.concatenate((standing.again, taken.named))
+            self._standing = standing._replace(changes=standing.changes + 1, over=False, again=again)
+
+    def keep(self, numbers: Collection[Any]) -> None:
+        """Take back all that is held but these."""
+        with self.lock:
+            for number in reversed(list(self._held)):
+                if number not in numbers:
+                    self.take_back(number)
+
+    def _renew(self) -> None:  # in a forked child
+        self.lock._renew()  # locks may have theirs later
+        self.keep(())  # it is given out in the parent
+
+    # ------------------------------------------------------------------ copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self.lock:
+            state = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
+            order = self._order[: self._length].copy() if self.shuffle else self._order
+            return {**state, "_order": order, "_held": dict(self._held)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+class Drawn:
+    """Slots that were drawn, and what to tell about them, while they are held."""
+
+    __slots__ = ("_epoch", "info", "number", "slots")
+
+    def __init__(self, epoch: Epoch | None, number: int, slots: Any = None, info: Any = None) -> None:
+        self._epoch, self.number, self.slots, self.info = epoch, number, slots, info
+
+    def given(self) -> None:
+        """They were given out."""
+        if self._epoch is not None:
+            self._epoch.given(self.number)
+
+    def take_back(self) -> None:
+        """They remain to be drawn."""
+        if self._epoch is not None:
+            self._epoch.take_back(self.number)

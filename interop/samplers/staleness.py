@@ -1,0 +1,215 @@
+"""Items by how old the policy is that made them."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop import columns, randomness
+from interop.numbers import whole
+from interop.samplers.drawing import DrawingSampler, stored
+from interop.storages import Storage
+
+_FARTHEST = 2**62  # of versions, so that differences are exact
+
+
+class StalenessAwareSampler(DrawingSampler):
+    """Draws fresh items more often, and none that are too stale.
+
+    The staleness of an item is `consumer_version` minus the version that is stored with it. The training loop sets
+    `consumer_version`, usually after each update of the policy. An item from a policy newer than that weighs as much as
+    one of staleness 0. A batch comes without repetitions, as if drawn one after the other by weight, where enough items
+    have a weight above zero; otherwise each is drawn from all of them. It comes with "staleness", float32.
+
+    O(items) for the first draw after a write, an edit or another `consumer_version`, on the versions alone; further draws
+    take O(batch log items).
+
+    Args:
+        max_staleness: items above it are left out; -1 for no bound. Can be set.
+        staleness_weight_fn: weights for an int64 tensor of stalenesses, none negative, of the items that are not left
+            out; 1 / (staleness + 1) by default. ValueError at the draw where it gives other than one finite number of
+            at least 0 for each.
+        version_key: the entry that holds one version an item; KeyError at the draw where there is none.
+    """
+
+    def __init__(
+        self,
+        max_staleness: int = -1,
+        staleness_weight_fn: Callable[[Tensor], Tensor] | None = None,
+        version_key: Any = "policy_version",
+    ) -> None:
+        if staleness_weight_fn is not None and not callable(staleness_weight_fn):
+            raise TypeError(f"staleness_weight_fn must be callable, got {type(staleness_weight_fn).__name__}")
+        self.max_staleness = max_staleness
+        self.consumer_version = 0
+        self.staleness_weight_fn = staleness_weight_fn
+        self.version_key = version_key
+        self._known: _Known | None = None
+
+    @property
+    def max_staleness(self) -> int:
+        """Items above it are left out; -1 for no bound."""
+        return self._max_staleness
+
+    @max_staleness.setter
+    def max_staleness(self, value: int) -> None:
+        self._max_staleness = whole("max_staleness", value, least=-1)
+
+    @property
+    def consumer_version(self) -> int:
+        """The version of the policy that learns."""
+        return self._consumer_version
+
+    @consumer_version.setter
+    def consumer_version(self, value: int) -> None:
+        number = whole("consumer_version", value, least=-_FARTHEST)
+        if number > _FARTHEST:
+            raise ValueError(f"consumer_version must be at most 2**62, got {value}")
+        self._consumer_version = number
+
+    def increment_consumer_version(self) -> None:
+        """The policy was updated."""
+        self.consumer_version += 1
+
+    # ------------------------------------------------------------------ draws
+
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        known = self._weighed(storage)
+        key = randomness.key(self._rng) if key is None else key
+        chosen = known.draw(batch_size, np.random.default_rng(key))
+        slots = chosen if known.rows is None else known.rows[chosen]
+        staleness = torch.from_numpy(known.staleness[chosen].astype(np.float32))
+        return torch.from_numpy(slots), {"staleness": staleness}, []
+
+    @property
+    def refuses_late(self) -> bool:
+        return False
+
+    def _weighed(self, storage: Storage) -> "_Known":
+        """The weights of all items, made anew where something has changed."""
+        size = stored(storage)
+        ledger = storage._ledger  # knows of the writes of any process
+        changes = (size, ledger.written, ledger.edits)
+        stands_at = (changes, self._consumer_version, self._max_staleness, self.staleness_weight_fn)
+        known = self._known
+        if known is None or known.storage() is not storage or known.stands_at != stands_at:
+            known = self._known = self._weigh(storage, size, stands_at)
+        return known
+
+    def _weigh(self, storage: Storage, size: int, stands_at: Any) -> "_Known":
+        staleness = self._consumer_version - self._versions(storage, size)
+        rows = None
+        if self._max_staleness >= 0:
+            rows = np.flatnonzero(staleness <= self._max_staleness)
+            if not rows.size:
+                raise RuntimeError(
+                    f"all {size} items are staler than max_staleness={self._max_staleness} at "
+                    f"consumer_version={self._consumer_version}: increase max_staleness, or collect with newer policies"
+                )
+            staleness = staleness[rows]
+        weights = self._weights(np.maximum(staleness, 0))
+        with np.errstate(over="ignore"):
+            sums = np.cumsum(weights)
+        if not np.isfinite(sums[-1]):
+            raise ValueError("the weights of all items add up to more than a float can hold: scale them down")
+        heavy = np.flatnonzero(weights)
+        if not heavy.size:
+            raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} items the weight zero")
+        return _Known(weakref.ref(storage), stands_at, rows, staleness, weights, sums, heavy)
+
+    def _versions(self, storage: Storage, size: int) -> np.ndarray:
+        try:
+            held = columns.whole(storage, self.version_key)
+        except KeyError as error:
+            raise KeyError(
+                f"there is no {self.version_key!r} in the stored items: have the collector write the version of its policy"
+            ) from error
+        if held.dtype == torch.bool or held.is_complex():
+            raise TypeError(f"versions must be numbers, {self.version_key!r} holds {held.dtype}")
+        if held.numel() != size:
+            raise ValueError(
+                f"{self.version_key!r} must have one value an item, it has the shape {list(held.shape[1:])}"
+            )
+        if held.is_floating_point():
+            versions = held.reshape(-1).double().cpu().numpy()
+            if not np.isfinite(versions).all():
+                raise ValueError(f"versions must be finite, {self.version_key!r} holds others")
+            return versions
+        return held.reshape(-1).cpu().numpy().astype(np.int64, copy=False)
+
+    def _weights(self, staleness: np.ndarray) -> np.ndarray:
+        """One finite weight for each, none negative."""
+        if self.staleness_weight_fn is None:
+            return 1 / (staleness + 1.0)
+        found = self.staleness_weight_fn(torch.from_numpy(staleness))
+        if not isinstance(found, Tensor) or found.is_complex() or found.shape != staleness.shape:
+            what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"staleness_weight_fn must give a tensor of {staleness.size} weights, got {what}")
+        weights = found.detach().double().cpu().numpy()
+        if not (weights.min() >= 0 and weights.max() < np.inf):  # a NaN is neither
+            at = int((~((weights >= 0) & (weights < np.inf))).argmax())
+            raise ValueError(f"weights must be finite and at least 0, staleness {staleness[at]} has {weights[at]}")
+        return weights
+
+    # ------------------------------------------------------------------ what changes
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        self._known = None
+
+    def _empty(self) -> None:
+        self._known = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_known": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(consumer_version={self.consumer_version}, max_staleness={self.max_staleness}, "
+            f"version_key={self.version_key!r})"
+        )
+
+
+class _Known(NamedTuple):
+    """The weights of the items of a storage at one moment."""
+
+    storage: Callable[[], Storage | None]
+    stands_at: Any
+    rows: np.ndarray | None  # the slots of the items below; None for all slots
+    staleness: np.ndarray
+    weights: np.ndarray
+    sums: np.ndarray  # of the weights up to each item and with it
+    heavy: np.ndarray  # places of weights above zero
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Places of items: each after the other in proportion to the weights of those that are left."""
+        if count > self.heavy.size:
+            return self._find(count, rng)
+        chosen = np.zeros(0, np.int64)
+        # Draws with replacement without those that were drawn before are draws without replacement.
+        for _ in range(4 if count <= self.heavy.size // 4 else 0):
+            chosen = _first_of_equal(np.concatenate((chosen, self._find(count, rng))))[:count]
+            if chosen.size == count:
+                return chosen
+        # The order of exponential times whose rates are the weights is that of such draws too (arXiv:1012.0256).
+        is_left = np.ones(self.weights.size, bool)
+        is_left[chosen] = False
+        left = self.heavy[is_left[self.heavy]]
+        times, wanted = rng.exponential(size=left.size) / self.weights[left], count - chosen.size
+        first = np.argpartition(times, wanted - 1)[:wanted]
+        return np.concatenate((chosen, left[first[np.argsort(times[first])]]))
+
+    def _find(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Places drawn in proportion to the weights, each from all of them."""
+        found = np.searchsorted(self.sums, rng.random(count) * self.sums[-1], side="right")
+        return np.minimum(found, self.heavy[-1])  # a product may round up to the sum of all
+
+
+def _first_of_equal(places: np.ndarray) -> np.ndarray:
+    """The places without those that came before, in order."""
+    return places[np.sort(np.unique(places, return_index=True)[1])]

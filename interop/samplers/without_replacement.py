@@ -1,0 +1,72 @@
+"""Every stored item once before any comes again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from interop import randomness
+from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.epoch import Epoch
+from interop.storages import Storage
+
+
+class SamplerWithoutReplacement(DrawingSampler):
+    """Each stored item once an epoch, in uniformly random order. O(batch), whatever is stored and however it grows.
+
+    Where fewer items are left than a batch has, the batch is these; with `drop_last` they are left out, and a batch
+    larger than the buffer is a ValueError. Another number of stored items begins an epoch; items written over do not.
+    Iterating over a buffer is one epoch; with batches drawn ahead, too: those that are dropped remain to be drawn.
+
+    Args:
+        drop_last: no batch is shorter than asked for.
+        shuffle: without, items come in the order of their slots.
+    """
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self._epoch = Epoch(shuffle, drop_last)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether no batch is shorter than asked for."""
+        return self._epoch.drop_last
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether items come in random order."""
+        return self._epoch.shuffle
+
+    def _draw(
+        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+        size = stored(storage)
+        self._epoch.check(batch_size, size)
+        if key is None and self.shuffle:
+            key = randomness.key(self._rng)
+        return torch.from_numpy(self._epoch.take(batch_size, size, key)), {}, []
+
+    @property
+    def refuses_late(self) -> bool:
+        return False
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last batch was the end of an epoch."""
+        return self._epoch.ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._epoch.ran_out = value
+
+    @property
+    def _remaining_batches(self) -> int:  # type: ignore[override]  # never set
+        return self._epoch.takes_left
+
+    def _empty(self) -> None:
+        self._epoch.restart()
+
+    def __repr__(self) -> str:
+        epoch = self._epoch
+        left = epoch.length if epoch.over else epoch.left
+        return f"{type(self).__name__}({100 * left / max(epoch.length, 1):.4f}% left)"

@@ -1,0 +1,248 @@
+"""Numbers of a sampler that change as training goes on: alpha, beta and the like."""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from interop.numbers import whole
+from interop.samplers import Sampler
+
+
+class ParameterScheduler(ABC):
+    """Sets a number of a sampler at each `step()`, within bounds. A subclass gives `_value`.
+
+    A step that raises has changed nothing. An attribute that was an int at construction gets ints where values are
+    whole.
+
+    Args:
+        obj: a sampler, or a buffer, whose sampler of the moment is meant.
+        param_name: the attribute.
+        min_value, max_value: bounds of what is set.
+
+    Raises at construction: TypeError for an `obj` without a sampler or an attribute that is no real number, ValueError
+    for an attribute that the sampler has not or that cannot be set, and for bounds that contradict each other.
+    """
+
+    _CHOICES: ClassVar[tuple[str, ...]] = ("min_value", "max_value")
+
+    def __init__(
+        self, obj: Any, param_name: str, min_value: float | None = None, max_value: float | None = None, **choices: Any
+    ) -> None:
+        self._obj = obj
+        self.param_name = param_name
+        self.step_count = 0
+        held = _settable(self._sampler, param_name)
+        self.initial_value = _real(param_name, held)
+        self._is_int = isinstance(held, int | np.integer)
+        self._choose({"min_value": min_value, "max_value": max_value, **choices})
+
+    def _choose(self, choices: Mapping[str, Any]) -> None:
+        """Check and keep what the user chose."""
+        low, high = choices.get("min_value"), choices.get("max_value")
+        self.min_value = None if low is None else _real("min_value", low)
+        self.max_value = None if high is None else _real("max_value", high)
+        if self.min_value is not None and self.max_value is not None and self.min_value > self.max_value:
+            raise ValueError(f"min_value={low} is above max_value={high}")
+
+    @property
+    def _sampler(self) -> Sampler:
+        found = self._obj if isinstance(self._obj, Sampler) else getattr(self._obj, "sampler", None)
+        if not isinstance(found, Sampler):
+            raise TypeError(f"a scheduler needs a sampler, or a buffer that has one, got {type(self._obj).__name__}")
+        return found
+
+    @abstractmethod
+    def _value(self, count: int, current: float) -> Any:
+        """What the attribute, which is `current` now, becomes at step number `count`, the first being 1."""
+
+    def step(self) -> None:
+        """Set the next value."""
+        sampler = self._sampler
+        current = _real(self.param_name, getattr(sampler, self.param_name))
+        value = _real(f"the new {self.param_name}", self._value(self.step_count + 1, current))
+        if self.min_value is not None:
+            value = max(value, self.min_value)
+        if self.max_value is not None:
+            value = min(value, self.max_value)
+        setattr(sampler, self.param_name, int(value) if self._is_int and value.is_integer() else value)
+        self.step_count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers and names alone; what the sampler stands at is in the sampler's own state."""
+        kept = ("param_name", "initial_value", "step_count", *self._CHOICES)
+        return {name: getattr(self, name) for name in kept}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state. KeyError, TypeError or ValueError, before anything changes, for one of another scheduler."""
+        wanted, given = self.state_dict().keys(), set(state_dict)
+        if wanted != given:
+            raise KeyError(
+                f"a {type(self).__name__} has the state {sorted(wanted)}; missing: {sorted(wanted - given)}, "
+                f"unknown: {sorted(given - wanted)}"
+            )
+        if state_dict["param_name"] != self.param_name:
+            raise ValueError(f"the state is of {state_dict['param_name']!r}, this scheduler sets {self.param_name!r}")
+        loaded = copy.copy(self)
+        loaded.initial_value = _real("initial_value", state_dict["initial_value"])
+        loaded.step_count = whole("step_count", state_dict["step_count"], least=0)
+        loaded._choose(state_dict)
+        self.__dict__.update(loaded.__dict__)
+
+
+class LinearScheduler(ParameterScheduler):
+    """From the value at construction to `final_value` in `num_steps` equal steps; it stays there.
+
+    Args:
+        obj, param_name: as for `ParameterScheduler`.
+        final_value: where the attribute arrives.
+        num_steps: at which step, at least 1.
+    """
+
+    _CHOICES = ("final_value", "num_steps")
+
+    def __init__(self, obj: Any, param_name: str, final_value: float, num_steps: int) -> None:
+        super().__init__(obj, param_name, final_value=final_value, num_steps=num_steps)
+
+    def _choose(self, choices: Mapping[str, Any]) -> None:
+        super()._choose(choices)
+        self.final_value = _real("final_value", choices["final_value"])
+        self.num_steps = whole("num_steps", choices["num_steps"])
+
+    def _value(self, count: int, current: float) -> float:
+        if count >= self.num_steps:
+            return self.final_value
+        return self.initial_value + (self.final_value - self.initial_value) * count / self.num_steps
+
+
+class LambdaScheduler(ParameterScheduler):
+    """The value at construction times `lambda_fn(step)`, the first step being 1.
+
+    Args:
+        obj, param_name, min_value, max_value: as for `ParameterScheduler`.
+        lambda_fn: a function of the number of the step; not part of the state.
+    """
+
+    def __init__(
+        self,
+        obj: Any,
+        param_name: str,
+        lambda_fn: Callable[[int], float],
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
+        if not callable(lambda_fn):
+            raise TypeError(f"lambda_fn must be callable, got {type(lambda_fn).__name__}")
+        self.lambda_fn = lambda_fn
+        super().__init__(obj, param_name, min_value, max_value)
+
+    def _value(self, count: int, current: float) -> float:
+        return self.initial_value * _real("what lambda_fn returns", self.lambda_fn(count))
+
+
+class StepScheduler(ParameterScheduler):
+    """The value of the moment times `gamma`, or plus `gamma`, at every `n_steps`-th step.
+
+    Args:
+        obj, param_name, min_value, max_value: as for `ParameterScheduler`.
+        gamma: the factor, or what is added.
+        n_steps: steps from one change to the next.
+        mode: "multiplicative" or "additive".
+    """
+
+    _CHOICES = ("min_value", "max_value", "gamma", "n_steps", "mode")
+
+    def __init__(
+        self,
+        obj: Any,
+        param_name: str,
+        gamma: float = 0.9,
+        n_steps: int = 1,
+        mode: str = "multiplicative",
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
+        super().__init__(obj, param_name, min_value, max_value, gamma=gamma, n_steps=n_steps, mode=mode)
+
+    def _choose(self, choices: Mapping[str, Any]) -> None:
+        super()._choose(choices)
+        self.gamma = _real("gamma", choices["gamma"])
+        self.n_steps = whole("n_steps", choices["n_steps"])
+        self.mode = choices["mode"]
+        if self.mode not in ("multiplicative", "additive"):
+            raise ValueError(f"mode must be 'multiplicative' or 'additive', got {self.mode!r}")
+
+    def _value(self, count: int, current: float) -> float:
+        if count % self.n_steps:
+            return current
+        return current * self.gamma if self.mode == "multiplicative" else current + self.gamma
+
+
+class SchedulerList:
+    """Schedulers that step together, in order: all of them, or none where one raises."""
+
+    def __init__(self, schedulers: Iterable[ParameterScheduler] = ()) -> None:
+        self.schedulers: list[ParameterScheduler] = []
+        for each in schedulers:
+            self.append(each)
+
+    def append(self, scheduler: ParameterScheduler) -> None:
+        """Add one at the end. TypeError for what is no scheduler."""
+        if not isinstance(scheduler, ParameterScheduler):
+            raise TypeError(f"a SchedulerList holds schedulers, got {type(scheduler).__name__}")
+        self.schedulers.append(scheduler)
+
+    def step(self) -> None:
+        """Have each set its next value."""
+        before = []
+        try:
+            for each in self.schedulers:
+                before.append((each, getattr(each._sampler, each.param_name), each.step_count))
+                each.step()
+        except BaseException:
+            for each, value, count in reversed(before):
+                setattr(each._sampler, each.param_name, value)
+                each.step_count = count
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each, under "0", "1" and so on."""
+        return {str(place): each.state_dict() for place, each in enumerate(self.schedulers)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Have each go on from its state. The errors of `ParameterScheduler`, before anything changes."""
+        if set(state_dict) != set(self.state_dict()):
+            raise KeyError(f"there are {len(self.schedulers)} schedulers, the state has {sorted(state_dict)}")
+        trials = [copy.copy(each) for each in self.schedulers]
+        for place, each in enumerate(trials):
+            each.load_state_dict(state_dict[str(place)])
+        for each, trial in zip(self.schedulers, trials, strict=True):
+            each.__dict__.update(trial.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.schedulers)
+
+
+def _settable(sampler: Sampler, name: str) -> Any:
+    """The attribute of the sampler; ValueError where there is none, or none that can be set."""
+    if not hasattr(sampler, name):
+        raise ValueError(f"{type(sampler).__name__} has no attribute {name!r} to schedule")
+    kind = getattr(type(sampler), name, None)
+    if isinstance(kind, property) and kind.fset is None:
+        raise ValueError(f"{name!r} of {type(sampler).__name__} cannot be set")
+    return getattr(sampler, name)
+
+
+def _real(name: str, value: Any) -> float:
+    """A finite float of a number, NumPy's and one-element tensors too. TypeError or ValueError for anything else."""
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not is_number and not (isinstance(value, Tensor | np.ndarray) and value.ndim == 0):
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return number

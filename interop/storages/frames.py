@@ -1,0 +1,213 @@
+"""Tensordicts whose observations are frames, each stored once."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+
+from interop.codec import Layout
+from interop.numbers import whole
+from interop.processes import starting_a_worker
+from interop.storages.frame_rows import FrameRows
+from interop.storages.frame_scheme import Scheme
+from interop.storages.rows import Rows
+from interop.storages.storage import Storage
+from interop.storages.tensors import TensorStorage
+
+_ENDS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
+Path = tuple[Any, ...]
+
+
+class LazyFrameStorage(TensorStorage):
+    """Like `LazyTensorStorage` for items of a step and its "next": of each observation only its newest frame is stored.
+
+    The older frames of a stack, and next observations, are those of the items before and behind in the same trajectory;
+    beside them the last frame of each trajectory is kept. For stacks of 4 that is an eighth of the memory, and what the
+    ends of trajectories take. Reads are exact, and copies: views, of `rb[int or slice]`, are only the other entries.
+
+    Rows are to be written one after the other, as a round-robin writer does. A write elsewhere, like `rb[3] = item`, is
+    a RuntimeError unless it leaves observations, ends and ids as they are.
+
+    Args:
+        max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
+        obs_key: the entry of the observation, or a list of some; ("next", *key) is the next one.
+        stack: frames in an observation.
+        stack_dim: the dim of an observation along which its frames lie side by side, the newest last.
+        padding: what stands before the first frame of a trajectory: "first" for that frame again, "zero" for zeros.
+        end_keys: bool entries, one value an item, that are true in the last item of a trajectory; by default
+            ("next", "done"), ("next", "terminated") and ("next", "truncated"), of which one has to be stored.
+        traj_key: an integer entry; an item with another value than the one before begins a trajectory too.
+        finals: how many last frames there is room for, beyond which a write is a RuntimeError; by default as many as
+            items. They take memory as they are used.
+        check: refuse data whose observations do not follow from the items before, and would be read otherwise; a
+            ValueError. Without it such data is stored, and read as if it did.
+        ndim: how many leading dims of the stored layout count as items. Trajectories go along the first one.
+        device: "cpu"; anything else is a ValueError.
+        compilable: keep the length local to this process.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        obs_key: Any = "pixels",
+        stack: int = 4,
+        stack_dim: int = -3,
+        padding: Literal["first", "zero"] = "first",
+        end_keys: Sequence[Any] | None = None,
+        traj_key: Any = None,
+        finals: int | None = None,
+        check: bool = True,
+        ndim: int = 1,
+        device: torch.device | str = "cpu",
+        compilable: bool = False,
+    ) -> None:
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"frames are stored on the CPU, got device={device}: cast samples to it with a transform")
+        if padding not in ("first", "zero"):
+            raise ValueError(f"padding must be 'first' or 'zero', got {padding!r}")
+        if not isinstance(stack_dim, int) or isinstance(stack_dim, bool):
+            raise TypeError(f"stack_dim must be an int, got {stack_dim!r}")
+        super().__init__(None, max_size, device="cpu", ndim=ndim, compilable=compilable)
+        self._obs_keys = [_path(key) for key in (obs_key if isinstance(obs_key, list) else [obs_key])]
+        if not self._obs_keys or len(set(self._obs_keys)) < len(self._obs_keys):
+            raise ValueError(f"obs_key must name observations, each once, got {obs_key!r}")
+        self._stack, self._stack_dim = whole("stack", stack), stack_dim
+        self._zeros, self._checks = padding == "zero", bool(check)
+        self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
+        self._traj_key = None if traj_key is None else _path(traj_key)
+        self._finals = None if finals is None else whole("finals", finals)
+
+    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        items = torch.Size(lead).numel()
+        scheme = Scheme(
+            leaves=layout.leaves,
+            pairs=tuple(self._pair(layout, key) for key in self._obs_keys),
+            ends=self._ends(layout),
+            ids=None if self._traj_key is None else _signal(layout, self._traj_key),
+            stack=self._stack,
+            dim=self._stack_dim,
+            zeros=self._zeros,
+            check=self._checks,
+            capacity=lead[0],
+            lanes=tuple(lead[1:]),
+            finals=items if self._finals is None else min(self._finals, items),
+        )
+        return FrameRows(scheme, scheme.memory())
+
+    def _pair(self, layout: Layout, key: Path) -> tuple[int, int]:
+        obs, following = _leaf(layout, key), _leaf(layout, ("next", *key))
+        one, other = layout.leaves[obs], layout.leaves[following]
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise RuntimeError(
+                f"{one.name} is {one.dtype} of shape {list(one.shape)}, {other.name} {other.dtype} of {list(other.shape)}: "
+                "an observation and the next one must be alike; nothing was written"
+            )
+        if self._stack > 1:
+            dim = self._stack_dim
+            if not -len(one.shape) <= dim < len(one.shape) or one.shape[dim] % self._stack or not one.shape[dim]:
+                raise RuntimeError(
+                    f"{one.name} has shape {list(one.shape)}: stack_dim={dim} of it must hold the {self._stack} frames of "
+                    "a stack; nothing was written"
+                )
+        return obs, following
+
+    def _ends(self, layout: Layout) -> tuple[int, ...]:
+        paths = [leaf.path for leaf in layout.leaves]
+        named = [key for key in _ENDS if key in paths] if self._end_keys is None else self._end_keys
+        if not named and self._traj_key is None:
+            raise KeyError(
+                f"none of {list(_ENDS)} is in the data, which say where trajectories end: give end_keys or traj_key"
+            )
+        return tuple(_signal(layout, key) for key in named)
+
+    def refuse_edit(self, paths: Iterable[Path]) -> None:
+        rows = self._rows
+        if isinstance(rows, FrameRows):
+            fixed = {rows.scheme.leaves[place].path: rows.scheme.leaves[place].name for place in rows.scheme.fixed}
+            hit = [fixed[path] for path in paths if path in fixed]
+            if hit:
+                raise RuntimeError(
+                    f"{', '.join(hit)} cannot be edited: observations, ends and ids say which frames items have, and stay "
+                    "as they were written; nothing was written"
+                )
+
+    def editable(self, given: Any) -> Any:
+        rows, layout = self._own_rows(), self._layout
+        assert isinstance(rows, FrameRows) and layout is not None and self.shape is not None
+        if not layout.is_tensordict:
+            return super().editable(given)
+        self.refuse_edit(_paths(given, ()))
+        views = TensorDict({}, self.shape)
+        for place in rows.scheme.rest:
+            views.set(layout.leaves[place].path, rows._plain[place][: self._filled_rows])
+        return views
+
+    def _empty(self) -> None:
+        super()._empty()
+        if isinstance(self._rows, FrameRows):
+            self._rows.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        rows = self._rows
+        if not isinstance(rows, FrameRows):
+            return super().__getstate__()
+        state = Storage.__getstate__(self)
+        if starting_a_worker():
+            rows.share()
+            memory = rows.memory
+        else:  # a pickle or copy is a storage of its own
+            state["_length"] = copy.copy(self._length)
+            memory = [tensor.clone() for tensor in rows.memory]
+        return {**state, "_rows": None, "_tensors": None, "_scheme": rows.scheme, "_memory": memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        scheme, memory = state.pop("_scheme", None), state.pop("_memory", None)
+        super().__setstate__(state)
+        if scheme is not None:
+            self._rows = FrameRows(scheme, memory)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._obs_keys)
+        return (
+            f"{type(self).__name__}(obs_key=[{names}], stack={self._stack}, shape={self.shape}, len={len(self)}, "
+            f"max_size={self.max_size})"
+        )
+
+
+def _path(key: Any) -> Path:
+    path = key if isinstance(key, tuple) else (key,)
+    if not (path and all(isinstance(step, str | int) for step in path)):
+        raise TypeError(f"a key is a name or a tuple of names, got {key!r}")
+    return path
+
+
+def _paths(given: Any, above: Path) -> Iterator[Path]:
+    """Where the entries of a dict or tensordict, of others as well, are."""
+    for key, value in given.items():
+        path = (*above, *_path(key))
+        if isinstance(value, Mapping) or is_tensor_collection(value):
+            yield from _paths(value, path)
+        else:
+            yield path
+
+
+def _leaf(layout: Layout, path: Path) -> int:
+    found = [place for place, leaf in enumerate(layout.leaves) if leaf.path == path]
+    if not found:
+        stored = ", ".join(leaf.name for leaf in layout.leaves)
+        raise KeyError(f"{path[0] if len(path) == 1 else path!r} is not a tensor of the data, which has {stored}")
+    return found[0]
+
+
+def _signal(layout: Layout, path: Path) -> int:
+    """The leaf of an end or an id."""
+    place = _leaf(layout, path)
+    leaf = layout.leaves[place]
+    if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
+        raise TypeError(f"{leaf.name} must be bool or integers, got {leaf.dtype}; nothing was written")
+    if torch.Size(leaf.shape).numel() != 1:
+        raise RuntimeError(f"{leaf.name} must be one value an item, got shape {list(leaf.shape)}; nothing was written")
+    return place

@@ -1,0 +1,102 @@
+"""Where trajectories start and stop in rows that are a ring, and how far stored rows follow each other."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.storages import Storage
+
+DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
+
+
+def find_start_stop_traj(
+    *,
+    trajectory: Tensor | None = None,
+    end: Tensor | None = None,
+    at_capacity: bool,
+    cursor: int | Tensor | range | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first and the last row of each trajectory, [n, 1 + batch dims], and its length, [n], on the device of the input.
+
+    A row is given by its time, followed by the coordinates of its batch column; columns come one after the other, the
+    trajectories of each by their last row. One that runs on from the last row into the first has start > stop. A column of
+    a full storage without any end is one trajectory, from the first row to the last. O(rows).
+
+    Args:
+        trajectory: ids [time, *batch] in the order of storage; a trajectory ends where the next row has another one.
+        end: instead of it, whether a trajectory ends with a row, [time, *batch].
+        at_capacity: whether the storage is full, so that the last row is followed by the first. Otherwise the last row
+            ends a trajectory.
+        cursor: the row that was written last, or the rows, of which the last counts. In a full storage it ends a
+            trajectory: what followed it was overwritten.
+        device: where to compute.
+
+    Raises: TypeError unless one of `trajectory` and `end` is given, and for an `end` that is not bool or integer;
+    RuntimeError for one without rows; IndexError for a cursor out of range.
+    """
+    if (trajectory is None) == (end is None):
+        raise TypeError("give one of trajectory and end")
+    given: Any = end if trajectory is None else trajectory
+    if given.ndim == 0 or given.numel() == 0:
+        raise RuntimeError(f"there are no rows to find trajectories in: got shape {list(given.shape)}")
+    held = given if device is None else given.to(device)
+    rows, batch = held.shape[0], held.shape[1:]
+    if end is not None:
+        if held.is_floating_point() or held.is_complex():
+            raise TypeError(f"end must be bool, got {held.dtype}")
+        ends = held != 0
+    else:
+        ends = torch.cat((held[1:] != held[:-1], (held[-1:] != held[:1])))
+    if not at_capacity:
+        ends[-1] = True
+    elif cursor is not None:
+        ends[_last(cursor, rows)] = True
+    ends[-1] |= ~ends.any(0)  # of columns that have no end
+    column, stop = ends.reshape(rows, -1).T.nonzero(as_tuple=True)
+    before, first = stop.roll(1), column != column.roll(1)
+    first[0] = True
+    last = first.roll(-1)
+    before[first] = stop[last]  # what the first trajectory of a column follows is its last one
+    start = (before + 1) % rows
+    lengths = (stop - start) % rows + 1
+    places = torch.unravel_index(column, batch) if len(batch) else ()
+    found = (torch.stack((start, *places), -1), torch.stack((stop, *places), -1), lengths)
+    return tuple(each.to(given.device) for each in found)  # type: ignore[return-value]  # three of them
+
+
+def _last(cursor: Any, rows: int) -> int:
+    """The row that was written last."""
+    if isinstance(cursor, range | list):
+        cursor = cursor[-1]
+    row = int(cursor.reshape(-1)[-1] if isinstance(cursor, Tensor | np.ndarray) else cursor)
+    if not -rows <= row < rows:
+        raise IndexError(f"the cursor is at row {row} of {rows}")
+    return row
+
+
+def stored_around(storage: Storage, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many stored rows come before and after each row without a break: the rows that were written before and after it.
+
+    The ring's newest row is followed by none, nor is the last one that was written in a storage that is not full.
+    """
+    filled = len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
+    newest = _newest(storage, filled)
+    if storage._is_full:
+        return (rows - newest - 1) % filled, (newest - rows) % filled
+    breaks = np.array([-1, newest, filled - 1])  # the newest is not the last where a writer has begun anew
+    following = np.searchsorted(breaks, rows)
+    return rows - breaks[following - 1] - 1, breaks[following] - rows
+
+
+def _newest(storage: Storage, filled: int) -> int:
+    """The row that was written last; the last one where nothing was."""
+    if storage._notes_writes:
+        return (storage._ledger.end - 1) % filled
+    last = storage._last_cursor
+    last = last[0] if isinstance(last, tuple) else range(filled)[last] if isinstance(last, slice) else last
+    if last is None or not (last.numel() if isinstance(last, Tensor) else np.size(last)):
+        return filled - 1
+    return _last(last, filled)

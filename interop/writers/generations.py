@@ -1,0 +1,93 @@
+"""How often each row of a storage was written: whether what was found in a row once is still there."""
+
+import mmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.processes import starting_a_worker
+from interop.shared_int import SharedInt
+from interop.storages import Storage
+
+
+class Generations:
+    """A number for each row, 0 after the first write and one more after each further one; -1 for rows never written.
+
+    It belongs to a storage, whose writers count in it, of every buffer and of worker processes. 8 bytes a row.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._moves = SharedInt()  # how often the memory was moved, by whichever process
+        self._hold(_zeros(0))
+        if len(storage):  # rows that were there before
+            self._reserve(storage)
+            self._writes[: _rows_in(storage)] = 1
+
+    def _hold(self, counts: Tensor) -> None:
+        self._counts = counts
+        self._writes = counts.numpy()
+        self._moves_seen = self._moves.value
+
+    def _reserve(self, storage: Storage) -> None:
+        """Have a number for each row that the storage can have or, where it has no bound, for those there are."""
+        wanted = storage.row_capacity(None) if storage.max_size < 2**31 else _rows_in(storage)
+        if wanted > self._writes.size:
+            bounded = storage.max_size < 2**31
+            grown = _zeros(wanted if bounded else 1 << (wanted - 1).bit_length())
+            grown[: self._writes.size] = self._counts
+            self._hold(grown)
+
+    def refuse_a_stranger(self) -> None:
+        """RuntimeError in a forked child whose writes the parent would not see."""
+        if self._moves.value != self._moves_seen:
+            raise RuntimeError(
+                "the generations have moved since this process was forked, its writes would not be seen: start workers "
+                "after the first write, by one method"
+            )
+
+    def written(self, storage: Storage, rows: Any) -> None:
+        """Count a write of each of the rows, which may repeat."""
+        self._reserve(storage)
+        if isinstance(rows, int):
+            self._writes[rows] += 1
+        else:
+            np.add.at(self._writes, rows.numpy(), 1)
+
+    def emptied(self) -> None:
+        """Have what was stored be gone."""
+        self._writes += self._writes > 0
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The number of each row, -1 for one that cannot be; on the device of `rows`, int64."""
+        at = rows.cpu().numpy()
+        held = (at >= 0) & (at < self._writes.size)
+        found = (
+            np.where(held, self._writes[np.where(held, at, 0)] - 1, -1) if self._writes.size else np.full_like(at, -1)
+        )
+        return torch.from_numpy(found).to(rows.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if starting_a_worker():
+            if not self._counts.is_shared():
+                self._moves.value += 1
+                self._hold(self._counts.clone().share_memory_())
+            return {"counts": self._counts, "moves": self._moves}
+        return {"counts": self._counts.clone(), "moves": SharedInt()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._moves = state["moves"]
+        self._hold(state["counts"])
+
+
+def _rows_in(storage: Storage) -> int:
+    """Rows that are stored."""
+    return len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
+
+
+def _zeros(count: int) -> Tensor:
+    """Zeros that forked processes share, and that take memory only once they are written."""
+    if count == 0:
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
+    return torch.frombuffer(mmap.mmap(-1, 8 * count), dtype=torch.int64, count=count)

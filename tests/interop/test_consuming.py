@@ -1,0 +1,370 @@
+"""ConsumingSampler, and buffers that consume their items."""
+
+import copy
+import multiprocessing
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from tensordict import TensorDict
+
+from interop import (
+    ConsumingSampler,
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    Sequence,
+    TensorDictReplayBuffer,
+    TensorStorage,
+    Transition,
+)
+from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, plain_tensor, refused
+
+
+def drawn(buffer, count):
+    return buffer.sample(count, return_info=True)[1]["index"].tolist()
+
+
+@pytest.mark.parametrize("storage", ALL_STORAGES)
+def test_items_leave_once_they_were_drawn_often_enough(storage):
+    buffer = ReplayBuffer(storage=ALL_STORAGES[storage](10), consume_after_n_samples=2)
+    buffer.extend(plain_tensor(range(4)))
+    seen, lengths = [], []
+    while len(buffer):
+        batch, info = buffer.sample(3, return_info=True)
+        check_same(batch, plain_tensor(info["index"]))
+        assert len(set(info["index"].tolist())) == len(info["index"])
+        seen += info["index"].tolist()
+        lengths.append(len(buffer))
+    assert lengths[0] == 4 and lengths == sorted(lengths, reverse=True)
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(buffer) == 0 and len(buffer.storage) == 4
+    with refused(buffer, RuntimeError, "empty storage"):
+        buffer.sample(3)
+
+
+def test_a_batch_is_shorter_where_less_is_left():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=ConsumingSampler(), batch_size=3)
+    buffer.extend(plain_tensor(range(7)))
+    assert [len(buffer.sample()) for _ in range(3)] == [3, 3, 1]
+
+
+def test_iterating_takes_all_that_is_left():
+    buffer = ReplayBuffer(storage=ListStorage(10), sampler=ConsumingSampler(), batch_size=3)
+    buffer.extend(plain_tensor(range(8)))
+    assert len(buffer.sample()) == 3
+    assert [len(batch) for batch in buffer] == [3, 2]
+    assert buffer.sampler.ran_out
+    buffer.extend(plain_tensor(range(2)))
+    assert not buffer.sampler.ran_out and [len(batch) for batch in buffer] == [2]
+    with pytest.raises(RuntimeError, match="empty storage"):
+        list(buffer)
+
+
+def test_new_items_take_the_slots_of_consumed_ones_first():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=ConsumingSampler())
+    buffer.extend(plain_tensor(range(4)))
+    gone = drawn(buffer, 3)
+    index = buffer.extend(plain_tensor(range(10, 15)))
+    assert index.tolist() == [*gone, 4, 5] and len(buffer) == 6 and buffer.writer._cursor == 0
+    check_same(buffer[:][index], plain_tensor(range(10, 15)))
+    gone = drawn(buffer, 2)
+    assert buffer.add(plain_tensor([20])[0]) == gone[0] and buffer.add(plain_tensor([21])[0]) == gone[1]
+    assert buffer.add(plain_tensor([22])[0]) == 0 and buffer.writer._cursor == 1  # nothing is vacant: the oldest
+    assert buffer.write_count == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", ["memory", "memmap"])
+def test_rows_of_any_kind_are_put_into_vacant_slots(kind, storage):
+    rows = KINDS[kind]
+    buffer = ReplayBuffer(storage=ALL_STORAGES[storage](5), sampler=ConsumingSampler())
+    buffer.extend(rows(range(5)))
+    drawn(buffer, 3)
+    index = buffer.extend(rows([10, 11, 12, 13]))
+    check_same(buffer.storage[index], rows([10, 11, 12, 13]))
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_tensordicts_carry_the_slots_that_they_have(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(4), consume_after_n_samples=1)
+    assert type(buffer.sampler) is ConsumingSampler
+    buffer.extend(flat_td(range(4)))
+    drawn(buffer, 2)
+    buffer.extend(flat_td(range(10, 13)))
+    batch = buffer.sample(4)
+    check_same(batch["obs"], buffer[:]["obs"][batch["index"]])
+    assert sorted(batch["index"].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_batch_longer_than_the_capacity_leaves_its_last_rows(storage):
+    buffer = ReplayBuffer(storage=storage(4), sampler=ConsumingSampler())
+    buffer.extend(plain_tensor(range(4)))
+    gone = drawn(buffer, 2)
+    index = buffer.extend(plain_tensor(range(10, 19))).tolist()
+    assert index == [*gone, 0, 1, 2, 3, 0, 1, 2] and len(buffer) == 4 and buffer.writer._cursor == 3
+    check_same(buffer[:], plain_tensor([16, 17, 18, 15]))
+
+
+def test_draws_are_uniform_over_what_is_left():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=ConsumingSampler(10**9))
+    buffer.extend(plain_tensor(range(5)))
+    pairs = np.zeros((5, 5))
+    for _ in range(4000):
+        first, second = drawn(buffer, 2)
+        pairs[first, second] += 1
+    assert not pairs.diagonal().any()
+    assert stats.chisquare(pairs[~np.eye(5, dtype=bool)]).pvalue > 1e-4
+
+
+def test_equal_generators_give_equal_batches():
+    buffers = [
+        ReplayBuffer(
+            storage=LazyTensorStorage(64), sampler=ConsumingSampler(), generator=torch.Generator().manual_seed(5)
+        )
+        for _ in range(2)
+    ]
+    for buffer in buffers:
+        buffer.extend(plain_tensor(range(64)))
+    for _ in range(5):
+        check_same(*(buffer.sample(7) for buffer in buffers))
+
+
+class Model:
+    """Slots with what is left of each, by brute force."""
+
+    def __init__(self, capacity, most):
+        self.capacity, self.most = capacity, most
+        self.empty()
+
+    def empty(self):
+        self.left, self.cursor, self.content = {}, 0, {}
+
+    def write(self, slots, ids):
+        for slot, held in zip(slots, ids, strict=True):
+            self.left[slot], self.content[slot] = self.most, held
+
+    def check_slots(self, slots):
+        """Vacant slots first, each once; then on from the cursor."""
+        vacant = {slot for slot, left in self.left.items() if not left}
+        reused = slots[: len(vacant)]
+        assert len(set(reused)) == len(reused) and set(reused) <= vacant
+        for slot in slots[len(vacant) :]:
+            assert slot == self.cursor
+            self.cursor = (self.cursor + 1) % self.capacity
+
+    def draw(self, slots, asked):
+        live = [slot for slot, left in self.left.items() if left]
+        assert len(set(slots)) == len(slots) == min(asked, len(live)) and set(slots) <= set(live)
+        for slot in slots:
+            self.left[slot] -= 1
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["extend", "add", "sample", "sample", "mark", "empty", "copy"]), st.integers(1, 9)),
+    max_size=30,
+)
+
+
+@given(capacity=st.integers(1, 8), most=st.integers(1, 3), steps=STEPS, listed=st.booleans())
+@settings(max_examples=60)
+def test_it_does_what_a_plain_model_does(capacity, most, steps, listed):
+    storage = ListStorage(capacity) if listed else LazyTensorStorage(capacity)
+    buffer = ReplayBuffer(storage=storage, sampler=ConsumingSampler(most))
+    model, ids = Model(capacity, most), iter(range(10**6))
+    for call, count in steps:
+        if call in ("extend", "add"):
+            held = [next(ids) for _ in range(count if call == "extend" else 1)]
+            if call == "extend":
+                slots = buffer.extend(torch.tensor(held)).tolist()
+            else:
+                slots = [buffer.add(torch.tensor(held[0]))]
+            model.check_slots(slots)
+            model.write(slots, held)
+        elif call == "sample" and any(model.left.values()):
+            batch, info = buffer.sample(count, return_info=True)
+            model.draw(info["index"].tolist(), count)
+            assert batch.tolist() == [model.content[slot] for slot in info["index"].tolist()]
+        elif call == "mark" and model.left:
+            slots = sorted(model.left)[:count]
+            buffer.mark_update(torch.tensor(slots))
+            model.left.update(dict.fromkeys(slots, most))
+        elif call == "empty":
+            buffer.empty()
+            model.empty()
+        elif call == "copy":
+            buffer = pickle.loads(pickle.dumps(buffer))
+        assert len(buffer) == sum(left > 0 for left in model.left.values())
+        assert len(buffer.storage) == len(model.left)
+
+
+def test_a_write_through_another_buffer_brings_items_back():
+    storage = LazyTensorStorage(4)
+    buffer = ReplayBuffer(storage=storage, sampler=ConsumingSampler())
+    other = ReplayBuffer(storage=storage)
+    buffer.extend(plain_tensor(range(4)))
+    drawn(buffer, 4)
+    assert (len(buffer), len(other)) == (0, 4)
+    other.extend(plain_tensor([10, 11]))
+    assert len(buffer) == 2
+    assert sorted(drawn(buffer, 4)) == [0, 1]
+
+
+def test_rows_that_were_there_before_can_be_drawn():
+    buffer = ReplayBuffer(storage=TensorStorage(plain_tensor(range(3))), sampler=ConsumingSampler())
+    assert len(buffer) == 3 and sorted(drawn(buffer, 9)) == [0, 1, 2]
+    plain = ReplayBuffer(storage=LazyTensorStorage(3))
+    plain.extend(plain_tensor(range(3)))
+    plain.set_sampler(ConsumingSampler())
+    assert len(plain.sample(2)) == 2 and len(plain) == 1
+    plain.set_sampler(RandomSampler())
+    assert len(plain) == 3 and plain.extend(plain_tensor([7])).tolist() == [0]
+
+
+def test_a_list_that_was_made_shorter_is_followed():
+    buffer = ReplayBuffer(storage=ListStorage(9), sampler=ConsumingSampler())
+    buffer.extend(list(range(6)))
+    buffer.storage.set(slice(2, 5), [7], set_cursor=True)
+    assert len(buffer) == 4
+    buffer._collate_fn = list
+    assert sorted(buffer.sample(9)) == [0, 1, 5, 7]
+
+
+def test_a_write_that_is_refused_leaves_the_slots_vacant():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
+    buffer.extend(plain_tensor(range(4)))
+    drawn(buffer, 2)
+    with refused(buffer, RuntimeError):
+        buffer.extend(torch.zeros(3, 7))
+    with refused(buffer, RuntimeError):
+        buffer.add(torch.zeros(7))
+    assert len(buffer) == 2 and len(set(buffer.extend(plain_tensor([1, 2])).tolist())) == 2 and len(buffer) == 4
+
+
+def test_copies_are_their_own():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
+    buffer.extend(plain_tensor(range(4)))
+    gone = drawn(buffer, 3)
+    twin = copy.deepcopy(buffer)
+    assert twin.extend(plain_tensor([5, 6])).tolist() == gone[:2]
+    assert (len(buffer), len(twin)) == (1, 3)
+    assert buffer.extend(plain_tensor([7])).tolist() == gone[:1]
+
+
+def test_stamps_and_slots_of_an_exchanged_writer():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
+    buffer.extend(flat_td(range(4)))
+    gone = drawn(buffer, 2)
+    before = buffer.set_writer(type(buffer.writer)())
+    assert before._vacant is None
+    assert buffer.extend(flat_td([5, 6])).tolist() == gone
+
+
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ({"prefetch": 2, "batch_size": 2}, ValueError),
+        ({"storage": LazyTensorStorage(4, ndim=2)}, ValueError),
+        ({"sample_unit": Sequence(2)}, ValueError),
+        ({"writer": ImmutableDatasetWriter()}, TypeError),
+    ],
+)
+def test_what_cannot_be_joined_with_consuming_is_refused_at_once(choices, error):
+    for way in ({"sampler": ConsumingSampler(2)}, {"consume_after_n_samples": 2}):
+        with pytest.raises(error):
+            ReplayBuffer(**{"storage": LazyTensorStorage(4), **way, **choices})
+    buffer = ReplayBuffer(**{"storage": LazyTensorStorage(4), **choices})
+    before = buffer.sampler
+    with pytest.raises(error):
+        buffer.set_sampler(ConsumingSampler())
+    assert buffer.sampler is before
+
+
+def test_the_identity_unit_can_be_joined():
+    ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=2, sample_unit=Transition())
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError)])
+def test_counts_are_whole_and_positive(count, error):
+    with pytest.raises(error, match="max_sample_count"):
+        ConsumingSampler(count)
+    with pytest.raises(error, match="consume_after_n_samples"):
+        ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=count)
+
+
+def test_other_samplers_are_refused():
+    for sampler, error in (
+        (RandomSampler(), TypeError),
+        (PrioritizedSampler(4, 1.0, 1.0), TypeError),
+        (RandomSampler, TypeError),
+        (ConsumingSampler(1), ValueError),
+    ):
+        with pytest.raises(error):
+            ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=2, sampler=sampler)
+    mine = ConsumingSampler(2)
+    for sampler in (mine, lambda: mine):
+        assert ReplayBuffer(storage=ListStorage(4), consume_after_n_samples=2, sampler=sampler).sampler is mine
+    assert "max_sample_count=2" in repr(mine)
+
+
+def test_priorities_have_no_effect():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=1)
+    with pytest.warns(UserWarning, match="not a prioritized"):
+        buffer.extend(flat_td([0]).set("td_error", torch.ones(1)))
+    assert len(buffer) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_other_processes_are_refused():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
+    buffer.extend(plain_tensor(range(2)))
+    worker = multiprocessing.get_context("spawn").Process(target=len, args=(buffer,))
+    with pytest.raises(RuntimeError, match="consum"):
+        worker.start()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b""
+        for call in (lambda: buffer.sample(1), lambda: buffer.extend(plain_tensor([1]))):
+            try:
+                call()
+            except RuntimeError as error:
+                said += b"refused " if "consumes" in str(error) else b"otherwise "
+        os.write(writer, said)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert os.read(reader, 100) == b"refused refused "
+    os.close(reader)
+
+
+def test_data_without_a_place_is_no_concern_of_the_cursor():
+    """A cursor that goes on only when nothing is vacant leaves no gap in a storage that is not full."""
+    buffer = ReplayBuffer(storage=ListStorage(100), sampler=ConsumingSampler())
+    for each in range(20):
+        buffer.extend([TensorDict({"a": torch.tensor(each)}), TensorDict({"a": torch.tensor(-each)})])
+        buffer.sample(1)
+    assert len(buffer) == 20 and len(buffer.storage) == 21
+
+
+def test_another_default_device_makes_no_difference():
+    data = plain_tensor(range(4))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=1)
+    torch.set_default_device("meta")
+    try:
+        buffer.extend(data)
+        batch, info = buffer.sample(2, return_info=True)
+        again = buffer.extend(data[:2])
+    finally:
+        torch.set_default_device(None)
+    check_same(batch, data[info["index"]])
+    check_same(again, info["index"])

@@ -1,0 +1,303 @@
+"""How often rows were written, writes at given rows, and the numbers of a buffer."""
+
+import copy
+import json
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interop import (
+    ConsumingSampler,
+    ImmutableDatasetWriter,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    Sequence,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+)
+from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, plain_tensor, refused
+
+ALL = torch.arange(6)
+
+
+def tracked(storage=LazyTensorStorage, capacity=6, kind=ReplayBuffer, **choices):
+    writer = RoundRobinWriter if kind is ReplayBuffer else TensorDictRoundRobinWriter
+    return kind(storage=storage(capacity), writer=writer(track_generations=True), **choices)
+
+
+# ------------------------------------------------------------------ generations
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["extend", "add", "at", "empty", "twin", "copy"]), st.integers(1, 14)), max_size=12
+)
+
+
+@given(capacity=st.integers(1, 6), listed=st.booleans(), calls=CALLS)
+@settings(max_examples=50)
+def test_every_write_of_a_row_counts(capacity, listed, calls):
+    storage = (ListStorage if listed else LazyTensorStorage)(capacity)
+    buffer = ReplayBuffer(storage=storage, writer=RoundRobinWriter(track_generations=True))
+    twin = ReplayBuffer(storage=storage)  # whose writer counts nothing itself
+    wanted = np.full(capacity, -1)
+    for call, count in calls:
+        if call == "empty":
+            buffer.empty()
+            wanted += wanted >= 0
+            continue
+        if call == "copy":
+            buffer = copy.deepcopy(buffer)
+            twin = ReplayBuffer(storage=buffer.storage)
+            continue
+        if call == "twin" and len(storage := buffer.storage) < capacity:
+            continue  # would leave a gap
+        if call == "at":
+            rows = np.random.default_rng(count).integers(0, max(len(buffer.storage), 1), size=min(count, 3))
+            if not len(buffer.storage):
+                continue
+            assert buffer.writer.write_at(torch.from_numpy(rows), torch.zeros(len(rows))).tolist() == rows.tolist()
+        elif call == "add":
+            rows = [buffer.add(torch.tensor(1.0))]
+        else:
+            rows = (twin if call == "twin" else buffer).extend(torch.zeros(count)).tolist()
+        np.add.at(wanted, rows, 1)
+        found = buffer.writer.generations_of(torch.arange(-2, capacity + 2))
+        check_same(found, torch.from_numpy(np.concatenate(([-1, -1], wanted, [-1, -1]))))
+
+
+def test_an_index_of_any_form_is_answered_in_its_shape():
+    buffer = tracked()
+    buffer.extend(torch.zeros(8))
+    writer = buffer.writer
+    check_same(writer.generations_of(0), torch.tensor(1))
+    check_same(writer.generations_of([0, 2, 99]), torch.tensor([1, 0, -1]))
+    check_same(writer.generations_of(torch.tensor([[0, 2], [3, 1]], dtype=torch.int32)), torch.tensor([[1, 0], [0, 1]]))
+    check_same(writer.generations_of(np.array([1])), torch.tensor([1]))
+    for wrong in (1.5, torch.tensor([True])):
+        with pytest.raises(TypeError):
+            writer.generations_of(wrong)
+
+
+def test_lanes_share_the_generation_of_their_row():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6, ndim=2), writer=TensorDictRoundRobinWriter(track_generations=True)
+    )
+    index = buffer.extend(flat_td(range(8)).reshape(2, 4))
+    check_same(buffer.writer.generations_of(index), torch.tensor([1, 1, 0, 0, 0, 0, 1, 1]))
+    check_same(buffer.writer.generations_of((torch.tensor([0, 2]), torch.tensor([0, 1]))), torch.tensor([1, 0]))
+    batch = buffer.sample(5)
+    check_same(batch["index_generation"], (batch["index"][:, 0] == 0).long())
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("storage", ALL_STORAGES)
+def test_a_sample_tells_the_generations_of_its_rows(kind, storage):
+    buffer = tracked(ALL_STORAGES[storage], kind=kind)
+    buffer.extend(flat_td(range(8)))
+    for choices in ({}, {"sampler": PrioritizedSampler(6, 1.0, 1.0)}):
+        if choices:
+            buffer.set_sampler(**choices)
+        batch, info = buffer.sample(7, return_info=True)
+        check_same(info["index_generation"], (info["index"] < 2).long())
+        if kind is TensorDictReplayBuffer:
+            check_same(batch["index_generation"], info["index_generation"])
+        else:
+            assert "index_generation" not in batch
+
+
+def test_windows_and_batches_ahead_tell_them_too():
+    buffer = tracked(kind=TensorDictReplayBuffer, sample_unit=Sequence(2, done_key=None), prefetch=2, batch_size=4)
+    buffer.extend(flat_td(range(8)))
+    for _ in range(3):
+        batch = buffer.sample()
+        check_same(batch["index_generation"], (batch["index"] < 2).long())
+
+
+def test_without_tracking_nothing_is_told():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6))
+    buffer.extend(flat_td(range(8)))
+    assert "index_generation" not in set(buffer.sample(3).keys())
+    check_same(buffer.writer.generations_of(ALL), torch.full((6,), -1))
+    check_same(ImmutableDatasetWriter.generations_of(buffer.writer, ALL), torch.full((6,), -1))
+    assert not buffer.writer.tracks_generations and buffer.storage._generations is None
+
+
+def test_rows_that_were_there_before_have_the_first_generation():
+    given = ReplayBuffer(storage=TensorStorage(plain_tensor(ALL)), writer=RoundRobinWriter(track_generations=True))
+    check_same(given.writer.generations_of(ALL), torch.zeros(6, dtype=torch.int64))
+    plain = ReplayBuffer(storage=LazyTensorStorage(6))
+    plain.extend(plain_tensor(range(3)))
+    plain.set_writer(RoundRobinWriter(track_generations=True))
+    check_same(plain.writer.generations_of(ALL), torch.tensor([0, 0, 0, -1, -1, -1]))
+    plain.add(plain_tensor([7])[0])
+    check_same(plain.writer.generations_of(ALL), torch.tensor([1, 0, 0, -1, -1, -1]))
+
+
+def test_a_list_without_bound_is_counted():
+    buffer = tracked(lambda capacity: ListStorage())
+    for count in (3, 9, 40):
+        buffer.extend(torch.zeros(count))
+    check_same(buffer.writer.generations_of(torch.tensor([0, 51, 52])), torch.tensor([0, 0, -1]))
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_copies_count_on_their_own(twin_of):
+    buffer = tracked()
+    buffer.extend(torch.zeros(8))
+    twin = twin_of(buffer)
+    twin.extend(torch.zeros(1))
+    check_same(buffer.writer.generations_of(ALL), torch.tensor([1, 1, 0, 0, 0, 0]))
+    check_same(twin.writer.generations_of(ALL), torch.tensor([1, 1, 1, 0, 0, 0]))
+
+
+def test_consumed_slots_that_are_used_again_count():
+    buffer = tracked(sampler=ConsumingSampler())
+    buffer.extend(torch.zeros(6))
+    gone = buffer.sample(2, return_info=True)[1]["index"]
+    buffer.extend(torch.zeros(2))
+    check_same(buffer.writer.generations_of(ALL), torch.isin(ALL, gone).long())
+
+
+def _extend(buffer):
+    buffer.extend(plain_tensor([7]))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_workers_count_in_the_same_numbers():
+    buffer = tracked(LazyMemmapStorage)
+    buffer.extend(plain_tensor(range(6)))
+    for method, wanted in (("fork", [1, 0, 0]), ("spawn", [1, 1, 0])):
+        worker = multiprocessing.get_context(method).Process(target=_extend, args=(buffer,))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 0
+        check_same(buffer.writer.generations_of(ALL[:3]), torch.tensor(wanted))
+    buffer.extend(plain_tensor([8]))
+    check_same(buffer.writer.generations_of(ALL[:4]), torch.tensor([1, 1, 1, 0]))
+
+
+def test_a_write_that_is_refused_does_not_count():
+    buffer = tracked()
+    buffer.extend(plain_tensor(range(6)))
+    for call in (lambda: buffer.extend(torch.zeros(2, 9)), lambda: buffer.add(torch.zeros(9))):
+        with refused(buffer, RuntimeError):
+            call()
+    check_same(buffer.writer.generations_of(ALL), torch.zeros(6, dtype=torch.int64))
+
+
+# ------------------------------------------------------------------ writes at given rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", ["memory", "memmap"])
+def test_rows_of_any_kind_are_written_where_asked(kind, storage):
+    rows = KINDS[kind]
+    buffer = ReplayBuffer(storage=ALL_STORAGES[storage](5))
+    buffer.extend(rows(range(4)))
+    check_same(buffer.writer.write_at(torch.tensor([3, 0, 3]), rows([10, 11, 12])), torch.tensor([3, 0, 3]))
+    check_same(buffer.storage[torch.arange(4)], rows([11, 1, 2, 12]))
+    assert (buffer.writer._cursor, buffer.write_count, len(buffer)) == (4, 7, 4)
+    assert buffer.extend(rows([20])).tolist() == [4]
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_tensordicts_are_stamped_and_everyone_is_told(storage):
+    buffer = TensorDictReplayBuffer(storage=storage(5), sampler=PrioritizedSampler(5, 1.0, 1.0, eps=0.0))
+    buffer.extend(flat_td(range(3)))
+    buffer.update_priority(torch.arange(3), 9.0)
+    buffer.update_priority(torch.arange(3), 2.0)
+    buffer.writer.write_at([2, 3], flat_td([7, 8]))  # the last row, and one behind it
+    assert buffer.writer.write_at(0, flat_td([9])[0]) == 0
+    check_same(buffer.sampler.priorities, torch.tensor([9.0, 2.0, 9.0, 9.0]))
+    stored = buffer[:]
+    check_same(stored["index"], torch.arange(4))
+    check_same(stored["obs"][:, 0], torch.tensor([9.0, 1.0, 7.0, 8.0]))
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ([0, 4], (RuntimeError, IndexError)),  # would leave a gap
+        ([0, -1], IndexError),
+        (-1, IndexError),
+        (7, (RuntimeError, IndexError)),
+        ([0.5, 1.0], TypeError),
+        ([[0, 1]], TypeError),
+        (torch.tensor([True, True, False]), TypeError),
+        ([0, 1, 2], (RuntimeError, ValueError)),  # for two items
+    ],
+)
+def test_rows_that_cannot_be_written_are_refused(storage, index, error):
+    buffer = ReplayBuffer(storage=storage(5))
+    buffer.extend(plain_tensor(range(3)))
+    with refused(buffer, error):
+        buffer.writer.write_at(index, plain_tensor([8, 9]) if not isinstance(index, int) else plain_tensor([8])[0])
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def test_stats_are_plain_numbers():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, prefetch=2)
+    buffer.extend(torch.zeros(4))
+    buffer.extend(torch.zeros(4))
+    wanted = {
+        "size": 6,
+        "write_count": 8,
+        "prefetch_queue_size": 0,
+        "initialized": True,
+        "capacity": 6,
+        "utilization": 1.0,
+    }
+    assert buffer.stats() == wanted
+    buffer.sample()
+    assert json.loads(json.dumps(buffer.stats())) == {**wanted, "prefetch_queue_size": 2}
+    consuming = ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=1)
+    consuming.extend(torch.zeros(4))
+    consuming.sample(3)
+    assert (consuming.stats()["size"], consuming.stats()["utilization"]) == (1, 0.25)
+
+
+def test_stats_make_nothing():
+    late = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False}
+    unknown = ReplayBuffer(storage=lambda: LazyTensorStorage(3), delayed_init=True)
+    known = ReplayBuffer(storage=LazyTensorStorage(3), delayed_init=True)
+    assert unknown.stats() == late and not unknown.initialized
+    assert known.stats() == {**late, "capacity": 3, "utilization": 0.0} and not known.initialized
+
+
+def test_units_are_given_to_the_members_of_an_ensemble():
+    members = [ReplayBuffer(storage=LazyTensorStorage(3), sample_unit=Sequence(2, done_key=None)) for _ in range(2)]
+    for member in members:
+        member.extend(torch.arange(3.0))
+    batch = ReplayBufferEnsemble(*members, sample_from_all=True).sample(6)
+    assert batch.shape == (2, 6)
+    with pytest.raises(TypeError, match="members"):
+        ReplayBufferEnsemble(*members, sample_unit=Sequence(2))
+
+
+def test_another_default_device_makes_no_difference():
+    data = plain_tensor(range(8))
+    buffer = tracked()
+    torch.set_default_device("meta")
+    try:
+        buffer.extend(data)
+        buffer.writer.write_at(2, data[0])
+        found = buffer.writer.generations_of([0, 1, 2, 3])
+        info = buffer.sample(3, return_info=True)[1]
+    finally:
+        torch.set_default_device(None)
+    check_same(found, torch.tensor([1, 1, 1, 0]))
+    check_same(info["index_generation"], (info["index"] < 3).long())

@@ -1,0 +1,347 @@
+"""HERReplayBuffer: goals that were reached, against a walk over what was written."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from tensordict import TensorDict
+
+from interop import (
+    ConsumingSampler,
+    HERReplayBuffer,
+    HindsightStrategy,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    Sequence,
+    TensorDictReplayBuffer,
+    Transition,
+)
+from interop.buffers.hindsight import episode_bounds
+from tests.interop.rows import check_same, refused
+
+
+def walked(times, ends, *, root=True, after=True, flags=("done", "terminated")):
+    """One step a time: from where one is at a time to where one is at the next; episodes end at `ends`."""
+    times = torch.as_tensor(times)
+    ended = torch.isin(times, torch.as_tensor(sorted(ends), dtype=torch.int64))[:, None]
+    place = times[:, None].float()
+    aim = torch.full_like(place, -1.0)
+    later = {name: ended.clone() for name in flags} | {"reward": aim.clone()}
+    if after:
+        later |= {"achieved_goal": place + 1, "desired_goal": aim.clone()}
+    now = {"desired_goal": aim, "time": times.clone()} | ({"achieved_goal": place} if root else {})
+    return TensorDict({**now, "next": TensorDict(later, times.shape)}, times.shape)
+
+
+def arrived(td):
+    return (td["next", "achieved_goal"] == td["desired_goal"]).float()
+
+
+def terminal(td):
+    reached = td["next", "achieved_goal"] == td["desired_goal"]
+    return reached.float(), reached
+
+
+def buffer_of(count, ends, capacity=20, storage=LazyTensorStorage, seed=0, **choices):
+    choices = {"reward_fn": arrived, "her_ratio": 1.0, **choices}
+    buffer = HERReplayBuffer(storage=storage(capacity), generator=torch.Generator().manual_seed(seed), **choices)
+    buffer.extend(walked(range(count), ends))
+    return buffer
+
+
+def goals_of(buffer, count):
+    """Pairs of the time of a transition and the time at which its goal was reached."""
+    batch = buffer.sample(count)
+    check_same(batch["desired_goal"], batch["next", "desired_goal"])
+    check_same(batch["next", "reward"], arrived(batch))
+    return list(zip(batch["time"].tolist(), (batch["desired_goal"][:, 0] - 1).long().tolist(), strict=True))
+
+
+# ------------------------------------------------------------------ strategies
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("strategy", list(HindsightStrategy))
+def test_a_goal_is_one_that_the_strategy_allows(strategy, storage):
+    ends = [2, 6]  # episodes 0-2, 3-6 and 7-9, of which the last goes on
+    episode = {time: range(3) if time < 3 else range(3, 7) if time < 7 else range(7, 10) for time in range(10)}
+    allowed = {
+        HindsightStrategy.FUTURE: lambda time: [later for later in episode[time] if later >= time],
+        HindsightStrategy.FINAL: lambda time: [episode[time][-1]],
+        HindsightStrategy.EPISODE: lambda time: episode[time],
+        HindsightStrategy.RANDOM: lambda time: range(10),
+    }[strategy]
+    buffer = buffer_of(10, ends, storage=storage, strategy=strategy.value)
+    found = [pair for _ in range(4) for pair in goals_of(buffer, 500)]
+    wanted = {(time, goal) for time in range(10) for goal in allowed(time)}
+    assert set(found) == wanted
+    counts = np.array([found.count(pair) for pair in sorted(wanted)])
+    chances = np.array([1 / 10 / len(allowed(time)) for time, _ in sorted(wanted)])
+    assert stats.chisquare(counts, chances * len(found)).pvalue > 1e-4
+
+
+def test_final_is_where_the_episode_ends():
+    """Not where its last step begins."""
+    buffer = buffer_of(3, [2], strategy=HindsightStrategy.FINAL)
+    batch = buffer.sample(30)
+    assert set(batch["time"].tolist()) == {0, 1, 2} and (batch["desired_goal"] == 3).all()
+    check_same(batch["next", "reward"][:, 0], (batch["time"] == 2).float())
+
+
+def test_the_first_part_of_a_batch_is_relabelled():
+    size = 100
+    for ratio, wanted in ((0.8, 80), (0.29, 29), (0.299, 29), (0.0, 0), (1.0, 100), (0.009, 0)):
+        batch = buffer_of(10, [4], her_ratio=ratio).sample(size)
+        assert ((batch["desired_goal"] != -1).sum(), (batch["next", "reward"] != -1).sum()) == (wanted, wanted)
+        check_same(batch["desired_goal"] != -1, torch.arange(size)[:, None] < wanted)
+        check_same(batch["desired_goal"], batch["next", "desired_goal"])
+
+
+def test_what_is_stored_stays():
+    buffer = buffer_of(10, [4])
+    before = buffer.storage[:].clone()
+    for _ in range(3):
+        buffer.sample(30)
+    check_same(buffer.storage[:], before)
+    listed = buffer_of(10, [4], storage=ListStorage, collate_fn=lambda items: torch.stack(items))
+    listed.sample(30)
+    assert all((item["desired_goal"] == -1).all() for item in listed.storage)
+
+
+def test_without_the_goal_of_the_next_state_the_one_before_the_action_is_taken():
+    def reward_fn(td):
+        return torch.zeros(td.shape)
+
+    buffer = HERReplayBuffer(reward_fn, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(8))
+    buffer.extend(walked(range(5), [2], after=False))
+    batch = buffer.sample(40)
+    check_same(batch["desired_goal"][:, 0], torch.where(batch["time"] < 3, 2.0, 4.0))
+    assert ("next", "desired_goal") not in batch.keys(True)
+    buffer = HERReplayBuffer(reward_fn, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(8))
+    buffer.extend(walked(range(5), [2], root=False))
+    check_same(buffer.sample(40)["desired_goal"].unique(), torch.tensor([3.0, 5.0]))
+
+
+def test_keys_may_be_others():
+    buffer = HERReplayBuffer(
+        lambda td: (td["next", "obs", "at"] == td["obs", "aim"]).double(),
+        her_ratio=1.0,
+        strategy="final",
+        goal_key=("obs", "aim"),
+        achieved_goal_key=("obs", "at"),
+        reward_key="gain",
+        end_key="over",
+        storage=LazyTensorStorage(8),
+    )
+    obs = TensorDict({"aim": torch.zeros(4, 2), "at": torch.arange(8.0).reshape(4, 2)}, [4])
+    later = TensorDict({"aim": torch.zeros(4, 2), "at": torch.arange(2.0, 10.0).reshape(4, 2)}, [4])
+    data = {"obs": obs, "next": TensorDict({"obs": later}, [4]), "gain": torch.zeros(4, 2)}
+    buffer.extend(TensorDict({**data, "over": torch.tensor([0, 1, 0, 0])}, [4]))
+    batch = buffer.sample(30)
+    wanted = torch.tensor([[4.0, 5.0]] * 2 + [[8.0, 9.0]] * 2)[batch["index"]]
+    check_same(batch["obs", "aim"], wanted)
+    check_same(batch["next", "obs", "aim"], wanted)
+    check_same(batch["gain"], torch.tensor([0.0, 1.0, 0.0, 1.0])[batch["index"]][:, None].expand(30, 2).clone())
+
+
+# ------------------------------------------------------------------ episodes in a ring
+
+
+@given(
+    capacity=st.integers(1, 12) | st.integers(60, 200),
+    counts=st.lists(st.integers(1, 130), min_size=1, max_size=4),
+    ends=st.sets(st.integers(0, 400), max_size=12),
+    truncated=st.sets(st.integers(0, 400), max_size=4),
+    listed=st.booleans(),
+    asked=st.integers(1, 4),
+)
+@settings(max_examples=60)
+def test_episodes_are_those_of_a_walk(capacity, counts, ends, truncated, listed, asked):
+    storage = ListStorage(capacity) if listed else LazyTensorStorage(capacity)
+    buffer = ReplayBuffer(storage=storage)
+    for place in range(len(counts)):
+        times = range(sum(counts[:place]), sum(counts[: place + 1]))
+        data = walked(times, ends, flags=("terminated",))
+        data["over"] = torch.isin(torch.tensor(times), torch.tensor(sorted(truncated), dtype=torch.int64))
+        buffer.extend(data)
+    newest = sum(counts) - 1
+    oldest = max(newest - capacity + 1, 0)
+    times = np.random.default_rng(0).integers(oldest, newest + 1, size=asked)
+    keys = (("next", "terminated"), "over")
+    before, after = episode_bounds(storage, times % capacity, keys)
+    for time, low, high in zip(times, before, after, strict=True):
+        first = last = time
+        while first > oldest and first - 1 not in ends | truncated:
+            first -= 1
+        while last < newest and last not in ends | truncated:
+            last += 1
+        assert (time - low, time + high) == (first, last)
+    none, again = episode_bounds(storage, times % capacity, keys, before=False)
+    assert not none.any() and (again == after).all()
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_never_come_from_across_the_newest_row(strategy):
+    buffer = buffer_of(34, [9, 19, 29], capacity=16, strategy=strategy)  # 18 to 33 are stored, 34 would be in row 2
+    episode = {time: (18, 19) if time < 20 else (20, 29) if time < 30 else (30, 33) for time in range(18, 34)}
+    found = set(goals_of(buffer, 3000))
+    for time, goal in found:
+        first, last = episode[time]
+        assert goal in {"future": range(time, last + 1), "final": [last], "episode": range(first, last + 1)}[strategy]
+    assert {time for time, _ in found} == set(range(18, 34))
+
+
+def test_a_long_episode_is_looked_through_as_a_whole():
+    buffer = buffer_of(5000, [], capacity=4096, strategy="episode")
+    goals = np.array(goals_of(buffer, 2000))[:, 1]
+    assert goals.min() >= 904 and goals.max() <= 4999
+    assert stats.kstest((goals - 904) / 4096, "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("flag", ["done", "terminated"])
+def test_one_flag_is_enough(flag):
+    buffer = HERReplayBuffer(arrived, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(8))
+    buffer.extend(walked(range(6), [2], flags=(flag,)))
+    check_same(buffer.sample(40)["desired_goal"].unique(), torch.tensor([3.0, 6.0]))
+
+
+# ------------------------------------------------------------------ in a buffer
+
+
+def test_equal_generators_give_equal_batches():
+    ahead = {"prefetch": 3, "batch_size": 2}
+    for choices in (
+        {},
+        ahead,
+        {"sampler": SamplerWithoutReplacement()},
+        {**ahead, "sampler": SamplerWithoutReplacement()},
+    ):
+        one, other = (
+            buffer_of(
+                12, [3, 8], seed=5, **{**choices, **{name: copy.deepcopy(part) for name, part in choices.items()}}
+            )
+            for _ in range(2)
+        )
+        size = None if "batch_size" in choices else 8
+        for _ in range(4):
+            check_same(one.sample(size), other.sample(size))
+
+
+def test_goals_do_not_follow_from_the_items_drawn():
+    """Of 200 batches of one, every pair of a transition and a goal comes up."""
+    buffer = buffer_of(4, [], strategy="random")
+    assert set(itertools.chain.from_iterable(goals_of(buffer, 1) for _ in range(400))) == {
+        (time, goal) for time in range(4) for goal in range(4)
+    }
+
+
+def test_transforms_see_what_was_relabelled():
+    seen = []
+    buffer = buffer_of(10, [4], transform=lambda data: seen.append(data["desired_goal"].clone()) or data)
+    batch = buffer.sample(5)
+    check_same(seen[0], batch["desired_goal"])
+    assert (seen[0] != -1).all()
+
+
+def test_priorities_and_generations_go_along():
+    buffer = buffer_of(
+        10, [4], sampler=PrioritizedSampler(20, 1.0, 1.0), writer=RoundRobinWriter(track_generations=True)
+    )
+    batch = buffer.sample(5)
+    assert {"index", "index_generation", "priority_weight"} <= set(batch.keys())
+    batch["td_error"] = torch.full((5,), 9.0)
+    buffer.update_tensordict_priority(batch)
+    assert (buffer.sampler.priorities[batch["index"]] == 9).all()
+
+
+def test_copies_relabel_alike():
+    buffer = buffer_of(10, [4])
+    twin = copy.deepcopy(buffer)
+    for _ in range(3):
+        check_same(buffer.sample(6), twin.sample(6))
+
+
+def test_rows_are_read_as_they_are():
+    buffer = buffer_of(10, [4])
+    assert isinstance(buffer, TensorDictReplayBuffer)
+    assert (buffer[:]["desired_goal"] == -1).all() and (buffer[3]["desired_goal"] == -1).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize(
+    ("lacking", "choices"),
+    [
+        ("desired_goal", {}),
+        (("next", "reward"), {}),
+        ("achieved_goal", {}),
+        (("next", "done"), {}),
+        ("time", {"goal_key": "aim"}),
+    ],
+)
+def test_items_that_lack_an_entry_are_refused(lacking, choices, storage):
+    buffer = HERReplayBuffer(arrived, storage=storage(8), **choices)
+    with pytest.raises(RuntimeError, match="empty"):
+        buffer.sample(2)
+    buffer.extend(walked(range(4), [], after=False, flags=("done",)).exclude(lacking))
+    with refused(buffer, KeyError, "hindsight"):
+        buffer.sample(2)
+
+
+def test_goals_unlike_what_is_reached_are_refused():
+    for wrong in (torch.zeros(4, 2), torch.zeros(4, 1, dtype=torch.float64)):
+        buffer = HERReplayBuffer(arrived, storage=LazyTensorStorage(8))
+        buffer.extend(walked(range(4), []).set("desired_goal", wrong))
+        with refused(buffer, ValueError, "look like"):
+            buffer.sample(2)
+
+
+def test_batches_that_are_no_tensordicts_are_refused():
+    buffer = buffer_of(4, [], storage=ListStorage, collate_fn=lambda items: items)
+    with pytest.raises(RuntimeError, match="collate_fn"):
+        buffer.sample(2)
+
+
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ({"reward_fn": 3}, TypeError),
+        ({"her_ratio": 1.5}, ValueError),
+        ({"her_ratio": -0.1}, ValueError),
+        ({"her_ratio": float("nan")}, ValueError),
+        ({"her_ratio": "1"}, TypeError),
+        ({"her_ratio": True}, TypeError),
+        ({"strategy": "later"}, ValueError),
+        ({"goal_key": 3}, TypeError),
+        ({"end_key": ()}, TypeError),
+        ({"sample_unit": Sequence(2)}, ValueError),
+        ({"sampler": ConsumingSampler()}, ValueError),
+        ({"consume_after_n_samples": 2}, ValueError),
+        ({"storage": LazyTensorStorage(4, ndim=2)}, ValueError),
+    ],
+)
+def test_arguments_are_checked(choices, error):
+    with pytest.raises(error):
+        HERReplayBuffer(**{"reward_fn": arrived, "storage": LazyTensorStorage(4), **choices})
+    HERReplayBuffer(arrived, sample_unit=Transition(), her_ratio=1)
+
+
+def test_another_default_device_makes_no_difference():
+    data = walked(range(10), [4])
+    buffer = HERReplayBuffer(terminal, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(10))
+    torch.set_default_device("meta")
+    try:
+        buffer.extend(data)
+        batch = buffer.sample(20)
+    finally:
+        torch.set_default_device(None)
+    check_same(batch["desired_goal"][:, 0], torch.where(batch["time"] < 5, 5.0, 10.0))
