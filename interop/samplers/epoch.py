@@ -1,6 +1,5 @@
 """Draws without replacement: each position once, then all of them again."""
 
-import itertools
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -58,7 +57,7 @@ class Epoch:
         self._order: np.ndarray = np.empty(0, np.int32)
         self._moving = False  # whether entries of the order are being exchanged
         self._held: dict[int, _Taken] = {}
-        self._numbers = itertools.count()
+        self._number = 0  # of the next that is held
         self._begin()
 
     def _begin(self) -> None:
@@ -188,8 +187,8 @@ class Epoch:
     def hold(self) -> int:
         """Have the last take wait; its number, for `given` or `take_back`. Under the lock that was held for the take."""
         assert self._last is not None
-        number, taken, self._last = next(self._numbers), self._last, None
-        self._held[number] = taken
+        number, taken, self._last = self._number, self._last, None
+        self._number, self._held[number] = number + 1, taken
         self.ran_out = taken.ran_out
         return number
 

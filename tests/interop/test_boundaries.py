@@ -1,0 +1,430 @@
+"""Where trajectories start and stop in a storage, whoever wrote it and however: against lists of items."""
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import multiprocessing
+
+from interop import (
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    Storage,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from interop.samplers.markers import Markers
+from tests.interop.slice_model import SliceModel, cut, drawn, shares, starts
+
+
+class Noting(LazyTensorStorage):
+    """A storage of a user who looks at what is written."""
+
+    def set(self, cursor, data, *, set_cursor=True):
+        super().set(cursor, data, set_cursor=set_cursor)
+
+
+class Reading(LazyTensorStorage):
+    """A storage of a user who looks at what is read."""
+
+    def get(self, index):
+        return super().get(index)
+
+
+class Plain(Storage):
+    """A storage of a user that shares nothing with ours."""
+
+    def __init__(self, max_size):
+        super().__init__(max_size)
+        self.items = []
+
+    def set(self, cursor, data, *, set_cursor=True):
+        for place, item in zip(cursor, data, strict=True) if isinstance(data, list) else [(cursor, data)]:
+            self.items[int(place) : int(place) + 1] = [item]
+
+    def get(self, index):
+        found = self.items[index] if isinstance(index, int | slice) else [self.items[int(place)] for place in index[0]]
+        return torch.stack(found) if isinstance(found, list) else found
+
+    def __len__(self):
+        return len(self.items)
+
+    def _empty(self):
+        self.items = []
+
+
+KINDS = {
+    "memory": LazyTensorStorage,
+    "memmap": LazyMemmapStorage,
+    "lists": LazyStackStorage,
+    "set replaced": Noting,
+    "get replaced": Reading,
+    "another": Plain,
+}
+in_each_storage = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+def reader(storage, **keys):
+    """A buffer that draws every trajectory whole, once."""
+    sampler = SliceSamplerWithoutReplacement(slice_len=64, strict_length=False, **keys)
+    return ReplayBuffer(storage=storage, sampler=sampler, collate_fn=_itself)
+
+
+def _itself(data):
+    return data
+
+
+def whole(buffer):
+    """All trajectories that it knows of."""
+    return sorted(drawn(buffer, 64 * 1000))
+
+
+def made(make, model):
+    """A storage for the rows of a model."""
+    items = model.capacity * model.lanes
+    return make(items, ndim=1 + len(model.shape)) if model.shape else make(items)
+
+
+CASES = [
+    (name, lanes) for name in KINDS for lanes in [(), (2,), (3, 2)] if not lanes or name not in ("lists", "another")
+]
+
+
+@pytest.mark.parametrize(("name", "lanes"), CASES, ids=[f"{name} {list(lanes)}" for name, lanes in CASES])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_histories(name, lanes, seed):
+    random = np.random.default_rng(seed)
+    model = SliceModel(int(random.choice([8, 11, 20])), lanes)
+    model.random = random
+    storage = made(KINDS[name], model)
+    keys = {"traj_key": "id"} if random.random() < 0.5 else {"end_key": ("next", "done")}
+    strict, length = bool(random.random() < 0.5), int(random.integers(1, 5))
+    writing = ReplayBuffer(storage=storage, collate_fn=_itself)
+    whole_ones = reader(storage, **keys)
+    slicing = ReplayBuffer(
+        storage=storage, sampler=SliceSampler(slice_len=length, strict_length=strict, **keys), collate_fn=_itself
+    )
+    chance, most = random.choice([0.05, 0.3, 0.9]), int(random.choice([1, 4, model.capacity, 3 * model.capacity]))
+    for _ in range(25):
+        data = model.write_some(int(random.integers(1, most + 1)), chance)
+        writer = writing if random.random() < 0.7 else whole_ones
+        if data.shape[-1] == 1 and random.random() < 0.5:
+            writing.add(data.transpose(0, -1)[0])
+            whole_ones.writer._cursor = slicing.writer._cursor = writing.writer._cursor
+        else:
+            writer.extend(data)
+            writing.writer._cursor = whole_ones.writer._cursor = writer.writer._cursor
+        if random.random() < 0.1:
+            for each in (writing, whole_ones):
+                each.empty()
+            model.clear()
+            continue
+        if random.random() < 0.3:
+            continue
+        if random.random() < 0.2:
+            whole_ones.set_sampler(pickle.loads(pickle.dumps(whole_ones.sampler)))
+        assert whole(whole_ones) == model.trajectories()
+        legal = shares(model.trajectories(), length, strict)
+        if legal:
+            assert set(drawn(slicing, 20 * length)) <= set(legal)
+        else:
+            with pytest.raises(RuntimeError, match="no stored trajectory is long enough"):
+                slicing.sample(20 * length)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_starts_that_may_be_drawn_by_priority(seed):
+    random = np.random.default_rng(seed)
+    model = SliceModel(16 if seed % 2 else 8, () if seed % 2 else (2,), by_turns=seed == 5)
+    model.random = random
+    length, strict = int(random.integers(1, 5)), seed % 3 > 0
+    right = [False, True, length - 1][seed % 3]
+    need = length if right is False else min(2, length) if right is True else 1
+    key = {"traj_key": "id"} if random.random() < 0.5 or model.by_turns else {"end_key": ("next", "done")}
+    sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=length, strict_length=strict, span=(False, right), **key)
+    buffer = TensorDictReplayBuffer(storage=made(LazyTensorStorage, model), sampler=sampler, batch_size=8 * length)
+    chance, most = random.choice([0.05, 0.3, 0.9]), int(random.choice([1, 4, 40]))
+    for _ in range(25):
+        buffer.extend(model.write_some(int(random.integers(1, most + 1)), chance))
+        if random.random() < 0.4:
+            continue
+        legal = starts(model.trajectories(), length, strict, need)
+        if not legal:
+            with pytest.raises(RuntimeError, match="no stored trajectory is long enough"):
+                buffer.sample()
+            continue
+        assert set(drawn(buffer)) <= set(legal.values())
+        allowed = np.asarray(sampler.state.tree.leaves)[: len(buffer)] > 0
+        numbers = np.array(model.numbers())
+        assert sorted(numbers[allowed].tolist()) == sorted(legal)
+
+
+# ------------------------------------------------------------------ what marks them
+
+IDS = torch.tensor([3, 3, 3, 7, 7, 3, 3, 9])
+ENDS = torch.tensor([0, 0, 1, 0, 1, 0, 1, 0], dtype=torch.bool)
+CUT = [(0, 1, 2), (3, 4), (5, 6), (7,)]
+
+
+def marked(**entries):
+    rows = len(next(iter(entries.values())))
+    data = TensorDict({"x": torch.arange(rows)}, [rows])
+    for key, value in entries.items():
+        data["next", "done" if key == "done" else key] = value if key in ("done", "over", "lost") else torch.zeros(rows)
+        if key not in ("done", "over", "lost"):
+            data[("collector", "traj_ids") if key == "traj_ids" else key] = value
+    return data
+
+
+MARKS = {
+    "ids": ({"traj_key": "id"}, {"id": IDS}),
+    "ids of bytes": ({"traj_key": "id"}, {"id": IDS.to(torch.uint8)}),
+    "ids of two values": ({"traj_key": "id"}, {"id": torch.tensor([1, 1, 1, 0, 0, 1, 1, 0], dtype=torch.bool)}),
+    "ids below zero": ({"traj_key": "id"}, {"id": -IDS}),
+    "ends": ({"end_key": ("next", "done")}, {"done": ENDS}),
+    "ends of one value": ({"end_key": ("next", "done")}, {"done": ENDS[:, None]}),
+    "ends of several dims": ({"end_key": ("next", "done")}, {"done": ENDS[:, None, None]}),
+    "ends of integers": ({"end_key": ("next", "done")}, {"done": ENDS.long() * 5}),
+    "several ends": (
+        {"end_keys": [("next", "over"), ("next", "lost"), "absent"]},
+        {"over": ENDS & (torch.arange(8) < 3), "lost": (ENDS & (torch.arange(8) > 2))[:, None]},
+    ),
+    "ids before ends": ({"traj_key": "id", "end_key": ("next", "done")}, {"id": IDS, "done": ~ENDS}),
+    "ends where ids are not stored": ({"traj_key": "absent", "end_key": ("next", "over")}, {"over": ENDS}),
+    "done where ids are not stored": ({"traj_key": "absent"}, {"done": ENDS}),
+    "found: of a collector": ({}, {"traj_ids": IDS, "episode": torch.zeros(8, dtype=torch.int64), "done": ~ENDS}),
+    "found: of episodes": ({}, {"episode": IDS, "done": ~ENDS}),
+    "found: done": ({}, {"done": ENDS}),
+}
+
+
+@pytest.mark.parametrize(("keys", "entries"), MARKS.values(), ids=MARKS)
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyStackStorage, Reading])
+def test_what_marks_them(make, keys, entries):
+    buffer = reader(make(10), **keys)
+    buffer.extend(marked(**entries))
+    assert whole(buffer) == CUT
+
+
+@pytest.mark.parametrize("form", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_ends_of_several_lanes(form, dtype):
+    model = SliceModel(6, (3,))
+    data = model.write_some(9, 0.4)
+    data["next", "done"] = data["next", "done"].reshape(3, 9, *form).to(dtype)
+    buffer = reader(LazyTensorStorage(18, ndim=2), end_key=("next", "done"))
+    buffer.extend(data)
+    assert whole(buffer) == model.trajectories()
+
+
+def test_an_item_of_several_agents_has_one_id():
+    data = marked(id=IDS)
+    data["next", "done"] = torch.stack([ENDS, ENDS & False], 1)[..., None]
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=2, traj_key="id"))
+    buffer.extend(data)
+    batch = buffer.sample(64)
+    last = torch.arange(64) % 2 == 1
+    stored = data["next", "done"][batch["x"]]
+    assert torch.equal(batch["next", "done"], stored | last[:, None, None])
+
+
+# ------------------------------------------------------------------ who writes
+
+
+def test_memory_that_was_filled_before_is_full_and_ends_with_its_last_row():
+    storage = TensorStorage(marked(done=ENDS))
+    buffer = reader(storage)
+    assert whole(buffer) == CUT
+    buffer.extend(marked(done=ENDS[:3]))  # rows 0 to 2 are the newest now; their items have the numbers 0 to 2
+    assert whole(buffer) == [(0, 1, 2), (3, 4), (5, 6), (7,)]
+    buffer.extend(marked(done=torch.zeros(1, dtype=torch.bool)))
+    assert whole(buffer) == [(0,), (0, 1, 2), (4,), (5, 6), (7,)] or whole(buffer) == [(0,), (4,), (5, 6), (7, 0, 1, 2)]
+
+
+def test_a_trajectory_goes_on_from_the_last_row_to_the_first():
+    buffer = reader(LazyTensorStorage(10))
+    model = SliceModel(10)
+    buffer.extend(model.write(np.zeros((14, 1), bool), np.zeros((14, 1), int)))
+    assert whole(buffer) == [tuple(range(4, 14))]
+
+
+@in_each_storage
+def test_two_buffers_on_one_storage(make):
+    model = SliceModel(10)
+    storage = make(10)
+    one, other = reader(storage, traj_key="id"), reader(storage, end_key=("next", "done"))
+    for step in range(12):
+        (one, other)[step % 2].extend(model.write_some(3, 0.3))
+        one.writer._cursor = other.writer._cursor = len(model.ends) % 10
+        assert whole(one) == whole(other) == model.trajectories()
+
+
+def extend_rows(buffer, rows):
+    buffer.extend(rows)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_another_process_writes(method):
+    model = SliceModel(10)
+    buffer = reader(LazyMemmapStorage(10), end_key=("next", "done"))
+    buffer.extend(model.write_some(7, 0.4))
+    assert whole(buffer) == model.trajectories()
+    for _ in range(2 if method == "fork" else 1):
+        rows = model.write_some(5, 0.4)
+        worker = multiprocessing.get_context(method).Process(target=extend_rows, args=(buffer, rows))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 0
+        assert whole(buffer) == model.trajectories()
+
+
+def test_lanes_are_more_than_a_table_has_room_for_at_first():
+    model = SliceModel(3, (200,))
+    buffer = reader(LazyTensorStorage(600, ndim=2))
+    for chance in (0, 0, 1, 0.5, 0):
+        buffer.extend(model.write_some(1, chance))
+        assert whole(buffer) == model.trajectories()
+
+
+def test_what_is_new_is_read_and_nothing_else(monkeypatch):
+    read = []
+    reading = Markers.read
+
+    def counted(self, storage, rows):
+        found = reading(self, storage, rows)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(Markers, "read", counted)
+    model = SliceModel(1000)
+    buffer = reader(LazyTensorStorage(1000))
+    for _ in range(300):
+        buffer.extend(model.write_some(7, 0.2))
+        whole(buffer)
+        whole(buffer)
+    assert sum(read) == 2100
+
+
+# ------------------------------------------------------------------ edits in place
+
+
+def _through_an_index(buffer, key, value):
+    rows = buffer[:].clone()
+    rows[key] = value
+    buffer[2:6] = rows[2:6]
+
+
+def _through_rows(buffer, key, value):
+    rows = buffer[:].clone()
+    rows[key] = value
+    buffer[torch.tensor([5, 3])] = rows[torch.tensor([5, 3])]
+    buffer[-4] = rows[-4]
+
+
+EDITS = {
+    "rb[i] = x": _through_an_index,
+    "rb[[i]] = x": _through_rows,
+    "rb[k] = v": lambda buffer, key, value: buffer.__setitem__(key, value),
+    "set_": lambda buffer, key, value: buffer.set_(key, value),
+    "set_at_": lambda buffer, key, value: buffer.set_at_(key, value[2:6], slice(2, 6)),
+    "update_": lambda buffer, key, value: buffer.update_({key: value}),
+    "write_all": lambda buffer, key, value: buffer.write_all(buffer[:].clone().set(key, value)),
+    "view": lambda buffer, key, value: buffer[:][key].copy_(value),
+    "view of rows": lambda buffer, key, value: buffer[3:6][key].__setitem__(slice(None), value[3:6]),
+}
+
+
+def runs(buffer, oldest):
+    """The items of each run of one id, from the oldest row on."""
+    rows = buffer[:]
+    items, ids = rows["x"].roll(-oldest).tolist(), rows["id"].roll(-oldest).tolist()
+    return cut(items, [one != other for one, other in itertools.pairwise(ids)] + [True])
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("rows", [8, 13])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_edits_in_place(make, edit, rows):
+    storage = make(8)
+    buffer = ReplayBuffer(storage=storage, sampler=SliceSamplerWithoutReplacement(slice_len=1, traj_key="id"))
+    beside = reader(storage, traj_key="id")
+    buffer.extend(SliceModel(8).write(np.zeros((rows, 1), bool), np.arange(rows)[:, None] // 2))
+    before = runs(buffer, rows % 8)
+    assert whole(beside) == sorted(before)
+    taken = drawn(buffer, 1)
+    for key in ("id", "x"):
+        edit(buffer, key, buffer[:][key].clone())  # it is as before: the epoch goes on
+        taken += drawn(buffer, 1)
+    taken += drawn(buffer, len(before) - 3)
+    assert len(taken) == len({place for place, each in enumerate(before) for (item,) in taken if item in each})
+    edit(buffer, "id", torch.where((torch.arange(8) > 2) & (torch.arange(8) < 6), 77, buffer[:]["id"]))
+    after = runs(buffer, rows % 8)
+    assert after != before
+    assert whole(beside) == sorted(after)
+    assert len(drawn(buffer, 20)) == len(after)
+
+
+def test_an_edit_of_an_item_in_a_list_that_is_named_from_the_end():
+    buffer = reader(LazyStackStorage(20), traj_key="id")
+    for rows in ([0, 1, 2, 3, 4], [5, 6, 7]):
+        buffer.extend(TensorDict({"x": torch.tensor(rows), "id": torch.full((len(rows),), 5)}, [len(rows)]))
+        assert len(whole(buffer)) == 1
+    buffer[-2] = TensorDict({"x": torch.tensor(6), "id": torch.tensor(0)})
+    assert whole(buffer) == [(0, 1, 2, 3, 4, 5), (6,), (7,)]
+
+
+@in_each_storage
+def test_a_storage_that_was_emptied(make):
+    buffer, model = reader(make(10)), SliceModel(10)
+    for count in (4, 25, 3):
+        buffer.extend(model.write_some(count, 0.3))
+        assert whole(buffer) == model.trajectories()
+        buffer.empty()
+        model.clear()
+        with pytest.raises(RuntimeError, match="empty storage"):
+            buffer.sample(64)
+
+
+@pytest.mark.parametrize("count", [6, 27])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_sampler_that_is_set_on_a_filled_buffer(count, prioritized):
+    model = SliceModel(10)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=RandomSampler(), batch_size=64)
+    buffer.extend(model.write_some(count, 0.3))
+    choices = {"slice_len": 2, "strict_length": False}
+    buffer.set_sampler(PrioritizedSliceSampler(10, 1, 1, **choices) if prioritized else SliceSampler(**choices))
+    found = {each for _ in range(20) for each in drawn(buffer)}
+    assert found == set(shares(model.trajectories(), 2, strict=False))
+
+
+def test_a_storage_that_is_set_on_a_buffer():
+    model, other = SliceModel(10), SliceModel(6)
+    buffer = reader(LazyTensorStorage(10))
+    buffer.extend(model.write_some(14, 0.3))
+    assert whole(buffer) == model.trajectories()
+    second = ReplayBuffer(storage=LazyTensorStorage(6))
+    second.extend(other.write_some(8, 0.3))
+    buffer.set_storage(second.storage)
+    assert whole(buffer) == other.trajectories()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies_know_the_same(copied):
+    model = SliceModel(10)
+    buffer = reader(LazyTensorStorage(10))
+    for _ in range(5):
+        buffer.extend(model.write_some(4, 0.3))
+        other = copied(buffer)
+        assert whole(buffer) == whole(other) == model.trajectories()
+    other.extend(SliceModel(10).write_some(3, 1))
+    assert whole(buffer) == model.trajectories() != whole(other)

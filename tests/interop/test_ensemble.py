@@ -1,0 +1,337 @@
+"""Batches of an ensemble: every row is what its member has in its slot, of members drawn by their law."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from interop import (
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from tests.interop.rows import (
+    ALL_STORAGES,
+    KINDS,
+    check_same,
+    flat_td,
+    nested_td,
+    plain_tensor,
+    tensors_of,
+    trajectories,
+)
+
+
+def buffer_of(rows, storage=LazyTensorStorage, kind=TensorDictReplayBuffer, **kwargs):
+    buffer = kind(storage=storage(16), **kwargs)
+    buffer.extend(rows)
+    return buffer
+
+
+def member(first=0, count=10, **kwargs):
+    """A buffer of tensordicts with ids from `first` on."""
+    return buffer_of(flat_td(range(first, first + count)), **kwargs)
+
+
+def chi_square(counts, chances):
+    """The counts follow the chances; what has none does not occur."""
+    counts, chances = np.asarray(counts), np.asarray(chances, dtype=float)
+    assert counts[chances == 0].sum() == 0
+    kept = chances > 0
+    assert stats.chisquare(counts[kept], counts.sum() * chances[kept] / chances.sum()).pvalue > 1e-4
+
+
+def ids_of(ensemble, batch_size):
+    return ensemble.sample(batch_size)["index", "buffer_ids"]
+
+
+# ---------------------------------------------------------------------- rows
+
+
+@given(data=st.data())
+def test_every_row_is_what_its_member_has_in_its_slot(data):
+    """Of any kind of data, in any mix of storages, however many members are drawn."""
+    kind = data.draw(st.sampled_from(sorted(KINDS)))
+    storages = data.draw(st.lists(st.sampled_from(sorted(ALL_STORAGES)), min_size=1, max_size=4))
+    if kind in ("dict", "tuple", "namedtuple") and "list" in storages:
+        storages = ["memory" if each == "list" else each for each in storages]  # a list takes no pytrees
+    parts, each = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    capacities = [data.draw(st.integers(1, 7)) for _ in storages]
+    written = [data.draw(st.integers(1, 12)) for _ in storages]
+    members = []
+    for place, (storage, capacity, count) in enumerate(zip(storages, capacities, written, strict=True)):
+        members.append(ReplayBuffer(storage=ALL_STORAGES[storage](capacity)))
+        members[-1].extend(KINDS[kind](torch.arange(count) + 20 * place))
+    ensemble = ReplayBufferEnsemble(*members, num_buffer_sampled=parts)
+    sample, info = ensemble.sample(parts * each, return_info=True)
+    ids, slots = info["index", "buffer_ids"], info["index", "index"]
+    assert slots.shape == (parts, each)
+    ids = ids if ids.ndim == 2 else ids[:, None].expand(parts, each)
+    for leaf in tensors_of(sample.exclude("index") if isinstance(sample, TensorDict) else sample):
+        for part in range(parts):
+            for item in range(each):
+                place, slot = int(ids[part, item]), int(slots[part, item])
+                newest = (written[place] - 1 - slot) // capacities[place] * capacities[place] + slot
+                wanted = torch.tensor(20 * place + newest).to(leaf.dtype)
+                if leaf.dtype == torch.bool:
+                    wanted = torch.tensor(bool((20 * place + newest) % 2))
+                assert bool((leaf[part, item] == wanted).all())
+    if isinstance(sample, TensorDict):
+        nested = sample["index"]
+        assert nested.batch_size == sample.batch_size and sample.batch_size[:2] == (parts, each)
+        flat = nested["index"].reshape(parts, each, -1)
+        assert bool((flat == slots[..., None]).all())
+        assert bool((nested["buffer_ids"].reshape(parts, each, -1) == ids[..., None]).all())
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("make", sorted(ALL_STORAGES))
+def test_a_batch_has_the_index_nested_and_its_members(kind, make):
+    members = [member(100 * place, storage=ALL_STORAGES[make], kind=kind) for place in range(3)]
+    sample, info = ReplayBufferEnsemble(*members).sample(12, return_info=True)
+    assert type(sample) is TensorDict and sample.batch_size == (3, 4) and set(sample.keys()) == {"obs", "done", "index"}
+    index = sample["index"]
+    assert index.batch_size == (3, 4) and set(index.keys()) == {"index", "buffer_ids"}
+    assert index["index"].dtype == index["buffer_ids"].dtype == torch.int64
+    assert torch.equal(sample["obs"][..., 0], (100 * index["buffer_ids"] + index["index"]).float())
+    assert isinstance(info, TensorDict) and info.batch_size == (3, 4) and set(info.keys()) == {"index"}
+    check_same(info["index"], index)
+    before = sample.clone()
+    info["index", "index"].zero_()
+    check_same(sample, before)  # the info has memory of its own
+
+
+@pytest.mark.parametrize("make", sorted(ALL_STORAGES))
+def test_a_batch_is_a_copy(make):
+    members = [member(storage=ALL_STORAGES[make]), member(storage=ALL_STORAGES[make])]
+    before = [each[:].clone() for each in members]
+    sample = ReplayBufferEnsemble(*members).sample(8)
+    for leaf in tensors_of(sample):
+        leaf.fill_(7)
+    for each, rows in zip(members, before, strict=True):
+        check_same(each[:], rows)
+
+
+def test_large_items_are_read_too():
+    """Above the size from which torch's gather takes over."""
+    members = [buffer_of(torch.arange(16 * 70_000).reshape(16, 70_000) + place, kind=ReplayBuffer) for place in (0, 1)]
+    sample, info = ReplayBufferEnsemble(*members).sample(8, return_info=True)
+    wanted = info["index", "index"] * 70_000 + info["index", "buffer_ids"][:, None]
+    assert torch.equal(sample[..., 0], wanted) and torch.equal(sample[..., -1], wanted + 69_999)
+
+
+def test_items_of_a_given_memory_whose_dims_do_not_merge():
+    memory = torch.arange(2 * 3 * 5.0).reshape(5, 3, 2).permute(2, 1, 0)  # [2, 3, 5]
+    members = [ReplayBuffer(storage=TensorStorage(memory, ndim=2)) for _ in range(2)]
+    sample, info = ReplayBufferEnsemble(*members).sample(8, return_info=True)
+    assert info["index", "index"].shape == (2, 4, 2)
+    rows, lanes = info["index", "index"].unbind(-1)
+    assert torch.equal(sample, memory[rows, lanes])
+
+
+def test_coordinates_of_several_item_dims():
+    def lanes(first):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+        buffer.extend(TensorDict({"a": first + torch.arange(12).reshape(3, 4)}, [3, 4]))
+        return buffer
+
+    members = [lanes(0), lanes(100)]
+    sample = ReplayBufferEnsemble(*members).sample(8)
+    index = sample["index", "index"]
+    assert sample.batch_size == (2, 4) and index.shape == (2, 4, 2)
+    for part in range(2):
+        stored = members[int(sample["index", "buffer_ids"][part, 0])].storage[tuple(index[part].unbind(-1))]
+        assert torch.equal(sample["a"][part], stored["a"])
+
+
+def test_rows_that_are_trajectories_have_their_index_at_each_step():
+    members = [buffer_of(trajectories(range(10))), buffer_of(trajectories(range(10)))]
+    sample, info = ReplayBufferEnsemble(*members).sample(6, return_info=True)
+    assert sample.batch_size == sample["index"].batch_size == (2, 3, 4) and info.batch_size == (2, 3)
+    assert torch.equal(sample["index", "index"].float(), sample["reward"])
+    assert torch.equal(sample["index", "index"][..., 0], info["index", "index"])
+
+
+# ---------------------------------------------------------------------- members that are not alike
+
+
+def test_unlike_shapes_are_stacked_lazily():
+    one = TensorDict({"a": torch.zeros(5), "b": torch.zeros(5, 3)}, [5])
+    two = TensorDict({"a": torch.ones(5), "b": torch.ones(5, 4)}, [5])
+    ensemble = ReplayBufferEnsemble(buffer_of(one), buffer_of(two), sample_from_all=True)
+    sample = ensemble.sample(6)
+    assert isinstance(sample, LazyStackedTensorDict) and sample.batch_size == (2, 3)
+    assert sample["a"].tolist() == [[0] * 3, [1] * 3] and sample["index", "buffer_ids"].tolist() == [[0] * 3, [1] * 3]
+    assert sample[0]["b"].shape == (3, 3) and sample[1]["b"].shape == (3, 4)
+    assert ensemble[0].sample(6)["b"].shape == (6, 3)
+
+
+def test_unlike_keys_are_stacked_lazily():
+    ensemble = ReplayBufferEnsemble(member(), buffer_of(nested_td(range(5))), sample_from_all=True)
+    sample = ensemble.sample(6)
+    assert isinstance(sample, LazyStackedTensorDict) and set(sample.keys()) == {"obs", "index"}
+    assert set(sample[0].keys()) == {"obs", "done", "index"} and set(sample[1].keys()) == {"obs", "next", "index"}
+
+
+def test_parts_of_unlike_length_are_stacked_lazily():
+    members = [member(count=count, sampler=SamplerWithoutReplacement()) for count in (10, 9)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True)
+    first, (second, info) = ensemble.sample(12), ensemble.sample(12, return_info=True)
+    assert first.batch_size == (2, 6) and second.batch_size == info.batch_size == (2, -1)
+    for place, left in enumerate((4, 3)):
+        row = second[place]
+        assert row.batch_size == (left,) and torch.equal(row["index", "index"].float(), row["obs"][:, 0])
+        assert row["index", "buffer_ids"].tolist() == [place] * left == info[place]["index", "buffer_ids"].tolist()
+        assert sorted(torch.cat([first[place]["obs"][:, 0], row["obs"][:, 0]]).tolist()) == list(range(6 + left))
+        assert members[place].sampler.ran_out
+    before = second.clone()
+    for row in info.unbind(0):
+        row["index", "index"].fill_(7)  # the info has memory of its own
+    for one, other in zip(before.unbind(0), second.unbind(0), strict=True):
+        assert torch.equal(one["index", "index"], other["index", "index"])
+
+
+def test_plain_tensors_that_are_not_alike_are_an_error():
+    members = [buffer_of(torch.zeros(5, width), kind=ReplayBuffer) for width in (2, 3)]
+    with pytest.raises(RuntimeError, match="equal size"):
+        ReplayBufferEnsemble(*members, sample_from_all=True).sample(4)
+
+
+def test_objects_are_collated_as_asked_for():
+    def texts(items):
+        buffer = ReplayBuffer(storage=ListStorage(10), collate_fn=lambda items: items)
+        buffer.extend(list(items))
+        return buffer
+
+    ensemble = ReplayBufferEnsemble(texts("abcd"), texts("efg"), collate_fn=lambda parts: "|".join(map("".join, parts)))
+    sample, info = ensemble.sample(6, return_info=True)
+    slots, ids = info["index", "index"], info["index", "buffer_ids"]
+    assert info.batch_size == (2,) and slots.shape == (2, 3) and ids.shape == (2,)
+    assert sample == "|".join("".join(("abcd", "efg")[i][j] for j in row) for i, row in zip(ids, slots, strict=True))
+
+
+# ---------------------------------------------------------------------- which members
+
+
+def test_members_are_drawn_equally_often_with_replacement():
+    ids = ids_of(ReplayBufferEnsemble(*(member() for _ in range(3)), num_buffer_sampled=3_000), 3_000)
+    assert ids.shape == (3_000, 1)
+    chi_square(torch.bincount(ids[:, 0]), [1, 1, 1])
+    pairs = torch.bincount(ids[::2, 0] * 3 + ids[1::2, 0])
+    chi_square(pairs, np.ones(9))  # each part anew
+
+
+@pytest.mark.parametrize("p", [[1, 3, 0, 2], torch.tensor([0.0, 5.0, 0.05, 0.5]), np.array([1e308, 1e308, 1e307, 0])])
+def test_members_are_drawn_in_proportion_to_p(p):
+    ensemble = ReplayBufferEnsemble(*(member() for _ in range(4)), p=p, num_buffer_sampled=3_000)
+    chances = torch.as_tensor(p, dtype=torch.float64).numpy().copy()
+    chances /= chances.max()
+    counts = torch.bincount(ids_of(ensemble, 3_000)[:, 0], minlength=4)
+    chi_square(counts, chances)
+    assert torch.allclose(ensemble.sampler.p, torch.as_tensor(chances / chances.sum()).float())
+
+
+def test_slots_are_drawn_by_the_sampler_of_each_member():
+    one = member(count=4)
+    two = member(count=8, sampler=SamplerWithoutReplacement())
+    ensemble = ReplayBufferEnsemble(one, two, sample_from_all=True)
+    slots = torch.cat([ensemble.sample(16)["index", "index"] for _ in range(400)], 1)
+    chi_square(torch.bincount(slots[0]), np.ones(4))
+    assert (slots[1].reshape(-1, 8).sort(1).values == torch.arange(8)).all()
+
+
+def test_all_members_in_order():
+    members = [member() for _ in range(3)]
+    for parts in (None, 1, 7):
+        ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, num_buffer_sampled=parts)
+        assert ensemble.sampler.num_buffer_sampled == 3
+        assert ids_of(ensemble, 6).tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_the_number_of_parts_can_be_set():
+    ensemble = ReplayBufferEnsemble(member(), member(), num_buffer_sampled=4)
+    assert ensemble.sample(8).batch_size == (4, 2)
+    ensemble.sampler.num_buffer_sampled = 1
+    assert ensemble.sample(8).batch_size == (1, 8)
+    with pytest.raises(ValueError, match="at least 1"):
+        ensemble.sampler.num_buffer_sampled = 0
+    with pytest.raises(TypeError, match="int"):
+        ensemble.sampler.num_buffer_sampled = 1.5
+    ensemble.sampler.num_buffer_sampled = None
+    assert ensemble.sample(8).batch_size == (2, 4)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused():
+    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=7)
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match="divisible"):
+        ensemble.sample()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_empty_member_is_refused_unless_it_is_never_drawn():
+    members = [member(), TensorDictReplayBuffer(storage=LazyTensorStorage(4)), member()]
+    for options in ({}, {"p": [1, 1e-9, 1]}, {"sample_from_all": True}):
+        state = torch.get_rng_state()
+        with pytest.raises(RuntimeError, match="member 1 of the ensemble has no items"):
+            ReplayBufferEnsemble(*members, **options).sample(6)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert set(ids_of(ReplayBufferEnsemble(*members, p=[1, 0, 1]), 300).unique().tolist()) <= {0, 2}
+
+
+# ---------------------------------------------------------------------- batch size, info, iterating
+
+
+def test_batch_size_and_iterating():
+    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=4)
+    assert [batch.batch_size for batch, _ in zip(ensemble, range(3), strict=False)] == [(2, 2)] * 3
+    assert ensemble.next().batch_size == (2, 2)
+    with pytest.warns(UserWarning, match="argument counts"):
+        assert ensemble.sample(6).batch_size == (2, 3)
+    without = ReplayBufferEnsemble(member(), member())
+    with pytest.raises(RuntimeError, match="batch_size not specified"):
+        without.sample()
+    with pytest.raises(RuntimeError, match="batch_size not specified"):
+        next(iter(without))
+
+
+def test_members_with_epochs_begin_them_anew():
+    members = [member(count=3, sampler=SamplerWithoutReplacement()) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, batch_size=6, sample_from_all=True)
+    for batch, _ in zip(ensemble, range(4), strict=False):
+        assert (batch["obs"][..., 0].sort(1).values == torch.arange(3)).all()
+
+
+def test_a_default_device_changes_nothing():
+    ensemble = ReplayBufferEnsemble(member(), buffer_of(flat_td(range(5)), storage=ListStorage), p=[1, 2])
+    with torch.device("meta"):
+        sample, info = ensemble.sample(8, return_info=True)
+        assert not any(leaf.is_meta for leaf in (*tensors_of(sample), *tensors_of(info)))
+        assert ensemble[[0]].sampler.p.tolist() == [1] and ensemble[:, 2]["obs"][:, 0].tolist() == [2, 2]
+
+
+def test_equal_generators_draw_equal_batches():
+    def draws(seed):
+        members = [member(count=16), member(count=16, sampler=SamplerWithoutReplacement())]
+        ensemble = ReplayBufferEnsemble(
+            *members, generator=torch.Generator().manual_seed(seed), p=[1, 2], num_buffer_sampled=8
+        )
+        return [ensemble.sample(16) for _ in range(3)]
+
+    for one, other in zip(draws(3), draws(3), strict=True):
+        check_same(one, other)
+    assert not torch.equal(draws(3)[0]["obs"], draws(4)[0]["obs"])
+
+
+def test_plain_tensors_have_no_marks():
+    members = [buffer_of(plain_tensor(range(5)), kind=ReplayBuffer) for _ in range(2)]
+    sample, info = ReplayBufferEnsemble(*members).sample(6, return_info=True)
+    assert torch.equal(sample[..., 0], info["index", "index"].float())
+    assert info.batch_size == (2,) and info["index"].batch_size == (2,) and info["index", "buffer_ids"].shape == (2,)

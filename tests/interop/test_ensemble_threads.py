@@ -1,0 +1,304 @@
+"""Ensembles in several threads and processes, drawn ahead of time, copied and pickled."""
+
+import copy
+import multiprocessing
+import pickle
+import threading
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBufferEnsemble,
+    Sampler,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from interop.buffers.turn import Turn
+from tests.interop.rows import check_same, flat_td
+from tests.interop.test_threads_and_processes import together
+
+
+def member(first=0, count=8, storage=LazyTensorStorage, **kwargs):
+    buffer = TensorDictReplayBuffer(storage=storage(8), **kwargs)
+    buffer.extend(flat_td(range(first, first + count)))
+    return buffer
+
+
+# ---------------------------------------------------------------------- locks
+
+
+def test_one_member_at_a_time_is_locked():
+    """While a member draws, no other one is locked by that thread; while its transform runs, none is."""
+    held = []
+
+    class Watching(PrioritizedSampler):
+        def sample(self, storage, batch_size):
+            held.append([each.storage._access._held._is_owned() for each in members])
+            return super().sample(storage, batch_size)
+
+    def watch(data):
+        held.append([each.storage._access._held._is_owned() for each in members])
+        return data
+
+    members = [member(sampler=Watching(8, 1, 1), transform=watch) for _ in range(3)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, transform=watch)
+    ensemble.sample(6)
+    assert held == [[i == j for j in range(3)] for i in range(3)] + [[False] * 3] * 4
+
+
+def test_a_member_that_is_busy_is_waited_for():
+    ensemble = ReplayBufferEnsemble(member(), member(), sample_from_all=True)
+    drawn = []
+    with Turn(ensemble[1]):
+        thread = threading.Thread(target=lambda: drawn.append(ensemble.sample(4)), daemon=True)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        ensemble[0].extend(flat_td([1]))  # which it does not hold any more
+    thread.join(20)
+    assert len(drawn) == 1
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_ensembles_of_the_same_members_in_any_order_while_others_write(storage):
+    """No deadlock, and no row is torn or of another member than it says."""
+    samplers = [None, PrioritizedSampler(8, 1, 1), SamplerWithoutReplacement()]
+    members = [member(100 * place, storage=storage, sampler=sampler) for place, sampler in enumerate(samplers)]
+    ensembles = [
+        ReplayBufferEnsemble(*members, transform=lambda data: data),
+        ReplayBufferEnsemble(*members[::-1], sample_from_all=True),
+        ReplayBufferEnsemble(*members, batch_size=6, prefetch=2),
+    ]
+    ends = time.monotonic() + 1.0
+
+    def write(place):
+        step = 0
+        while time.monotonic() < ends:
+            step += 1
+            members[place].extend(flat_td([100 * place + step % 90] * 3))
+            members[place][0] = flat_td([100 * place + step % 90])[0]
+
+    def read(ensemble, backwards):
+        while time.monotonic() < ends:
+            sample = ensemble.sample(6)
+            for row in sample.unbind(0):  # parts may have unlike lengths
+                ids = row["obs"][:, 0]
+                assert bool((row["obs"] == ids[:, None]).all()) and bool((row["done"][:, 0] == (ids % 2).bool()).all())
+                places = 2 - row["index", "buffer_ids"] if backwards else row["index", "buffer_ids"]
+                assert torch.equal(ids // 100, places.float())
+            if sample.batch_size[-1] == 2:
+                ensemble.update_tensordict_priority(sample.set("td_error", torch.rand(3, 2) + 0.1))
+
+    assert (
+        together(
+            *(partial(write, place) for place in range(3)),
+            partial(read, ensembles[0], backwards=False),
+            partial(read, ensembles[1], backwards=True),
+            partial(read, ensembles[2], backwards=False),
+        )
+        == []
+    )
+
+
+# ---------------------------------------------------------------------- refusals leave random numbers as they were
+
+
+class Refusing(Sampler):
+    """Draws random numbers, then refuses."""
+
+    def sample(self, storage, batch_size):
+        torch.rand(3, generator=self._rng)
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_draw_that_a_member_refuses_is_as_if_it_had_not_been(own):
+    generators = [torch.Generator().manual_seed(i) if own else None for i in range(3)]
+    members = [
+        member(generator=generators[0]),
+        member(sampler=SamplerWithoutReplacement(), generator=generators[1]),
+        member(sampler=Refusing(), generator=generators[2]),
+    ]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True)
+    states = [(each or torch.default_generator).get_state() for each in generators]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not now"):
+            ensemble.sample(9)
+    for each, state in zip(generators, states, strict=True):
+        assert torch.equal((each or torch.default_generator).get_state(), state)
+    drawn = [ensemble[1].sample(4)["obs"][:, 0] for _ in range(2)]
+    assert torch.equal(torch.cat(drawn).sort().values, torch.arange(8.0))  # nothing of the epoch is lost
+
+
+def test_a_transform_that_raises_does_not_stop_the_draws():
+    def sometimes(data):
+        if bool((data["obs"][..., 0] == 3).any()):
+            raise ValueError("a three")
+        return data
+
+    ensemble = ReplayBufferEnsemble(member(count=4, sampler=SamplerWithoutReplacement(), transform=sometimes))
+    found = []
+    for _ in range(4):
+        try:
+            found.append(int(ensemble.sample(1)["obs"][0, 0, 0]))
+        except ValueError:
+            found.append(3)
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+# ---------------------------------------------------------------------- ahead of time
+
+
+def test_batches_drawn_ahead_are_those_that_would_be_drawn():
+    def batches(prefetch):
+        ensemble = ReplayBufferEnsemble(
+            member(),
+            member(sampler=PrioritizedSampler(8, 1, 1)),
+            batch_size=8,
+            prefetch=prefetch,
+            generator=torch.Generator().manual_seed(3),
+            num_buffer_sampled=4,
+        )
+        return [ensemble.sample() for _ in range(6)]
+
+    first = batches(3)
+    for one, other in zip(first, batches(3), strict=True):
+        check_same(one, other)
+    assert all(batch.shape == (4, 2) for batch in first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ensemble: (ensemble[0].empty(), ensemble[0].extend(flat_td([50]))),
+        lambda ensemble: (
+            TensorDictReplayBuffer(storage=ensemble[0].storage).empty() or ensemble[0].extend(flat_td([50]))
+        ),
+        lambda ensemble: ensemble[0].set_storage(member(50, 1).storage),
+        lambda ensemble: ensemble[0].append_transform(lambda data: data.set("obs", data["obs"] * 0 + 50)),
+        lambda ensemble: ensemble.append_transform(lambda data: data.set("obs", data["obs"] * 0 + 50)),
+    ],
+)
+def test_what_was_drawn_ahead_is_dropped_when_a_member_changes(change):
+    ensemble = ReplayBufferEnsemble(member(), batch_size=2, prefetch=3)
+    assert (ensemble.sample()["obs"] < 50).all()
+    twin = copy.deepcopy(ensemble)
+    change(ensemble)
+    assert all((ensemble.sample()["obs"] == 50).all() for _ in range(5))
+    assert all((twin.sample()["obs"] < 50).all() for _ in range(5))
+    change(twin)  # a copy hears of its own members
+    assert all((twin.sample()["obs"] == 50).all() for _ in range(5))
+
+
+def test_an_error_of_a_thread_is_raised_once():
+    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=4, prefetch=2)
+    ensemble.sample()
+    ensemble.sampler.num_buffer_sampled = 3
+    errors = 0
+    for _ in range(4):
+        try:
+            ensemble.sample()
+        except ValueError:
+            errors += 1
+    assert errors == 2  # two batches were drawn while the number was right
+    ensemble.sampler.num_buffer_sampled = 1
+    for _ in range(3):
+        try:
+            shape = ensemble.sample().shape
+        except ValueError:
+            errors += 1
+    assert shape == (1, 4)
+
+
+def test_an_ensemble_that_is_gone_is_not_told():
+    buffer = member()
+    for _ in range(5):
+        ReplayBufferEnsemble(buffer, batch_size=2, prefetch=1)
+    buffer.empty()
+    ReplayBufferEnsemble(buffer, batch_size=2, prefetch=1)
+    assert len(buffer._readers) <= 2
+
+
+# ---------------------------------------------------------------------- copies
+
+
+def copies(ensemble):
+    return [copy.deepcopy(ensemble), pickle.loads(pickle.dumps(ensemble))]
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_copy_has_members_of_its_own_and_goes_on_alike(storage):
+    ensemble = ReplayBufferEnsemble(
+        member(storage=storage),
+        member(100, storage=storage, sampler=PrioritizedSampler(8, 1, 1)),
+        p=[1, 3],
+        batch_size=6,
+        generator=torch.Generator().manual_seed(4),
+        transform=torch.nn.Identity(),
+        collate_fns=[None, torch.stack] if storage is ListStorage else None,
+    )
+    twins = copies(ensemble)
+    drawn = [ensemble.sample() for _ in range(3)]
+    for twin in twins:
+        for wanted in drawn:
+            check_same(twin.sample(), wanted)
+        assert twin[0] is not ensemble[0] and twin.storage[0] is twin[0].storage and twin.sampler[1] is twin[1].sampler
+        assert twin.writer[0] is twin[0].writer and twin.storage.transforms[0] is twin[0].transform
+        assert twin.sampler._rng is twin[0].sampler._rng is twin[1]._rng is not ensemble[0]._rng
+        assert twin.sampler.p.tolist() == [0.25, 0.75] and repr(twin.transform) == repr(ensemble.transform)
+        twin[0].extend(flat_td([77]))
+        assert twin.storage[0][0]["obs"][0] == 77 and ensemble.storage[0][0]["obs"][0] == 0
+
+
+def test_a_copy_has_the_batches_drawn_ahead():
+    ensemble = ReplayBufferEnsemble(
+        member(), member(), batch_size=6, prefetch=2, generator=torch.Generator().manual_seed(4)
+    )
+    ensemble.sample()
+    twins = copies(ensemble)
+    waiting = [ensemble.sample() for _ in range(2)]
+    for twin in twins:
+        for wanted in waiting:
+            check_same(twin.sample(), wanted)
+        assert twin.sample().shape == (2, 3)
+
+
+def test_copies_of_an_ensemble_without_a_generator_leave_those_of_members_apart():
+    ensemble = ReplayBufferEnsemble(member(generator=torch.Generator().manual_seed(1)), member())
+    for twin in copies(ensemble):
+        assert twin._rng is None and twin[1]._rng is None and twin[0].sampler._rng is twin[0]._rng is not None
+
+
+def test_copies_keep_ensembles_of_ones_own_and_members_that_are_one():
+    buffer = member()
+    ensemble = ReplayBufferEnsemble(buffer, buffer, member())
+    for twin in copies(ensemble):
+        assert twin[0] is twin[1] is not twin[2] and type(twin.sampler) is SamplerEnsemble
+
+
+def _sample_in_a_worker(ensemble, answers):
+    torch.manual_seed(0)
+    sample = ensemble.sample(64)
+    ensemble[1].extend(flat_td([77]))
+    answers.put((sample["obs"][..., 0].unique().tolist(), sample["index", "buffer_ids"].unique().tolist()))
+
+
+def test_a_worker_samples_and_writes_to_members():
+    members = [member(first, 4, storage=LazyMemmapStorage) for first in (0, 50)]
+    ensemble = ReplayBufferEnsemble(*members, shared=True, sample_from_all=True)
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    worker = context.Process(target=_sample_in_a_worker, args=(ensemble, answers))
+    worker.start()
+    seen, places = answers.get()
+    worker.join(60)
+    assert worker.exitcode == 0 and places == [0, 1] and seen == [0, 1, 2, 3, 50, 51, 52, 53]
+    assert len(ensemble[1]) == 5 and ensemble[:, -1]["obs"][:, 0].tolist() == [3, 77]

@@ -1,0 +1,218 @@
+"""Draws without replacement: each position once an epoch, every order as likely, and what is taken back."""
+
+import copy
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from interop.samplers.epoch import Epoch
+
+
+def key(number):
+    return np.array([number, 7], np.uint32)
+
+
+def flat(batches):
+    return [each for batch in batches for each in batch]
+
+
+class Model:
+    """An epoch as a set of what is left."""
+
+    def __init__(self, drop_last):
+        self.drop_last = drop_last
+        self.left, self.length, self.over, self.ran_out, self.epoch, self.clock = set(), 0, False, False, 0, 0
+        self.held = {}
+
+    def begin(self):
+        self.left, self.over, self.epoch, self.clock = set(range(self.length)), False, self.epoch + 1, self.clock + 1
+
+    def took(self, count, length, named):
+        if length != self.length:
+            self.length = length
+            self.begin()
+        before = (self.left, self.over, self.epoch, self.clock), self.ran_out
+        if self.over or (self.drop_last and len(self.left) < count):
+            self.begin()
+        assert len(named) == len(set(named)) == min(count, len(self.left))
+        assert set(named) <= self.left
+        self.left, self.clock = self.left - set(named), self.clock + 1
+        self.over = len(self.left) < (max(count, 1) if self.drop_last else 1)
+        self.ran_out = self.over and not self.held
+        return *before, self.clock, self.epoch, set(named)
+
+    def take_back(self, number):
+        before, _, clock, epoch, named = self.held.pop(number)
+        if epoch == self.epoch and clock == self.clock:
+            self.left, self.over, self.epoch, self.clock = before
+        elif epoch == self.epoch:
+            self.left, self.over, self.clock = self.left | named, False, self.clock + 1
+
+
+COUNTS = st.integers(0, 5)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["take", "hold", "hold", "given", "take_back", "take_back", "keep"]), COUNTS),
+        st.tuples(st.sampled_from(["copy", "restart", "length"]), st.integers(1, 12)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.booleans(), st.booleans())
+def test_an_epoch_names_each_position_once(steps, shuffle, drop_last):
+    epoch, model, keys, length = Epoch(shuffle, drop_last), Model(drop_last), itertools.count(), 9
+    for step, number in steps:
+        if step == "length":
+            length = number
+        elif step in ("take", "hold"):
+            if drop_last and number > length:
+                with pytest.raises(ValueError, match="drop_last"):
+                    epoch.take(number, length, key(0))
+                continue
+            taken = model.took(number, length, epoch.take(number, length, key(next(keys))).tolist())
+            if step == "hold":
+                model.held[epoch.hold()] = taken
+                model.ran_out = taken[1]
+        elif step in ("given", "take_back") and model.held:
+            chosen = list(model.held)[number % len(model.held)]
+            getattr(epoch, step)(chosen)
+            if step == "given":
+                del model.held[chosen]
+                model.ran_out = model.over and not model.held
+            else:
+                model.take_back(chosen)
+        elif step == "keep":
+            kept = list(model.held)[:number]
+            epoch.keep(kept)
+            for chosen in reversed(list(model.held)[number:]):
+                model.take_back(chosen)
+        elif step == "restart":
+            epoch.restart()
+            model.begin()
+            model.ran_out = False
+        elif step == "copy":
+            epoch = copy.deepcopy(epoch)
+        assert (epoch.over, epoch.ran_out, epoch.length) == (model.over, model.ran_out, model.length)
+        assert epoch.left == (0 if model.over else len(model.left))
+        if shuffle:
+            assert sorted(epoch._order[: epoch.length]) == list(range(epoch.length))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_what_is_taken_back_in_reverse_is_as_if_it_had_not_been_taken(shuffle):
+    epochs = [Epoch(shuffle), Epoch(shuffle)]
+    for epoch in epochs:
+        epoch.take(13, 50, key(1))
+    numbers = []
+    for turn in range(6):  # over the end of the epoch
+        epochs[0].take(9, 50, key(turn))
+        numbers.append(epochs[0].hold())
+    for number in reversed(numbers):
+        epochs[0].take_back(number)
+    for turn in range(20):
+        np.testing.assert_array_equal(*(epoch.take(7, 50, key(100 + turn)) for epoch in epochs))
+        assert epochs[0].ran_out == epochs[1].ran_out
+
+
+def test_what_was_held_of_an_epoch_that_was_given_up_changes_nothing():
+    epoch = Epoch()
+    epoch.take(4, 10, key(0))
+    number = epoch.hold()
+    epoch.restart()
+    epoch.take_back(number)
+    epoch.given(number)
+    assert sorted(epoch.take(10, 10, key(1))) == list(range(10)) and epoch.ran_out
+
+
+@pytest.mark.parametrize("break_at", ["_order", "_length"])
+def test_an_epoch_that_was_interrupted_goes_on_with_every_position(break_at):
+    class Broken(np.ndarray):
+        def __setitem__(self, index, value):
+            if isinstance(index, slice):
+                raise KeyboardInterrupt
+            super().__setitem__(index, value)
+
+    epoch = Epoch()
+    epoch.take(10, 1000, key(0))
+    epoch._order = epoch._order.view(Broken)
+    with pytest.raises(KeyboardInterrupt):
+        epoch.take(10, 1000, key(1))
+    epoch._order = epoch._order.view(np.ndarray)
+    length = 1000 if break_at == "_order" else 1200
+    assert sorted(epoch.take(2000, length, key(2))) == list(range(length))
+
+
+# ------------------------------------------------------------------ the law
+
+
+def check_uniform(outcomes, possible):
+    counts = np.array([outcomes.count(each) for each in possible])
+    assert counts.sum() == len(outcomes)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def keys_of(seed):
+    draw = np.random.default_rng(seed)
+    return lambda: draw.integers(2**32, size=2, dtype=np.uint32)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (1, 1, 1, 1)])
+def test_every_order_of_an_epoch_is_as_likely(sizes):
+    fresh, epoch = keys_of(0), Epoch()
+    outcomes = [tuple(flat(epoch.take(count, 4, fresh()).tolist() for count in sizes)) for _ in range(4000)]
+    check_uniform(outcomes, list(itertools.permutations(range(4))))
+
+
+def test_one_epoch_tells_nothing_of_the_next():
+    fresh, epoch = keys_of(1), Epoch()
+    orders = ["".join(map(str, epoch.take(3, 3, fresh()))) for _ in range(8000)]
+    possible = ["".join(each) for each in itertools.permutations("012")]
+    check_uniform([a + b for a, b in itertools.pairwise(orders)], [a + b for a in possible for b in possible])
+
+
+def test_draws_are_uniform_where_the_length_grows_each_time():
+    fresh, pairs = keys_of(2), []
+    for _ in range(4000):
+        epoch = Epoch()
+        for length in (2, 3, 4):
+            epoch.take(1, length, fresh())
+        pairs.append(tuple(epoch.take(2, 5, fresh()).tolist()))
+    check_uniform(pairs, list(itertools.permutations(range(5), 2)))
+
+
+@pytest.mark.parametrize(("count", "length"), [(100, 30_000), (5000, 30_000), (29_000, 30_000)])
+def test_draws_are_uniform_over_many_positions(count, length):
+    """The shares of positions and of places in the batch that each bin of positions takes."""
+    fresh, epoch, table = keys_of(3), Epoch(), np.zeros((6, 5))
+    epoch.take(1000, length, fresh())
+    taken = 0
+    while taken < 100_000:
+        named = epoch.take(count, length, fresh())
+        if len(named) == count:
+            np.add.at(table, (named * 6 // length, np.arange(count) * 5 // count), 1)
+            taken += count
+    cells = table.reshape(-1)
+    assert stats.chisquare(cells).pvalue > 1e-4  # varies less than this test assumes: without replacement
+    lengths = np.abs(table - taken / 30) / np.sqrt(taken / 30)
+    assert lengths.max() < 5
+
+
+def test_the_order_within_a_batch_is_random():
+    fresh, epoch = keys_of(4), Epoch()
+    rising = [int(np.all(np.diff(epoch.take(3, 3000, fresh())) > 0)) for _ in range(6000)]
+    assert abs(np.mean(rising) - 1 / 6) < 0.02
+
+
+def test_a_buffer_that_grows_at_each_sample_costs_no_permutations():
+    epoch, start = Epoch(), time.perf_counter()
+    for turn in range(300):
+        epoch.take(256, 10**6 + turn, key(turn))
+    assert time.perf_counter() - start < 3  # 300 permutations take ten times as long

@@ -1,0 +1,397 @@
+"""Components of filled buffers that are exchanged, or shared with other buffers: what each then draws, and marks."""
+
+import contextlib
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+)
+from tests.interop.rows import check_same, flat_td, plain_tensor, refused
+from tests.interop.test_threads_and_processes import check_whole, together
+
+CAPACITY = 24
+
+SAMPLERS = {
+    "uniform": RandomSampler,
+    "without replacement": SamplerWithoutReplacement,
+    "prioritized": lambda: PrioritizedSampler(CAPACITY, 1.0, 1.0),
+}
+STORAGES = {
+    "memory": LazyTensorStorage,
+    "memmap": LazyMemmapStorage,
+    "list": ListStorage,
+    "given": lambda capacity: TensorStorage(torch.zeros(capacity, dtype=torch.int64)),
+    "memory, 2 dims": lambda capacity: LazyTensorStorage(capacity, ndim=2),
+    "memmap, 2 dims": lambda capacity: LazyMemmapStorage(capacity, ndim=2),
+    "given, 2 dims": lambda capacity: TensorStorage(torch.zeros(capacity // 2, 2, dtype=torch.int64), ndim=2),
+}
+each_sampler = pytest.mark.parametrize("sampler", SAMPLERS)
+each_storage = pytest.mark.parametrize("storage", STORAGES)
+
+
+def rows(storage, numbers):
+    """Items that are these numbers, as a batch for the storage: of two lanes where it has two dims."""
+    items = torch.as_tensor(list(numbers))
+    return items if storage.ndim == 1 else items.reshape(-1, 2).T.contiguous()
+
+
+def buffer_of(sampler, storage, numbers, **kwargs):
+    """A buffer that holds these numbers; the rest of given memory is zeros."""
+    made = STORAGES[storage](CAPACITY) if isinstance(storage, str) else storage
+    buffer = ReplayBuffer(storage=made, sampler=SAMPLERS[sampler](), **kwargs)
+    if len(numbers):
+        buffer.extend(rows(made, numbers))
+    return buffer
+
+
+def held(buffer):
+    return sorted(buffer[:].reshape(-1).tolist())
+
+
+def check_draws(buffer):
+    """Exactly what is stored is drawn, under its index; each once an epoch, or each of priority 1."""
+    items = held(buffer)
+    if isinstance(buffer.sampler, PrioritizedSampler):
+        check_same(buffer.sampler.priorities, torch.ones(len(items)))
+    exact = isinstance(buffer.sampler, SamplerWithoutReplacement)
+    if exact:
+        buffer.sampler._empty()
+    batch, info = buffer.sample(512, return_info=True)
+    assert sorted(batch.tolist()) == items if exact else set(batch.tolist()) == set(items)
+    check_same(batch, torch.as_tensor(collated(buffer.storage[info["index"]])))
+
+
+def collated(items):
+    return torch.stack(items) if isinstance(items, list) else items
+
+
+# ------------------------------------------------------------------ exchanged
+
+
+@pytest.mark.parametrize("before", SAMPLERS)
+@pytest.mark.parametrize("after", SAMPLERS)
+@each_storage
+def test_another_sampler_draws_what_is_stored(before, after, storage):
+    buffer = buffer_of(before, storage, range(1, 11))
+    buffer.sample(3)
+    old = buffer.sampler
+    if before == "prioritized":
+        buffer.update_priority(torch.zeros(1, buffer.storage.ndim, dtype=torch.int64), 50.0)
+    new = SAMPLERS[after]()
+    assert buffer.set_sampler(new) is old and buffer.sampler is new
+    check_draws(buffer)
+    buffer.extend(rows(buffer.storage, range(11, 15)))
+    check_draws(buffer)
+    buffer.set_sampler(old)  # which was not told
+    check_draws(buffer)
+
+
+@pytest.mark.parametrize("before", ["memory", "list", "given", "memmap, 2 dims"])
+@pytest.mark.parametrize(("after", "count"), list(zip(STORAGES, [6, 10, 16, 6, 10, 16, 12], strict=True)))
+@each_sampler
+def test_another_storage_is_drawn_from(before, after, sampler, count):
+    buffer = buffer_of(sampler, before, range(1, 11))
+    buffer.sample(3)
+    other = ReplayBuffer(storage=STORAGES[after](CAPACITY))
+    other.extend(rows(other.storage, range(101, 101 + count)))
+    old = buffer.storage
+    assert buffer.set_storage(other.storage) is old and buffer.storage is other.storage
+    assert old.attached() == []
+    check_draws(buffer)
+    buffer.extend(rows(buffer.storage, range(201, 205)))
+    assert set(range(201, 205)) <= set(held(buffer))
+    check_draws(buffer)
+
+
+@each_sampler
+@each_storage
+def test_another_writer_leaves_draws_alone(sampler, storage):
+    buffer = buffer_of(sampler, storage, range(1, 11))
+    buffer.sample(2)
+    if sampler == "prioritized":
+        buffer.update_priority(torch.zeros(1, buffer.storage.ndim, dtype=torch.int64), 50.0)
+    old, new = buffer.writer, RoundRobinWriter()
+    assert buffer.set_writer(new) is old and buffer.writer is new
+    if sampler == "prioritized":
+        assert buffer.sampler.priorities[0] == 50
+    elif sampler == "without replacement":
+        assert len(buffer.sample(512)) == len(buffer) - 2
+    buffer.extend(rows(buffer.storage, range(201, 205)))  # from the start again
+    assert buffer.write_count == 4 // buffer.storage.ndim
+    assert collated(buffer.storage[: 4 // buffer.storage.ndim]).reshape(-1).tolist() == list(range(201, 205))
+    if sampler == "prioritized":
+        assert set(buffer.sampler.priorities[:4].tolist()) == {50.0}
+
+
+@pytest.mark.parametrize("first", ["storage", "sampler", "writer"])
+@each_sampler
+def test_all_components_can_be_exchanged_in_any_order(first, sampler):
+    buffer = buffer_of("uniform", "memory", range(1, 11))
+    exchanges = {
+        "storage": lambda: buffer.set_storage(STORAGES["list"](CAPACITY)),
+        "sampler": lambda: buffer.set_sampler(SAMPLERS[sampler]()),
+        "writer": lambda: buffer.set_writer(RoundRobinWriter()),
+    }
+    for name in sorted(exchanges, key=lambda name: name != first):
+        exchanges[name]()
+    assert len(buffer) == 0 and buffer.write_count == 0
+    with refused(buffer, RuntimeError, "empty"):
+        buffer.sample(2)
+    buffer.extend(torch.arange(5))
+    check_draws(buffer)
+
+
+@each_sampler
+def test_a_generator_governs_the_components_that_come_later(sampler):
+    drawn = []
+    for _ in range(2):
+        buffer = buffer_of("uniform", "memory", range(20), generator=torch.Generator().manual_seed(7))
+        buffer.set_sampler(SAMPLERS[sampler]())
+        other = LazyTensorStorage(CAPACITY)
+        other.set(slice(0, 20), torch.arange(100, 120))
+        before = buffer.sample(8)
+        buffer.set_storage(other)
+        drawn.append([before, buffer.sample(8)])
+        torch.manual_seed(len(drawn))
+    check_same(*drawn)
+
+
+# ------------------------------------------------------------------ several buffers on one storage
+
+
+@pytest.mark.parametrize("one", SAMPLERS)
+@pytest.mark.parametrize("two", SAMPLERS)
+@each_storage
+def test_writes_through_one_buffer_are_drawn_by_another(one, two, storage):
+    first = buffer_of(one, storage, range(1, 5))
+    second = buffer_of(two, first.storage, ())
+    check_draws(second)
+    for start in range(5, 41, 4):  # over the end of the ring
+        batch = rows(first.storage, range(start, start + 4))
+        if start % 8 == 1:
+            first.extend(batch)
+        else:
+            for item in batch.unbind(-1):
+                first.add(item)
+    check_draws(first)
+    check_draws(second)
+    assert held(first) == list(range(17, 41))
+
+
+def test_priorities_of_several_buffers_are_their_own():
+    one, two = buffer_of("prioritized", "memory", range(4)), None
+    two = buffer_of("prioritized", one.storage, ())
+    one.update_priority([0, 1], [5.0, 0.5])
+    two.update_priority([2], [3.0])
+    check_same(one.sampler.priorities, torch.tensor([5.0, 0.5, 1.0, 1.0]))
+    check_same(two.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 1.0]))
+    ReplayBuffer(storage=one.storage, writer=RoundRobinWriter()).extend(torch.tensor([7, 8]))
+    check_same(one.sampler.priorities, torch.tensor([5.0, 5.0, 1.0, 1.0]))
+    check_same(two.sampler.priorities, torch.tensor([3.0, 3.0, 3.0, 1.0]))
+
+
+def test_growth_through_another_buffer_begins_an_epoch_and_overwriting_does_not():
+    buffer = buffer_of("without replacement", "memory", range(20), batch_size=8)
+    other = ReplayBuffer(storage=buffer.storage)
+    first = buffer.sample()
+    other.extend(torch.arange(20))
+    assert set(first.tolist()).isdisjoint(torch.cat(list(buffer)).tolist())
+    buffer.sample()
+    other.extend(torch.arange(20, 24))
+    assert sorted(torch.cat(list(buffer)).tolist()) == list(range(24))
+
+
+@each_sampler
+@each_storage
+def test_a_buffer_that_left_a_storage_is_not_told_of_writes(sampler, storage):
+    buffer = buffer_of(sampler, storage, range(1, 5))
+    other = ReplayBuffer(storage=buffer.storage)
+    buffer.set_storage(LazyTensorStorage(CAPACITY))
+    buffer.extend(torch.tensor([7, 8]))
+    assert other.storage.attached() == [other]
+    other.extend(rows(other.storage, range(101, 121)))
+    assert len(buffer) == 2
+    check_draws(buffer)
+    buffer.set_storage(other.storage)
+    assert set(map(id, other.storage.attached())) == {id(other), id(buffer)}
+    check_draws(buffer)
+
+
+@each_sampler
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("storage", ["memory", "memmap", "list"])
+def test_emptying_through_one_buffer_starts_every_other_over(sampler, prefetch, storage):
+    buffer = buffer_of(sampler, storage, range(1, 11), batch_size=3, prefetch=prefetch)
+    other = ReplayBuffer(storage=buffer.storage)
+    for _ in range(3):
+        buffer.sample()
+        if sampler == "prioritized":
+            buffer.update_priority(torch.arange(4), 9.0)
+        other.empty()
+        assert len(buffer) == 0
+        with pytest.raises(RuntimeError, match="empty"):
+            buffer.sample()
+        other.extend(torch.tensor([50, 51, 52, 53]))
+        for _ in range(4):
+            assert set(buffer.sample().tolist()) <= {50, 51, 52, 53}
+        if sampler == "prioritized":
+            check_same(buffer.sampler.priorities, torch.ones(4))
+
+
+# ------------------------------------------------------------------ batches that wait meanwhile
+
+
+class Breaking:
+    """Passes data on, but for the calls named."""
+
+    def __init__(self, *broken):
+        self.broken, self.calls = broken, itertools.count(1)
+
+    def __call__(self, data):
+        number = next(self.calls)
+        if number in self.broken:
+            raise ArithmeticError(str(number))
+        return collated(data)
+
+
+@pytest.mark.parametrize("where", ["collate_fn", "transform"])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("broken", [(1,), (2,), (3, 4)])
+@each_sampler
+def test_an_error_on_the_way_out_is_raised_once(where, depth, broken, sampler):
+    breaking = Breaking(*broken)
+    buffer = buffer_of(sampler, "list", range(10), batch_size=2, prefetch=depth, **{where: breaking})
+    raised, batches = [], []
+    for _ in range(12):
+        try:
+            batches.append(buffer.sample())
+        except ArithmeticError as error:
+            raised.append(int(str(error)))
+    assert sorted(raised) == list(broken) and len(batches) == 12 - len(broken)
+    assert all(batch.shape == (2,) and set(batch.tolist()) <= set(range(10)) for batch in batches)
+
+
+@each_sampler
+@pytest.mark.parametrize("storage", ["memory", "list"])
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_new_seed_governs_what_follows_as_if_nothing_had_been_drawn_ahead(sampler, storage, taken):
+    drawn = []
+    for prefetch in (None, 1, 4):
+        generator = torch.Generator().manual_seed(3)
+        buffer = buffer_of(sampler, storage, range(20), batch_size=4, prefetch=prefetch, generator=generator)
+        before = [buffer.sample() for _ in range(taken)]
+        buffer.set_rng(torch.Generator().manual_seed(11))
+        drawn.append(before + [buffer.sample() for _ in range(7)])
+    check_same(drawn[1], drawn[0])
+    check_same(drawn[2], drawn[0])
+
+
+@pytest.mark.parametrize("before", SAMPLERS)
+@pytest.mark.parametrize("after", SAMPLERS)
+def test_no_batch_of_a_sampler_that_was_exchanged_is_given_out(before, after):
+    buffer = buffer_of(before, "memory", range(20), batch_size=4, prefetch=3)
+    buffer.sample()
+    buffer.set_sampler(SAMPLERS[after]())
+    infos = [buffer.sample(return_info=True)[1] for _ in range(5)]
+    assert all(set(info) == {"index"} | ({"priority_weight"} if after == "prioritized" else set()) for info in infos)
+    if after == "without replacement":
+        assert sorted(torch.cat([info["index"] for info in infos]).tolist()) == list(range(20))
+
+
+# ------------------------------------------------------------------ threads
+
+
+@each_sampler
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_threads_sample_extend_update_and_exchange_at_once(sampler, prefetch, make):
+    storage = make(CAPACITY)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[sampler](), batch_size=6, prefetch=prefetch)
+    other = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS["prioritized"](), batch_size=6)
+    buffer.extend(flat_td([0] * 6))
+    end = time.monotonic() + 0.4
+    counts = dict.fromkeys(["sample", "extend", "update", "exchange"], 0)
+
+    def repeat(name, *calls):
+        def run():
+            for call in itertools.cycle(calls):
+                if time.monotonic() > end and counts[name]:
+                    return
+                call()
+                counts[name] += 1
+
+        return run
+
+    def sample():
+        batch = buffer.sample()
+        check_whole(batch)
+        assert 1 <= len(batch) <= 6 and int(batch["index"].max()) < CAPACITY
+
+    def update():
+        batch = other.sample()
+        check_whole(batch)
+        with contextlib.suppress(IndexError):  # of items that are not there any more
+            other.update_tensordict_priority(batch.set("td_error", torch.rand(len(batch))))
+
+    def start_over():
+        with storage._access:  # else others find it empty
+            other.empty()
+            other.extend(flat_td([1] * 6))
+
+    errors = together(
+        repeat("sample", sample),
+        repeat("sample", sample),
+        repeat("extend", lambda: buffer.extend(flat_td([3] * 4)), lambda: other.add(flat_td([8])[0])),
+        repeat("update", update),
+        repeat(
+            "exchange",
+            lambda: buffer.set_sampler(SAMPLERS[sampler]()),
+            lambda: buffer.set_rng(torch.Generator().manual_seed(1)),
+            lambda: buffer.set_writer(TensorDictRoundRobinWriter()),
+            start_over,
+        ),
+    )
+    assert errors == [] and all(counts.values())
+    check_whole(buffer[:])
+    if sampler == "without replacement":
+        buffer.set_sampler(SAMPLERS[sampler]())
+        drawn = torch.cat([batch["index"] for batch in buffer])
+        assert sorted(drawn.tolist()) == list(range(len(buffer)))
+
+
+@each_sampler
+def test_storages_are_exchanged_while_others_draw(sampler):
+    storages = [LazyTensorStorage(CAPACITY) for _ in range(2)]
+    for number, storage in enumerate(storages):
+        storage.set(slice(0, 8 + number), plain_tensor([number] * (8 + number)))
+    buffer = ReplayBuffer(storage=storages[0], sampler=SAMPLERS[sampler](), batch_size=4, prefetch=2)
+    done = threading.Event()
+
+    def exchange():
+        for turn in range(60):
+            buffer.set_storage(storages[turn % 2])
+            time.sleep(0.002)
+        done.set()
+
+    def draw():
+        while not done.is_set():
+            batch = buffer.sample()
+            assert len(batch[:, 0].unique()) == 1
+
+    assert together(exchange, draw, draw) == []
+    assert set(buffer.sample()[:, 0].tolist()) == {1.0}

@@ -1,0 +1,469 @@
+"""LazyFrameStorage: each frame stored once, and every item read as it was written."""
+
+import copy
+import os
+import pickle
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import fbuf
+from interop import (
+    LazyFrameStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from interop.sample_units import Sequence
+from interop.samplers import SliceSampler
+from tests.interop.frame_streams import CUT, OPEN, TERMINATED, TRUNCATED, Both, Environment, assert_same, random_kinds
+
+PLACES = [
+    {"stack": 1},
+    {"stack": 2},
+    {"stack": 4, "padding": "zero"},
+    {"stack": 3, "stack_dim": -1, "traj_key": "traj"},
+    {"stack": 3, "stack_dim": 0, "traj_key": "traj", "end_keys": []},
+]
+
+
+def environments(options: dict[str, Any], count: int) -> list[Environment]:
+    dim, zeros = options.get("stack_dim", -3), options.get("padding") == "zero"
+    return [Environment(options["stack"], zeros, dim, 1 + 1000 * place, entries=1 + dim % 2) for place in range(count)]
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@given(data=st.data())
+@settings(max_examples=12)
+def test_a_history_leaves_what_it_leaves_where_all_is_stored(options, data):
+    lanes = data.draw(st.sampled_from([0, 1, 3]), label="lanes")
+    capacity = data.draw(st.integers(1, 9), label="capacity")
+    both = Both(capacity * max(lanes, 1), ndim=1 + (lanes > 0), **options)
+    streams = environments(options, max(lanes, 1))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    chance = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]), label="chance of an end")
+    for what in data.draw(st.lists(st.sampled_from(["extend", "extend", "add", "empty"]), min_size=1, max_size=9)):
+        if what == "empty":
+            both.empty()
+            for stream in streams:
+                stream.reset()
+                stream.id += 1
+            continue
+        count = 1 if what == "add" else data.draw(st.integers(1, 2 * capacity + 1))
+        kinds = 3 if options.get("traj_key") and options.get("end_keys") is None else 2
+        rows = torch.stack([each.steps(random_kinds(rng, count, chance, kinds)) for each in streams])
+        if what == "add":
+            both.add(rows[:, 0] if lanes else rows[0, 0])
+        else:
+            both.extend(rows if lanes else rows[0])
+        both.check()
+
+
+def test_what_the_functional_buffer_reads_is_read_here_too():
+    rule = fbuf.Frames(("pixels",), ("next", "pixels"), stack=3, axis=-1, finals=40)
+    ends = fbuf.Trajectories(terminated=("next", "done"))
+    core = fbuf.Buffer(20, lanes=(2,), trajectories=ends, frames=rule)
+    buffer = ReplayBuffer(storage=LazyFrameStorage(40, stack=3, stack_dim=-1, ndim=2))
+    rng, streams = np.random.default_rng(3), [Environment(3, dim=-1, first=1 + 500 * place) for place in range(2)]
+    state: Any = None
+    extend = jax.jit(core.extend)
+    for count in (7, 7, 1, 7, 20, 7):
+        rows = torch.stack([each.steps(random_kinds(rng, count, 0.3)) for each in streams])
+        buffer.extend(rows)
+        batch = _arrays(rows.transpose(0, 1), ("pixels", "action", "next"))
+        if state is None:
+            state = core.init(jax.tree.map(lambda leaf: leaf[0, 0], batch))
+        state, _ = extend(state, batch)
+        length = len(buffer)
+        found = jax.jit(core.read)(state, jnp.arange(40))
+        assert jax.jit(core.intact)(state, jnp.arange(40))[:length].all()
+        held = _arrays(buffer[:].transpose(0, 1).reshape(-1), ("pixels", "action", "next"))
+        found = jax.tree.map(lambda leaf, stop=length: leaf[:stop], found)
+        jax.tree.map(np.testing.assert_array_equal, found, held)
+
+
+def _arrays(rows: TensorDict, keys: tuple[str, ...]) -> Any:
+    """The entries as nested dicts of arrays, without those that JAX would narrow."""
+    return {
+        key: _arrays(value, tuple(value.keys())) if isinstance(value, TensorDict) else value.numpy()
+        for key, value in rows.select(*keys).items()
+        if isinstance(value, TensorDict) or value.dtype != torch.int64
+    }
+
+
+def test_the_observation_after_a_truncation_is_neither_lost_nor_that_of_the_next_episode():
+    obs, following = torch.tensor([0.0, 1, 2, 100, 101]), torch.tensor([1.0, 2, 3, 101, 102])
+    ends = {"truncated": torch.arange(5) == 2, "terminated": torch.zeros(5, dtype=torch.bool)}
+    steps = TensorDict({"obs": obs, "next": {"obs": following, **ends}}, [5])
+    buffer = ReplayBuffer(storage=LazyFrameStorage(4, obs_key="obs", stack=1))
+    for row in range(5):
+        buffer.add(steps[row])
+        stored = torch.arange(max(0, row - 3), row + 1)
+        assert_same(buffer[stored % 4], steps[stored])
+
+
+def test_a_stack_holds_no_frame_of_the_episode_before():
+    obs = torch.tensor([[0.0, 0], [0, 1], [1, 2], [100, 100], [100, 101]])
+    following = torch.tensor([[0.0, 1], [1, 2], [2, 3], [100, 101], [101, 102]])
+    steps = TensorDict({"obs": obs, "next": {"obs": following, "truncated": torch.arange(5) == 2}}, [5])
+    buffer = ReplayBuffer(storage=LazyFrameStorage(4, obs_key="obs", stack=2, stack_dim=-1))
+    buffer.extend(steps)
+    assert_same(buffer[[1, 2, 3, 0]], steps[1:])
+
+
+SAMPLERS = {
+    "random": RandomSampler,
+    "prioritized": lambda: PrioritizedSampler(20, 0.7, 0.5),
+    "without replacement": SamplerWithoutReplacement,
+    "slices": lambda: SliceSampler(slice_len=2, end_key=("next", "done"), strict_length=False),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_what_a_sampler_draws_is_what_was_written(sampler, ndim):
+    both = Both(20, ndim=ndim)
+    buffer = TensorDictReplayBuffer(storage=both.frames._storage, sampler=SAMPLERS[sampler](), batch_size=8)
+    rng = np.random.default_rng(0)
+    streams = [Environment(first=1 + 900 * place) for place in range(2)]
+    for count in (8, 8, 8, 1, 9):
+        rows = torch.stack([each.steps(random_kinds(rng, count, 0.3)) for each in streams[:ndim]])
+        for each in (buffer, both.whole):
+            each.extend(rows[0] if ndim == 1 else rows)
+        for _ in range(3):
+            batch, info = buffer.sample(return_info=True)
+            index = info["index"] if isinstance(info["index"], tuple) else (info["index"],)
+            held = both.whole._storage[index if len(index) > 1 else index[0]]
+            for key in ("pixels", ("next", "pixels"), "action"):
+                assert torch.equal(batch[key], held[key])
+
+
+def test_a_sequence_around_an_anchor_is_what_was_written():
+    both = Both(12)
+    unit = Sequence(3, burn_in=1, bootstrap=1)
+    buffer = TensorDictReplayBuffer(storage=both.frames._storage, sample_unit=unit, batch_size=4)
+    rows = Environment().steps(random_kinds(np.random.default_rng(1), 30, 0.2))
+    for each in (buffer, both.whole):
+        each.extend(rows)
+    batch, info = buffer.sample(return_info=True)
+    held = both.whole[info["index"]]
+    assert torch.equal(batch["pixels"], held["pixels"])
+    assert torch.equal(batch["next", "pixels"], held["next", "pixels"])
+
+
+@pytest.mark.parametrize(
+    "index", [3, -2, slice(1, 7, 2), [4, 0, 4], torch.tensor([[1, 2], [0, 5]]), torch.arange(9) % 2 == 0, slice(0, 0)]
+)
+def test_an_index_names_the_same_items(index):
+    both = Both(9)
+    both.extend(Environment().steps([0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0]))
+    assert_same(both.frames[index], both.whole[index])
+
+
+@pytest.mark.parametrize("index", [2, (slice(None), 1), (3, 0), (torch.tensor([0, 4]), torch.tensor([1, 0])), (..., 0)])
+def test_an_index_over_lanes_names_the_same_items(index):
+    both = Both(10, ndim=2)
+    both.extend(torch.stack([Environment(first=first).steps([0, 0, 1, 0, 0, 2, 0]) for first in (1, 500)]))
+    storages = both.frames._storage, both.whole._storage
+    assert_same(*(storage[index] for storage in storages))
+    assert_same(*(storage.flatten()[:] for storage in storages))
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def test_the_last_frames_take_as_many_places_as_there_are_ends_stored():
+    both = Both(50)
+    stream, rng = Environment(), np.random.default_rng(0)
+    most = 0
+    for _ in range(30):
+        both.extend(stream.steps(random_kinds(rng, 10, 0.2)))
+        most = max(most, int(both.whole[:]["next", "done"].sum()))
+    both.check()
+    assert most <= both.frames._storage._rows._counts[4] <= most + 10  # those of a write are there before others go
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_write_that_ends_more_trajectories_than_there_is_room_for_changes_nothing(lanes):
+    both = Both(6 * max(lanes, 1), ndim=1 + (lanes > 0), finals=2)
+
+    def rows(*kinds):
+        steps = torch.stack([stream.steps(kinds if place == 0 else [OPEN] * len(kinds)) for place, stream in streams])
+        return steps if lanes else steps[0]
+
+    streams = [*enumerate(Environment(first=1 + 500 * place) for place in range(max(lanes, 1)))]
+    both.extend(rows(OPEN, TRUNCATED, OPEN, TERMINATED))
+    before = both.frames[:].clone()
+    ahead = copy.deepcopy(streams)
+    for refused in ([OPEN, TERMINATED], [TERMINATED]):
+        with pytest.raises(RuntimeError, match="more than finals=2; nothing was written"):
+            both.frames.extend(rows(*refused))
+        assert_same(both.frames[:], before)
+        streams = copy.deepcopy(ahead)
+    both.extend(rows(OPEN, OPEN, OPEN, TRUNCATED))  # the first end goes with it
+    both.check()
+
+
+def test_frames_of_a_game_take_less_than_a_seventh_of_the_memory():
+    step = TensorDict({"pixels": torch.zeros(4, 84, 84, dtype=torch.uint8)})
+    step["next"] = TensorDict({"pixels": step["pixels"], "done": torch.zeros(1, dtype=torch.bool)})
+    once, plain = LazyFrameStorage(2000, finals=2000 // 8), LazyTensorStorage(2000)
+    for storage in (once, plain):
+        storage.set(0, step)
+    whole = 2 * 2000 * 4 * 84 * 84
+    assert sum(tensor.nbytes for tensor in plain._rows.tensors) == whole + 2000
+    assert 7 * (sum(tensor.nbytes for tensor in once._rows.memory) - 2000) < whole
+
+
+# ---------------------------------------------------------------------- writes elsewhere
+
+
+@pytest.fixture
+def filled():
+    both = Both(5)
+    both.extend(Environment().steps([OPEN, TERMINATED, OPEN, OPEN, TRUNCATED, OPEN, OPEN]))
+    return both
+
+
+def test_other_entries_can_be_written_anywhere(filled):
+    for buffer in (filled.frames, filled.whole):
+        item = buffer[3].clone()
+        item["action"] += 50
+        buffer[3] = item
+        rows = buffer[1:3].clone()
+        rows["next", "reward"] -= 7
+        buffer[[1, 2]] = rows
+        buffer[:] = buffer[:]
+        buffer.set_("action", buffer[:]["action"] * 2)
+        buffer.update_({("next", "reward"): torch.arange(5.0)[:, None]})
+        buffer.set_at_("action", torch.tensor([8, 9]), [0, 4])
+        buffer[0:2]["action"].zero_()  # a view
+    filled.check()
+    assert filled.whole[:]["action"][:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("index", [0, 3, -1, slice(0, 2), [4, 1]])
+@pytest.mark.parametrize("key", ["pixels", ("next", "pixels"), ("next", "done"), ("next", "truncated")])
+def test_a_write_elsewhere_of_what_says_which_frames_items_have_is_refused(filled, index, key):
+    before, rows = filled.frames[:].clone(), filled.frames[index].clone()
+    rows[key] = ~rows[key]
+    with pytest.raises(RuntimeError, match=r"the next row to write is 2.*nothing was written"):
+        filled.frames[index] = rows
+    with pytest.raises(RuntimeError, match=r"cannot be edited.*nothing was written"):
+        filled.frames.set_(key, ~before[key])
+    with pytest.raises(RuntimeError, match="cannot be edited"):
+        filled.frames.update_(TensorDict({"action": before["action"] + 1, key: before[key]}, [5]))
+    assert_same(filled.frames[:], before)
+
+
+def test_a_row_after_the_newest_is_not_written_by_an_index(filled):
+    stranger = filled.frames[:2].clone()
+    stranger["pixels"] += 700
+    for write in (
+        lambda: filled.frames._storage.set(3, stranger[0]),
+        lambda: filled.frames._storage.set([2, 4], stranger),
+    ):
+        with pytest.raises(RuntimeError, match="the next row to write is 2"):
+            write()
+    filled.check()
+
+
+# ---------------------------------------------------------------------- data that does not fit
+
+
+def test_an_observation_that_does_not_follow_is_refused_and_fixes_nothing():
+    stream = Environment(stack=2)
+    good = stream.steps([OPEN, TERMINATED, OPEN, OPEN])
+    for change, says in [
+        (lambda rows: rows["pixels"][3].add_(1), r"row 3 of the data 'pixels' is not the next observation"),
+        (
+            lambda rows: rows["pixels"][2, :1].add_(1),
+            "begins a trajectory, and its older frames are not its newest one",
+        ),
+        (lambda rows: rows["next", "pixels"][1, :1].add_(1), r"\('next', 'pixels'\) does not begin with the last 1 fr"),
+        (lambda rows: rows["next", "done"].zero_(), "mark where|Mark where"),
+    ]:
+        buffer, bad = ReplayBuffer(storage=LazyFrameStorage(9, stack=2)), good.clone()
+        bad["next", "truncated"].zero_()
+        change(bad)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=says):
+                buffer.extend(bad)
+            assert len(buffer) == 0 and not buffer._storage.initialized
+        buffer.extend(good)
+        with pytest.raises(ValueError, match="row 0 of the data"):
+            buffer.extend(good[1:])
+        buffer.extend(stream.steps([OPEN]))
+        assert len(buffer) == 5
+
+
+def test_without_a_check_data_is_read_as_if_it_followed():
+    buffer = ReplayBuffer(storage=LazyFrameStorage(9, stack=1, check=False))
+    rows = Environment(stack=1).steps([CUT, OPEN])
+    buffer.extend(rows)
+    assert torch.equal(buffer[0]["next", "pixels"], rows[1]["pixels"])
+    assert torch.equal(buffer[1]["next", "pixels"], rows[1]["next", "pixels"])
+
+
+def test_bits_are_compared_and_kept():
+    frames = torch.tensor([0.0, -0.0, float("nan"), 1e-45, float("inf"), 3])[:, None]
+    frames[2] = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+    for dtype in (torch.float32, torch.bfloat16, torch.complex128, torch.bool):
+        given = frames.to(dtype) if dtype != torch.bool else frames > 0
+        done = torch.zeros(5, 1, dtype=torch.bool)
+        rows = TensorDict({"pixels": given[:-1], "next": {"pixels": given[1:], "done": done}}, [5])
+        buffer = ReplayBuffer(storage=LazyFrameStorage(5, stack=1))
+        buffer.extend(rows)
+        assert_same(buffer[:], rows)
+
+
+GOOD = Environment().steps([OPEN, OPEN])
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "error", "says"),
+    [
+        ({}, GOOD.exclude(("next", "pixels")), KeyError, r"\('next', 'pixels'\) is not a tensor of the data"),
+        ({"obs_key": "state"}, GOOD, KeyError, "'state' is not a tensor of the data"),
+        ({}, GOOD.exclude(("next", "done"), ("next", "truncated")), KeyError, "give end_keys or traj_key"),
+        ({"end_keys": ["end"]}, GOOD, KeyError, "'end' is not a tensor"),
+        ({"end_keys": [("next", "reward")]}, GOOD, TypeError, "must be bool or integers"),
+        ({"traj_key": "pixels"}, GOOD, RuntimeError, "must be one value an item"),
+        ({"stack": 3}, GOOD, RuntimeError, "stack_dim=-3 of it must hold the 3 frames"),
+        ({"stack_dim": 3}, GOOD, RuntimeError, "stack_dim=3 of it"),
+        ({}, GOOD.clone().set(("next", "pixels"), torch.zeros(2, 4, 2, 2)), RuntimeError, "must be alike"),
+    ],
+)
+def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(options, data, error, says):
+    buffer = ReplayBuffer(storage=LazyFrameStorage(9, **options))
+    with pytest.raises(error, match=says):
+        buffer.extend(data)
+    assert not buffer._storage.initialized
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"device": "cuda"}, ValueError, "stored on the CPU"),
+        ({"padding": "reset"}, ValueError, "'first' or 'zero'"),
+        ({"stack": 0}, ValueError, "stack"),
+        ({"stack_dim": 1.0}, TypeError, "stack_dim must be an int"),
+        ({"finals": 0}, ValueError, "finals"),
+        ({"obs_key": []}, ValueError, "obs_key must name"),
+        ({"obs_key": ["a", "a"]}, ValueError, "each once"),
+        ({"obs_key": 1.5}, TypeError, "a name or a tuple of names"),
+    ],
+)
+def test_options_that_could_not_be_are_refused(options, error, says):
+    with pytest.raises(error, match=says):
+        LazyFrameStorage(9, **options)
+
+
+def test_a_shape_or_dtype_of_another_kind_is_refused_as_ever():
+    both = Both(9)
+    both.extend(GOOD)
+    for bad in (GOOD.clone().set("pixels", torch.zeros(2, 4, 2)), GOOD.clone().set("action", torch.zeros(2))):
+        errors = []
+        for buffer in (both.frames, both.whole):
+            with pytest.raises(RuntimeError) as caught:
+                buffer.extend(bad)
+            errors.append(str(caught.value))
+        assert errors[0] == errors[1]
+    both.check()
+
+
+# ---------------------------------------------------------------------- whole programs
+
+
+def test_copies_and_pickles_go_their_own_ways():
+    stream = Environment()
+    buffer = TensorDictReplayBuffer(storage=LazyFrameStorage(6))
+    buffer.extend(stream.steps([OPEN, TERMINATED, OPEN, OPEN]))
+    for twin in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+        own = copy.deepcopy(stream)
+        held = buffer[:].clone()
+        rows = own.steps([OPEN, TRUNCATED, OPEN])
+        twin.extend(rows)
+        assert_same(twin[[4, 5, 0]].exclude("index"), rows)
+        assert_same(buffer[:], held)
+        assert twin._storage.max_size == 6 and "stack=4" in repr(twin)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_what_a_forked_child_writes_is_seen():
+    stream = Environment()
+    both = Both(6)
+    both.extend(stream.steps([OPEN, OPEN, TERMINATED, OPEN]))
+    rows = stream.steps([OPEN, TRUNCATED, OPEN])
+    child = os.fork()
+    if child == 0:
+        both.frames.extend(rows.clone())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    both.whole.extend(rows)
+    both.check()
+
+
+def test_it_does_not_depend_on_what_torch_makes_by_default():
+    both, stream = Both(5), Environment(stack=4)
+    rows = stream.steps([OPEN, TERMINATED, OPEN, OPEN, OPEN, TRUNCATED])
+    with torch.device("meta"):
+        both.extend(rows[:3])
+        both.extend(rows[3:])
+        both.frames[2] = both.frames[2]
+        held = both.frames[:]
+    assert_same(held, both.whole[:])
+
+
+def test_several_observations_of_dicts():
+    steps = [
+        Environment(stack=2, dim=-1).steps([0, 0, 1, 0]),
+        Environment(stack=2, dim=-1, first=300).steps([0, 0, 1, 0]),
+    ]
+    data = {
+        "agents": {"a": steps[0]["pixels"], "b": steps[1]["pixels"]},
+        "next": {"agents": {"a": steps[0]["next", "pixels"], "b": steps[1]["next", "pixels"]}},
+        "last": steps[0]["next", "done"],
+    }
+    keys = [("agents", "a"), ("agents", "b")]
+    buffer = ReplayBuffer(storage=LazyFrameStorage(3, obs_key=keys, stack=2, stack_dim=-1, end_keys=["last"]))
+    buffer.extend(data)
+    held = buffer._storage.get(torch.tensor([1, 2, 0]))
+    jax.tree.map(lambda kept, given: torch.testing.assert_close(kept, given[1:], rtol=0, atol=0), held, data)
+
+
+def stream_of_cartpole(stacked: bool, steps: int) -> TensorDict:
+    """Random play; time limits at 15 steps."""
+    env: Any = gymnasium.make("CartPole-v1", max_episode_steps=15)
+    env = gymnasium.wrappers.FrameStackObservation(env, 4) if stacked else env
+    env.action_space.seed(0)
+    items, (obs, _) = [], env.reset(seed=0)
+    for _ in range(steps):
+        following, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        after = {"observation": torch.tensor(following), "reward": torch.tensor([reward])}
+        after.update(terminated=torch.tensor([terminated]), truncated=torch.tensor([truncated]))
+        items.append(TensorDict({"observation": torch.tensor(obs), "next": after}))
+        obs = env.reset()[0] if terminated or truncated else following
+    return torch.stack(items)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_stream_of_gymnasium_comes_back_bit_for_bit(stacked, one_by_one):
+    steps = stream_of_cartpole(stacked, 250)
+    assert steps["next", "truncated"].any() and steps["next", "terminated"].any()
+    both = Both(100, obs_key="observation", stack=4 if stacked else 1, stack_dim=0)
+    for part in steps.unbind(0) if one_by_one else steps.split(60):
+        (both.add if one_by_one else both.extend)(part)
+    both.check()

@@ -1,0 +1,366 @@
+"""SamplerWithoutReplacement: each stored item once an epoch, in uniformly random order, whatever happens meanwhile."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, plain_tensor, refused
+
+
+def key(number):
+    return np.array([number, 7], np.uint32)
+
+
+def buffer_of(count, batch_size=3, storage=LazyTensorStorage, seed=0, capacity=None, prefetch=None, **kwargs):
+    """Rows 0, 1, ... drawn without replacement."""
+    sampler = kwargs.pop("sampler", None) or SamplerWithoutReplacement(**kwargs)
+    buffer = ReplayBuffer(
+        storage=storage(capacity or max(count, 1)),
+        sampler=sampler,
+        batch_size=batch_size,
+        prefetch=prefetch,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    if count:
+        buffer.extend(plain_tensor(list(range(count))))
+    return buffer
+
+
+def ids(batch):
+    return [int(each) for each in batch[:, 0]]
+
+
+def epoch_of(buffer):
+    drawn = [ids(batch) for batch in itertools.islice(buffer, 2000)]
+    assert buffer.sampler.ran_out
+    return drawn
+
+
+def flat(batches):
+    return [each for batch in batches for each in batch]
+
+
+@pytest.mark.parametrize("make", [*ALL_STORAGES, "given"])
+@pytest.mark.parametrize("prefetch", [None, 1, 3])
+def test_an_epoch_of_a_buffer_is_every_item_once(make, prefetch):
+    def storage(capacity):
+        return TensorStorage(plain_tensor([0] * capacity)) if make == "given" else ALL_STORAGES[make](capacity)
+
+    buffer = buffer_of(10, storage=storage, prefetch=prefetch)
+    epochs = [epoch_of(buffer) for _ in range(4)]
+    assert all([len(batch) for batch in epoch] == [3, 3, 3, 1] for epoch in epochs)
+    assert all(sorted(flat(epoch)) == list(range(10)) for epoch in epochs)
+    assert len({tuple(flat(epoch)) for epoch in epochs}) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_any_kind_are_drawn(kind):
+    rows = KINDS[kind]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=5)
+    buffer.extend(rows(list(range(8))))
+    for _ in range(4):
+        batch, info = buffer.sample(return_info=True)
+        assert set(info) == {"index"} and info["index"].dtype == torch.int64
+        check_same(batch, rows(info["index"]))
+
+
+def test_tensordict_samples_carry_the_index():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
+    buffer.extend(flat_td(list(range(10))))
+    batches = list(buffer)
+    assert [batch.batch_size for batch in batches] == [torch.Size([4]), torch.Size([4]), torch.Size([2])]
+    for batch in batches:
+        check_same(batch.exclude("index"), flat_td(batch["index"]))
+    assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_the_last_batch_can_be_left_out(prefetch):
+    buffer = buffer_of(10, drop_last=True, prefetch=prefetch)
+    for _ in range(3):
+        drawn = epoch_of(buffer)
+        assert [len(batch) for batch in drawn] == [3, 3, 3]
+        assert len(set(flat(drawn))) == 9
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_items_come_in_order_without_shuffling(prefetch):
+    buffer = buffer_of(10, 4, shuffle=False, prefetch=prefetch)
+    for _ in range(2):
+        assert epoch_of(buffer) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    before = buffer._rng.get_state()
+    buffer.sample()
+    assert torch.equal(buffer._rng.get_state(), before)
+
+
+def test_a_batch_may_be_larger_than_the_buffer_or_of_any_size():
+    buffer = buffer_of(10, None)
+    assert sorted(ids(buffer.sample(50))) == list(range(10)) and buffer.sampler.ran_out
+    sizes = [4, 1, 5, 3, 9, 10]
+    drawn = [ids(buffer.sample(size)) for size in sizes]
+    assert [len(batch) for batch in drawn] == [4, 1, 5, 3, 7, 10]
+    assert sorted(flat(drawn[:3])) == sorted(flat(drawn[3:5])) == sorted(drawn[5]) == list(range(10))
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 4])
+def test_ran_out_tells_of_the_end_until_the_next_batch(prefetch):
+    buffer = buffer_of(10, prefetch=prefetch)
+    assert [(buffer.sample() is not None, buffer.sampler.ran_out)[1] for _ in range(8)] == [
+        False,
+        False,
+        False,
+        True,
+    ] * 2
+    buffer.sampler.ran_out = False
+    assert buffer.sampler.ran_out is False
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 4])
+def test_next_gives_none_between_epochs(prefetch):
+    buffer = buffer_of(10, prefetch=prefetch)
+    taken = [buffer.next() for _ in range(10)]
+    assert [each is None for each in taken] == [False] * 4 + [True] + [False] * 4 + [True]
+    assert sorted(flat(map(ids, taken[:4]))) == sorted(flat(map(ids, taken[5:9]))) == list(range(10))
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 2, 4])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_loop_that_was_left_goes_on_with_the_rest(prefetch, stop):
+    buffer = buffer_of(10, prefetch=prefetch)
+    first = [ids(batch) for batch in itertools.islice(buffer, stop)]
+    rest = epoch_of(buffer)
+    assert sorted(flat(first) + flat(rest)) == list(range(10))
+    assert sorted(flat(epoch_of(buffer))) == list(range(10))
+
+
+def test_another_number_of_items_begins_an_epoch():
+    buffer = buffer_of(6, 4, capacity=12)
+    buffer.sample()
+    buffer.extend(plain_tensor([6, 7]))
+    assert sorted(flat(epoch_of(buffer))) == list(range(8))
+    for step in range(8, 12):
+        buffer.sample()
+        buffer.add(plain_tensor([step])[0])
+    assert sorted(flat(epoch_of(buffer))) == list(range(12))
+
+
+def test_writing_over_items_begins_no_epoch():
+    buffer = buffer_of(6, 4)
+    first = buffer.sample(return_info=True)[1]["index"]
+    buffer.extend(plain_tensor([9, 9]))
+    buffer[0] = plain_tensor([9])[0]
+    second = buffer.sample(return_info=True)[1]["index"]
+    assert sorted(first.tolist() + second.tolist()) == list(range(6)) and buffer.sampler.ran_out
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("refill", [4, 10, 13])
+def test_emptying_begins_an_epoch(prefetch, refill):
+    buffer = buffer_of(10, capacity=20, prefetch=prefetch)
+    for _ in range(3):
+        buffer.sample()
+        buffer.empty()
+        assert not buffer.sampler.ran_out
+        buffer.extend(plain_tensor(list(range(refill))))
+        assert sorted(flat(epoch_of(buffer))) == list(range(refill))
+
+
+def test_a_list_that_is_cut_is_drawn_from_what_it_has():
+    buffer = buffer_of(10, storage=ListStorage)
+    buffer.sample()
+    del buffer.storage._storage[4:]
+    assert sorted(flat(epoch_of(buffer))) == list(range(4))
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_coordinates_of_several_item_dims(make, prefetch):
+    buffer = ReplayBuffer(
+        storage=make(24, ndim=2), sampler=SamplerWithoutReplacement(), batch_size=5, prefetch=prefetch
+    )
+    buffer.extend(torch.arange(12).reshape(3, 4))
+    found, where = [], []
+    while not buffer.sampler.ran_out:
+        batch, info = buffer.sample(return_info=True)
+        assert isinstance(info["index"], tuple) and [each.dtype for each in info["index"]] == [torch.int64] * 2
+        check_same(batch, buffer.storage[info["index"]])
+        found += batch.tolist()
+        where += zip(*(each.tolist() for each in info["index"]), strict=True)
+    assert sorted(found) == list(range(12)) and sorted(where) == list(itertools.product(range(4), range(3)))
+
+
+def test_a_sampler_needs_no_buffer():
+    storage, sampler = LazyTensorStorage(50), SamplerWithoutReplacement()
+    storage.set(slice(0, 7), plain_tensor(list(range(7))))
+    drawn = [sampler.sample(storage, 4) for _ in range(2)]
+    assert sorted(torch.cat([index for index, _ in drawn]).tolist()) == list(range(7)) and drawn[0][1] == {}
+    assert sampler.ran_out
+
+
+def test_the_representation_shows_how_much_is_left():
+    buffer = buffer_of(10, None, drop_last=False)
+    shown = [repr(buffer.sampler)]
+    for size in (3, 3, 4, 1):
+        buffer.sample(size)
+        shown.append(repr(buffer.sampler))
+    assert shown == [f"SamplerWithoutReplacement({left:.4f}% left)" for left in (0, 70, 40, 100, 90)]
+
+
+def test_both_options_are_told():
+    sampler = SamplerWithoutReplacement(True, False)
+    assert sampler.drop_last is True and sampler.shuffle is False
+    assert SamplerWithoutReplacement().drop_last is False and SamplerWithoutReplacement().shuffle is True
+
+
+def test_no_batch_is_shorter_than_asked_for_where_the_last_is_dropped():
+    buffer = buffer_of(10, 3, drop_last=True)
+    first = ids(buffer.sample())
+    with pytest.warns(UserWarning, match="batch_size"):
+        second = ids(buffer.sample(8))  # 7 are left, which are dropped
+    assert len(first) == 3 and len(second) == len(set(second)) == 8 and buffer.sampler.ran_out
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("wrong", [{"drop_last": 1}, {"shuffle": None}, {"shuffle": "yes"}])
+def test_options_are_true_or_false(wrong):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        SamplerWithoutReplacement(**wrong)
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_refused_draw_changes_nothing(prefetch, storage):
+    buffer = buffer_of(0, 4, storage=storage, capacity=20, drop_last=True, prefetch=prefetch)
+    with refused(buffer, RuntimeError, "empty"):
+        buffer.sample()
+    buffer.extend(plain_tensor([0, 1, 2]))
+    with refused(buffer, ValueError, "drop_last"):
+        buffer.sample()
+    buffer.extend(plain_tensor(list(range(3, 13))))
+    first = ids(buffer.sample())
+    shown = repr(buffer.sampler)
+    with refused(buffer, ValueError, "drop_last"):
+        buffer.sampler.sample(buffer.storage, 14)
+    assert repr(buffer.sampler) == shown
+    assert len(set(first + flat(epoch_of(buffer)))) == 12
+
+
+def test_dropping_the_last_batch_needs_a_batch_size():
+    with pytest.raises(ValueError, match="batch_size"):
+        ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    with refused(buffer, ValueError, "batch_size"):
+        buffer.set_sampler(SamplerWithoutReplacement(drop_last=True))
+    assert type(buffer.sampler) is RandomSampler
+
+
+class Failing(LazyTensorStorage):
+    """Raises at the reads named in `broken`."""
+
+    broken, reads = (), 0
+
+    def get(self, index):
+        self.reads += 1
+        if self.reads in self.broken:
+            raise ArithmeticError(f"read {self.reads}")
+        return super().get(index)
+
+
+def drawn_despite(buffer, errors, count):
+    """What `count` calls give, and how many of them raised."""
+    drawn, raised = [], 0
+    for _ in range(count):
+        try:
+            drawn.append(ids(buffer.sample()))
+        except errors:
+            raised += 1
+    return drawn, raised
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 3])
+@pytest.mark.parametrize("broken", [(1,), (2,), (4,), (2, 3), (3, 4)])
+def test_items_that_could_not_be_read_remain_to_be_drawn(prefetch, broken):
+    buffer = buffer_of(10, storage=Failing, prefetch=prefetch)
+    buffer.storage.broken = broken
+    drawn, raised = drawn_despite(buffer, ArithmeticError, 4 + len(broken))
+    assert raised == len(broken) and sorted(flat(drawn)) == list(range(10))
+    assert buffer.sampler.ran_out and sorted(flat(epoch_of(buffer))) == list(range(10))
+
+
+def test_a_draw_that_could_not_be_read_comes_again_as_it_was():
+    one, two = (buffer_of(10, storage=Failing) for _ in range(2))
+    one.storage.broken = (2, 4)
+    drawn, raised = drawn_despite(one, ArithmeticError, 10)
+    assert raised == 2 and drawn == [ids(two.sample()) for _ in range(8)]
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_what_a_transform_refuses_was_drawn(prefetch):
+    seen = []
+
+    def refuse(data):
+        seen.append(ids(data))
+        if len(seen) == 2:
+            raise ArithmeticError
+        return data
+
+    buffer = buffer_of(12, prefetch=prefetch)
+    buffer.append_transform(refuse)
+    drawn, raised = drawn_despite(buffer, ArithmeticError, 4)
+    assert raised == 1 and len(set(flat(drawn))) == 9 and buffer.sampler.ran_out
+    assert sorted(flat(epoch_of(buffer))) == list(range(12))
+
+
+# ------------------------------------------------------------------ random numbers
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_equal_generators_give_equal_batches_drawn_ahead_or_not(make):
+    def drawn(prefetch):
+        buffer = buffer_of(20, storage=make, capacity=24, prefetch=prefetch)
+        taken = [ids(buffer.sample()) for _ in range(7)]
+        buffer.add(plain_tensor([20])[0])
+        return taken, epoch_of(buffer)
+
+    assert drawn(None) == drawn(None) and drawn(3) == drawn(3)
+    assert drawn(None)[0] == drawn(3)[0] == drawn(1)[0]
+
+
+def test_other_seeds_give_other_batches():
+    assert len({tuple(flat(epoch_of(buffer_of(20, seed=seed)))) for seed in range(8)}) == 8
+
+
+def test_the_global_seed_governs_without_a_generator():
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        buffer = buffer_of(20)
+        buffer.set_rng(None)
+        drawn.append(epoch_of(buffer))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("taken", [1, 2, 5])
+def test_another_generator_governs_what_is_left_of_the_epoch(taken):
+    plain, ahead = (buffer_of(20, prefetch=prefetch) for prefetch in (None, 3))
+    drawn = []
+    for buffer in (plain, ahead):
+        first = [ids(buffer.sample()) for _ in range(taken)]
+        buffer.set_rng(torch.Generator().manual_seed(5))
+        drawn.append(first + epoch_of(buffer))
+        assert sorted(flat(drawn[-1])) == list(range(20))
+    assert drawn[0] == drawn[1]
