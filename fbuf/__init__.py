@@ -1,23 +1,59 @@
 """Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
 
-from fbuf import priority_tree, storage
+from fbuf import priority_tree, storage, trajectories
 from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
-from fbuf.samplers import Draw, Prioritized, PrioritizedState, Sampler, Uniform, importance_weights
-from fbuf.writers import RingState, RoundRobin
+from fbuf.frames import Frames, FrameState
+from fbuf.highest_ranked import HighestRanked, HighestRankedState
+from fbuf.mixture import Mixture, MixtureDraw
+from fbuf.samplers import (
+    Draw,
+    Fifo,
+    FifoState,
+    PerTrajectory,
+    Prioritized,
+    PrioritizedState,
+    Sampler,
+    Shuffled,
+    ShuffledState,
+    Slices,
+    SlicesState,
+    Uniform,
+    importance_weights,
+)
+from fbuf.trajectories import Place, Trajectories, TrajectoryState
+from fbuf.writers import RingState, RoundRobin, Writer
 
 __all__ = [
     "Buffer",
     "BufferState",
     "Draw",
+    "Fifo",
+    "FifoState",
+    "FrameState",
+    "Frames",
+    "HighestRanked",
+    "HighestRankedState",
+    "Mixture",
+    "MixtureDraw",
+    "PerTrajectory",
+    "Place",
     "Prioritized",
     "PrioritizedState",
     "RingState",
     "RoundRobin",
     "Sampler",
+    "Shuffled",
+    "ShuffledState",
+    "Slices",
+    "SlicesState",
+    "Trajectories",
+    "TrajectoryState",
     "Uniform",
+    "Writer",
     "__version__",
     "importance_weights",
     "priority_tree",
     "storage",
+    "trajectories",
 ]

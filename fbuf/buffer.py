@@ -1,20 +1,24 @@
 """A replay buffer: storage, writer and sampler joined by slots."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from fbuf import checks, storage, trajectories
+from fbuf import checks, frames, storage, trajectories
+from fbuf.frames import Frames, FrameState
+from fbuf.fusion import computed_once
+from fbuf.highest_ranked import HighestRanked
 from fbuf.priority_tree import LARGEST
-from fbuf.samplers import Draw, Sampler, Slices, Uniform
+from fbuf.samplers import Draw, Fifo, Sampler, Slices, Uniform, slices
 from fbuf.samplers.slices import Written
 from fbuf.trajectories import Place, Trajectories, TrajectoryState
-from fbuf.writers import RingState, RoundRobin
+from fbuf.writers import RingState, RoundRobin, Writer
 
 
 @jax.tree_util.register_dataclass
@@ -22,10 +26,11 @@ from fbuf.writers import RingState, RoundRobin
 class BufferState:
     """All arrays of a buffer."""
 
-    items: Any  # pytree of [capacity, *lanes, ...]
-    ring: RingState
+    items: Any  # pytree of [capacity, *lanes, ...]; None in place of the observations that `frames` keep
+    ring: Any  # of the writer
     sampler: Any
     trajectories: TrajectoryState | None = None
+    frames: tuple[FrameState, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +41,10 @@ class Buffer:
         capacity: rows.
         sampler: the rule that names slots, an instance.
         lanes: shape of the parallel environments in a row; () for single items.
-        writer: the rule that names the rows of new items.
-        trajectories: where items say to which trajectory they belong, for samplers of several rows like `Slices`.
+        writer: the rule that names the rows of new items: the oldest, or those of lowest rank (`HighestRanked`).
+        trajectories: where items say to which trajectory they belong, for `frames` and for samplers of several rows like
+            `Slices`.
+        frames: the observations of which each frame is stored once; a rule or a tuple of them.
 
     With `lanes`, a row holds one item of each of several parallel environments: leaves are [capacity, *lanes, ...], and
     the slot of an item is row * prod(lanes) + lane, so samplers need not know. At most 2^31 - 9 items.
@@ -48,8 +55,9 @@ class Buffer:
     capacity: int
     sampler: Sampler | Slices = Uniform()
     lanes: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
-    writer: RoundRobin = dataclasses.field(default=RoundRobin(), kw_only=True)
+    writer: Writer = dataclasses.field(default=RoundRobin(), kw_only=True)
     trajectories: Trajectories | None = dataclasses.field(default=None, kw_only=True)
+    frames: tuple[Frames, ...] | Frames = dataclasses.field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lanes, tuple):
@@ -68,11 +76,33 @@ class Buffer:
                 )
         else:
             checks.rule("sampler", self.sampler, Sampler)
-        checks.rule("writer", self.writer, RoundRobin)
+        checks.rule("writer", self.writer, Writer)
+        self._check_writer()
+        object.__setattr__(self, "frames", self._frames)
+        for rule in self._frames:
+            checks.rule("frames", rule, Frames)
+            if self.trajectories is None:
+                raise ValueError(
+                    "frames need to know where trajectories end: build the buffer with trajectories=fbuf.Trajectories(...)"
+                )
+
+    def _check_writer(self) -> None:
+        """ValueError for what needs a ring, with a writer that keeps none."""
+        if isinstance(self.writer, RoundRobin):
+            return
+        if self.trajectories is not None or isinstance(self.sampler, Fifo):
+            what = "trajectories" if self.trajectories is not None else "Fifo"
+            raise ValueError(f"{what} follow the order of writing in a ring, which {self.writer!r} does not keep")
+        if self.lanes and isinstance(self.writer, HighestRanked):
+            raise ValueError(f"{self.writer!r} ranks single items: it takes no lanes, got lanes={self.lanes}")
 
     @property
     def items_per_row(self) -> int:
         return math.prod(self.lanes)
+
+    @property
+    def _frames(self) -> tuple[Frames, ...]:
+        return self.frames if isinstance(self.frames, tuple) else (self.frames,)
 
     def init(self, example: Any) -> BufferState:
         """An empty buffer for items like `example`: one item without lanes, arrays or `jax.ShapeDtypeStruct`.
@@ -83,45 +113,49 @@ class Buffer:
         known = None
         if self.trajectories is not None:
             known = self.trajectories.init(self.capacity, self.items_per_row, item)
+        rest, kept = frames.init(self._frames, self.capacity, self.items_per_row, item)
         return BufferState(
-            items=storage.init(self.capacity, self.lanes, item),
-            ring=self.writer.init(),
+            items=storage.init(self.capacity, self.lanes, rest),
+            ring=self.writer.init(self.capacity, item),
             sampler=self.sampler.init(*self._sampled),
             trajectories=known,
+            frames=kept,
         )
 
     def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "n *lanes"]]:
-        """Write a batch of leaves [n, *lanes, ...]; the oldest rows make place. Returns the slots taken.
+        """Write a batch of leaves [n, *lanes, ...]; the oldest rows make place. Returns the slots taken, -1 for none.
 
         Any n gives what n writes of one row would: of more than `capacity` rows the last stay. (But for priorities under
         `new_items="highest_stored"`.) O(n).
         """
         self._check(state)
-        count = checks.batch_length(state.items, batch, self.lanes)
-        ring, rows = self.writer.claim(state.ring, count, self.capacity)
+        count = checks.batch_length(self._whole(state), batch, self.lanes)
+        ring, rows = self.writer.claim(state.ring, batch, count, self.capacity)
+        if not isinstance(self.writer, RoundRobin):
+            return _store_some(self, state, ring, rows, batch), self._slots(rows)
         kept = min(count, self.capacity)  # a static cut: no row is written twice
         slots = self._slots(rows)
-        known = state.trajectories
-        if self.trajectories is not None and known is not None and count:
-            known = trajectories.written(known, state.ring, *self.trajectories.ends(batch, self.lanes))
+        index, write = state.trajectories, None
+        if self.trajectories is not None and index is not None and count:
+            ends, ids = self.trajectories.ends(batch, self.lanes)
+            write = slices.write(self.sampler, index, state.ring, ring, ends, ids)
+        rest, stored = frames.write(self._frames, state.frames, batch, write)
         return BufferState(
             items=storage.write(
-                state.items, rows[count - kept :], jax.tree.map(lambda leaf: leaf[count - kept :], batch)
+                state.items, rows[count - kept :], jax.tree.map(lambda leaf: leaf[count - kept :], rest)
             ),
             ring=ring,
-            sampler=self._told(state, slots[count - kept :].reshape(-1), ring, known, count),
-            trajectories=known,
+            sampler=self._told(state, slots if isinstance(self.sampler, Fifo) else slots[count - kept :], write),
+            trajectories=index if write is None else write.after,
+            frames=stored,
         ), slots
 
-    def _told(
-        self, state: BufferState, slots: Array, ring: RingState, known: TrajectoryState | None, count: int
-    ) -> Any:
-        """The sampler's state after a write."""
+    def _told(self, state: BufferState, slots: Array, write: Written | None) -> Any:
+        """The sampler's state after a write, None for one of no rows or without trajectories."""
+        slots = slots.reshape(-1)
         if not isinstance(self.sampler, Slices):
             return self.sampler.written(state.sampler, slots)
-        assert state.trajectories is not None and known is not None
-        write = Written(state.trajectories, state.ring, known, ring, count)
-        return self.sampler.written(state.sampler, slots, write) if count else state.sampler
+        return state.sampler if write is None else self.sampler.written(state.sampler, slots, write)
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
         """A copy of `batch_size` items with leaves [batch_size, ...], and how they were drawn.
@@ -139,7 +173,10 @@ class Buffer:
             sampler, draw = self.sampler.sample(state.sampler, key, batch_size, size, index, ring)
         else:
             sampler, draw = self.sampler.sample(state.sampler, key, batch_size, size)
-        return dataclasses.replace(state, sampler=sampler), storage.read(state.items, draw.slots, self.lanes), draw
+        if self._frames:
+            burn_in = self.sampler.burn_in if isinstance(self.sampler, Slices) else 0
+            draw = frames.without(draw, ~frames.intact(state.frames, draw.slots), burn_in)
+        return dataclasses.replace(state, sampler=sampler), self._read(state, draw.slots), draw
 
     def update(
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
@@ -156,9 +193,21 @@ class Buffer:
         return dataclasses.replace(state, sampler=self.sampler.update(state.sampler, slots.reshape(-1), flat))
 
     def read(self, state: BufferState, slots: Int[Array, " batch"]) -> Any:
-        """A copy of the items at slots, which must be in range. O(batch)."""
+        """A copy of the items at slots, which must be in range. O(batch). What `frames` cannot put together is zero."""
         self._check(state)
-        return storage.read(state.items, checks.slots(slots), self.lanes)
+        return self._read(state, checks.slots(slots))
+
+    def _read(self, state: BufferState, slots: Array) -> Any:
+        items = storage.read(state.items, slots, self.lanes)
+        if not self._frames:
+            return items
+        assert state.trajectories is not None
+        return frames.read(self._frames, state.frames, items, state.trajectories, state.ring, slots)
+
+    def intact(self, state: BufferState, slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
+        """Whether the items at slots, which must be in range, are read as they were written; all but for `frames`."""
+        self._check(state)
+        return frames.intact(state.frames, checks.slots(slots))
 
     def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> Place:
         """Where the items at slots, which must hold one, stand in their trajectories. O(slots)."""
@@ -177,10 +226,15 @@ class Buffer:
         known = state.trajectories
         return BufferState(
             items=state.items,
-            ring=self.writer.init(),
+            ring=self.writer.clear(state.ring, self.capacity),
             sampler=self.sampler.clear(state.sampler),
             trajectories=None if known is None else trajectories.clear(known),
+            frames=frames.clear(state.frames),
         )
+
+    def _whole(self, state: BufferState) -> Any:
+        """The items with the shape and dtype of all that a batch has."""
+        return frames.whole(self._frames, state.frames, state.items, (self.capacity, *self.lanes))
 
     @property
     def _sampled(self) -> tuple[int, ...]:
@@ -192,9 +246,34 @@ class Buffer:
     def _check(self, state: BufferState) -> None:
         """Raise for a state that another buffer made; while tracing, so at no cost to what runs."""
         checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler, *self._sampled)
+        if isinstance(state.ring, RingState) != isinstance(self.writer, RoundRobin):
+            raise ValueError("the state was made by a buffer with another writer")
         if (state.trajectories is None) != (self.trajectories is None):
             raise ValueError("the state was made by a buffer with other trajectories")
+        frames.belong(self._frames, state.frames, self.capacity, self.items_per_row)
 
     def _slots(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
         lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)
         return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane
+
+
+@functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
+def _store_some(buffer: Buffer, state: BufferState, ring: Any, rows: Int[Array, " n"], batch: Any) -> BufferState:
+    """The state after a write of those items whose row is not negative."""
+    if rows.shape[0] == 0:
+        return dataclasses.replace(state, ring=ring)
+    kept = rows >= 0
+    own = jnp.arange(rows.shape[0], dtype=jnp.int32)
+    source = jnp.where(kept, own, jnp.argmax(kept).astype(jnp.int32))  # the others repeat one that is kept
+    target = rows.at[source].get(mode="promise_in_bounds")
+    source, target, some = computed_once((source, target, jnp.any(kept).astype(jnp.int32)))
+    slots, told = buffer._slots(target).reshape(-1), buffer.sampler
+    assert not isinstance(told, Slices)  # these need a ring
+
+    def store(_: int, held: tuple[Any, Any]) -> tuple[Any, Any]:
+        new = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[source].get(mode="promise_in_bounds"), batch)
+        return storage.write(held[0], target, new, repeating=True), told.written(held[1], slots)
+
+    # One turn or none: a condition would copy all items.
+    items, sampler = jax.lax.fori_loop(0, some, store, (state.items, state.sampler))
+    return dataclasses.replace(state, items=items, sampler=sampler, ring=ring)

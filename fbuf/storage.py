@@ -15,10 +15,13 @@ def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros((capacity, *lanes, *leaf.shape), leaf.dtype), example)
 
 
-def write(items: Any, rows: Int[Array, " n"], batch: Any) -> Any:
-    """Items with batch at rows, which are in range and all different. In place when `items` is donated. O(batch)."""
+def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = False) -> Any:
+    """Items with batch at rows, which are in range. In place when `items` is donated. O(batch).
+
+    Rows are all different; or `repeating`, equal ones then with equal items.
+    """
     return jax.tree.map(
-        lambda kept, new: kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=True), items, batch
+        lambda kept, new: kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating), items, batch
     )
 
 

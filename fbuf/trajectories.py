@@ -72,7 +72,7 @@ class Trajectories:
         for name in ("terminated", "truncated", "id"):
             path = getattr(self, name)
             path = path if path is None or isinstance(path, tuple) else (path,)
-            if path is not None and not (path and all(isinstance(step, str | int) for step in path)):
+            if path is not None and not (path and all(type(step) in (str, int) for step in path)):
                 raise TypeError(f"{name} must be a key, or a tuple of keys, got {path!r}")
             object.__setattr__(self, name, path)
         if self.terminated is None and self.truncated is None and self.id is None:
@@ -125,8 +125,9 @@ def written(
     capacity, count = state.number.shape[0], ended.shape[0]
     now, at = ring.written[0], jnp.arange(count, dtype=jnp.int32)[:, None]
     starts = jnp.concatenate([~state.is_open[None], ended[:-1] != OPEN])
-    if ids is not None:
-        assert state.id is not None
+    if (ids is None) != (state.id is None):
+        raise ValueError("the state was made by a buffer with other trajectories: one with ids and one without")
+    if ids is not None and state.id is not None:
         starts |= ids != jnp.concatenate([state.id[None], ids[:-1]])
     number = _wrapped(state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _turn(capacity))
     begun = jax.lax.cummax(jnp.where(starts, at, -1), axis=0)  # where in the batch its trajectory begins; -1: before it
@@ -138,7 +139,7 @@ def written(
 
     lane = jnp.arange(ended.shape[1], dtype=jnp.int32)
     held = (state.latest % capacity, lane)
-    since = now - jnp.minimum(now - state.first[held], _LONGEST - jnp.uint32(min(count, capacity)))
+    since = now - jnp.minimum(now - state.first[held], _LONGEST - np.uint32(count))
     first = jnp.where(begun < 0, since[None], now + begun.astype(jnp.uint32))
     # A trajectory that went on until here and is not continued.
     ending = state.is_open & starts[0]
@@ -154,7 +155,7 @@ def written(
         kind=_put(kinds, entry, kind[kept]),
         latest=number[-1],
         is_open=ended[-1] == OPEN,
-        id=None if ids is None else ids[-1].astype(state.id.dtype),  # type: ignore[union-attr]  # both or none
+        id=None if ids is None or state.id is None else ids[-1].astype(state.id.dtype),
     )
 
 
@@ -165,7 +166,7 @@ def clear(state: TrajectoryState) -> TrajectoryState:
 
 def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
     """Where the items at slots, which must hold one, stand in their trajectories. O(slots)."""
-    lanes = state.latest.size
+    lanes, slots = state.latest.size, slots.astype(jnp.int32)
     row, lane = (slots // lanes, slots % lanes) if lanes > 1 else (slots, jnp.zeros_like(slots))
     number = state.number.at[row, lane].get(mode="promise_in_bounds")
     entry = (number % state.number.shape[0], lane)

@@ -1,11 +1,33 @@
 """Which rows of the ring new items take."""
 
 import dataclasses
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """A rule that names the rows of new items. It touches no stored item.
+
+    A rule is frozen, hashable and holds plain values; all arrays are in the state, of which `size` says how many rows are
+    in use: always the first ones.
+    """
+
+    def init(self, capacity: int, item: Any) -> Any:
+        """State over `capacity` empty rows for items like `item`, a pytree of `jax.ShapeDtypeStruct`."""
+
+    def claim(self, state: Any, batch: Any, count: int, capacity: int) -> tuple[Any, Int[Array, " count"]]:
+        """The rows of a batch of `count` new items, all different but for -1: that item is not stored.
+
+        `RoundRobin` alone names every row: from `capacity` on they repeat, and of equal ones the last counts.
+        """
+
+    def clear(self, state: Any, capacity: int) -> Any:
+        """State over the same rows, all empty again."""
 
 
 @jax.tree_util.register_dataclass
@@ -22,10 +44,10 @@ class RingState:
 class RoundRobin:
     """The oldest row first. O(batch)."""
 
-    def init(self) -> RingState:
+    def init(self, capacity: int, item: Any) -> RingState:
         return RingState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32))
 
-    def claim(self, state: RingState, count: int, capacity: int) -> tuple[RingState, Int[Array, " count"]]:
+    def claim(self, state: RingState, batch: Any, count: int, capacity: int) -> tuple[RingState, Int[Array, " count"]]:
         """The rows that `count` new items take, one after the other; from `capacity` on they repeat."""
         # Unsigned: cursor + offset is below 2 * capacity, which may pass 2^31.
         offsets = (
@@ -43,6 +65,9 @@ class RoundRobin:
             written=jnp.stack([low, state.written[1] + carry]),
         )
         return after, rows
+
+    def clear(self, state: RingState, capacity: int) -> RingState:
+        return self.init(capacity, None)
 
 
 def _wrap(row: Array, capacity: int) -> Array:

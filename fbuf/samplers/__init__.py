@@ -1,18 +1,24 @@
 """Which slots a batch is drawn from."""
 
+from fbuf.samplers.fifo import Fifo, FifoState
 from fbuf.samplers.prioritized import Prioritized, PrioritizedState
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler, importance_weights
+from fbuf.samplers.shuffled import Shuffled, ShuffledState
 from fbuf.samplers.slices import PerTrajectory, Slices, SlicesState
 from fbuf.samplers.uniform import Uniform
 
 __all__ = [
     "Draw",
     "Excluding",
+    "Fifo",
+    "FifoState",
     "InEpochs",
     "PerTrajectory",
     "Prioritized",
     "PrioritizedState",
     "Sampler",
+    "Shuffled",
+    "ShuffledState",
     "Slices",
     "SlicesState",
     "Uniform",

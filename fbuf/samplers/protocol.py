@@ -38,7 +38,7 @@ class Sampler(Protocol):
         """State over `capacity` empty slots."""
 
     def written(self, state: Any, slots: Int[Array, " batch"]) -> Any:
-        """State after new items came into slots, none of them twice."""
+        """State after new items came into slots: none of them twice, but for a writer that does not store all items."""
 
     def sample(self, state: Any, key: Array, batch_size: int, size: Int[Array, ""]) -> tuple[Any, Draw]:
         """Draw slots. The key, typed or raw, is used once."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
 from fbuf.fusion import computed_once
@@ -20,9 +20,11 @@ from fbuf.writers import RingState
 
 @dataclasses.dataclass(frozen=True)
 class PerTrajectory:
-    """Which slices: each trajectory that is long enough equally often, then each start within it equally often.
+    """Which slices: each trajectory with `least` stored items equally often, then each whole slice in it equally often.
 
-    `trajectories` draws among them: `Uniform()`, or `Shuffled()` for each once an epoch. A write begins another epoch.
+    One that is shorter than a slice is drawn from its first stored item on. `trajectories` draws among them: `Uniform()`,
+    or `Shuffled()` for each once an epoch. A write begins another epoch. `draw.size` counts trajectories, and
+    `draw.smallest` is the smallest chance in the draw: the smallest of all is not known.
     """
 
     trajectories: Sampler = Uniform()
@@ -37,9 +39,9 @@ class Written:
     """A write as samplers of several rows see it."""
 
     before: TrajectoryState
-    ring_before: RingState
     after: TrajectoryState
     ring: RingState
+    leaving: Array | None  # [] int32: entries of the sampler that can be drawn no more
     count: int = dataclasses.field(metadata={"static": True})  # rows, of which the last `capacity` are kept
 
 
@@ -54,6 +56,7 @@ class SlicesState:
     count: Array  # [] int32: entries of the queue, or starts that can be drawn where there is none
     going: Array | None  # [lanes] int32: lanes whose latest trajectory goes on and is long enough, these first
     going_count: Array  # [] int32
+    least: int = dataclasses.field(metadata={"static": True})  # of the rule; a buffer with another refuses the state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +64,10 @@ class Slices:
     """Slices of `length` consecutive items of one trajectory, never across its end, or the place where the ring is written.
 
     `sample(..., batch_size)` draws batch_size / length slices: leaves, `draw.slots` and `draw.mask` are [slices, burn_in +
-    length, ...]. Each start that has `least` items from it to the end of what is stored of its trajectory can be drawn;
-    a slice that is cut short by that end repeats the last item, with `mask` False. `burn_in` items before the start come
-    in front, masked where the trajectory had not begun or is overwritten. A `Buffer` needs `trajectories` for it.
+    length, ...]. Each start that has `least` items from it to the end of what is stored of its trajectory can be drawn
+    (with `PerTrajectory` fewer); a slice that is cut short by that end repeats the last item, with `mask` False.
+    `burn_in` items before the start come in front, masked where the trajectory had not begun or is overwritten. A
+    `Buffer` needs `trajectories` for it.
 
     Args:
         length: items from the start on.
@@ -72,7 +76,7 @@ class Slices:
         least: `length` by default: no slice is cut short. With 1 every item is a start: windows of n steps, for returns.
         burn_in: items in front, to warm up a recurrent state (R2D2: Kapturowski et al., 2019).
 
-    Equal draws as a row of `batch_size` would: O(slices * (length + log capacity)); a write costs O(rows * log capacity).
+    A draw costs O(slices * (length + log capacity)), a write O(rows * log capacity).
     """
 
     length: int
@@ -86,7 +90,7 @@ class Slices:
         if self.shortest > self.length:
             raise ValueError(f"least={self.least} is more than length={self.length}")
         object.__setattr__(self, "burn_in", checks.whole("burn_in", self.burn_in, least=0))
-        if not isinstance(self.starts, PerTrajectory | Excluding):
+        if isinstance(self.starts, type) or not isinstance(self.starts, PerTrajectory | Excluding):
             _refuse_slots("starts", self.starts)
 
     @classmethod
@@ -128,19 +132,20 @@ class Slices:
             count=jnp.zeros((), jnp.int32),
             going=jnp.zeros(lanes, jnp.int32) if isinstance(self.starts, PerTrajectory) else None,
             going_count=jnp.zeros((), jnp.int32),
+            least=self.shortest,
         )
 
     # ------------------------------------------------------------------ writes
 
     def written(self, state: SlicesState, slots: Int[Array, " items"], write: Written) -> SlicesState:
         """State after rows were written; slots are those of the kept ones."""
+        if isinstance(self._places, InEpochs):
+            state = dataclasses.replace(state, starts=self._places.restart(state.starts))
         if self.shortest == 1 and not self._queues:
             return dataclasses.replace(state, starts=self._places.written(state.starts, slots))
-        if isinstance(self.starts, PerTrajectory):
-            left, entered, entries = self._trajectories(write)
-        else:
-            left, entered, entries = self._starts(write)
-        leaving, entering = (jnp.sum(flags, dtype=jnp.int32) for flags in (left, entered))
+        entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
+        assert write.leaving is not None
+        leaving, entering = write.leaving, jnp.sum(entered, dtype=jnp.int32)
         if isinstance(self.starts, Excluding):
             told, allowed = self._told(slots, entries, entered, write)
             starts = self.starts.written_excluding(state.starts, slots, told, allowed)
@@ -157,28 +162,38 @@ class Slices:
         state = dataclasses.replace(
             state, queue=queue, head=head.astype(jnp.int32), count=state.count - leaving + entering
         )
-        if isinstance(self._places, InEpochs):
-            state = dataclasses.replace(state, starts=self._places.restart(state.starts))
         if isinstance(self.starts, PerTrajectory):
             long_enough = write.after.is_open & (self._stored_length(write) >= self.shortest)
             going = jnp.argsort(~long_enough, stable=True).astype(jnp.int32)
             state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
         return state
 
-    def _starts(self, write: Written) -> tuple[Array, Array, Array]:
-        """Which of the overwritten rows were starts; and which rows, of those that now are, were none before."""
+    def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""] | None:
+        """How many entries a write of `count` rows will take away; None where none are counted. Before the write."""
+        if self.shortest == 1 and not self._queues:
+            return None
+        capacity, lanes = index.number.shape
+        kept, reach = min(count, capacity), self.shortest - 1
+        over = _rows_from(ring.cursor, 0, kept, capacity)
+        ahead = _rows_from(ring.cursor, reach, kept, capacity)
+        number = index.number[ahead]
+        # Rows that will be overwritten and begin a run of `least` stored rows of one trajectory.
+        left = ((over < ring.size) & (np.arange(kept) < capacity - reach))[:, None] & (index.number[over] == number)
+        if isinstance(self.starts, PerTrajectory):  # and the last of these rows closes the trajectory
+            last = index.last[number % capacity, jnp.arange(lanes, dtype=jnp.int32)[None]]
+            left &= last == trajectories.time_of(ring, ahead, capacity)[:, None]
+            left &= ~(index.is_open[None] & (number == index.latest[None]))
+        return jnp.sum(left, dtype=jnp.int32)
+
+    def _begun(self, write: Written) -> tuple[Array, Array]:
+        """Which rows became starts, by the last of the rows that they need: one for each new row."""
         capacity, lanes = write.after.number.shape
         kept, reach = min(write.count, capacity), self.shortest - 1
-        number = write.before.number
-        over = _rows_from(write.ring_before.cursor, 0, kept, capacity)
-        ahead = _rows_from(write.ring_before.cursor, reach, kept, capacity)
-        stored = (over < write.ring_before.size) & (np.arange(kept) < capacity - reach)
-        left = stored[:, None] & (number[over] == number[ahead])
         number = write.after.number
         back = _rows_from(write.ring.cursor, -kept - reach, kept, capacity)
         new = _rows_from(write.ring.cursor, -kept, kept, capacity)
         entered = _is_stored(write.ring, kept + reach, kept)[:, None] & (number[back] == number[new])
-        return left, entered, back[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)
+        return entered, back[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)[None]
 
     def _told(
         self, slots: Array, entries: Array, entered: Bool[Array, "rows lanes"], write: Written
@@ -192,21 +207,11 @@ class Slices:
         told = jnp.concatenate([nobody.reshape(-1), slots])
         return told, jnp.concatenate([entered.reshape(-1), new_is.reshape(-1)])
 
-    def _trajectories(self, write: Written) -> tuple[Array, Array, Array]:
-        """Which of the overwritten rows had just `least` rows to the end of a closed trajectory; and which rows, of the
-        new ones and the one before, close a trajectory that is long enough."""
+    def _closed(self, write: Written) -> tuple[Array, Array]:
+        """Which rows, of the new ones and the one before, close a trajectory that is long enough."""
         capacity, lanes = write.after.number.shape
-        kept, reach = min(write.count, capacity), self.shortest - 1
-        before, after = write.before, write.after
-        lane = jnp.arange(lanes, dtype=jnp.int32)
-        over = _rows_from(write.ring_before.cursor, 0, kept, capacity)
-        ahead = _rows_from(write.ring_before.cursor, reach, kept, capacity)
-        stored = (over < write.ring_before.size) & (np.arange(kept) < capacity - reach)
-        entry = (before.number[over] % capacity, lane)
-        time = trajectories.time_of(write.ring_before, ahead, capacity)[:, None]
-        left = stored[:, None] & (before.number[over] == before.number[ahead]) & (before.last[entry] == time)
-        # The rows of a trajectory that went on are closed by the row behind them.
-        left &= ~(before.is_open & (before.number[ahead] == before.latest))
+        kept = min(write.count, capacity)
+        after, lane = write.after, jnp.arange(lanes, dtype=jnp.int32)[None]
         rows = _rows_from(write.ring.cursor, -min(kept + 1, capacity), min(kept + 1, capacity), capacity)
         entry = (after.number[rows] % capacity, lane)
         time = trajectories.time_of(write.ring, rows, capacity)[:, None]
@@ -216,16 +221,15 @@ class Slices:
         )
         closed = (after.kind[entry] != OPEN) & (after.last[entry] == time)
         if kept < capacity:  # the row before was in the queue if its trajectory had ended with it
-            closed = closed.at[0].set(closed[0] & before.is_open)
+            closed = closed.at[0].set(closed[0] & write.before.is_open)
         stored = _is_stored(write.ring, rows.shape[0], rows.shape[0])[:, None]
-        return left, stored & closed & (length >= self.shortest), rows[:, None] * lanes + lane
+        return stored & closed & (length >= self.shortest), rows[:, None] * lanes + lane
 
     def _stored_length(self, write: Written) -> Array:
         """Stored items of the latest trajectory of each lane."""
         capacity = write.after.number.shape[0]
         first = write.after.first[write.after.latest % capacity, jnp.arange(write.after.latest.size)]
-        length = (write.ring.written[0] - first).astype(jnp.int32)
-        return jnp.where(length < 0, write.ring.size, jnp.minimum(length, write.ring.size))
+        return jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
 
     # ------------------------------------------------------------------ draws
 
@@ -293,15 +297,28 @@ class Slices:
 
     def clear(self, state: SlicesState) -> SlicesState:
         """State over the same rows, all empty again."""
-        zero = jnp.zeros((), jnp.int32)
+        head, count, going_count = (jnp.zeros((), jnp.int32) for _ in range(3))  # apart, or they could not be donated
         return dataclasses.replace(
-            state, starts=self._places.clear(state.starts), head=zero, count=zero, going_count=zero
+            state, starts=self._places.clear(state.starts), head=head, count=count, going_count=going_count
         )
+
+
+def write(
+    rule: Any, index: TrajectoryState, before: RingState, ring: RingState, ended: UInt8[Array, "n lanes"], ids: Any
+) -> Written:
+    """The write of rows with these ends and ids, at least one; `before` and `ring` are the ring before and after it."""
+    leaving = None
+    if isinstance(rule, Slices):  # what it reads of the index is read before the index is written over: no copy
+        leaving, before = computed_once((rule.leaving(index, before, ended.shape[0]), before))
+    after = trajectories.written(index, before, ended, ids)
+    return Written(index, after, ring, leaving, ended.shape[0])
 
 
 def _refuse_slots(name: str, sampler: Any) -> None:
     """TypeError for a sampler that could not draw among places whose numbers change with each write."""
     checks.rule(name, sampler, Sampler)
+    if isinstance(sampler, Slices):
+        raise TypeError(f"{name}={sampler!r} draws slices: they begin where a sampler of single items says")
     if not isinstance(sampler, InEpochs) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
         raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among what writes renumber")
 

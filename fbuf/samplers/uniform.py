@@ -40,7 +40,7 @@ class Uniform:
         return state
 
 
-def below(key: Array, count: int, bound: Int[Array, ""]) -> Int[Array, " count"]:
+def below(key: Array, count: int, bound: Int[Array, ""] | Int[Array, " count"]) -> Int[Array, " count"]:
     """Random integers in [0, bound), bound >= 1: the high word of 64 random bits times `bound`, in 32-bit arithmetic."""
     high, low = jax.random.bits(key, (2, count), jnp.uint32)
     limit = bound.astype(jnp.uint32)
@@ -49,7 +49,7 @@ def below(key: Array, count: int, bound: Int[Array, ""]) -> Int[Array, " count"]
     return (_high_word(high, limit) + overflow).astype(jnp.int32)
 
 
-def _high_word(a: UInt32[Array, " n"], b: UInt32[Array, ""]) -> UInt32[Array, " n"]:
+def _high_word(a: UInt32[Array, " n"], b: UInt32[Array, "*n"]) -> UInt32[Array, " n"]:
     """The upper 32 bits of a * b."""
     a_high, a_low, b_high, b_low = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     middle = a_high * b_low + ((a_low * b_low) >> 16)

@@ -242,7 +242,7 @@ def test_what_is_no_sampler_is_refused(sampler: Any) -> None:
 
 
 def test_what_is_no_writer_is_refused() -> None:
-    with pytest.raises(TypeError, match="writer must be a RoundRobin, got None"):
+    with pytest.raises(TypeError, match="writer must be a Writer, got None"):
         Buffer(4, writer=None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="positional"):
         Buffer(4, Uniform(), (2,))  # type: ignore[misc]

@@ -11,7 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf import Buffer, Draw, Prioritized, RoundRobin, Sampler, Uniform
+import fbuf
+from fbuf import (
+    Buffer,
+    Draw,
+    Fifo,
+    HighestRanked,
+    Mixture,
+    PerTrajectory,
+    Prioritized,
+    RoundRobin,
+    Sampler,
+    Shuffled,
+    Slices,
+    Trajectories,
+    Uniform,
+    Writer,
+)
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -20,10 +36,31 @@ SAMPLERS = [
     Prioritized(),
     Prioritized(alpha=0.9, eps=0, stratified=True),
     Prioritized(new_items="highest_stored"),
+    Shuffled(),
+    Shuffled(drop_last=True, shuffle=False),
+    Fifo(),
+]
+TRAJECTORIES = [
+    Trajectories("end"),
+    Trajectories(id=("a", 0)),
+    PerTrajectory(),
+    PerTrajectory(Shuffled()),
+    Slices(4),
+    Slices(4, least=1, burn_in=2),
+    Slices(4, Prioritized()),
+    Slices(4, PerTrajectory(Shuffled())),
+    Buffer(12, Slices(4, PerTrajectory()), trajectories=Trajectories("end", id=("a", 0))),
 ]
 RULES = [
     *SAMPLERS,
+    *TRAJECTORIES,
     RoundRobin(),
+    HighestRanked("rank"),
+    HighestRanked(("a", 0)),
+    Mixture((Buffer(3), Buffer(4, Prioritized())), (1, 2)),
+    Mixture((Buffer(3), Buffer(4, Prioritized())), (1, 2), drawn=True),
+    Mixture((Buffer(3), Buffer(4, Prioritized())), counts=(1, 2)),
+    Buffer(12, Prioritized(), writer=HighestRanked("rank")),
     *(Buffer(12, rule, lanes=lanes) for rule in SAMPLERS for lanes in [(), (2, 2)]),
 ]
 
@@ -56,6 +93,11 @@ def test_a_sampler_holds_plain_numbers_and_prints_as_it_is_built(rule: Any) -> N
     assert {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords} == fields
 
 
+@pytest.mark.parametrize("rule", TRAJECTORIES, ids=repr)
+def test_a_rule_of_rules_prints_as_it_is_built(rule: Any) -> None:
+    assert eval(repr(rule), vars(fbuf)) == rule
+
+
 @pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(alpha=0.7, stratified=True)])
 def test_five_equal_buffers_are_traced_once(make: Any) -> None:
     traces = []
@@ -71,10 +113,19 @@ def test_five_equal_buffers_are_traced_once(make: Any) -> None:
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("rule", [Uniform, Prioritized])
-@pytest.mark.parametrize("name", ["init", "written", "sample", "update"])
-def test_samplers_have_the_signatures_of_the_protocol(rule: type, name: str) -> None:
-    asked = list(inspect.signature(getattr(Sampler, name)).parameters.values())
+@pytest.mark.parametrize(
+    ("protocol", "rule"),
+    [
+        *((Sampler, rule) for rule in (Uniform, Prioritized, Shuffled, Fifo)),
+        (Writer, RoundRobin),
+        (Writer, HighestRanked),
+    ],
+)
+@pytest.mark.parametrize("name", ["init", "written", "sample", "update", "claim", "clear"])
+def test_rules_have_the_signatures_of_their_protocol(protocol: type, rule: type, name: str) -> None:
+    if not hasattr(protocol, name):
+        return
+    asked = list(inspect.signature(getattr(protocol, name)).parameters.values())
     given = list(inspect.signature(getattr(rule, name)).parameters.values())
     assert [parameter.name for parameter in given[: len(asked)]] == [parameter.name for parameter in asked]
     assert all(more.default is not inspect.Parameter.empty for more in given[len(asked) :])

@@ -28,7 +28,7 @@ read = jax.jit(storage.read, static_argnums=2)
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def claim(ring: RingState, count: int, capacity: int) -> tuple[RingState, jax.Array]:
-    return RoundRobin().claim(ring, count, capacity)
+    return RoundRobin().claim(ring, None, count, capacity)
 
 
 def ring_at(cursor: int, size: int, written: int = 0) -> RingState:
@@ -45,7 +45,7 @@ def rows_of(shape: tuple[int, ...], seed: int) -> Any:
 @pytest.mark.parametrize("capacity", [1, 2, 3, 13, 40])
 @given(counts=st.lists(st.sampled_from([0, 1, 5, 41, 100]), max_size=6))
 def test_rows_are_those_that_one_write_after_the_other_takes(capacity: int, counts: list[int]) -> None:
-    ring, model = RoundRobin().init(), RingModel(capacity)
+    ring, model = RoundRobin().init(capacity, None), RingModel(capacity)
     for count in counts:
         ring, rows = claim(ring, count, capacity)
         np.testing.assert_array_equal(rows, np.asarray([model.claim() for _ in range(count)], np.int32))

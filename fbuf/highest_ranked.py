@@ -1,0 +1,181 @@
+"""A writer that keeps the items of highest rank."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int, Shaped
+
+from fbuf import trajectories
+from fbuf.fusion import computed_once
+from fbuf.priority_tree import two_or_more
+
+FANOUT = 128
+_CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HighestRankedState:
+    """The ranks of what is stored."""
+
+    size: Array  # [] int32: rows in use, always 0 to size - 1
+    written: Array  # [2] uint32: low and high word of how many items were ever accepted
+    refused: Array  # [] uint32: items whose rank was NaN
+    ranks: tuple[Array, ...]  # by row, the highest value where no item is; then the least of each 128, and so on
+
+
+@dataclasses.dataclass(frozen=True)
+class HighestRanked:
+    """Rows in turn until all are in use; then a new item takes the row of the lowest rank, if its own is higher.
+
+    Of equal lowest ranks the lowest row is taken; an item of equal rank is not accepted, and one of rank NaN is refused
+    (`state.refused`). Any number of items at once gives what one after the other would: `Buffer.extend` returns slot -1
+    for those that were not accepted, or had to make place for a later one of the same batch.
+
+    `rank` is the path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.
+
+    O(batch + log capacity for each item that displaces another), each of these in its turn. Inside `vmap` each turn
+    costs O(capacity).
+    """
+
+    rank: Any
+
+    def __post_init__(self) -> None:
+        path = self.rank if isinstance(self.rank, tuple) else (self.rank,)
+        if not all(isinstance(step, str | int) and not isinstance(step, bool) for step in path):
+            raise TypeError(f"rank must be a key, or a tuple of keys, got {self.rank!r}")
+        object.__setattr__(self, "rank", path)
+
+    def init(self, capacity: int, item: Any) -> HighestRankedState:
+        """State over `capacity` empty rows for items like `item`. ValueError or TypeError where it has no such rank."""
+        try:
+            leaf = trajectories._at(item, self.rank)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"rank={self.rank!r}: an item has no such leaf") from error
+        if not hasattr(leaf, "dtype"):
+            raise ValueError(f"rank={self.rank!r} must lead to a leaf, got {type(leaf).__name__}")
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.issubdtype(leaf.dtype, jnp.integer):
+            raise TypeError(f"rank={self.rank!r} must be a real number, got {leaf.dtype}")
+        if leaf.shape != ():
+            raise ValueError(f"rank={self.rank!r} must be one number an item, got shape {list(leaf.shape)}")
+        return _empty(capacity, leaf.dtype)
+
+    def claim(
+        self, state: HighestRankedState, batch: Any, count: int, capacity: int
+    ) -> tuple[HighestRankedState, Int[Array, " count"]]:
+        """The rows of `count` new items, -1 for those that are not stored."""
+        if count == 0:
+            return state, jnp.zeros(0, jnp.int32)
+        ranks = jnp.asarray(trajectories._at(batch, self.rank))
+        number = ranks == ranks
+        state, appended = _append(state, ranks, number, capacity)
+        state, rows = _displace(state, ranks, number & (appended < 0))
+        rows = jnp.where(appended < 0, rows, appended)
+        # Ranks of a row only rise: an item whose rank is no longer there had to make place.
+        held = state.ranks[0].at[jnp.maximum(rows, 0)].get(mode=_CLIP)
+        refused = state.refused + jnp.sum(~number, dtype=jnp.uint32)
+        return dataclasses.replace(state, refused=refused), jnp.where(held == ranks, rows, -1)
+
+    def clear(self, state: HighestRankedState, capacity: int) -> HighestRankedState:
+        """State over the same rows, all empty again."""
+        return _empty(capacity, state.ranks[0].dtype)
+
+
+def _empty(capacity: int, dtype: Any) -> HighestRankedState:
+    widths = [-(-(capacity + 1) // FANOUT) * FANOUT]  # one more: the last takes writes that are to be ignored
+    while widths[-1] > FANOUT:
+        widths.append(-(-widths[-1] // FANOUT**2) * FANOUT)
+    return HighestRankedState(
+        size=jnp.zeros((), jnp.int32),
+        written=jnp.zeros(2, jnp.uint32),
+        refused=jnp.zeros((), jnp.uint32),
+        ranks=tuple(jnp.full(width, _highest(dtype), dtype) for width in widths),
+    )
+
+
+def _highest(dtype: Any) -> Any:
+    """What no rank is above; entries of it that belong to no item come behind those that do, and are never found."""
+    return np.asarray(np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max, dtype)
+
+
+def _append(
+    state: HighestRankedState, ranks: Shaped[Array, " count"], number: Bool[Array, " count"], capacity: int
+) -> tuple[HighestRankedState, Int[Array, " count"]]:
+    """The first items into the rows that are free; and which rows they took, -1 for none. O(count)."""
+    count = ranks.shape[0]
+    place = jnp.cumsum(number, dtype=jnp.int32) - 1
+    free = capacity - state.size
+    fits = number & (place < free)
+    rows = jnp.where(fits, state.size + place, -1)
+    leaves, *above = state.ranks
+    target = jnp.where(fits, rows, leaves.size - 1)
+    values = jnp.where(fits, ranks, _highest(ranks.dtype))
+    below = leaves.at[two_or_more(target)].set(two_or_more(values), mode=_CLIP)
+    levels, first, reach = [below], state.size, count
+    for level in above:  # the rows follow each other, and so do their parents
+        first, reach = first // FANOUT, min(reach // FANOUT + 2, below.size // FANOUT)
+        first = jnp.minimum(first, below.size // FANOUT - reach)
+        children = jax.lax.dynamic_slice(below, (first * FANOUT,), (reach * FANOUT,)).reshape(reach, FANOUT)
+        below = jax.lax.dynamic_update_slice(level, jnp.min(children, axis=1), (first,))
+        levels.append(below)
+    return _accepting(state, jnp.sum(fits, dtype=jnp.int32), tuple(levels)), rows
+
+
+@jax.jit  # outside of any program its loops would be compiled in every call
+def _displace(
+    state: HighestRankedState, ranks: Shaped[Array, " count"], asking: Bool[Array, " count"]
+) -> tuple[HighestRankedState, Int[Array, " count"]]:
+    """Items one after the other into the row of the lowest rank, each if its own is higher; and which rows they took."""
+    count = ranks.shape[0]
+    lowest = jnp.min(state.ranks[-1])
+    asking &= ranks > lowest  # the lowest rank only rises
+    place = jnp.cumsum(asking, dtype=jnp.int32) - 1
+    given = jnp.zeros(count + 1, ranks.dtype).at[jnp.where(asking, place, count)].set(ranks, mode=_CLIP)
+    last = place[-1] + 1
+
+    def next_above(step: Array, lowest: Array) -> Array:
+        return jax.lax.while_loop(lambda k: (k < last) & (given.at[k].get(mode=_CLIP) <= lowest), lambda k: k + 1, step)
+
+    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        step, taken, accepted, levels = carry
+        row, levels = _replace_lowest(levels, given.at[step].get(mode=_CLIP))
+        taken = jax.lax.dynamic_update_slice(taken, row[None], (step,))
+        return next_above(step + 1, jnp.min(levels[-1])), taken, accepted + 1, levels
+
+    start = (jnp.int32(0), jnp.full(count, -1, jnp.int32), jnp.int32(0), state.ranks)
+    _, taken, accepted, levels = jax.lax.while_loop(lambda carry: carry[0] < last, turn, start)
+    rows = jnp.where(asking, taken.at[jnp.maximum(place, 0)].get(mode=_CLIP), -1)
+    return dataclasses.replace(_accepting(state, accepted, levels), size=state.size), rows
+
+
+def _replace_lowest(levels: tuple[Array, ...], rank: Array) -> tuple[Int[Array, ""], tuple[Array, ...]]:
+    """Put a rank in place of the lowest one, of equal ones the first; and where that is. O(log)."""
+    node, families = jnp.int32(0), []
+    for level in reversed(levels):
+        family = jax.lax.dynamic_slice(level, (node * FANOUT,), (FANOUT,))
+        child = jnp.argmin(family).astype(jnp.int32)
+        node = node * FANOUT + child
+        families.append((node, child, family))
+    values, value = [], rank
+    for _, child, family in reversed(families):
+        values.append(value)
+        value = jnp.min(jnp.where(jnp.arange(FANOUT) == child, value, family))
+    # All is read before anything is written, or each level would be copied.
+    entries, values = computed_once(([entry for entry, _, _ in reversed(families)], values))
+    changed = [
+        jax.lax.dynamic_update_slice(level, value[None], (entry,))
+        for level, entry, value in zip(levels, entries, values, strict=True)
+    ]
+    return node, tuple(changed)
+
+
+def _accepting(state: HighestRankedState, accepted: Int[Array, ""], ranks: tuple[Array, ...]) -> HighestRankedState:
+    low = state.written[0] + accepted.astype(jnp.uint32)
+    carry = (low < state.written[0]).astype(jnp.uint32)
+    return dataclasses.replace(
+        state, size=state.size + accepted, written=jnp.stack([low, state.written[1] + carry]), ranks=ranks
+    )

@@ -1,0 +1,261 @@
+"""One batch from several buffers."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from fbuf import checks
+from fbuf.buffer import Buffer, BufferState
+from fbuf.priority_tree import LARGEST
+from fbuf.samplers import Draw, Fifo, InEpochs, PerTrajectory, Shuffled, Slices, Uniform
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MixtureDraw(Draw):
+    """How a batch was drawn. Slots are those of the buffer that a row came from; chances are those in the mixture."""
+
+    member: Int[Array, " batch"] = dataclasses.field(kw_only=True)  # which buffer a row came from
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Several buffers that are written one by one and sampled together: demonstrations and new experience, many tasks.
+
+    Args:
+        buffers: the members. Their items are alike; capacities, lanes, samplers and writers need not be.
+        shares: what part of a batch each gives, up to a factor; equal parts by default.
+        drawn: False: each gives a fixed number of rows, in the order of members. Shares are rounded so that the numbers
+            add up: down, and then up for those that lost most, of equal ones the first. A member with nothing to draw
+            leaves its rows invalid. True: each row's member is drawn, independently (to 2^-24 of the shares); what has
+            nothing to draw leaves its share to the others. This reads a whole batch from every member, and takes no
+            sampler that returns each item once, since most of what it returned would be lost.
+        counts: in place of shares the fixed number of rows themselves (of items, for `Slices`).
+
+    States are a tuple, one for each member: replace one of them to write to it. A row's probability is its member's part
+    of the batch (of its valid rows) times its chance there, so `importance_weights` weigh against a uniform draw from all
+    members' items together.
+    """
+
+    buffers: tuple[Buffer, ...]
+    shares: tuple[float, ...] | None = None
+    drawn: bool = False
+    counts: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.buffers, tuple) or not self.buffers:
+            raise TypeError(f"buffers must be a tuple of at least one Buffer, got {self.buffers!r}")
+        for buffer in self.buffers:
+            checks.rule("buffers", buffer, Buffer)
+        if not isinstance(self.drawn, bool):
+            raise TypeError(f"drawn must be True or False, got {self.drawn!r}")
+        if sum(buffer.capacity * buffer.items_per_row for buffer in self.buffers) > LARGEST:
+            raise ValueError(f"at most {LARGEST} items in all members together")
+        if len({_unit(buffer.sampler) for buffer in self.buffers}) > 1:
+            raise ValueError("the samplers of all members must draw rows of the same length and burn_in")
+        self._check_shares()
+        once = [buffer.sampler for buffer in self.buffers if isinstance(_places(buffer.sampler), InEpochs | Fifo)]
+        if self.drawn and once:
+            raise ValueError(f"drawn=True would lose most of what {once[0]!r} returns: use fixed shares")
+
+    def _check_shares(self) -> None:
+        for name in ("shares", "counts"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if not isinstance(values, tuple) or any(
+                isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating)
+                for value in values
+            ):
+                raise TypeError(f"{name} must be a tuple of numbers, got {values!r}")
+            if len(values) != len(self.buffers):
+                raise ValueError(f"{name} need one number for each of {len(self.buffers)} buffers, got {values}")
+        if self.counts is not None:
+            if self.shares is not None or self.drawn:
+                raise ValueError("counts are fixed and stand in place of shares: give neither shares nor drawn=True")
+            object.__setattr__(self, "counts", tuple(checks.whole("counts", count, least=0) for count in self.counts))
+        if self.shares is not None:
+            object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
+        given = [float(value) for value in self._weights]
+        if not all(0 <= value < math.inf for value in given) or not 0 < sum(given) < math.inf:
+            raise ValueError(f"shares and counts must be at least 0, finite, and not all zero, got {tuple(given)}")
+
+    @property
+    def _weights(self) -> Sequence[float]:
+        return self.shares or self.counts or (1.0,) * len(self.buffers)
+
+    def init(self, example: Any) -> tuple[BufferState, ...]:
+        """Empty members for items like `example`."""
+        return tuple(buffer.init(example) for buffer in self.buffers)
+
+    def size(self, states: tuple[BufferState, ...]) -> Int[Array, ""]:
+        """Items stored, in all members together."""
+        self._check(states)
+        return sum((b.size(state) for b, state in zip(self.buffers, states, strict=True)), jnp.zeros((), jnp.int32))
+
+    def sample(
+        self, states: tuple[BufferState, ...], key: Array, batch_size: int
+    ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
+        """A copy of `batch_size` items, and how they were drawn. See `Buffer.sample`. O(batch), times members if drawn."""
+        self._check(states)
+        batch_size = checks.whole("batch_size", batch_size)
+        unit = _unit(self.buffers[0].sampler)[0]
+        if batch_size % unit:
+            raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {unit}")
+        if self.drawn:
+            counts = (batch_size,) * len(self.buffers)
+        elif self.counts is not None:
+            counts = self.counts
+            if sum(counts) != batch_size:
+                raise ValueError(f"counts={counts} make a batch of {sum(counts)}, got batch_size={batch_size}")
+        else:
+            counts = tuple(unit * count for count in _apportioned(self._weights, batch_size // unit))
+        *keys, which = jax.random.split(key, len(self.buffers) + 1)
+        after, parts, numbers = list(states), [], []
+        for i, (buffer, count) in enumerate(zip(self.buffers, counts, strict=True)):
+            if count:
+                after[i], items, draw = buffer.sample(states[i], keys[i], count)
+                parts.append((items, draw))
+                numbers.append(i)
+        _require_alike(parts, numbers)
+        if self.drawn:
+            items, drawn = _rows_of_drawn(parts, self._weights, which)
+        else:
+            items, drawn = _rows_of_all(parts, numbers)
+        return tuple(after), items, drawn
+
+    def update(
+        self, states: tuple[BufferState, ...], draw: MixtureDraw, priorities: Float[Array, "*batch"] | float
+    ) -> tuple[BufferState, ...]:
+        """Give the items of a draw new priorities: one for each row, or one for all.
+
+        Rows that are not valid are ignored, and so are those of members that keep no priorities: TypeError if none does.
+        O(batch * log capacity) for each member.
+        """
+        self._check(states)
+        keeping = [i for i, buffer in enumerate(self.buffers) if _keeps_priorities(buffer.sampler)]
+        if not keeping:
+            raise TypeError("no member keeps priorities: build one with sampler=fbuf.Prioritized(...)")
+        slots = draw.slots if draw.starts is None else draw.starts
+        priorities = jnp.asarray(priorities)
+        if priorities.shape not in ((), slots.shape):
+            raise ValueError(f"priorities need the shape of the draw, {slots.shape}, or (), got {priorities.shape}")
+        after = list(states)
+        for i in keeping:
+            own = draw.valid & (draw.member == i)
+            # What is not its own is no refused priority of this member's either.
+            given = jnp.where(own, priorities, jnp.ones((), priorities.dtype))
+            after[i] = self.buffers[i].update(states[i], jnp.where(own, slots, -1), given)
+        return tuple(after)
+
+    def _check(self, states: tuple[BufferState, ...]) -> None:
+        """Raise for states of another mixture; the members check their own."""
+        if len(states) != len(self.buffers):
+            raise ValueError(f"one state for each of {len(self.buffers)} buffers is needed, got {len(states)}")
+
+
+def _require_alike(parts: list[tuple[Any, Draw]], numbers: list[int]) -> None:
+    """ValueError for members whose items differ in structure, shape or dtype."""
+
+    def kind(items: Any) -> tuple[Any, list[str]]:
+        return jax.tree.structure(items), [f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in jax.tree.leaves(items)]
+
+    first = kind(parts[0][0])
+    for i, (items, _) in zip(numbers, parts, strict=True):
+        if kind(items) != first:
+            raise ValueError(
+                f"items must be alike: those of buffer {i} are {kind(items)}, those of buffer {numbers[0]} are {first}"
+            )
+
+
+def _places(sampler: Any) -> Any:
+    """The rule that draws among the places of a sampler: for `Slices` the one of starts, or of trajectories."""
+    if isinstance(sampler, Slices):
+        return sampler.starts.trajectories if isinstance(sampler.starts, PerTrajectory) else sampler.starts
+    return sampler
+
+
+def _keeps_priorities(sampler: Any) -> bool:
+    by_trajectory = isinstance(sampler, Slices) and isinstance(sampler.starts, PerTrajectory)
+    return not (by_trajectory or isinstance(_places(sampler), Uniform | Shuffled | Fifo))
+
+
+def _unit(sampler: Any) -> tuple[int, ...]:
+    """Items of `batch_size` that make a row of the batch; for slices also those in front."""
+    return (sampler.length, sampler.burn_in) if isinstance(sampler, Slices) else (1,)
+
+
+def _apportioned(shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers in proportion to shares that add up to `total`, by largest remainders."""
+    exact = np.asarray(shares, np.float64) / math.fsum(shares) * total
+    counts = np.floor(exact).astype(np.int64)
+    missing = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return counts.tolist()
+
+
+def _rows_of_all(parts: list[tuple[Any, Draw]], numbers: list[int]) -> tuple[Any, MixtureDraw]:
+    """The rows of all parts, one part behind the other."""
+    draws = [draw for _, draw in parts]
+    valid = jnp.stack([jnp.sum(draw.valid, dtype=jnp.int32) for draw in draws])
+    part = valid.astype(jnp.float32) / jnp.maximum(jnp.sum(valid), 1)
+    draws = [_scaled(draw, part[i]) for i, draw in enumerate(draws)]
+    member = np.repeat(np.asarray(numbers, np.int32), [draw.valid.shape[0] for draw in draws])
+    rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([_of_rows(draw) for draw in draws]))
+    items = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([items for items, _ in parts]))
+    return items, _joined(rows, draws, valid > 0, jnp.asarray(member))
+
+
+def _rows_of_drawn(parts: list[tuple[Any, Draw]], shares: Sequence[float], key: Array) -> tuple[Any, MixtureDraw]:
+    """Each row of one of the parts, drawn with these shares among those that have any."""
+    draws = [draw for _, draw in parts]
+    some = jnp.stack([jnp.any(draw.valid) for draw in draws])
+    weights = jnp.where(some, jnp.asarray(np.asarray(shares) / max(shares), jnp.float32), 0)
+    bounds = jnp.cumsum(weights)
+    mass = jax.random.uniform(key, draws[0].valid.shape, jnp.float32) * bounds[-1]
+    member = jnp.sum(mass[:, None] >= bounds[None], axis=1, dtype=jnp.int32)
+    last = len(shares) - 1 - jnp.argmax(weights[::-1] > 0).astype(jnp.int32)
+    member = jnp.minimum(member, last)  # the product may round upwards
+    part = weights / jnp.where(bounds[-1] > 0, bounds[-1], 1)
+    draws = [_scaled(draw, part[i]) for i, draw in enumerate(draws)]
+
+    def chosen(*leaves: Array) -> Array:
+        rows = leaves[0]
+        for i, leaf in enumerate(leaves[1:], start=1):
+            rows = jnp.where((member == i).reshape(-1, *(1 for _ in leaf.shape[1:])), leaf, rows)
+        return rows
+
+    rows = jax.tree.map(chosen, *([_of_rows(draw) for draw in draws]))
+    items = jax.tree.map(chosen, *([items for items, _ in parts]))
+    return items, _joined(rows, draws, weights > 0, member)
+
+
+def _scaled(draw: Draw, part: Float[Array, ""]) -> Draw:
+    part = part.astype(draw.probability.dtype)
+    return dataclasses.replace(draw, probability=draw.probability * part, smallest=draw.smallest * part)
+
+
+def _of_rows(draw: Draw) -> dict[str, Any]:
+    """The leaves of a draw that have one entry a row."""
+    fields = {field.name: getattr(draw, field.name) for field in dataclasses.fields(draw)}
+    return {name: value for name, value in fields.items() if name not in ("smallest", "size")}
+
+
+def _joined(rows: dict[str, Any], draws: list[Draw], taking_part: Array, member: Array) -> MixtureDraw:
+    """One draw of these rows. Its smallest chance and size are those of the members that take part."""
+    smallest = jnp.stack([draw.smallest.astype(rows["probability"].dtype) for draw in draws])
+    sizes = jnp.stack([draw.size for draw in draws])
+    least = jnp.min(jnp.where(taking_part, smallest, jnp.inf))
+    return MixtureDraw(
+        **rows,
+        smallest=jnp.where(jnp.any(taking_part), least, 1),
+        size=jnp.sum(jnp.where(taking_part, sizes, 0), dtype=jnp.int32),
+        member=member,
+    )

@@ -1,0 +1,77 @@
+"""Every item once, in the order in which items came."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from fbuf.fusion import computed_once
+from fbuf.samplers.protocol import Draw
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FifoState:
+    """Which items were not returned yet: the newest `unread` ones."""
+
+    head: Array  # [] int32: the slot behind that of the newest item
+    unread: Array  # [] int32
+    lost: Array  # [] uint32: items that were overwritten before they were returned
+    capacity: int = dataclasses.field(metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fifo:
+    """First in, first out, for on-policy training: a draw is the oldest items that no draw returned yet, in their order.
+
+    Where fewer than batch_size are left they come first, and `draw.valid` is False for the other rows. The items of a row
+    come in the order of their lanes. `state.lost` counts items that were overwritten before they were returned.
+    `draw.probability` is 1 / size throughout: each item is returned as often as any other, and importance weights are 1.
+    For a ring, where slots follow each other. O(batch).
+    """
+
+    def init(self, capacity: int) -> FifoState:
+        return FifoState(
+            head=jnp.zeros((), jnp.int32),
+            unread=jnp.zeros((), jnp.int32),
+            lost=jnp.zeros((), jnp.uint32),
+            capacity=capacity,
+        )
+
+    def written(self, state: FifoState, slots: Int[Array, " batch"]) -> FifoState:
+        """New items came into slots that follow each other around the ring, more than once around it if they are many."""
+        if slots.shape[0] == 0:
+            return state
+        unread = state.unread.astype(jnp.uint32) + jnp.uint32(slots.shape[0])  # unsigned: it may pass 2^31
+        held = jnp.minimum(unread, jnp.uint32(state.capacity))
+        return dataclasses.replace(
+            state,
+            head=((slots[-1] + 1) % state.capacity).astype(jnp.int32),
+            unread=held.astype(jnp.int32),
+            lost=state.lost + (unread - held),
+        )
+
+    def sample(self, state: FifoState, key: Array, batch_size: int, size: Int[Array, ""]) -> tuple[FifoState, Draw]:
+        taken = jnp.minimum(state.unread, batch_size)
+        first = state.head - state.unread
+        row = jnp.arange(batch_size, dtype=jnp.int32)
+        valid = row < taken
+        back = first + jnp.where(valid, row, 0)  # negative before the ring's end; no sum passes 2^31
+        slots = jnp.where(taken > 0, jnp.where(back < 0, back + state.capacity, back), 0)
+        chance = 1 / jnp.maximum(size, 1).astype(jnp.float32)
+        draw = Draw(
+            slots=computed_once(slots),
+            probability=jnp.broadcast_to(chance, (batch_size,)),
+            valid=valid,
+            smallest=chance,
+            size=size,
+        )
+        return dataclasses.replace(state, unread=state.unread - taken), draw
+
+    def update(self, state: FifoState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> FifoState:
+        raise TypeError("Fifo keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)")
+
+    def clear(self, state: FifoState) -> FifoState:
+        return self.init(state.capacity)

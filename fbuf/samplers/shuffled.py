@@ -1,0 +1,201 @@
+"""Every stored item once before any comes again."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, UInt32
+
+from fbuf.fusion import computed_once
+from fbuf.samplers.protocol import Draw
+from fbuf.samplers.uniform import below
+
+_CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ShuffledState:
+    """How far the epoch has come.
+
+    At first each position of an epoch holds the slot of its own number. `moved` says which ones hold another slot, and
+    since which epoch: what another epoch moved is forgotten without being touched.
+    """
+
+    moved: Array | None  # [capacity + 1, 2] uint32: slot and epoch; the last entry belongs to no position
+    epoch: Array  # [] uint32: the number of this epoch; any but the last one
+    position: Array  # [] int32: items returned in this epoch
+    length: Array  # [] int32: items that the epoch was begun with
+    finished: Array  # [] uint32: epochs that came to their end
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+    """Without replacement: an epoch returns each stored item once, in uniformly random order (to 2^-32 of its chance).
+
+    A batch never spans two epochs. Where fewer than batch_size items are left they come first and `draw.valid` is False
+    for the other rows; with `drop_last` they are skipped and the next epoch begins, and no row is valid while the buffer
+    holds fewer than batch_size. With `shuffle=False` items come in the order of their slots.
+
+    An epoch begins anew when the number of stored items changes, so until the ring is full each write begins one. Later
+    writes do not: the new item takes the turn of the one it replaced. `draw.probability` is 1 / size throughout.
+
+    O(batch * log batch) at any capacity; 8 bytes a slot.
+    """
+
+    drop_last: bool = False
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("drop_last", "shuffle"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+
+    def init(self, capacity: int) -> ShuffledState:
+        return ShuffledState(
+            moved=jnp.zeros((capacity + 1, 2), jnp.uint32) if self.shuffle else None,
+            epoch=jnp.ones((), jnp.uint32),
+            position=jnp.zeros((), jnp.int32),
+            length=jnp.zeros((), jnp.int32),
+            finished=jnp.zeros((), jnp.uint32),
+        )
+
+    def written(self, state: ShuffledState, slots: Int[Array, " batch"]) -> ShuffledState:
+        return state
+
+    def sample(
+        self, state: ShuffledState, key: Array, batch_size: int, size: Int[Array, ""]
+    ) -> tuple[ShuffledState, Draw]:
+        left = jnp.where(size == state.length, size - state.position, 0)
+        enough = batch_size if self.drop_last else 1
+        anew, used = left < enough, state.position > 0
+        skipped = anew & used & (left > 0)
+        position = jnp.where(anew, 0, state.position)
+        left = size - position
+        left = jnp.where(left < enough, 0, left)
+        epoch = state.epoch + (anew & used).astype(jnp.uint32)
+        left, position, epoch, length = computed_once((left, position, epoch, size))
+        moved, slots = state.moved, position + jnp.arange(batch_size, dtype=jnp.int32)
+        if moved is not None:
+            moved, slots = take(moved, epoch, key, batch_size, position, left)
+        valid = jnp.arange(batch_size) < left
+        chance = 1 / jnp.maximum(size, 1).astype(jnp.float32)
+        draw = Draw(
+            slots=computed_once(jnp.where(valid, slots, 0)),
+            probability=jnp.broadcast_to(chance, (batch_size,)),
+            valid=valid,
+            smallest=chance,
+            size=size,
+        )
+        emptied = (left > 0) & (left <= batch_size)
+        after = ShuffledState(
+            moved=moved,
+            epoch=epoch,
+            position=position + jnp.minimum(left, batch_size),
+            length=length,
+            finished=state.finished + skipped.astype(jnp.uint32) + emptied.astype(jnp.uint32),
+        )
+        return after, draw
+
+    def update(
+        self, state: ShuffledState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]
+    ) -> ShuffledState:
+        raise TypeError("Shuffled keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)")
+
+    def clear(self, state: ShuffledState) -> ShuffledState:
+        return self.init(1 if state.moved is None else state.moved.shape[0] - 1)
+
+    def restart(self, state: ShuffledState) -> ShuffledState:
+        """State at the beginning of an epoch; one that is under way does not count as finished. O(1)."""
+        used = (state.position > 0).astype(jnp.uint32)
+        return dataclasses.replace(state, epoch=state.epoch + used, position=jnp.zeros_like(state.position))
+
+
+def take(
+    moved: UInt32[Array, "entries 2"],
+    epoch: UInt32[Array, ""],
+    key: Array,
+    count: int,
+    start: Int[Array, ""],
+    left: Int[Array, ""],
+) -> tuple[UInt32[Array, "entries 2"], Int[Array, " count"]]:
+    """Slots from `count` random positions of [start, start + left), and the positions with these slots moved to the front.
+
+    Where `left` is less than `count` the last of the slots mean nothing. In place when `moved` is donated.
+    O(count * log count).
+    """
+    nobody = moved.shape[0] - 1
+    sources, holes, fillers = swaps(key, count, left, nobody.bit_length())
+    # Epochs are numbered modulo 2^32. Before a number comes again, each entry had its turn to forget it.
+    turn = (epoch % max(nobody, 1)).astype(jnp.int32)[None]
+    origin = jnp.concatenate([sources, fillers])
+    origin = jnp.concatenate([jnp.where(origin < left, start + origin, nobody), turn])
+    target = jnp.concatenate([jnp.arange(count, dtype=jnp.int32), holes])
+    target = jnp.where(target < left, start + target, nobody)
+    held = moved.at[origin].get(mode=_CLIP)
+    slots = jnp.where(held[:, 1] == epoch, held[:, 0], origin.astype(jnp.uint32))
+    stays = jnp.any(target == turn) | (held[-1, 1] == epoch)
+    target = jnp.concatenate([target, jnp.where(stays, nobody, turn)])
+    entries = jnp.stack([slots, jnp.broadcast_to(epoch, slots.shape).at[-1].add(0xFFFFFFFF)], axis=1)
+    # What is read is settled before the write: fused into it, the read would cost a copy of all entries.
+    target, entries = computed_once((target, jnp.where((target < nobody)[:, None], entries, 0)))
+    return moved.at[target].set(entries, mode=_CLIP), entries[:count, 0].astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 3))  # outside of any program its loop would be compiled in every call
+def swaps(
+    key: Array, count: int, left: Int[Array, ""], bits: int
+) -> tuple[Int[Array, " count"], Int[Array, " count"], Int[Array, " count"]]:
+    """What `count` steps of Durstenfeld's shuffle do to `left` entries, found without doing them one by one.
+
+    Step i exchanges entry i with a random one at or behind it. Afterwards entry i is what stood at sources[i], and what
+    stood at fillers[j] is at holes[j] >= count; a hole that is not below `left`, which has at most `bits` bits, is none.
+    """
+    rows = jnp.arange(count, dtype=jnp.int32)
+    target = computed_once(rows + below(key, count, jnp.maximum(left - rows, 1)))
+    # What stands at entry k when its own step comes: what the last earlier step with target k left there. That was the
+    # entry of that step's own number, so the question repeats, with a smaller number each time.
+    own = jnp.where((target < count) & (target != rows), target, count)
+    earlier = jnp.full(count + 1, -1, jnp.int32).at[own].max(rows, mode=_CLIP)[:count]
+    origin = _followed_to_the_end(jnp.where(earlier < 0, rows, earlier))
+
+    step = _sorting(target, bits)
+    target = target.at[step].get(mode=_CLIP)
+    again = jnp.concatenate([jnp.zeros(1, bool), target[1:] == target[:-1]])
+    before = jnp.where(again, origin.at[jnp.roll(step, 1)].get(mode=_CLIP), target)
+    sources = jnp.zeros(count, jnp.int32).at[step].set(before, mode=_CLIP, unique_indices=True)
+    last = jnp.concatenate([~again[1:], jnp.ones(1, bool)])
+    holes = jnp.where(last & (target >= count), target, jnp.iinfo(jnp.int32).max)
+    return sources, holes, origin.at[step].get(mode=_CLIP)
+
+
+def _followed_to_the_end(pointers: Int[Array, " count"]) -> Int[Array, " count"]:
+    """Where each entry leads when pointers are followed until one points to itself. O(count * log of the longest way)."""
+
+    def further(pointers: Array) -> Array:
+        return pointers.at[pointers].get(mode=_CLIP)
+
+    return jax.lax.while_loop(
+        lambda ways: jnp.any(ways[0] != ways[1]),
+        lambda ways: (ways[1], further(ways[1])),
+        (pointers, further(pointers)),
+    )[1]
+
+
+def _sorting(values: Int[Array, " count"], bits: int) -> Int[Array, " count"]:
+    """The order of positions that sorts values of at most `bits` bits; equal ones stay in order.
+
+    By sorts of single words that hold some bits of the value above the position: on the CPU five times as fast as a
+    sort of pairs.
+    """
+    count = values.shape[0]
+    low = (count - 1).bit_length()
+    rows = jnp.arange(count, dtype=jnp.uint32)
+    step = rows
+    for digit in range(0, bits, 32 - low):
+        word = values.at[step].get(mode=_CLIP).astype(jnp.uint32) >> digit
+        word = jax.lax.sort((word << low) | rows) & jnp.uint32((1 << low) - 1)
+        step = step.at[word].get(mode=_CLIP)
+    return step.astype(jnp.int32)

@@ -1,0 +1,333 @@
+"""Items of highest rank: as if they came one after the other."""
+
+import dataclasses
+import functools
+import heapq
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fbuf import Buffer, BufferState, Fifo, HighestRanked, Prioritized, Shuffled, Slices, Trajectories, Uniform
+from tests.fbuf.compiled import extend, init, sample, update
+from tests.fbuf.model import PrioritiesModel, assert_same, assert_tree_is_exact
+from tests.fbuf.test_compile_facts import bytes_of, copied
+
+pytestmark = pytest.mark.usefixtures("device")
+
+RULE = HighestRanked(rank="return")
+RANKS = [-np.inf, -2.5, -1.0, 0.0, 0.5, 1.0, 2.0, np.inf, np.nan]
+
+
+class RankedModel:
+    """The items that stay, one by one, each with a search of all."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.ranks, self.names = capacity, list[Any](), list[int]()
+        self.written = self.refused = 0
+
+    def extend(self, ranks: list[Any], names: list[int]) -> list[int]:
+        """Slots, -1 for those that are not stored in the end."""
+        slots: list[int] = []
+        for rank, name in zip(ranks, names, strict=True):
+            slots.append(self.add(rank, name))
+            if slots[-1] >= 0:
+                slots[:-1] = [-1 if slot == slots[-1] else slot for slot in slots[:-1]]
+        return slots
+
+    def add(self, rank: Any, name: int) -> int:
+        if rank != rank:
+            self.refused += 1
+            return -1
+        if len(self.ranks) < self.capacity:
+            slot = len(self.ranks)
+            self.ranks.append(rank)
+            self.names.append(name)
+        else:
+            lowest = min(self.ranks)
+            if not rank > lowest:
+                return -1
+            slot = self.ranks.index(lowest)
+            self.ranks[slot], self.names[slot] = rank, name
+        self.written += 1
+        return slot
+
+
+def batch_of(ranks: Any, names: Any, dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    return {"return": np.asarray(ranks).astype(dtype), "name": np.asarray(names, np.int32)}
+
+
+def empty(buffer: Buffer, dtype: Any = np.float32) -> BufferState:
+    return init(buffer, {"return": np.zeros((), dtype), "name": np.int32(0)})
+
+
+def check(buffer: Buffer, state: BufferState, model: RankedModel) -> None:
+    size = len(model.ranks)
+    np.testing.assert_array_equal(state.items["name"][:size], model.names)
+    np.testing.assert_array_equal(state.items["return"][:size], model.ranks)
+    assert not state.items["name"][size:].any()
+    ring = state.ring
+    assert (buffer.size(state), ring.size, ring.refused) == (size, size, model.refused)
+    np.testing.assert_array_equal(ring.written, [model.written, 0])
+    np.testing.assert_array_equal(ring.ranks[0][:size], model.ranks)
+    for below, level in zip(ring.ranks, ring.ranks[1:], strict=False):
+        least = np.asarray(below).reshape(-1, 128).min(axis=1)
+        np.testing.assert_array_equal(level[: len(least)], least)
+
+
+@pytest.mark.parametrize(("capacity", "counts"), [(1, [1, 4]), (5, [0, 1, 13]), (130, [3, 90])], ids=str)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_history_leaves_what_one_item_after_the_other_leaves(
+    capacity: int, counts: list[int], data: st.DataObject
+) -> None:
+    buffer, model = Buffer(capacity, writer=RULE), RankedModel(capacity)
+    state, named = empty(buffer), 0
+    for kind in data.draw(st.lists(st.sampled_from(["extend"] * 6 + ["clear"]), max_size=8)):
+        if kind == "clear":
+            state, model = buffer.clear(state), RankedModel(capacity)
+            assert_same(state.ring, empty(buffer).ring)
+            state = dataclasses.replace(state, items=jax.tree.map(jnp.zeros_like, state.items))
+            continue
+        count = data.draw(st.sampled_from(counts))
+        ranks = data.draw(st.lists(st.sampled_from(RANKS), min_size=count, max_size=count))
+        names, named = list(range(named, named + count)), named + count
+        state, slots = extend(buffer, state, batch_of(ranks, names))
+        assert slots.tolist() == model.extend([float(rank) for rank in ranks], names)
+        assert slots.dtype == jnp.int32
+        check(buffer, state, model)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint32, np.float16, jnp.bfloat16], ids=str)
+def test_ranks_of_any_real_type_are_compared_as_they_are(dtype: Any) -> None:
+    top = np.asarray(np.inf) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+    low = -np.asarray(np.inf) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    buffer, model, rng = Buffer(3, writer=RULE), RankedModel(3), np.random.default_rng(0)
+    state = empty(buffer, dtype)
+    near = np.asarray([low, top, 0, 1, 2, 100], dtype)
+    if dtype in (np.int32, np.uint32):  # neighbours that no float32 tells apart
+        near = np.asarray([low, top, top - 1, top - 2, 2**30, 2**30 + 1], dtype)
+    for i in range(12):
+        ranks = rng.choice(near, 2)
+        state, slots = extend(buffer, state, batch_of(ranks, [2 * i, 2 * i + 1], dtype))
+        assert slots.tolist() == model.extend(list(ranks), [2 * i, 2 * i + 1])
+        check(buffer, state, model)
+
+
+def test_many_items_over_three_levels_leave_what_a_heap_leaves() -> None:
+    capacity, count, rng = 20_000, 1_500, np.random.default_rng(0)
+    buffer, heap = Buffer(capacity, writer=RULE), list[tuple[float, int, int]]()
+    state, names = empty(buffer), np.full(capacity, -1)
+    assert len(state.ring.ranks) == 3
+    for i in range(25):
+        ranks = rng.integers(0, 1000 + 40 * i, count).astype(np.float32)
+        state, slots = extend(buffer, state, batch_of(ranks, np.arange(count) + i * count))
+        expected = np.full(count, -1)
+        for j, rank in enumerate(ranks.tolist()):
+            if len(heap) < capacity:
+                slot = len(heap)
+                heapq.heappush(heap, (rank, slot, 0))
+            elif rank > heap[0][0]:
+                slot = heap[0][1]
+                heapq.heapreplace(heap, (rank, slot, 0))
+            else:
+                continue
+            expected[expected == slot] = -1
+            names[slot], expected[j] = i * count + j, slot
+        np.testing.assert_array_equal(slots, expected)
+    np.testing.assert_array_equal(state.items["name"], names)
+    assert 0 < np.sum(slots >= 0) < count
+
+
+def test_many_items_at_once_are_the_same_as_one_at_a_time() -> None:
+    buffer, ranks = Buffer(4, Prioritized(), writer=RULE), [1, 5, -3, 5, 2, 5, 9, np.nan, 3, 9]
+    at_once, slots = extend(buffer, empty(buffer), batch_of(ranks, range(10)))
+    assert slots.tolist() == [-1, 1, -1, 3, -1, -1, 2, -1, -1, 0]
+    one_by_one = empty(buffer)
+    for i, rank in enumerate(ranks):
+        one_by_one, _ = extend(buffer, one_by_one, batch_of([rank], [i]))
+    assert_same(at_once, one_by_one)
+    assert sorted(at_once.items["return"].tolist()) == [5, 5, 9, 9]
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("new_items", ["highest_ever", "highest_stored"])
+@settings(max_examples=12)
+def test_new_items_get_priorities_and_the_others_keep_theirs(new_items: Any, data: st.DataObject) -> None:
+    rule = Prioritized(alpha=1, eps=0.5, new_items=new_items)
+    buffer, model = Buffer(5, rule, writer=RULE), RankedModel(5)
+    priorities = PrioritiesModel(5, 1, 0.5, new_items)
+    state = empty(buffer)
+    for i in range(data.draw(st.integers(1, 6))):
+        ranks = data.draw(st.lists(st.sampled_from(RANKS), min_size=3, max_size=3))
+        state, slots = extend(buffer, state, batch_of(ranks, [i] * 3))
+        kept = [slot for slot in model.extend([float(rank) for rank in ranks], [i] * 3) if slot >= 0]
+        if kept:
+            priorities.written(np.asarray(kept))
+        new = data.draw(st.lists(st.sampled_from([0.5, 1.0, 3.0, 7.0]), min_size=3, max_size=3))
+        given = np.asarray(new, np.float32)
+        state = update(buffer, state, slots, given)  # -1 is no slot
+        priorities.update(np.asarray(slots), given)
+        np.testing.assert_array_equal(state.sampler.priorities[:5], priorities.given)
+        assert state.sampler.highest == priorities.highest
+        assert_tree_is_exact(state.sampler.tree)
+        check(buffer, state, model)
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Shuffled()], ids=repr)
+def test_what_stays_is_sampled(sampler: Any) -> None:
+    buffer = Buffer(6, sampler, writer=RULE)
+    state, slots = extend(buffer, empty(buffer), batch_of([3, np.nan, 1, 2], range(4)))
+    assert slots.tolist() == [0, -1, 1, 2]
+    _, items, draw = sample(buffer, state, jax.random.key(0), 16)
+    assert draw.size == 3
+    assert set(items["name"][draw.valid].tolist()) == {0, 2, 3}
+    refused, slots = extend(buffer, state, batch_of([np.nan] * 4, range(4)))
+    assert (slots == -1).all()
+    assert_same((refused.items, refused.sampler), (state.items, state.sampler))
+
+
+class Pair(NamedTuple):
+    score: Any
+    rest: Any
+
+
+@pytest.mark.parametrize(
+    ("rank", "item"),
+    [
+        (("stats", "return"), {"stats": {"return": np.float32(0)}, "x": np.zeros(2, np.float32)}),
+        ((0, "score"), (Pair(np.float32(0), np.zeros(3, np.float32)), np.int8(0))),
+        (1, [np.zeros(2, np.uint8), np.float32(0)]),
+        ((), np.float32(0)),
+    ],
+    ids=str,
+)
+def test_the_rank_may_be_any_leaf(rank: Any, item: Any) -> None:
+    buffer = Buffer(2, writer=HighestRanked(rank))
+    batch = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf, value) for value in (3, 1, 2, 4)]), item)
+    state, slots = extend(buffer, init(buffer, item), batch)
+    assert slots.tolist() == [0, -1, -1, 1]
+    assert sorted(state.ring.ranks[0][:2].tolist()) == [3, 4]
+    assert_same(buffer.read(state, slots[3:]), jax.tree.map(lambda leaf: leaf[3:], batch))
+
+
+def test_the_count_of_accepted_items_passes_32_bits() -> None:
+    buffer = Buffer(4, writer=RULE)
+    state = empty(buffer)
+    ring = dataclasses.replace(state.ring, written=jnp.asarray([2**32 - 3, 0], jnp.uint32))
+    state, _ = extend(buffer, dataclasses.replace(state, ring=ring), batch_of(range(7), range(7)))
+    np.testing.assert_array_equal(state.ring.written, [4, 1])
+
+
+def test_loops_scans_buffers_side_by_side_and_64_bit_types_agree() -> None:
+    buffer, rng = Buffer(7, Prioritized(), writer=RULE), np.random.default_rng(0)
+    ranks = rng.integers(-5, 20, (2, 6, 3)).astype(np.float32)
+    batches = batch_of(ranks, np.arange(36).reshape(2, 6, 3))
+
+    def run(state: BufferState, batches: Any) -> tuple[BufferState, jax.Array]:
+        return jax.lax.scan(buffer.extend, state, batches)
+
+    start, traces = empty(buffer), []
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def once(state: BufferState, batch: Any) -> tuple[BufferState, jax.Array]:
+        traces.append(batch)
+        return buffer.extend(state, batch)
+
+    side_by_side = jax.jit(jax.vmap(run, in_axes=(None, 0)))(start, batches)
+    for i in range(2):
+        state, slots = jax.tree.map(jnp.copy, start), []
+        for j in range(6):
+            state, taken = once(state, jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], batches))
+            slots.append(taken)
+        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], side_by_side), (state, jnp.stack(slots)))
+    assert len(traces) == 1
+    with jax.enable_x64(True):
+        wide = jax.jit(run)(start, jax.tree.map(lambda leaf: leaf[1], batches))
+    assert_same(wide, (state, jnp.stack(slots)))
+
+
+@pytest.mark.parametrize(("sampler", "rows"), [(Uniform(), 1), (Prioritized(), 32)], ids=str)
+def test_a_donated_buffer_is_written_in_place(sampler: Any, rows: int) -> None:
+    buffer = Buffer(100_000, sampler, writer=RULE)
+    item = {"return": np.float32(0), "x": np.zeros(4, np.float32), "done": np.bool_(False)}
+    state = jax.eval_shape(lambda: buffer.init(item))
+
+    def turn(state: BufferState, batch: Any) -> tuple[BufferState, jax.Array]:
+        return buffer.extend(state, batch)
+
+    def loop(state: BufferState, batches: Any) -> tuple[BufferState, jax.Array]:
+        return jax.lax.scan(turn, state, batches)
+
+    for run, shape in ((turn, (rows,)), (loop, (5, rows))):
+        batch = jax.tree.map(lambda leaf, shape=shape: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), item)
+        program = jax.jit(run, donate_argnums=0).lower(state, batch).compile()
+        memory = program.memory_analysis()
+        assert memory.alias_size_in_bytes == pytest.approx(bytes_of(state), rel=1e-3)
+        more = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        assert more < 0.02 * bytes_of(state)
+        assert max(copied(program), default=0) < 500  # not even the level above the ranks
+
+
+def test_outside_of_programs_a_second_call_compiles_nothing() -> None:
+    buffer, compiled = Buffer(8, writer=RULE), list[str]()
+    state, _ = buffer.extend(empty(buffer), batch_of(range(9), range(9)))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **more: compiled.append(event) if "backend_compile" in event else None
+    )
+    try:
+        buffer.extend(state, batch_of(range(9), range(9)))
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not compiled
+
+
+ENDS = Trajectories("done")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: HighestRanked(1.5), TypeError, "a key, or a tuple of keys"),
+        (lambda: HighestRanked(("a", None)), TypeError, "a key, or a tuple of keys"),
+        (lambda: HighestRanked(True), TypeError, "a key, or a tuple of keys"),
+        (lambda: Buffer(4, writer=HighestRanked), TypeError, "writer must be an instance"),
+        (lambda: Buffer(4, writer=RULE, lanes=(2,)), ValueError, "takes no lanes"),
+        (lambda: Buffer(4, Fifo(), writer=RULE), ValueError, "Fifo follow the order of writing"),
+        (lambda: Buffer(4, writer=RULE, trajectories=ENDS), ValueError, "trajectories follow the order"),
+        (
+            lambda: Buffer(4, Slices(2), writer=RULE, trajectories=ENDS),
+            ValueError,
+            "trajectories follow the order",
+        ),
+        (lambda: Buffer(4, writer=RULE).init({"a": np.float32(0)}), ValueError, "an item has no such leaf"),
+        (lambda: Buffer(4, writer=RULE).init(np.float32(0)), ValueError, "an item has no such leaf"),
+        (
+            lambda: Buffer(4, writer=RULE).init({"return": {"a": np.int8(0)}}),
+            ValueError,
+            "must lead to a leaf, got dict",
+        ),
+        (
+            lambda: Buffer(4, writer=RULE).init({"return": np.zeros(1)}),
+            ValueError,
+            r"one number an item, got shape \[1\]",
+        ),
+        (lambda: Buffer(4, writer=RULE).init({"return": np.bool_(0)}), TypeError, "must be a real number, got bool"),
+        (lambda: Buffer(4, writer=RULE).init({"return": np.complex64(0)}), TypeError, "real number, got complex64"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(make: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_a_state_of_another_writer_is_refused() -> None:
+    ring, ranked = Buffer(4), Buffer(4, writer=RULE)
+    item = {"return": np.float32(0), "name": np.int32(0)}
+    for buffer, other in ((ring, ranked), (ranked, ring)):
+        with pytest.raises(ValueError, match="another writer"):
+            buffer.extend(init(other, item), batch_of([1], [1]))

@@ -1,0 +1,363 @@
+"""One batch from several buffers: whose rows, with which chance, and what comes back to whom."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fbuf import (
+    Buffer,
+    BufferState,
+    Fifo,
+    Mixture,
+    MixtureDraw,
+    PerTrajectory,
+    Prioritized,
+    Shuffled,
+    Slices,
+    Trajectories,
+    Uniform,
+    importance_weights,
+)
+from fbuf.mixture import _apportioned
+from tests.fbuf.compiled import extend, init, update
+from tests.fbuf.model import assert_same
+from tests.fbuf.test_compile_facts import bytes_of, copied
+
+pytestmark = pytest.mark.usefixtures("device")
+
+States = tuple[BufferState, ...]
+sample = jax.jit(Mixture.sample, static_argnums=(0, 3))
+update_all = jax.jit(Mixture.update, static_argnums=0)
+ENDS = Trajectories(terminated="done")
+
+
+def filled(mixture: Mixture, *rows: int) -> States:
+    """States with that many rows in each member, all items different: member * 1000 + slot."""
+    states = []
+    for i, (buffer, count) in enumerate(zip(mixture.buffers, rows, strict=True)):
+        state = init(buffer, np.float32(0))
+        if count:
+            values = np.arange(count * buffer.items_per_row, dtype=np.float32).reshape(count, *buffer.lanes)
+            state, _ = extend(buffer, state, 1000 * i + values)
+        states.append(state)
+    return tuple(states)
+
+
+def parts(draw: MixtureDraw) -> list[int]:
+    return np.bincount(np.asarray(draw.member)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "counts"),
+    [
+        ((1, 1), 7, [4, 3]),
+        ((0.25, 0.75), 256, [64, 192]),
+        ((0.1, 0.2, 0.7), 1, [0, 0, 1]),
+        ((1, 1, 1), 2, [1, 1, 0]),
+        ((0, 1, 2), 10, [0, 3, 7]),
+        ((0.47, 0.16, 0.158, 0.12, 0.061, 0.031), 10, [5, 2, 1, 1, 1, 0]),
+        ((1e-30, 1), 5, [0, 5]),
+        ((1e300, 1e300), 4, [2, 2]),
+    ],
+)
+def test_fixed_shares_are_rounded_by_largest_remainders(shares: Any, total: int, counts: list[int]) -> None:
+    assert _apportioned(shares, total) == counts
+
+
+@given(shares=st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(any), total=st.integers(1, 10_000))
+def test_fixed_shares_add_up(shares: list[float], total: int) -> None:
+    counts = _apportioned(shares, total)
+    assert sum(counts) == total
+    exact = np.asarray(shares) / np.sum(shares) * total
+    assert (np.abs(counts - exact) < 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("given", [{"shares": (1, 3)}, {"counts": (2, 6)}], ids=str)
+def test_each_member_gives_its_rows_in_turn(given: dict[str, Any]) -> None:
+    mixture = Mixture((Buffer(5, lanes=(2,)), Buffer(9, Prioritized(alpha=1, eps=0))), **given)
+    states = filled(mixture, 3, 4)
+    states = (states[0], update(mixture.buffers[1], states[1], np.arange(4), np.asarray([1, 2, 3, 2], np.float32)))
+    states, items, draw = sample(mixture, states, jax.random.key(0), 8)
+    assert mixture.size(states) == 10
+    np.testing.assert_array_equal(draw.member, [0] * 2 + [1] * 6)
+    np.testing.assert_array_equal(items, 1000 * draw.member + draw.slots)
+    own = [np.full(6, 1 / 6), np.asarray([1, 2, 3, 2]) / 8]
+    chances = [[0.25, 0.75][member] * own[member][slot] for member, slot in zip(draw.member, draw.slots, strict=True)]
+    np.testing.assert_allclose(draw.probability, chances, rtol=1e-6)
+    np.testing.assert_allclose(draw.smallest, 0.25 / 6, rtol=1e-6)
+    assert draw.valid.all()
+    assert draw.size == 10
+    assert draw.member.dtype == draw.slots.dtype == draw.size.dtype == jnp.int32
+
+
+@pytest.mark.parametrize(("shares", "drawn"), [(None, False), ((0.3, 0.7), True), ((1, 0), True)], ids=str)
+def test_items_are_drawn_as_often_as_the_draw_says(shares: Any, drawn: bool) -> None:
+    mixture = Mixture((Buffer(4), Buffer(5, Prioritized(alpha=1, eps=0))), shares, drawn)
+    states = filled(mixture, 3, 3)
+    states = (states[0], update(mixture.buffers[1], states[1], np.arange(3), np.asarray([1, 2, 3], np.float32)))
+    keys = jax.random.split(jax.random.key(3), 4_000)
+    _, items, draw = jax.jit(jax.vmap(lambda key: mixture.sample(states, key, 8)))(keys)
+    draw = jax.tree.map(lambda leaf: leaf.reshape(-1) if leaf.ndim == 2 else leaf[0], draw)
+    assert draw.valid.all()
+    np.testing.assert_array_equal(items.reshape(-1), 1000 * draw.member + draw.slots)
+    place = np.asarray(draw.member * 3 + draw.slots)
+    found = np.bincount(place, minlength=6)
+    parts = np.asarray(shares or (1, 1)) / sum(shares or (1, 1))
+    if not drawn:
+        parts = np.asarray(_apportioned(parts, 8)) / 8
+    law = np.concatenate([parts[0] * np.full(3, 1 / 3), parts[1] * np.asarray([1, 2, 3]) / 6])
+    assert not found[law == 0].any()
+    assert stats.chisquare(found[law > 0], law[law > 0] * place.size).pvalue > 1e-4
+    np.testing.assert_allclose(draw.probability, law[place], rtol=1e-5)
+    np.testing.assert_allclose(draw.smallest, law[law > 0].min(), rtol=1e-5)
+    assert draw.size == 3 * np.count_nonzero(parts)
+    np.testing.assert_allclose(importance_weights(draw, 1.0, "none"), 1 / (draw.size * law[place]), rtol=1e-5)
+    np.testing.assert_allclose(importance_weights(draw, 1.0), law[law > 0].min() / law[place], rtol=1e-5)
+
+
+def test_members_of_drawn_rows_do_not_depend_on_each_other() -> None:
+    mixture = Mixture((Buffer(4), Buffer(4), Buffer(4)), (2, 1, 1), drawn=True)
+    states = filled(mixture, 1, 1, 1)
+    _, _, draw = sample(mixture, states, jax.random.key(0), 40_000)
+    member = np.asarray(draw.member)
+    pairs = np.bincount(member[:-1:2] * 3 + member[1::2], minlength=9)
+    law = np.outer([0.5, 0.25, 0.25], [0.5, 0.25, 0.25]).reshape(-1)
+    assert stats.chisquare(pairs, law * pairs.sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_a_member_without_items_leaves(drawn: bool) -> None:
+    for empty in range(3):
+        check_what_is_left(drawn, empty)
+
+
+def check_what_is_left(drawn: bool, empty: int) -> None:
+    mixture = Mixture((Buffer(4), Buffer(4), Buffer(4, Prioritized())), (1, 2, 1), drawn)
+    states = filled(mixture, *(0 if i == empty else 2 for i in range(3)))
+    _, items, draw = sample(mixture, states, jax.random.key(0), 64)
+    valid = np.asarray(draw.valid)
+    if drawn:
+        assert valid.all()
+        assert set(draw.member.tolist()) == {0, 1, 2} - {empty}
+    else:
+        np.testing.assert_array_equal(valid, draw.member != empty)
+        assert parts(draw) == [16, 32, 16]
+    parts_of = np.asarray([1, 2, 1]) * (np.arange(3) != empty)
+    law = (parts_of / parts_of.sum())[np.asarray(draw.member)] / 2
+    np.testing.assert_allclose(draw.probability[valid], law[valid], rtol=1e-6)
+    np.testing.assert_array_equal(items[valid], (1000 * draw.member + draw.slots)[valid])
+    assert draw.size == 4
+    weights = importance_weights(draw, 0.5)
+    assert np.isfinite(weights).all()
+    assert (np.asarray(weights > 0) == valid).all()
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_nothing_is_valid_where_all_members_are_empty(drawn: bool) -> None:
+    mixture = Mixture((Buffer(4), Buffer(4, Prioritized())), drawn=drawn)
+    _, _, draw = sample(mixture, mixture.init(np.float32(0)), jax.random.key(0), 6)
+    assert not draw.valid.any()
+    assert draw.size == 0
+    assert not importance_weights(draw, 0.5).any()
+
+
+def test_priorities_go_to_the_member_that_a_row_came_from() -> None:
+    mixture = Mixture((Buffer(6, Prioritized()), Buffer(4), Buffer(5, Prioritized(), lanes=(2,))), (1, 1, 2))
+    states = filled(mixture, 4, 4, 3)
+    states, _, draw = sample(mixture, states, jax.random.key(1), 16)
+    priorities = np.arange(1, 17, dtype=np.float32)
+    priorities[[0, 5, 9]] = [np.nan, -1, np.inf]  # of members 0, 1 and 2
+    after = update_all(mixture, states, draw, priorities)
+    assert_same(after[1], states[1])
+    for i, rows in ((0, slice(0, 4)), (2, slice(8, 16))):
+        assert_same(after[i], update(mixture.buffers[i], states[i], draw.slots[rows], priorities[rows]))
+        assert after[i].sampler.refused == 1
+    # Any rows of a draw will do, in any order.
+    rows = jnp.asarray([15, 1, 6, 8])
+    some = dataclasses.replace(draw, slots=draw.slots[rows], member=draw.member[rows], valid=draw.valid[rows])
+    after = update_all(mixture, states, some, 3.0)
+    assert_same(after[0], update(mixture.buffers[0], states[0], draw.slots[1:2], np.full(1, 3, np.float32)))
+    last = update(mixture.buffers[2], states[2], draw.slots[jnp.asarray([15, 8])], np.full(2, 3, np.float32))
+    assert_same(after[2], last)
+
+
+def test_rows_that_are_not_valid_get_no_priority() -> None:
+    mixture = Mixture((Buffer(6, Prioritized(eps=0)), Buffer(4, Prioritized())))
+    states = filled(mixture, 2, 2)
+    states = (update(mixture.buffers[0], states[0], np.arange(2), np.zeros(2, np.float32)), states[1])
+    states, _, draw = sample(mixture, states, jax.random.key(1), 4)
+    np.testing.assert_array_equal(draw.valid, [False, False, True, True])
+    after = update_all(mixture, states, draw, np.full(4, 7, np.float32))
+    assert_same(after[0], states[0])
+    assert after[1].sampler.highest == 7
+
+
+def test_members_that_return_each_item_once_do_so_in_a_mixture() -> None:
+    mixture = Mixture((Buffer(6, Shuffled()), Buffer(5, Fifo())), counts=(4, 2))
+    states = filled(mixture, 6, 5)
+    seen: list[list[int]] = [[], []]
+    for i, expected in enumerate([(4, 2), (2, 2), (4, 1), (2, 0)]):
+        states, _, draw = sample(mixture, states, jax.random.key(i), 6)
+        for member in range(2):
+            own = np.asarray(draw.valid & (draw.member == member))
+            assert own.sum() == expected[member]
+            seen[member] += draw.slots[own].tolist()
+            chance = expected[member] / sum(expected) / [6, 5][member]
+            np.testing.assert_allclose(draw.probability[own], chance, rtol=1e-6)
+    assert sorted(seen[0][:6]) == sorted(seen[0][6:]) == list(range(6))
+    assert seen[1] == list(range(5))
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_slices_of_several_buffers_make_one_batch(drawn: bool) -> None:
+    mixture = Mixture(
+        (
+            Buffer(20, Slices(3, starts=Prioritized()), trajectories=ENDS),
+            Buffer(15, Slices(3), lanes=(2,), trajectories=ENDS),
+        ),
+        (1, 2),
+        drawn,
+    )
+    states = []
+    for i, buffer in enumerate(mixture.buffers):
+        values = 1000 * i + np.arange(12 * buffer.items_per_row, dtype=np.float32).reshape(12, *buffer.lanes)
+        batch = {"value": values, "done": np.arange(12).reshape(12, *(1 for _ in buffer.lanes)) % 4 == 3}
+        batch["done"] = np.broadcast_to(batch["done"], values.shape)
+        state, _ = extend(buffer, init(buffer, {"value": np.float32(0), "done": np.bool_(False)}), batch)
+        states.append(state)
+    after, items, draw = sample(mixture, tuple(states), jax.random.key(0), 18)
+    assert items["value"].shape == draw.slots.shape == draw.mask.shape == (6, 3)
+    assert draw.member.shape == draw.valid.shape == draw.starts.shape == (6,)
+    np.testing.assert_array_equal(items["value"], 1000 * draw.member[:, None] + draw.slots)
+    assert not items["done"][:, :2].any()
+    if not drawn:
+        assert parts(draw) == [2, 4]
+    changed = update_all(mixture, after, draw, np.full(6, 9, np.float32))
+    own = np.asarray(draw.starts)[np.asarray(draw.member) == 0]
+    priorities = np.asarray(changed[0].sampler.starts.priorities)
+    assert set(np.flatnonzero(priorities == 9)) == set(own.tolist())
+    assert_same(changed[1], after[1])
+
+
+def test_loops_scans_mixtures_side_by_side_and_64_bit_types_agree() -> None:
+    mixture = Mixture((Buffer(7, Prioritized()), Buffer(9, lanes=(2,))), (1, 2), drawn=True)
+    keys = jax.random.split(jax.random.key(0), (2, 5))
+
+    def turn(states: States, key: jax.Array) -> tuple[States, Any]:
+        states = (mixture.buffers[0].extend(states[0], np.ones(1, np.float32))[0], *states[1:])
+        states, items, draw = mixture.sample(states, key, 6)
+        return mixture.update(states, draw, 1 + items % 3), (items, draw)
+
+    def run(states: States, keys: jax.Array) -> tuple[States, Any]:
+        return jax.lax.scan(turn, states, keys)
+
+    start, once = filled(mixture, 3, 4), jax.jit(turn)
+    state, seen = start, []
+    for key in keys[1]:
+        state, out = once(state, key)
+        seen.append(out)
+    looped = (state, jax.tree.map(lambda *each: jnp.stack(each), *seen))
+    assert once._cache_size() == 1
+    side_by_side = jax.jit(jax.vmap(run, in_axes=(None, 0)))(start, keys)
+    with jax.enable_x64(True):
+        wide = jax.jit(run)(start, keys[1])
+    for other in (wide, jax.tree.map(lambda leaf: leaf[1], side_by_side)):
+        assert_same(other[0][1], looped[0][1])
+        for name in ("slots", "member", "valid", "size"):
+            assert_same(getattr(other[1][1], name), getattr(looped[1][1], name))
+        assert_same(other[1][0], looped[1][0])
+        np.testing.assert_allclose(other[1][1].probability, looped[1][1].probability, rtol=1e-6)
+
+
+def test_donated_members_are_written_in_place() -> None:
+    mixture = Mixture((Buffer(100_000), Buffer(100_000, Prioritized())), drawn=True)
+    states = jax.eval_shape(lambda: mixture.init(np.zeros(2, np.float32)))
+
+    def turn(states: States, key: jax.Array) -> tuple[States, jax.Array]:
+        states, items, draw = mixture.sample(states, key, 32)
+        return mixture.update(states, draw, jnp.abs(items.sum(-1))), items.sum()
+
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    program = jax.jit(turn, donate_argnums=0).lower(states, key).compile()
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes == pytest.approx(bytes_of(states), rel=1e-3)
+    assert max(copied(program), default=0) < 10_000
+
+
+def test_typed_and_raw_keys_draw_the_same() -> None:
+    mixture = Mixture((Buffer(4), Buffer(4)), drawn=True)
+    states, raw = filled(mixture, 3, 3), jax.random.PRNGKey(3)
+    assert_same(sample(mixture, states, raw, 8), sample(mixture, states, jax.random.wrap_key_data(raw), 8))
+
+
+A, B = Buffer(4), Buffer(5, Prioritized())
+SLICED = Buffer(9, Slices(3), trajectories=ENDS)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: Mixture(()), TypeError, "tuple of at least one Buffer"),
+        (lambda: Mixture([A, B]), TypeError, "tuple of at least one Buffer"),
+        (lambda: Mixture((A, Uniform())), TypeError, "must be a Buffer"),
+        (lambda: Mixture((A, Buffer)), TypeError, "got the class"),
+        (lambda: Mixture((A, B), (1,)), ValueError, "one number for each of 2 buffers"),
+        (lambda: Mixture((A, B), [1, 2]), TypeError, "tuple of numbers"),
+        (lambda: Mixture((A, B), (1, True)), TypeError, "tuple of numbers"),
+        (lambda: Mixture((A, B), (1, -1)), ValueError, "at least 0"),
+        (lambda: Mixture((A, B), (1, float("nan"))), ValueError, "at least 0, finite"),
+        (lambda: Mixture((A, B), (1, float("inf"))), ValueError, "at least 0, finite"),
+        (lambda: Mixture((A, B), (0, 0)), ValueError, "not all zero"),
+        (lambda: Mixture((A, B), counts=(0, 0)), ValueError, "not all zero"),
+        (lambda: Mixture((A, B), counts=(1, 2.0)), TypeError, "counts must be an int"),
+        (lambda: Mixture((A, B), counts=(1, -2)), ValueError, "at least 0"),
+        (lambda: Mixture((A, B), (1, 2), counts=(1, 2)), ValueError, "in place of shares"),
+        (lambda: Mixture((A, B), drawn=True, counts=(1, 2)), ValueError, "in place of shares"),
+        (lambda: Mixture((A, B), (1, 2), "yes"), TypeError, "True or False"),
+        (lambda: Mixture((A, Buffer(4, Shuffled())), drawn=True), ValueError, "would lose most of what Shuffled"),
+        (lambda: Mixture((A, Buffer(4, Fifo())), drawn=True), ValueError, "would lose most of what Fifo"),
+        (
+            lambda: Mixture((dataclasses.replace(SLICED, sampler=Slices(3, PerTrajectory(Shuffled()))),), drawn=True),
+            ValueError,
+            "would lose most",
+        ),
+        (lambda: Mixture((A, SLICED)), ValueError, "same length and burn_in"),
+        (lambda: Mixture((SLICED, dataclasses.replace(SLICED, sampler=Slices(2)))), ValueError, "same length"),
+        (lambda: Mixture((Buffer(2**30), Buffer(2**30))), ValueError, "in all members together"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(make: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_a_draw_that_cannot_be_is_refused_while_tracing() -> None:
+    mixture, key = Mixture((A, B), counts=(1, 2)), jax.random.key(0)
+    states = tuple(init(buffer, np.float32(0)) for buffer in (A, B))
+    with pytest.raises(ValueError, match="a batch of 3, got batch_size=4"):
+        sample(mixture, states, key, 4)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        sample(mixture, states, key, 0)
+    with pytest.raises(ValueError, match="one state for each of 2 buffers"):
+        sample(mixture, states[:1], key, 3)
+    with pytest.raises(ValueError, match="items must be alike: those of buffer 1"):
+        sample(mixture, (states[0], init(B, np.int32(0))), key, 3)
+    with pytest.raises(ValueError, match="items must be alike: those of buffer 1"):
+        sample(mixture, (states[0], init(B, {"a": np.float32(0)})), key, 3)
+    with pytest.raises(ValueError, match="another buffer made it"):
+        sample(mixture, states[::-1], key, 3)
+    _, _, draw = sample(mixture, states, key, 3)
+    with pytest.raises(ValueError, match="need the shape of the draw"):
+        mixture.update(states, draw, np.ones(2, np.float32))
+    with pytest.raises(TypeError, match="no member keeps priorities"):
+        Mixture((A, A)).update((states[0], states[0]), draw, np.ones(3, np.float32))
+    sliced = Mixture((SLICED, SLICED))
+    with pytest.raises(ValueError, match="not a multiple of the slice length, 3"):
+        sample(sliced, (None, None), key, 8)

@@ -1,0 +1,327 @@
+"""Each stored item once an epoch, in any order equally often."""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fbuf import Buffer, BufferState, Draw, Shuffled, ShuffledState, importance_weights
+from fbuf.samplers.shuffled import swaps
+from fbuf.samplers.uniform import below
+from tests.fbuf.compiled import extend, init, sample
+from tests.fbuf.model import assert_same
+from tests.fbuf.test_compile_facts import bytes_of, copied
+
+pytestmark = pytest.mark.usefixtures("device")
+
+draw_from = jax.jit(Shuffled.sample, static_argnums=(0, 3))
+start_of = jax.jit(Shuffled.init, static_argnums=(0, 1))
+RULES = [Shuffled(), Shuffled(drop_last=True), Shuffled(shuffle=False), Shuffled(True, False)]
+
+
+class EpochModel:
+    """Which items an epoch has returned."""
+
+    def __init__(self, rule: Shuffled) -> None:
+        self.rule, self.returned, self.length, self.finished = rule, list[int](), 0, 0
+
+    def draw(self, count: int, size: int) -> int:
+        """How many items a draw returns."""
+        if size != self.length:
+            self.returned = []
+        left, enough = size - len(self.returned), count if self.rule.drop_last else 1
+        if left < enough:
+            self.finished += bool(left and self.returned)
+            self.returned, left = [], size
+        self.length = size
+        return 0 if left < enough else min(left, count)
+
+    def check(self, draw: Draw, count: int, size: int) -> None:
+        """The draw returns new items of the epoch, and nothing in the rows behind them."""
+        expected, slots = self.draw(count, size), np.asarray(draw.slots)
+        np.testing.assert_array_equal(draw.valid, np.arange(count) < expected)
+        new = slots[:expected].tolist()
+        if not self.rule.shuffle:
+            assert new == list(range(len(self.returned), len(self.returned) + expected))
+        assert not set(new) & set(self.returned)
+        assert len(set(new)) == expected
+        assert set(new) <= set(range(size))
+        assert not slots[expected:].any()
+        self.returned += new
+        self.finished += bool(expected) and len(self.returned) == size
+        np.testing.assert_array_equal(draw.probability, np.full(count, 1 / max(size, 1), np.float32))
+        assert (draw.size, draw.smallest) == (size, np.float32(1 / max(size, 1)))
+
+
+def at_epoch(state: ShuffledState, epoch: int) -> ShuffledState:
+    """The state at the beginning of a later epoch: all was moved in the one before."""
+    moved = None if state.moved is None else jnp.full_like(state.moved, 3).at[:, 1].set(np.uint32(epoch - 1))
+    return dataclasses.replace(state, moved=moved, epoch=jnp.uint32(epoch))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def drawn_side_by_side(keys: jax.Array, sizes: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    def step(state: ShuffledState, x: tuple[jax.Array, jax.Array]) -> tuple[ShuffledState, Any]:
+        state, draw = Shuffled().sample(state, x[0], count, x[1])
+        return state, (draw.slots, draw.valid)
+
+    def once(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.scan(step, Shuffled().init(40), (jax.random.split(key, sizes.size), sizes))[1]
+
+    return jax.vmap(once)(keys)
+
+
+def drawn(sizes: list[int], count: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Slots [times, draws, count] and their validity, of a draw for each size, with other keys each time."""
+    keys = jax.random.split(jax.random.key(len(sizes)), 5_000)
+    slots, valid = drawn_side_by_side(keys, jnp.asarray(sizes + sizes[-1:] * (13 - len(sizes)), jnp.int32), count)
+    return np.asarray(slots)[:, : len(sizes)], np.asarray(valid)[:, : len(sizes)]
+
+
+@pytest.mark.parametrize(("size", "count", "before"), [(3, 3, 2), (4, 3, 1), (4, 3, 0), (5, 3, 4), (4, 7, 1)])
+def test_all_orders_of_an_epoch_are_equally_likely(size: int, count: int, before: int) -> None:
+    slots, valid = drawn([size + 1] * before + [size] * -(-size // count), count)
+    rows = slots[:, before:][valid[:, before:]].reshape(-1, size)
+    orders = {order: i for i, order in enumerate(itertools.permutations(range(size)))}
+    found = np.bincount([orders[tuple(row)] for row in rows.tolist()], minlength=len(orders))
+    assert stats.chisquare(found).pvalue > 1e-4
+
+
+def test_an_epoch_does_not_depend_on_the_one_before() -> None:
+    slots, _ = drawn([4, 4, 4, 4])
+    first, second = slots[:, 1, 0], slots[:, 2, 0]  # the last item of an epoch and the first of the next
+    assert stats.chisquare(np.bincount(first * 4 + second, minlength=16)).pvalue > 1e-4
+
+
+def test_each_place_of_a_long_epoch_holds_each_item_equally_often() -> None:
+    slots, valid = drawn([37] * 13)
+    rows = slots[valid].reshape(-1, 37)
+    for place in (0, 2, 3, 20, 36):
+        assert stats.chisquare(np.bincount(rows[:, place], minlength=37)).pvalue > 1e-4
+    pairs = np.bincount(rows[:, 0] * 37 + rows[:, 9], minlength=37**2).reshape(37, 37)
+    assert not pairs.diagonal().any()
+    assert stats.chisquare(pairs[~np.eye(37, dtype=bool)]).pvalue > 1e-4
+
+
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def swaps_and_targets(key: jax.Array, count: int, left: jax.Array, bits: int) -> tuple[Any, jax.Array]:
+    rows = jnp.arange(count)
+    return swaps(key, count, left, bits), rows + below(key, count, jnp.maximum(left - rows, 1))
+
+
+@pytest.mark.parametrize(
+    ("count", "left", "bits"),
+    [
+        (1, 1, 1),
+        (1, 9, 4),
+        (6, 1, 3),
+        (6, 5, 3),
+        (6, 6, 3),
+        (6, 7, 3),
+        (256, 255, 20),
+        (256, 256, 20),
+        (256, 300, 20),
+        (256, 10**6, 20),
+        (1000, 1100, 31),
+        (1000, 2**31 - 9, 31),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_swaps_found_at_once_are_those_done_one_by_one(count: int, left: int, bits: int, seed: int) -> None:
+    (sources, holes, fillers), targets = swaps_and_targets(jax.random.key(seed), count, jnp.int32(left), bits)
+    targets, stands = np.asarray(targets).tolist(), dict[int, int]()
+    for step, target in enumerate(targets[:left]):
+        assert step <= target < left
+        stands[step], stands[target] = stands.get(target, target), stands.get(step, step)
+    taken = min(count, left)
+    assert np.asarray(sources)[:taken].tolist() == [stands[row] for row in range(taken)]
+    filled = {hole: filler for hole, filler in zip(holes.tolist(), fillers.tolist(), strict=True) if hole < left}
+    assert filled == {place: held for place, held in stands.items() if place >= count}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@given(
+    happens=st.lists(st.tuples(st.sampled_from([0, 1, 3, 4, 5, 5, 9, 9, 9]), st.sampled_from([1, 4])), max_size=30),
+    epoch=st.sampled_from([1, 2**32 - 4]),
+)
+def test_each_item_comes_once_an_epoch_while_the_size_grows_and_shrinks(
+    rule: Shuffled, happens: list[tuple[int, int]], epoch: int
+) -> None:
+    state, model = at_epoch(start_of(rule, 9), epoch), EpochModel(rule)
+    for i, (size, count) in enumerate(happens):
+        state, draw = draw_from(rule, state, jax.random.key(i), count, jnp.int32(size))
+        model.check(draw, count, size)
+        assert (state.finished, state.position) == (model.finished, len(model.returned))
+
+
+@given(kinds=st.lists(st.sampled_from(["extend", "sample", "sample", "sample", "restart", "clear"]), max_size=25))
+def test_a_history_of_a_buffer_returns_each_item_once_an_epoch(kinds: list[str]) -> None:
+    rule = Shuffled()
+    buffer, model = Buffer(6, rule), EpochModel(rule)
+    state = init(buffer, np.float32(0))
+    for i, kind in enumerate(kinds):
+        if kind == "extend":
+            state, _ = extend(buffer, state, np.zeros(4, np.float32))
+        elif kind == "restart":
+            state, model.returned = dataclasses.replace(state, sampler=rule.restart(state.sampler)), []
+        elif kind == "clear":
+            state, model = buffer.clear(state), EpochModel(rule)
+        else:
+            state, _, draw = sample(buffer, state, jax.random.key(i), 4)
+            model.check(draw, 4, int(buffer.size(state)))
+        assert (state.sampler.finished, state.sampler.position) == (model.finished, len(model.returned))
+
+
+def test_the_only_item_is_an_epoch_of_its_own() -> None:
+    state = start_of(Shuffled(), 1)
+    for i in range(3):
+        state, draw = draw_from(Shuffled(), state, jax.random.key(i), 4, jnp.int32(1))
+        assert (draw.slots[0], draw.valid.sum(), state.finished) == (0, 1, i + 1)
+
+
+def test_what_an_epoch_moved_is_forgotten_before_its_number_comes_again() -> None:
+    rule, capacity = Shuffled(), 7
+    state = at_epoch(start_of(rule, capacity), 2**32 - 20)
+    state, _ = draw_from(rule, state, jax.random.key(0), 7, jnp.int32(7))  # moves entries all over
+    for i in range(40):
+        state, draw = draw_from(rule, state, jax.random.key(i), 7, jnp.int32(1 + i % 2))
+        assert draw.valid.any()
+    age = np.asarray(state.epoch - state.moved[:capacity, 1])
+    assert (age <= 2 * capacity).all()
+    assert state.epoch < 40  # it passed 2^32
+
+
+def test_draws_are_a_function_of_the_keys_of_their_epoch() -> None:
+    rule, size = Shuffled(), jnp.int32(8)
+    fresh, used = start_of(rule, 9), start_of(rule, 9)
+    for i in range(5):
+        used, _ = draw_from(rule, used, jax.random.key(i), 4, size)
+    used = rule.restart(used)
+    for i in range(3):
+        fresh, draw = draw_from(rule, fresh, jax.random.key(100 + i), 4, size)
+        used, other = draw_from(rule, used, jax.random.key(100 + i), 4, size)
+        assert_same(draw, other)
+
+
+def test_leftovers_are_skipped_and_a_batch_that_never_fits_is_never_valid() -> None:
+    rule = Shuffled(drop_last=True)
+    state = start_of(rule, 9)
+    for i, position in enumerate([4, 8, 4, 8]):
+        state, draw = draw_from(rule, state, jax.random.key(i), 4, jnp.int32(9))
+        assert draw.valid.all()
+        assert state.position == position
+    assert state.finished == 1
+    for i in range(3):
+        state, draw = draw_from(rule, state, jax.random.key(i), 11, jnp.int32(9))
+        assert not draw.valid.any()
+    assert (state.position, state.finished) == (0, 2)
+
+
+def test_a_write_over_an_old_item_goes_on_with_the_epoch() -> None:
+    buffer = Buffer(6, Shuffled())
+    state, seen = init(buffer, np.float32(0)), list[int]()
+    for i in range(4):
+        state, _ = extend(buffer, state, np.zeros(4, np.float32))
+        if i > 1:  # the ring is full
+            state, _, draw = sample(buffer, state, jax.random.key(i), 4)
+            seen += draw.slots[draw.valid].tolist()
+    assert sorted(seen) == list(range(6))
+    assert state.sampler.finished == 1
+
+
+def test_importance_weights_are_one() -> None:
+    rule = Shuffled(shuffle=False)
+    _, draw = draw_from(rule, start_of(rule, 9), jax.random.key(0), 7, jnp.int32(5))
+    for normalize in ("buffer", "batch", "none"):
+        np.testing.assert_allclose(importance_weights(draw, 0.7, normalize), [1] * 5 + [0] * 2, rtol=1e-6)
+
+
+def test_loops_and_scans_and_states_side_by_side_and_64_bit_types_agree() -> None:
+    rule = Shuffled(drop_last=True)
+    sizes, count, capacity = jnp.asarray([3, 9, 9, 9, 9, 5], jnp.int32), 4, 9
+    keys = jax.random.split(jax.random.key(0), (3, sizes.size))
+
+    def run(state: ShuffledState, keys: jax.Array) -> tuple[ShuffledState, Draw]:
+        return jax.lax.scan(lambda state, x: rule.sample(state, x[0], count, x[1]), state, (keys, sizes))
+
+    start = start_of(rule, capacity)
+    side_by_side = jax.jit(jax.vmap(run, in_axes=(None, 0)))(start, keys)
+    for i in range(3):
+        state, draws = start, []
+        for key, size in zip(keys[i], sizes, strict=True):
+            state, draw = draw_from(rule, state, key, count, size)
+            draws.append(draw)
+        looped = (state, jax.tree.map(lambda *each: jnp.stack(each), *draws))
+        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], side_by_side), looped)
+    with jax.enable_x64(True):
+        assert_same(jax.jit(run)(rule.init(capacity), keys[2]), looped)
+
+
+def test_typed_and_raw_keys_draw_the_same() -> None:
+    raw, state = jax.random.PRNGKey(3), start_of(Shuffled(), 9)
+    typed = draw_from(Shuffled(), state, jax.random.wrap_key_data(raw), 4, jnp.int32(9))
+    assert_same(draw_from(Shuffled(), state, raw, 4, jnp.int32(9)), typed)
+
+
+@pytest.mark.parametrize("count", [1, 256])
+def test_a_donated_state_is_updated_in_place(count: int) -> None:
+    buffer, item = Buffer(100_000, Shuffled()), np.zeros(2, np.float32)
+    state = jax.eval_shape(lambda: buffer.init(item))
+
+    def turns(state: BufferState, keys: jax.Array) -> tuple[BufferState, jax.Array]:
+        def turn(state: BufferState, key: jax.Array) -> tuple[BufferState, jax.Array]:
+            state, _ = buffer.extend(state, np.ones((1, 2), np.float32))
+            state, items, _ = buffer.sample(state, key, count)
+            return state, items.sum()
+
+        return jax.lax.scan(turn, state, keys)
+
+    once = jax.jit(Buffer.sample, static_argnums=(0, 3), donate_argnums=1)
+    key, keys = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((10, 2), jnp.uint32)
+    for program in (
+        once.lower(buffer, state, key, count).compile(),
+        jax.jit(turns, donate_argnums=0).lower(state, keys).compile(),
+    ):
+        memory = program.memory_analysis()
+        assert memory.alias_size_in_bytes == pytest.approx(bytes_of(state), rel=1e-3)
+        more = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        assert more < 0.1 * bytes_of(state)
+        assert max(copied(program), default=0) < 10_000
+
+
+def test_outside_of_programs_a_second_draw_compiles_nothing_and_no_array_is_there_twice() -> None:
+    rule, compiled = Shuffled(), list[str]()
+    state, draw = rule.sample(rule.init(9), jax.random.key(0), 4, jnp.int32(9))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **more: compiled.append(event) if "backend_compile" in event else None
+    )
+    try:
+        rule.sample(state, jax.random.key(1), 4, jnp.int32(9))
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not compiled
+    for made in ((state, draw), rule.init(9), rule.clear(state), rule.restart(state)):  # each may be donated
+        leaves = jax.tree.leaves(made)
+        assert len({id(leaf) for leaf in leaves}) == len(leaves)
+
+
+@pytest.mark.parametrize("name", ["drop_last", "shuffle"])
+def test_a_rule_takes_true_or_false_only(name: str) -> None:
+    for wrong in (1, None, "yes", np.True_):
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            Shuffled(**{name: wrong})
+
+
+@pytest.mark.parametrize("rule", RULES[::2], ids=repr)
+def test_priorities_are_refused(rule: Shuffled) -> None:
+    buffer = Buffer(4, rule)
+    with pytest.raises(TypeError, match="keeps no priorities"):
+        buffer.update(buffer.init(np.float32(0)), np.zeros(2, np.int32), np.ones(2, np.float32))
