@@ -182,7 +182,7 @@ def flat_slots(places: Any, lanes: tuple[int, ...]) -> np.ndarray:
         )
         local: Any = slice(None)
     else:
-        named = torch.as_tensor(first)
+        named = torch.as_tensor(first, device="cpu")
         rows, local = named.reshape(-1), torch.arange(named.numel(), device="cpu").reshape(named.shape)
     per_row = math.prod(lanes)
     slots = rows.reshape(-1, *(1 for _ in lanes)) * per_row + torch.arange(per_row, device="cpu").reshape(lanes)

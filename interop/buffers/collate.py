@@ -28,7 +28,7 @@ def stack(items: list[Any]) -> Any:
         try:
             return torch.stack(items)
         except RuntimeError:
-            return lazy_stack([item.clone() for item in items])
+            return lazy_stack(_of_one_device([item.clone() for item in items]))
     if isinstance(first, Tensor):
         return torch.stack(items)
     if isinstance(first, dict):
@@ -48,6 +48,15 @@ def lazily(items: list[Any]) -> Any:
     if items and all(is_tensor_collection(item) for item in items):
         return lazy_stack(items)
     return stack(items)
+
+
+def _of_one_device(items: list[Any]) -> list[Any]:
+    """Tensordicts of one device, some of which do not say so, as ones that all do not; others as they are."""
+    devices = {item.device for item in items}
+    if len(devices) == 2 and None in devices:
+        for item in items:
+            item.clear_device_()
+    return items
 
 
 def default_for(storage: Storage) -> Callable[[Any], Any]:

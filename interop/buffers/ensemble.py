@@ -298,7 +298,6 @@ class ReplayBufferEnsemble(Unwritable):
             pin_memory=self._pin_memory,
         )
         part._sampler, part._rng = sampler, self._rng
-        part._hand_rng()
         return part
 
     def _items(self, index: Any, item: Any) -> Any:

@@ -367,9 +367,9 @@ class Boundaries:
         return np.lexsort((self.rows_at(np.maximum(found[:, 1], self.oldest)), found[:, 0]))
 
     def rows_at(self, times: np.ndarray) -> np.ndarray:
-        """Which rows have these times."""
+        """Which rows have these times; any for times behind the last."""
         if self._turns is not None:
-            return self._turns.rows[times]
+            return self._turns.rows.take(times, mode="clip")
         return (times + self.origin) % self.capacity
 
 

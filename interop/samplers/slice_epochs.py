@@ -78,6 +78,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _windows(self, count: int, length: int, key: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         found = self._index.trajectories(1)
+        self._epoch.check(count, len(found))
         key = randomness.key(self._rng) if key is None else key
         positions = self._epoch.take(count, len(found), key)
         if not self.shuffle:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop import bridge
 from interop.index import as_int, flat_slots, whole_rows
 from interop.shared_int import SharedInt
 from interop.storages.frame_scheme import OPEN, Plan, Scheme, bits, planned, refuse_strangers
@@ -20,10 +21,10 @@ _NEXT, _STORED, _CURSOR, _FREE, _USED = range(5)
 class FrameRows(TorchRows):
     """Rows on the host that are written one after the other around the ring. See `LazyFrameStorage`."""
 
-    def __init__(self, scheme: Scheme, memory: Sequence[Tensor]) -> None:
+    def __init__(self, scheme: Scheme, memory: Sequence[Tensor], forked: bool = False) -> None:
         self.scheme, self.lanes, self.device = scheme, scheme.lanes, torch.device("cpu")
         self._plan: Plan | None = None
-        self._forked = True
+        self._forked = forked
         self._moves = SharedInt()
         self._tensors = list(memory)
         self._hold()
@@ -32,12 +33,11 @@ class FrameRows(TorchRows):
         scheme, rest = self.scheme, len(self.scheme.rest)
         plain = [tensor.detach().as_subclass(Tensor) for tensor in self._tensors]
         self._rest = TorchRows(plain[:rest], self.lanes)
-        self._tables = plain[rest:-5]
-        self._frames = [_Items(table, ()) for table in self._tables]
+        tables = plain[rest:-5]
+        self._tables = [bridge.numpy_view(table) for table in tables]
+        self._frames = [_Items(table, ()) for table in tables]
         ring, shape = scheme.frame_rows * scheme.per_row, (scheme.frame_rows, scheme.per_row)
-        self._rings = [
-            TorchRows([table[:ring].view(*shape, *table.shape[1:])], (scheme.per_row,)) for table in self._tables
-        ]
+        self._rings = [TorchRows([table[:ring].view(*shape, *table.shape[1:])], (scheme.per_row,)) for table in tables]
         self._step, self._final, self._free, self._latest, self._counts = (each.numpy() for each in plain[-5:])
         self._extents = _extents(plain)
         # By leaf, as in any rows; None for observations, of which no memory is to be seen.
@@ -121,42 +121,37 @@ class FrameRows(TorchRows):
 
     def _observations(self, slots: np.ndarray) -> list[tuple[Tensor, Tensor]]:
         """For each pair the observations and next observations at flat slots, [n, ...] each."""
-        places = self._places(slots)
-        parts = [np.ascontiguousarray(part).reshape(-1) for part in (places[:, :-1], places[:, 1:])]
-        found = []
-        for frames, (obs, _) in zip(self._frames, self.scheme.pairs, strict=True):
-            here, following = (self._stacked(frames.read(torch.from_numpy(part), part), obs) for part in parts)
-            found.append((here, following))
-        return found
+        here, following = self._places(slots)
+        return [(self._taken(pair, here), self._taken(pair, following)) for pair in range(len(self._frames))]
 
-    def _stacked(self, frames: Tensor, place: int) -> Tensor:
-        """Observations of frames that lie one after the other."""
-        shape, stack = self.scheme.leaves[place].shape, self.scheme.stack
+    def _taken(self, pair: int, places: np.ndarray) -> Tensor:
+        """Observations of a pair, of the frames at places, which lie one after the other."""
+        found, stack = self._frames[pair].read(torch.from_numpy(places), places), self.scheme.stack
         if stack == 1:
-            return frames
-        return (
-            frames.view(-1, stack, *frames.shape[1:])
-            .movedim(1, 1 + len(shape) + self.scheme.axis(place))
-            .reshape(-1, *shape)
-        )
+            return found
+        place = self.scheme.pairs[pair][0]
+        shape, count = self.scheme.leaves[place].shape, len(places) // stack
+        axis = 1 + len(shape) + self.scheme.axis(place)
+        return found.view(count, stack, *found.shape[1:]).movedim(1, axis).reshape(count, *shape)
 
-    def _places(self, slots: np.ndarray) -> np.ndarray:
-        """Where the frames of items are, [n, stack + 1], the oldest first and the next one last."""
+    def _places(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the frames of items at flat slots are, the oldest of each first, and those of their next observations."""
         scheme, per_row = self.scheme, self.scheme.per_row
         rows = slots if per_row == 1 else slots // per_row
-        newest = self._counts[_CURSOR] - 1 - (self._counts[_NEXT] - 1 - rows) % scheme.capacity
-        step, final = self._step.take(slots)[:, None], self._final.take(slots)
-        places = np.empty((len(slots), scheme.stack + 1), np.int64)
-        places[:, :-1] = newest[:, None] - np.minimum(step, self._back)
-        places[:, -1] = newest + 1
-        places %= scheme.frame_rows
-        if per_row > 1:
-            places = places * per_row + (slots % per_row)[:, None]
-        finals = scheme.frame_rows * per_row
+        lane = 0 if per_row == 1 else slots % per_row
+        newest = int(self._counts[_CURSOR]) - 1 - (int(self._counts[_NEXT]) - 1 - rows) % scheme.capacity
+        final, finals = self._final.take(slots), scheme.frame_rows * per_row
+        behind = (newest + 1) % scheme.frame_rows * per_row + lane
+        behind = np.where(final > 0, finals - 1 + final, behind)
+        if scheme.stack == 1:
+            return newest % scheme.frame_rows * per_row + lane, behind
+        step = self._step.take(slots)[:, None]
+        here = newest[:, None] - np.minimum(step, self._back)
+        here = here % scheme.frame_rows * per_row + (lane if per_row == 1 else slots[:, None] % per_row)
         if scheme.zeros:
-            places[:, :-1][self._back > step] = finals + scheme.finals
-        places[:, -1] = np.where(final > 0, finals - 1 + final, places[:, -1])
-        return places
+            here[self._back > step] = finals + scheme.finals
+        following = np.concatenate([here[:, 1:], behind[:, None]], 1)
+        return here.reshape(-1), following.reshape(-1)
 
     # ------------------------------------------------------------------ writing
 
@@ -205,14 +200,14 @@ class FrameRows(TorchRows):
 
     def _planned(self, count: int, leaves: Sequence[Tensor]) -> Plan:
         scheme = self.scheme
-        held = [
-            (_on_host(leaf) if place in scheme.fixed else leaf).reshape(count, *self.lanes, *spec.shape)
-            for place, (leaf, spec) in enumerate(zip(leaves, scheme.leaves, strict=True))
-        ]
+        held = [_on_host(leaf) if place in scheme.fixed else leaf for place, leaf in enumerate(leaves)]
+        if held[0].ndim == len(self.lanes) + len(scheme.leaves[0].shape):  # one row, named by an int
+            held = [leaf[None] for leaf in held]
         plan = planned(scheme, held, self._latest)
         if scheme.check:
             before = self._slots(scheme.capacity, int(self._counts[_NEXT]) - 1).reshape(-1)
-            refuse_strangers(scheme, plan, [bits(following) for _, following in self._observations(before)])
+            following = self._places(before)[1]
+            refuse_strangers(scheme, plan, [bits(self._taken(pair, following)) for pair in range(len(scheme.pairs))])
         if plan.ends.any() or plan.cut.any():
             needed = np.count_nonzero(plan.ends[-scheme.capacity :])
             needed += np.count_nonzero(plan.cut) if count < scheme.capacity else 0
@@ -251,7 +246,7 @@ class FrameRows(TorchRows):
         for table, ring, pair in zip(self._tables, self._rings, self.scheme.pairs, strict=True):
             newest, following = (self._newest(plan, place) for place in pair)
             ring.write_run(cursor, [newest])
-            table[behind * per_row : (behind + 1) * per_row] = following[-1]
+            table[behind * per_row : (behind + 1) * per_row] = bridge.numpy_view(following[-1])
         self._step.reshape(capacity, per_row)[rows] = plan.step[kept]
         self._latest[:] = plan.latest
         self._rest.write_run(start, [plan.leaves[place] for place in self.scheme.rest])
@@ -268,23 +263,24 @@ class FrameRows(TorchRows):
         """Give back the finals of items that go, and keep those of items whose next frame will not be in the row behind."""
         scheme, per_row = self.scheme, self.scheme.per_row
         final = self._final.reshape(scheme.capacity, per_row)
-        self._give_back(final[rows])
-        final[rows] = 0
+        over = final[rows]
+        if over.any():
+            self._give_back(over)
+            final[rows] = 0
+        if not (plan.ends.any() or plan.cut.any()):
+            return
         ended = plan.ends[kept].nonzero()
         cut = np.flatnonzero(plan.cut) if len(plan.step) < scheme.capacity else np.zeros(0, np.int64)
         taken = self._take(ended[0].size + cut.size)
-        if not taken.size:
-            return
         start, cursor = int(self._counts[_NEXT]), int(self._counts[_CURSOR])
         final[start - 1, cut] = taken[: cut.size] + 1
         numbers = np.zeros(plan.ends[kept].shape, np.int32)
         numbers[ended] = taken[cut.size :] + 1
         final[rows] = numbers
-        into = torch.from_numpy(scheme.frame_rows * per_row + taken)
+        into = scheme.frame_rows * per_row + taken
         for table, (_, following) in zip(self._tables, scheme.pairs, strict=True):
-            promised = table[torch.from_numpy(cursor * per_row + cut)]
-            last = self._newest(plan, following)[kept][tuple(map(torch.from_numpy, ended))]
-            table[into] = torch.cat([promised, last])
+            last = bridge.numpy_view(self._newest(plan, following))[kept]
+            table[into] = np.concatenate([table[cursor * per_row + cut], last[ended]])
 
     def _give_back(self, finals: np.ndarray) -> None:
         """Finals, counted from 1, of items that go; 0 for none."""

@@ -14,6 +14,7 @@ from interop.codec import LeafSpec
 from interop.storages.lazy import _zeros
 
 OPEN, ID, STEP = range(3)  # what is known of the latest row of each lane
+_AT_ONCE = 1 << 23  # bytes that are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +170,11 @@ def _refuse(wrong: np.ndarray, what: str) -> None:
 
 
 def _differ(left: np.ndarray, right: np.ndarray, dims: int = 2) -> np.ndarray:
-    """Which of the arrays behind some leading dims are not the same."""
+    """Which of the arrays behind some leading dims are not the same. Takes little memory beside them."""
+    step = max(1, _AT_ONCE * len(left) // max(1, left.nbytes))
+    if len(left) > step:
+        parts = [slice(start, start + step) for start in range(0, len(left), step)]
+        return np.concatenate([_differ(left[part], right[part], dims) for part in parts])
     return np.asarray((left != right).any(tuple(range(dims, left.ndim))))
 
 

@@ -95,7 +95,7 @@ class LazyFrameStorage(TensorStorage):
             lanes=tuple(lead[1:]),
             finals=items if self._finals is None else min(self._finals, items),
         )
-        return FrameRows(scheme, scheme.memory())
+        return FrameRows(scheme, scheme.memory(), forked=True)
 
     def _pair(self, layout: Layout, key: Path) -> tuple[int, int]:
         obs, following = _leaf(layout, key), _leaf(layout, ("next", *key))

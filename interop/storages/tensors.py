@@ -143,13 +143,14 @@ class TensorStorage(Storage):
 
     def set_run(self, start: int, index: Tensor, data: Any) -> None:
         """Write rows one after the other from `start`, around the ring; `index` names them."""
+        new = self._rows is None
         leaves = self.admit(_stacked(data), self.ndim)
         if leaves[0].shape[0] != index.shape[0]:
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
-        count, held = leaves[0].shape[0], self._own_rows()
-        held.refuse(range(start, start + count), leaves, in_order=True)
+        count = leaves[0].shape[0]
+        self._refuse(range(start, start + count), leaves, True, new)
         self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
-        held.write_run(start, leaves)
+        self._own_rows().write_run(start, leaves)
         self._grow(min(start + count, self._row_count))
         self._last_run = range(start, start + count)
 
@@ -175,12 +176,21 @@ class TensorStorage(Storage):
             )
         leaves = self.admit(data, len(named), named)
         row = places[0] if isinstance(places, tuple) else places
-        self._own_rows().refuse(places, leaves, in_order=set_cursor)
+        self._refuse(places, leaves, set_cursor, new)
         self._ledger.edit(None if set_cursor else row, end=_behind(row) % rows if set_cursor else None)
         self._own_rows().write_at(places, leaves)
         if set_cursor:
             self._grow(reached)
             self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
+
+    def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
+        """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
+        try:
+            self._own_rows().refuse(places, leaves, in_order)
+        except BaseException:
+            if new:
+                self._layout, self._rows, self._lanes, self._per_row = None, None, (), 1
+            raise
 
     @property
     def _last_cursor(self) -> Any:

@@ -92,8 +92,8 @@ class Compose(nn.Module):
         return self.transforms[index]
 
     def __repr__(self) -> str:
-        inner = ",\n".join(f"        {each}" for each in self.transforms)
-        return f"Compose(\n{inner})"
+        inner = ",".join(f"\n        {each}" for each in self.transforms)
+        return f"Compose({inner})"
 
 
 def as_transform(transform: Any) -> nn.Module:

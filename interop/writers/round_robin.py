@@ -100,7 +100,7 @@ class RoundRobinWriter(Writer):
             index = torch.cat((torch.from_numpy(vacant), index))
             self._storage.set(index, self._stamped(data, index))
         else:
-            _write_run(self._storage, cursor, index, self._stamped(data, index))
+            _write_run(self._storage, cursor, capacity, index, self._stamped(data, index))
         self._advance(index, count, fresh)
         device = getattr(data, "device", None)
         index = self._replicate_index(index)
@@ -227,17 +227,17 @@ def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
     return tuple(shape[:ndim])
 
 
-def _write_run(storage: Storage, start: int, index: Tensor, data: Any) -> None:
+def _write_run(storage: Storage, start: int, capacity: int, index: Tensor, data: Any) -> None:
     """Have the storage write consecutive rows, by the short way where its own `set` is not replaced."""
     if isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
         storage.set_run(start, index, data)
-    elif index.shape[0] > storage.max_size:  # of equal rows only the last would stay; in order, so that lists can grow
-        keep = storage.max_size
+    elif index.shape[0] > capacity:  # of equal rows only the last would stay; in order, so that lists can grow
+        keep = capacity
         order = index[-keep:].argsort()
         if isinstance(data, list):
             storage.set(index[-keep:][order], [data[-keep:][place] for place in order])
         else:
             storage.set(index[-keep:][order], each_leaf(data, lambda leaf: leaf[-keep:][order]))
-        storage._ledger.edit(None, end=(int(index[-1]) + 1) % storage.max_size)  # not where the highest row is
+        storage._ledger.edit(None, end=(int(index[-1]) + 1) % capacity)  # not where the highest row is
     else:
         storage.set(index, data)

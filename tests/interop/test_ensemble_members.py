@@ -255,9 +255,10 @@ def test_items_of_every_member_are_collated(storage):
         assert ensemble[every, 3:5]["obs"][..., 0].tolist() == [[3, 4], [103, 104], [203, 204]]
     assert ensemble[[2, 0], -1]["obs"][:, 0].tolist() == [205, 5]
     assert ensemble[1:2, 0]["obs"][:, 0].tolist() == [100]
-    got = ensemble[:, 0]
-    got["obs"].fill_(-1)
-    assert ensemble.storage[0][0]["obs"][0] == 0  # it is a copy
+    as_they_are = ReplayBufferEnsemble(ensemble[0], ensemble[1], collate_fn=lambda parts: parts)
+    for got in (ensemble[:, 0], *as_they_are[:, 0]):
+        got["obs"].fill_(-1)
+        assert ensemble.storage[0][0]["obs"][0] == 0 and ensemble.storage[1][0]["obs"][0] == 100  # they are copies
     with pytest.raises(IndexError):
         ensemble[:, 6]
 

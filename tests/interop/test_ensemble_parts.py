@@ -68,7 +68,9 @@ def test_a_transform_that_edits_in_place_leaves_the_storages_alone():
 
     members = [member(storage=each, transform=edit) for each in (LazyTensorStorage, ListStorage, LazyMemmapStorage)]
     before = [stored(each) for each in members]
-    ReplayBufferEnsemble(*members, collate_fns=[None, LazyStackedTensorDict.lazy_stack, None], transform=edit).sample(30)
+    ReplayBufferEnsemble(*members, collate_fns=[None, LazyStackedTensorDict.lazy_stack, None], transform=edit).sample(
+        30
+    )
     for each, rows in zip(members, before, strict=True):
         check_same(stored(each), rows)
 

@@ -194,8 +194,8 @@ def test_no_member_has_priorities():
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
-        (torch.tensor([[1.0, 1], [1, -1]]), ValueError),
-        (torch.tensor([[1.0, 1], [1, float("nan")]]), ValueError),
+        (torch.tensor([[2.0, 2], [2, -1]]), ValueError),
+        (torch.tensor([[2.0, 2], [2, float("nan")]]), ValueError),
         (torch.ones(2, 2, dtype=torch.bool), TypeError),
     ],
 )
