@@ -11,7 +11,16 @@ from typing import Any
 
 import measure
 
-SCRIPTS = ("torch_uniform", "torch_prioritized", "torch_images", "jit_cycle", "scaling")
+SCRIPTS = (
+    "torch_uniform",
+    "torch_prioritized",
+    "torch_images",
+    "torch_slices",
+    "torch_family",
+    "jit_cycle",
+    "jit_slices",
+    "scaling",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +50,19 @@ TARGETS = (
     Target("torch_prioritized", "extend + sample + update, batch 256", "cpprb", 1.0),
     Target("torch_prioritized", "extend + sample + update, batch 65536", "cpprb", 1.0),
     Target("torch_images", "sample 256 images", "torchrl", 10.0),
+    Target("torch_slices", "slices by traj_key", "torchrl", 10.0),
+    Target("torch_slices", "slices by end_key", "torchrl", 10.0),
+    Target("torch_slices", "extend 200 + slices by traj_key", "torchrl", 10.0),
+    Target("torch_slices", "extend 200 + slices by end_key", "torchrl", 10.0),
+    Target("torch_slices", "slices by traj_key, cached", "torchrl", 5.0),
+    Target("torch_slices", "slices by end_key, cached", "torchrl", 5.0),
+    Target("torch_slices", "growth of slices, 10000 to 10000000 rows", None, 1.5),
+    Target("torch_slices", "growth of extend 200 + slices, 10000 to 10000000 rows", None, 1.5),
+    Target("torch_family", "sample without replacement", "torchrl", 1.5),
+    Target("torch_family", "sample of an ensemble of four", "torchrl", 1.5),
+    Target("torch_family", "sample of a list of tensors", "torchrl", 1.5),
+    Target("torch_family", "sample of a list of tensordicts", "torchrl", 1.5),
+    Target("torch_family", "extend of the highest-ranked", "torchrl", 1.5),
     Target("jit_cycle", "prioritized sample + update, 32 floats [default]", "flashbax", 2.0),
     Target("jit_cycle", "prioritized sample + update, 32 floats, scan [default]", "flashbax", 2.0),
     Target("jit_cycle", "add 1 + sample, 32 floats [default]", "flashbax", 1.0),

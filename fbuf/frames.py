@@ -57,7 +57,7 @@ class Frames:
         finals: of how many ends the next frame is remembered; an eighth of the items by default, at least 8.
 
     What is read is bit for bit what was written, or the draw says that it is not: `valid` is False, or with `Slices`
-    `mask` from that step on, and the observations are zeros. This is so for
+    `mask` from that step on, and the observations are zeros (`Buffer.intact` tells it of any item). This is so for
 
     - an item that ended a trajectory, once `finals` later ones have ended; with as many finals as items, never. An item
       whose next observation is not the observation of the item behind it counts as an end here.
@@ -191,12 +191,13 @@ def read(
 ) -> Any:
     """The items at slots, which must be in range, `rest` being what else they hold. O(slots * stack)."""
     each = zip(rules, states, strict=True)
+    slots = slots.astype(jnp.int32)
     return _together(rules, rest, [_read(rule, state, index, ring, slots) for rule, state in each])
 
 
 def intact(states: tuple[FrameState, ...], slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Whether the items at slots, which must be in range, are read as they were written; zeros are read otherwise."""
-    found = jnp.ones(slots.shape, jnp.bool_)
+    slots, found = slots.astype(jnp.int32), jnp.ones(slots.shape, jnp.bool_)
     for state in states:
         found &= _is_intact(state, slots, _final(state, slots))
     return found
@@ -260,10 +261,7 @@ def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write
     final = jnp.where(ends, jnp.where(final < nobody, final, _LOST), _FOLLOWS)
     before, final = final[: seen - kept], final[seen - kept :]
     places = _places(rule, state, write.after, write.ring, slots[seen - kept :], final)
-    like = jnp.ones(final.shape, jnp.bool_)
-    for leaf, at in ((obs, places[..., :-2]), (next_obs, places[..., 1:-1])):  # but for the newest, which are as given
-        older = rule.frames(leaf[write.count - kept :], 2)[:, :, :-1]
-        like &= _equal(state.table.at[at].get(mode="promise_in_bounds"), older, 2)
+    like = _are_frames(rule, state, obs, places[..., :-1]) & _are_frames(rule, state, next_obs, places[..., 1:])
     before = jnp.where(ends[: seen - kept] & (held == _FOLLOWS), before, held[: seen - kept])
     settled = jnp.concatenate([before, jnp.where(like, final, _LOST)])
     unlike = state.unlike + jnp.sum(~like, dtype=jnp.uint32)
@@ -296,6 +294,12 @@ def _places(
         at = jnp.where(back <= step, at, zeros)
     following = _back(state.cursor, age, size) * lanes + lane
     return jnp.concatenate([at, jnp.where(final[..., None] >= 0, size * lanes + final[..., None], following)], -1)
+
+
+def _are_frames(rule: Frames, state: FrameState, obs: Array, places: Int[Array, "rows lanes stack"]) -> Array:
+    """Which of the last of some observations are those of frames in the table, whose newest they are known to have."""
+    older = rule.frames(obs[obs.shape[0] - places.shape[0] :], 2)[:, :, :-1]
+    return _equal(state.table.at[places[..., :-1]].get(mode="promise_in_bounds"), older, 2)
 
 
 def _taken(rule: Frames, state: FrameState, places: Int[Array, "*shape stack"]) -> Array:

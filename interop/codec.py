@@ -1,6 +1,7 @@
 """User data to a flat list of tensors, and back as the same type: the layout of an item, fixed at the first write."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,6 +83,11 @@ class Layout:
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
         return _build(self.root, iter(leaves), tuple(batch_size), device)
+
+    @functools.cached_property
+    def places(self) -> dict[Path, int]:
+        """Which of the leaves is at a path."""
+        return {spec.path: place for place, spec in enumerate(self.leaves)}
 
     @property
     def is_tensordict(self) -> bool:

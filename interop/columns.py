@@ -28,7 +28,7 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
     if rows is None or layout is None:
         raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
     path = _path(key)
-    place = next((place for place, spec in enumerate(layout.leaves) if spec.path == path), None)
+    place = layout.places.get(path)
     if place is None:
         raise KeyError(
             f"{key!r} is not stored as a tensor; stored are {', '.join(spec.name for spec in layout.leaves)}"

@@ -43,7 +43,6 @@ class Fused:
     def __init__(self, storage: TensorStorage, sampler: DrawingSampler) -> None:
         self._storage = storage
         self._sampler = sampler
-        self._places: dict[Any, int | None] = {}  # which leaf the items have under a key
 
     @classmethod
     def of(cls, storage: Storage, sampler: Sampler) -> "Fused | None":
@@ -96,9 +95,7 @@ class Fused:
         if getattr(root, "batch", ()):  # what is told of an item is expanded over its dims
             return known
         for key, value in info.items():
-            if key not in self._places:
-                self._places[key] = leaf_of(self._storage, key)
-            place = self._places[key]
+            place = leaf_of(self._storage, key)
             if place is not None and (told := as_entry(value)) is not None:
                 known[place] = told
         return known

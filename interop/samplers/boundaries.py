@@ -135,10 +135,12 @@ class Boundaries:
         self.filled = len(storage) // self.lanes
         self.capacity = storage._row_count if isinstance(storage, TensorStorage) else storage.max_size
         self._seen: np.ndarray = np.zeros((0, self.lanes))
-        self.origin, self.now = ledger.end % self.capacity if self.filled == self.capacity else 0, 0
+        full, self.now = self.filled == self.capacity, 0
+        self.origin = ledger.end % self.capacity if full else 0
+        seam = 0 if full else ledger.end  # where a writer has begun anew, rows that are older come behind the newest
         self.rebuilt += 1
         self._begin()
-        self._advance(storage, self.filled)
+        self._advance(storage, self.filled, seam)
         self._edits, self._written, self._storage = edits, written, weakref.ref(storage)
 
     def _begin(self) -> None:
@@ -162,7 +164,8 @@ class Boundaries:
 
     # ------------------------------------------------------------------ rows that are new
 
-    def _advance(self, storage: Storage, count: int) -> None:
+    def _advance(self, storage: Storage, count: int, seam: int = 0) -> None:
+        """Read rows; before the one at `seam`, if it is among them, a trajectory ends."""
         self.version += 1
         if not count:
             return
@@ -175,8 +178,11 @@ class Boundaries:
             room = min(self.capacity, max(2 * len(self._seen), self.now + count))
             self._seen = _grown(self._seen.astype(found.dtype, copy=False), room)
             self.ends = _grown(self.ends, room)
-        self._seen[start : start + head], self._seen[: count - head] = found[:head], found[head:]
+        _put(self._seen, start, found)
         if not self.ids:
+            if 0 < seam < count:
+                found = found.copy()
+                found[seam - 1] = True
             self._take(found, 0)
             return
         if self._turns is not None or self._by_turns(found):
@@ -186,6 +192,8 @@ class Boundaries:
         changes = np.empty(found.shape, np.bool_)
         np.not_equal(found[0], first, out=changes[0])
         np.not_equal(found[1:], found[:-1], out=changes[1:])
+        if 0 < seam < count:
+            changes[seam] = True
         self._latest = found[-1].copy()
         self._take(changes, -1)
 
@@ -260,8 +268,7 @@ class Boundaries:
     def _mark(self, start: int, flags: np.ndarray) -> None:
         if not len(self.ends):
             return  # they are given as a whole
-        head = min(len(flags), self.capacity - start)
-        self.ends[start : start + head], self.ends[: len(flags) - head] = flags[:head], flags[head:]
+        _put(self.ends, start, flags)
 
     def _mark_before(self, start: int, changes: np.ndarray) -> None:
         if self.now > len(changes):
@@ -371,6 +378,15 @@ class Boundaries:
         if self._turns is not None:
             return self._turns.rows.take(times, mode="clip")
         return (times + self.origin) % self.capacity
+
+
+def _put(held: np.ndarray, start: int, values: np.ndarray) -> None:
+    """Write values into rows from `start` on, around the end."""
+    head = len(held) - start
+    if len(values) <= head:
+        held[start : start + len(values)] = values
+    else:
+        held[start:], held[: len(values) - head] = values[:head], values[head:]
 
 
 def _is_start(behind: np.ndarray, stored: np.ndarray, need: int, length: int, strict: bool) -> np.ndarray:

@@ -75,7 +75,6 @@ class Markers:
             flags = flags | (_column(storage, key, rows) != 0)
         return flags
 
-
     def watched(self, storage: Storage) -> list[Tensor]:
         """The memory of the entries, where torch counts the changes of it and the library makes few through torch."""
         assert self.found is not None
@@ -95,7 +94,7 @@ def leaf_of(storage: TensorStorage, key: Any) -> int | None:
     """Which leaf of the stored items has this key."""
     path = key if isinstance(key, tuple) else (key,)
     assert storage._layout is not None
-    return next((place for place, spec in enumerate(storage._layout.leaves) if spec.path == path), None)
+    return storage._layout.places.get(path)
 
 
 def reads_rows(storage: Storage) -> TypeGuard[TensorStorage]:

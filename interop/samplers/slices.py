@@ -25,7 +25,8 @@ class SliceSampler(DrawingSampler):
 
     A batch is the slices one after the other, [num_slices * slice_len]. None crosses the end of a trajectory or the place
     where a full storage is written next; one may go from the last row on to the first. Draws cost O(batch), whatever is
-    stored: what was written since the last one is looked at, once.
+    stored: what was written since the last one is looked at, once. Needs a storage that is read as a tensordict, and a
+    writer that keeps the order of items.
 
     Args:
         num_slices, slice_len: one of them; the other follows from the batch size, which must be a multiple.
@@ -79,6 +80,8 @@ class SliceSampler(DrawingSampler):
         self.end_key, self.end_keys, self.traj_key = end_key, end_keys, traj_key
         self.cache_values = bool(cache_values)
         self.truncated_key = truncated_key
+        parent = truncated_key[:-1] if isinstance(truncated_key, tuple) else ()
+        self._done_key, self._terminated_key = _sibling(parent, "done"), _sibling(parent, "terminated")
         self.strict_length = bool(strict_length)
         self.pad_output = bool(pad_output)
         self.compile, self.use_gpu = compile, use_gpu
@@ -226,19 +229,18 @@ class SliceSampler(DrawingSampler):
         )
         if self.truncated_key is not None:
             truncated = self._truncated(slots.size, length, lengths, stops, mask is not None)
-            parent = self.truncated_key[:-1] if isinstance(self.truncated_key, tuple) else ()
             info[self.truncated_key] = truncated
-            done = _flags(storage, _sibling(parent, "done"), slots)
+            done = self._flags(storage, self._done_key, slots)
             if done is None:
                 done = truncated.clone()
             else:  # several of an item are all over with it
                 done |= truncated.reshape(-1, *(1 for _ in done.shape[1:]))
-            info[_sibling(parent, "done")] = done
-            terminated = _flags(storage, _sibling(parent, "terminated"), slots)
-            info[_sibling(parent, "terminated")] = torch.zeros_like(truncated) if terminated is None else terminated
+            info[self._done_key] = done
+            terminated = self._flags(storage, self._terminated_key, slots)
+            info[self._terminated_key] = torch.zeros_like(truncated) if terminated is None else terminated
         if mask is not None:
             info[_MASK] = torch.from_numpy(mask)
-        begins = _flags(storage, "is_init", slots, dims=0)
+        begins = self._flags(storage, "is_init", slots, dims=0)
         if begins is not None:
             starts = (
                 np.arange(0, slots.size, length)
@@ -264,6 +266,22 @@ class SliceSampler(DrawingSampler):
         ends[stops - length + lengths - 1 if padded else stops - 1] = True
         return torch.from_numpy(ends)
 
+    def _flags(self, storage: Storage, key: Any, slots: np.ndarray, dims: int = 1) -> Tensor | None:
+        """A copy of a bool entry at slots, [n] and `dims` dims of size 1; None where nothing is stored under the key."""
+        if reads_rows(storage) and isinstance(storage._rows, TorchRows) and storage._rows._numpy is not None:
+            if (place := leaf_of(storage, key)) is None:
+                return None
+            found = storage._rows._items[place].read(torch.from_numpy(slots), slots)
+        else:
+            if not columns.has(storage, key):
+                return None
+            found = columns.read(storage, key, slots)
+        found = found if found.dtype == torch.bool else found.to(torch.bool)
+        if dims == 0 or found.ndim != 2 or found.shape[1] != 1:
+            shape = (slots.size, 1) if dims and found.numel() == slots.size else tuple(found.shape)
+            found = found.reshape(shape)
+        return found
+
     def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         if storage.ndim == 1:
             return (slots,)
@@ -271,7 +289,7 @@ class SliceSampler(DrawingSampler):
         return torch.unravel_index(slots, storage.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key not in ("_index", "_ends_of_slices")}
+        return {key: value for key, value in super().__getstate__().items() if key not in _NOT_KEPT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -292,6 +310,7 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
     return left, right
 
 
+_NOT_KEPT = ("_index", "_ends_of_slices")
 _known_steps: dict[int, np.ndarray] = {}
 
 
@@ -305,24 +324,6 @@ def _steps(length: int) -> np.ndarray:
 
 def _sibling(parent: tuple[str, ...], name: str) -> Any:
     return (*parent, name) if parent else name
-
-
-def _flags(storage: Storage, key: Any, slots: np.ndarray, dims: int = 1) -> Tensor | None:
-    """A copy of a bool entry at slots, [n] and `dims` dims of size 1; None where nothing is stored under the key."""
-    if reads_rows(storage) and isinstance(storage._rows, TorchRows) and storage._rows._numpy is not None:
-        place = leaf_of(storage, key)
-        if place is None:
-            return None
-        found = storage._rows._items[place].read(torch.from_numpy(slots), slots)
-    else:
-        if not columns.has(storage, key):
-            return None
-        found = columns.read(storage, key, slots)
-    found = found.to(torch.bool) if found.dtype != torch.bool else found
-    if dims == 0 or found.ndim != 2 or found.shape[1] != 1:
-        shape = (slots.size, 1) if dims and found.numel() == slots.size else tuple(found.shape)
-        found = found.reshape(shape)
-    return found
 
 
 def _given_boundaries(

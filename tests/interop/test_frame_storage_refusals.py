@@ -1,0 +1,229 @@
+"""What LazyFrameStorage refuses, and that nothing is changed by it: writes elsewhere, data whose frames do not follow."""
+
+import copy
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from interop import LazyFrameStorage, ReplayBuffer, RoundRobinWriter
+from tests.interop.frame_streams import CUT, OPEN, TERMINATED, TRUNCATED, Both, Environment, assert_same, random_kinds
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_write_that_ends_more_trajectories_than_there_is_room_for_changes_nothing(lanes):
+    both = Both(6 * max(lanes, 1), ndim=1 + (lanes > 0), finals=2)
+
+    def rows(*kinds):
+        steps = torch.stack([stream.steps(kinds if place == 0 else [OPEN] * len(kinds)) for place, stream in streams])
+        return steps if lanes else steps[0]
+
+    streams = [*enumerate(Environment(first=1 + 500 * place) for place in range(max(lanes, 1)))]
+    both.extend(rows(OPEN, TRUNCATED, OPEN, TERMINATED))
+    before = both.frames[:].clone()
+    ahead = copy.deepcopy(streams)
+    for refused in ([OPEN, TERMINATED], [TERMINATED]):
+        with pytest.raises(RuntimeError, match="more than finals=2; nothing was written"):
+            both.frames.extend(rows(*refused))
+        assert_same(both.frames[:], before)
+        streams = copy.deepcopy(ahead)
+    both.extend(rows(OPEN, OPEN, OPEN, TRUNCATED))  # the first end goes with it
+    both.check()
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_what_is_refused_for_want_of_room_is_what_ends_more_trajectories_than_can_be_kept(data):
+    capacity, finals = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
+    both, stream, stored = Both(capacity, finals=finals, stack=2), Environment(2), np.zeros(0, np.int64)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    for count in data.draw(st.lists(st.integers(1, 10), min_size=1, max_size=12)):
+        kinds = random_kinds(rng, count, data.draw(st.sampled_from([0.1, 0.4, 0.9])))
+        ahead, after = copy.deepcopy(stream), np.concatenate([stored, kinds])[-capacity:]
+        rows = ahead.steps(kinds)
+        if np.count_nonzero(after) > finals:
+            with pytest.raises(RuntimeError, match=f"more than finals={finals}; nothing was written"):
+                both.frames.extend(rows)
+        else:
+            both.extend(rows)
+            stream, stored = ahead, after
+        both.check()
+
+
+def test_an_unwritten_storage_is_not_handed_to_a_worker():
+    with pytest.raises(RuntimeError, match="Cowardly refusing to share a LazyFrameStorage"):
+        multiprocessing.get_context("spawn").Process(target=len, args=(LazyFrameStorage(6),)).start()
+
+
+# ---------------------------------------------------------------------- writes elsewhere
+
+
+@pytest.fixture
+def filled():
+    both = Both(5)
+    both.extend(Environment().steps([OPEN, TERMINATED, OPEN, OPEN, TRUNCATED, OPEN, OPEN]))
+    return both
+
+
+def test_other_entries_can_be_written_anywhere(filled):
+    for buffer in (filled.frames, filled.whole):
+        item = buffer[3].clone()
+        item["action"] += 50
+        buffer[3] = item
+        rows = buffer[1:3].clone()
+        rows["next", "reward"] -= 7
+        buffer[[1, 2]] = rows
+        buffer[:] = buffer[:]
+        buffer.set_("action", buffer[:]["action"] * 2)
+        buffer.update_({("next", "reward"): torch.arange(5.0)[:, None]})
+        buffer.set_at_("action", torch.tensor([8, 9]), [0, 4])
+        buffer[0:2]["action"].zero_()  # a view
+    filled.check()
+    assert filled.whole[:]["action"][:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("index", [0, 3, -1, slice(0, 2), [4, 1]])
+@pytest.mark.parametrize("key", ["pixels", ("next", "pixels"), ("next", "done"), ("next", "truncated")])
+def test_a_write_elsewhere_of_what_says_which_frames_items_have_is_refused(filled, index, key):
+    before, rows = filled.frames[:].clone(), filled.frames[index].clone()
+    rows[key] = ~rows[key]
+    with pytest.raises(RuntimeError, match=r"the next row to write is 2.*nothing was written"):
+        filled.frames[index] = rows
+    with pytest.raises(RuntimeError, match=r"cannot be edited.*nothing was written"):
+        filled.frames.set_(key, ~before[key])
+    with pytest.raises(RuntimeError, match="cannot be edited"):
+        filled.frames.update_(TensorDict({"action": before["action"] + 1, key: before[key]}, [5]))
+    assert_same(filled.frames[:], before)
+
+
+def test_an_update_of_what_is_still_there_leaves_frames_as_they_are():
+    buffer = ReplayBuffer(storage=LazyFrameStorage(5), writer=RoundRobinWriter(track_generations=True))
+    buffer.extend(Environment().steps([OPEN, TERMINATED, OPEN, OPEN]))
+    before = buffer[:].clone()
+    call = {"index": torch.tensor([1, 2]), "generation": buffer._writer.generations_of(torch.tensor([1, 2]))}
+    for key in ("pixels", ("next", "pixels"), ("next", "done")):
+        with pytest.raises(RuntimeError, match="cannot be edited"):
+            buffer.update_if_present(**call, patch={key: ~before[key][1:3]})
+    assert_same(buffer[:], before)
+    result = buffer.update_if_present(**call, patch={"action": torch.tensor([70, 80])})
+    assert result.updated_count == 2 and buffer[:]["action"][1:3].tolist() == [70, 80]
+
+
+def test_a_row_after_the_newest_is_not_written_by_an_index(filled):
+    stranger = filled.frames[:2].clone()
+    stranger["pixels"] += 700
+    for write in (
+        lambda: filled.frames._storage.set(3, stranger[0]),
+        lambda: filled.frames._storage.set([2, 4], stranger),
+    ):
+        with pytest.raises(RuntimeError, match="the next row to write is 2"):
+            write()
+    filled.check()
+
+
+# ---------------------------------------------------------------------- data that does not fit
+
+
+def test_an_observation_that_does_not_follow_is_refused_and_fixes_nothing():
+    stream = Environment(stack=2)
+    good, more = stream.steps([OPEN, TERMINATED, OPEN, OPEN]), stream.steps([OPEN])
+    for change, says in [
+        (lambda rows: rows["pixels"][3].add_(1), r"row 3 of the data 'pixels' is not the next observation"),
+        (
+            lambda rows: rows["pixels"][2, :1].add_(1),
+            "begins a trajectory, and its older frames are not its newest one",
+        ),
+        (lambda rows: rows["next", "pixels"][1, :1].add_(1), r"\('next', 'pixels'\) does not begin with the last 1 fr"),
+        (lambda rows: rows["next", "done"].zero_(), "mark where|Mark where"),
+    ]:
+        buffer, bad = ReplayBuffer(storage=LazyFrameStorage(9, stack=2)), good.clone()
+        bad["next", "truncated"].zero_()
+        change(bad)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=says):
+                buffer.extend(bad)
+            assert len(buffer) == 0 and not buffer._storage.initialized
+        buffer.extend(good)
+        with pytest.raises(ValueError, match="row 0 of the data"):
+            buffer.extend(good[1:])
+        buffer.extend(more)
+        assert len(buffer) == 5
+
+
+def test_without_a_check_data_is_read_as_if_it_followed():
+    buffer = ReplayBuffer(storage=LazyFrameStorage(9, stack=1, check=False))
+    rows = Environment(stack=1).steps([CUT, OPEN])
+    buffer.extend(rows)
+    assert torch.equal(buffer[0]["next", "pixels"], rows[1]["pixels"])
+    assert torch.equal(buffer[1]["next", "pixels"], rows[1]["next", "pixels"])
+
+
+def test_bits_are_compared_and_kept():
+    frames = torch.tensor([0.0, -0.0, float("nan"), 1e-45, float("inf"), 3])[:, None]
+    frames[2] = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+    for dtype in (torch.float32, torch.bfloat16, torch.complex128, torch.bool):
+        given = frames.to(dtype) if dtype != torch.bool else frames > 0
+        done = torch.zeros(5, 1, dtype=torch.bool)
+        rows = TensorDict({"pixels": given[:-1], "next": {"pixels": given[1:], "done": done}}, [5])
+        buffer = ReplayBuffer(storage=LazyFrameStorage(5, stack=1))
+        buffer.extend(rows)
+        assert_same(buffer[:], rows)
+
+
+GOOD = Environment().steps([OPEN, OPEN])
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "error", "says"),
+    [
+        ({}, GOOD.exclude(("next", "pixels")), KeyError, r"\('next', 'pixels'\) is not a tensor of the data"),
+        ({"obs_key": "state"}, GOOD, KeyError, "'state' is not a tensor of the data"),
+        ({}, GOOD.exclude(("next", "done"), ("next", "truncated")), KeyError, "give end_keys or traj_key"),
+        ({"end_keys": ["end"]}, GOOD, KeyError, "'end' is not a tensor"),
+        ({"end_keys": [("next", "reward")]}, GOOD, TypeError, "must be bool or integers"),
+        ({"traj_key": "pixels"}, GOOD, RuntimeError, "must be one value an item"),
+        ({"stack": 3}, GOOD, RuntimeError, "stack_dim=-3 of it must hold the 3 frames"),
+        ({"stack_dim": 3}, GOOD, RuntimeError, "stack_dim=3 of it"),
+        ({}, GOOD.clone().set(("next", "pixels"), torch.zeros(2, 4, 2, 2)), RuntimeError, "must be alike"),
+    ],
+)
+def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(options, data, error, says):
+    buffer = ReplayBuffer(storage=LazyFrameStorage(9, **options))
+    with pytest.raises(error, match=says):
+        buffer.extend(data)
+    assert not buffer._storage.initialized
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"device": "cuda"}, ValueError, "stored on the CPU"),
+        ({"padding": "reset"}, ValueError, "'first' or 'zero'"),
+        ({"stack": 0}, ValueError, "stack"),
+        ({"stack_dim": 1.0}, TypeError, "stack_dim must be an int"),
+        ({"finals": 0}, ValueError, "finals"),
+        ({"obs_key": []}, ValueError, "obs_key must name"),
+        ({"obs_key": ["a", "a"]}, ValueError, "each once"),
+        ({"obs_key": 1.5}, TypeError, "a name or a tuple of names"),
+    ],
+)
+def test_options_that_could_not_be_are_refused(options, error, says):
+    with pytest.raises(error, match=says):
+        LazyFrameStorage(9, **options)
+
+
+def test_a_shape_or_dtype_of_another_kind_is_refused_as_ever():
+    both = Both(9)
+    both.extend(GOOD)
+    for bad in (GOOD.clone().set("pixels", torch.zeros(2, 4, 2)), GOOD.clone().set("action", torch.zeros(2))):
+        errors = []
+        for buffer in (both.frames, both.whole):
+            with pytest.raises(RuntimeError) as caught:
+                buffer.extend(bad)
+            errors.append(str(caught.value))
+        assert errors[0] == errors[1]
+    both.check()
