@@ -91,8 +91,8 @@ class Buffer:
         if isinstance(self.writer, RoundRobin):
             return
         if self.trajectories is not None or isinstance(self.sampler, Fifo):
-            what = "trajectories" if self.trajectories is not None else "Fifo"
-            raise ValueError(f"{what} follow the order of writing in a ring, which {self.writer!r} does not keep")
+            what = "trajectories need" if self.trajectories is not None else "Fifo needs"
+            raise ValueError(f"{what} the order of writing in a ring, which {self.writer!r} does not keep")
         if self.lanes and isinstance(self.writer, HighestRanked):
             raise ValueError(f"{self.writer!r} ranks single items: it takes no lanes, got lanes={self.lanes}")
 
@@ -184,11 +184,7 @@ class Buffer:
         """Give items new priorities: one for each slot, or one for all. The sampler says which are refused."""
         self._check(state)
         slots = checks.slots(slots)
-        priorities = jnp.asarray(priorities)
-        if not jnp.issubdtype(priorities.dtype, jnp.floating) and not jnp.issubdtype(priorities.dtype, jnp.integer):
-            raise TypeError(f"priorities must be real numbers, got {priorities.dtype}")
-        if priorities.shape not in ((), slots.shape):
-            raise ValueError(f"priorities need the shape of slots, {slots.shape}, or (), got {priorities.shape}")
+        priorities = checks.priorities(priorities, slots.shape)
         flat = jnp.broadcast_to(priorities, slots.shape).reshape(-1)
         return dataclasses.replace(state, sampler=self.sampler.update(state.sampler, slots.reshape(-1), flat))
 

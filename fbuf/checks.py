@@ -53,15 +53,30 @@ def _expected(sampler: Any, made_for: tuple[int, ...], widest: Any) -> tuple[Any
 
 
 def slots(given: Any) -> Array:
-    """Slots as an array of integers; 64-bit ones that 32 bits cannot hold become -1, which no item has."""
+    """Slots as int32; those that it cannot hold become -1, which no item has."""
     if not isinstance(given, jax.Array):
         given = np.asarray(given)
         given = given.astype(np.int32) if given.size == 0 else given
-        if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
-            given = np.where((given >= 0) & (given < 2**31), given, -1).astype(np.int32)
     if not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"slots must be integers, got {given.dtype}")
-    return jnp.asarray(given)
+    if given.dtype == np.int32:
+        return jnp.asarray(given)
+    where = jnp.where if isinstance(given, jax.Array) else np.where
+    fits = given <= np.iinfo(np.int32).max if np.iinfo(given.dtype).max > np.iinfo(np.int32).max else True
+    fits = fits & (given >= np.iinfo(np.int32).min) if given.dtype == np.int64 else fits
+    return jnp.asarray(given.astype(np.int32) if fits is True else where(fits, given.astype(np.int32), -1))
+
+
+def priorities(given: Any, shape: tuple[int, ...]) -> Array:
+    """Priorities as an array of real numbers of this shape, or of one for all. TypeError or ValueError otherwise."""
+    if not isinstance(given, jax.Array):
+        with np.errstate(over="ignore"):  # what is too large for JAX's floats becomes infinite, and is refused
+            given = jnp.asarray(given)
+    if not jnp.issubdtype(given.dtype, jnp.floating) and not jnp.issubdtype(given.dtype, jnp.integer):
+        raise TypeError(f"priorities must be real numbers, got {given.dtype}")
+    if given.shape not in ((), shape):
+        raise ValueError(f"priorities need the shape of slots, {shape}, or (), got {given.shape}")
+    return given
 
 
 def item_spec(example: Any) -> Any:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 
 from fbuf import checks, storage, trajectories
 from fbuf.fusion import computed_once
+from fbuf.paths import Path, leaf_at, path_of
 from fbuf.priority_tree import LARGEST
 from fbuf.samplers.protocol import Draw
 from fbuf.samplers.slices import Written
@@ -19,8 +20,6 @@ from fbuf.trajectories import TrajectoryState
 from fbuf.writers import RingState
 
 _FOLLOWS, _LOST = -1, -2  # in place of an entry: the next frame is in the ring, is nowhere
-
-Path = tuple[str | int, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -76,10 +75,9 @@ class Frames:
 
     def __post_init__(self) -> None:
         for name in ("obs", "next_obs"):
-            object.__setattr__(self, name, _path(name, getattr(self, name)))
+            object.__setattr__(self, name, path_of(name, getattr(self, name)))
         object.__setattr__(self, "stack", checks.whole("stack", self.stack))
-        if isinstance(self.axis, bool) or not isinstance(self.axis, int):
-            raise TypeError(f"axis must be an int, got {self.axis!r}")
+        object.__setattr__(self, "axis", checks.whole("axis", self.axis, least=-(2**31)))
         if self.padding not in ("first", "zero"):
             raise ValueError(f"padding must be 'first' or 'zero', got {self.padding!r}")
         if self.finals is not None:
@@ -395,16 +393,9 @@ def _leaves(rules: tuple[Frames, ...], structure: Any) -> list[tuple[int, int]]:
 
 def _leaf(numbered: Any, name: str, path: Path) -> int:
     try:
-        place = trajectories._at(numbered, path)
+        place = leaf_at(numbered, path)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
     if type(place) is not int:
         raise ValueError(f"{name}={path!r}: an item has no single array there")
     return place
-
-
-def _path(name: str, given: Any) -> Path:
-    path = given if isinstance(given, tuple) else (given,)
-    if not (path and all(isinstance(step, str | int) for step in path)):
-        raise TypeError(f"{name} must be a key, or a tuple of keys, got {given!r}")
-    return path

@@ -9,8 +9,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
-from fbuf import trajectories
 from fbuf.fusion import computed_once
+from fbuf.paths import leaf_at, path_of
 from fbuf.priority_tree import two_or_more
 
 FANOUT = 128
@@ -45,15 +45,12 @@ class HighestRanked:
     rank: Any
 
     def __post_init__(self) -> None:
-        path = self.rank if isinstance(self.rank, tuple) else (self.rank,)
-        if not all(isinstance(step, str | int) and not isinstance(step, bool) for step in path):
-            raise TypeError(f"rank must be a key, or a tuple of keys, got {self.rank!r}")
-        object.__setattr__(self, "rank", path)
+        object.__setattr__(self, "rank", path_of("rank", self.rank, root=True))
 
     def init(self, capacity: int, item: Any) -> HighestRankedState:
         """State over `capacity` empty rows for items like `item`. ValueError or TypeError where it has no such rank."""
         try:
-            leaf = trajectories._at(item, self.rank)
+            leaf = leaf_at(item, self.rank)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"rank={self.rank!r}: an item has no such leaf") from error
         if not hasattr(leaf, "dtype"):
@@ -70,7 +67,7 @@ class HighestRanked:
         """The rows of `count` new items, -1 for those that are not stored."""
         if count == 0:
             return state, jnp.zeros(0, jnp.int32)
-        ranks = jnp.asarray(trajectories._at(batch, self.rank))
+        ranks = jnp.asarray(leaf_at(batch, self.rank))
         number = ranks == ranks
         state, appended = _append(state, ranks, number, capacity)
         state, rows = _displace(state, ranks, number & (appended < 0))

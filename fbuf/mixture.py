@@ -144,9 +144,7 @@ class Mixture:
         if not keeping:
             raise TypeError("no member keeps priorities: build one with sampler=fbuf.Prioritized(...)")
         slots = draw.slots if draw.starts is None else draw.starts
-        priorities = jnp.asarray(priorities)
-        if priorities.shape not in ((), slots.shape):
-            raise ValueError(f"priorities need the shape of the draw, {slots.shape}, or (), got {priorities.shape}")
+        priorities = checks.priorities(priorities, slots.shape)
         after = list(states)
         for i in keeping:
             own = draw.valid & (draw.member == i)

@@ -7,7 +7,6 @@ a stored row stands in its trajectory is two reads away, whatever the number of 
 
 import dataclasses
 import math
-import operator
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt8
 
+from fbuf.paths import leaf_at, path_of
 from fbuf.writers import RingState
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; a cut one was followed by another without having ended
@@ -70,11 +70,8 @@ class Trajectories:
 
     def __post_init__(self) -> None:
         for name in ("terminated", "truncated", "id"):
-            path = getattr(self, name)
-            path = path if path is None or isinstance(path, tuple) else (path,)
-            if path is not None and not (path and all(type(step) in (str, int) for step in path)):
-                raise TypeError(f"{name} must be a key, or a tuple of keys, got {path!r}")
-            object.__setattr__(self, name, path)
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, path_of(name, getattr(self, name)))
         if self.terminated is None and self.truncated is None and self.id is None:
             raise ValueError("trajectories need at least one of terminated, truncated and id: a path into an item")
 
@@ -100,15 +97,15 @@ class Trajectories:
         ended = jnp.zeros((jax.tree.leaves(batch)[0].shape[0], shape[1]), jnp.uint8)
         for path, kind in ((self.truncated, TRUNCATED), (self.terminated, TERMINATED)):
             if path is not None:
-                ended = jnp.where(jnp.asarray(_at(batch, path)).reshape(shape), jnp.uint8(kind), ended)
-        return ended, None if self.id is None else jnp.asarray(_at(batch, self.id)).reshape(shape)
+                ended = jnp.where(jnp.asarray(leaf_at(batch, path)).reshape(shape), jnp.uint8(kind), ended)
+        return ended, None if self.id is None else jnp.asarray(leaf_at(batch, self.id)).reshape(shape)
 
     def _leaf(self, item: Any, name: str, kind: Any) -> Any:
         path = getattr(self, name)
         if path is None:
             return None
         try:
-            leaf = _at(item, path)
+            leaf = leaf_at(item, path)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
         if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, kind)):
@@ -212,9 +209,3 @@ def _put(table: Array, entry: tuple[Array, Array], values: Array) -> Array:
     if values.size == 1:  # XLA makes a slice of a scatter of one entry, and then copies the table
         entry, values = (jnp.repeat(entry[0], 2, 0), jnp.repeat(entry[1], 2, 0)), jnp.repeat(values, 2, 0)
     return table.at[entry].set(values, mode="promise_in_bounds")
-
-
-def _at(item: Any, path: tuple[str | int, ...]) -> Any:
-    for step in path:
-        item = item[step] if isinstance(item, dict) or isinstance(step, int) else operator.attrgetter(step)(item)
-    return item

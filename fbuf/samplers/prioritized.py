@@ -101,9 +101,7 @@ class Prioritized:
     ) -> PrioritizedState:
         return self.exclude(self._begun(state, two_or_more(slots)), told, allowed) if slots.shape[0] else state
 
-    def exclude(
-        self, state: PrioritizedState, told: Int[Array, " n"], allowed: Bool[Array, " n"]
-    ) -> PrioritizedState:
+    def exclude(self, state: PrioritizedState, told: Int[Array, " n"], allowed: Bool[Array, " n"]) -> PrioritizedState:
         """State in which items may be drawn from now on, or not. See `Excluding.written_excluding`."""
         if state.excluded is None:
             raise ValueError("the state was made for drawing every item: make it by init_excluding()")

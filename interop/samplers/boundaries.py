@@ -60,9 +60,9 @@ class Boundaries:
     """The trajectories of a storage. Time counts rows, the oldest stored one having time `oldest`.
 
     A storage that is full has its oldest row behind the one that was written last: there a trajectory ends for now, and
-    another one is cut. `sync` costs O(rows written since); O(all rows) the first time, and where markers were changed
-    in place. Where trajectories are interleaved (see `Interleaved`) times are places instead, `oldest` is 0, and what is
-    asked for costs O(trajectories).
+    another one is cut. `sync` costs O(rows written since); O(all rows) the first time, where markers were changed in
+    place, and for storages whose `set` or `get` is the user's. Where trajectories are interleaved (see `Interleaved`)
+    times are places instead, `oldest` is 0, and what is asked for costs O(trajectories).
     """
 
     def __init__(self, markers: Markers) -> None:

@@ -34,7 +34,8 @@ class SliceSampler(DrawingSampler):
         end_keys: several of them, taken together.
         traj_key: integer entry that is the same for all items of a trajectory; counts before `end_key`. In a storage of
             one item dim the items of several trajectories may be interleaved, one of each at a time.
-        ends, trajectories: the same as tensors for a storage that is full and never written; they need `cache_values`.
+        ends, trajectories: the same as tensors for a storage that is full and never written again, of one item dim; they
+            need `cache_values`.
         cache_values: accepted; what is known of the trajectories is always kept, and brought up to date.
         truncated_key: where the ends of slices are told, with "done" and "terminated" beside it; None to tell nothing.
         strict_length: False lets shorter trajectories come out whole, in a batch that is smaller.

@@ -68,13 +68,11 @@ class LazyFrameStorage(TensorStorage):
             raise ValueError(f"frames are stored on the CPU, got device={device}: cast samples to it with a transform")
         if padding not in ("first", "zero"):
             raise ValueError(f"padding must be 'first' or 'zero', got {padding!r}")
-        if not isinstance(stack_dim, int) or isinstance(stack_dim, bool):
-            raise TypeError(f"stack_dim must be an int, got {stack_dim!r}")
         super().__init__(None, max_size, device="cpu", ndim=ndim, compilable=compilable)
         self._obs_keys = [_path(key) for key in (obs_key if isinstance(obs_key, list) else [obs_key])]
         if not self._obs_keys or len(set(self._obs_keys)) < len(self._obs_keys):
             raise ValueError(f"obs_key must name observations, each once, got {obs_key!r}")
-        self._stack, self._stack_dim = whole("stack", stack), stack_dim
+        self._stack, self._stack_dim = whole("stack", stack), whole("stack_dim", stack_dim, least=-(2**31))
         self._zeros, self._checks = padding == "zero", bool(check)
         self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
         self._traj_key = None if traj_key is None else _path(traj_key)
@@ -179,7 +177,7 @@ class LazyFrameStorage(TensorStorage):
 
 def _path(key: Any) -> Path:
     path = key if isinstance(key, tuple) else (key,)
-    if not (path and all(isinstance(step, str | int) for step in path)):
+    if not (path and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"a key is a name or a tuple of names, got {key!r}")
     return path
 

@@ -330,3 +330,19 @@ def test_the_state_of_another_dtype_is_refused() -> None:
         buffer = Buffer(4, Prioritized())
         with pytest.raises(ValueError, match="was not made for"):
             buffer.extend(state, np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.int64, np.uint64])
+def test_slots_of_every_integer_type_are_read(dtype):
+    buffer = Buffer(300)
+    state, _ = buffer.extend(buffer.init({"x": np.float32(0)}), {"x": np.arange(300, dtype=np.float32)})
+    assert buffer.read(state, np.array([100, 3], dtype))["x"].tolist() == [100, 3]
+    narrow = dtype if np.dtype(dtype).itemsize < 8 else np.uint32
+    assert buffer.read(state, jnp.asarray([100, 3], narrow))["x"].tolist() == [100, 3]
+
+
+def test_a_priority_too_large_for_the_floats_is_refused_in_silence():
+    buffer = Buffer(6, Prioritized())
+    state, _ = buffer.extend(buffer.init({"x": np.float32(0)}), {"x": np.ones(3, np.float32)})
+    state = buffer.update(state, [0], np.array([1e300]))
+    assert int(state.sampler.refused) == 1 and float(state.sampler.priorities[0]) == 1

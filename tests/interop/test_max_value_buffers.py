@@ -102,7 +102,7 @@ def test_the_slot_is_noted_where_an_item_was_added(make, kind):
     assert buffer.add(lower) is None and "index" not in lower
     assert all("index" not in each for each in buffer.storage)
     item["key"] += 4  # the same object again
-    assert buffer.add(item) == 1 and buffer.add(buffer.sample(1)[0].set("key", torch.tensor(8))) == 0
+    assert buffer.add(item) == 1 and buffer.add(buffer.sample(1)[0].clone().set("key", torch.tensor(8))) == 0
     assert held(buffer) == [8, 7]
     assert set(buffer.sample(4).keys()) == {"key", "id"} | ({"index"} if kind is TensorDictReplayBuffer else set())
 

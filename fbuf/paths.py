@@ -1,0 +1,21 @@
+"""Leaves of an item by path: a key, or a tuple of keys of dicts, names of fields, and places."""
+
+import operator
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+
+def path_of(name: str, given: Any, *, root: bool = False) -> Path:
+    """The path as a tuple. TypeError for what is none; () is one where the item itself may be the leaf (`root`)."""
+    path = given if isinstance(given, tuple) else (given,)
+    if not ((path or root) and all(type(step) in (str, int) for step in path)):
+        raise TypeError(f"{name} must be a key, or a tuple of keys, got {given!r}")
+    return path
+
+
+def leaf_at(item: Any, path: Path) -> Any:
+    """What is at a path of an item."""
+    for step in path:
+        item = item[step] if isinstance(item, dict) or isinstance(step, int) else operator.attrgetter(step)(item)
+    return item

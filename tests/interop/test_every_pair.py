@@ -1,0 +1,131 @@
+"""Every storage with every sampler and writer: they work together, or are refused where they are joined."""
+
+from pathlib import Path
+
+import pytest
+
+import interop
+from interop import ReplayBufferEnsemble, Sampler, Storage, TensorDictReplayBuffer, Writer
+from tests.interop.every_pair import outcome, page
+from tests.interop.pair_history import (
+    BUFFERS,
+    CELLS,
+    LANES,
+    LAYOUTS,
+    LISTS,
+    SAMPLERS,
+    SLICES,
+    STORAGES,
+    WRITERS,
+    Cell,
+    History,
+    as_given,
+    ids_of,
+    parts,
+)
+from tests.interop.rows import check_same, refused
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pairs.md").read_text()
+ERRORS = {"RuntimeError": RuntimeError, "TypeError": TypeError, "ValueError": ValueError}
+
+
+def reasons(cell: Cell) -> set[str]:
+    """The errors with which the parts can be refused; none where they go together."""
+    found = set()
+    if cell.sampler in SLICES and cell.storage in ("ListStorage", "CompressedListStorage"):
+        found.add("RuntimeError")  # nothing that says where trajectories end can be read of all items
+    if cell.writer == "TensorDictMaxValueWriter":
+        if cell.ndim == 2 or cell.storage == "LazyFrameStorage":
+            found.add("ValueError")
+        if cell.sampler in SLICES:
+            found.add("TypeError")  # it keeps no order
+    if cell.sampler == "ConsumingSampler":
+        if cell.ndim == 2:
+            found.add("ValueError")
+        if cell.storage == "LazyFrameStorage" or "RoundRobin" not in cell.writer:
+            found.add("TypeError")
+    return found
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("storage", "ndim"), LAYOUTS)
+def test_each_pair_works_or_is_refused_where_it_is_joined(storage: str, ndim: int, sampler: str) -> None:
+    for cell in CELLS:
+        if (cell.storage, cell.ndim, cell.sampler) == (storage, ndim, sampler):
+            what, words = outcome(cell)
+            wanted = reasons(cell) or {"reads" if cell.writer == "ImmutableDatasetWriter" else "works"}
+            assert what in wanted, (cell, words)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if reasons(cell)], ids=str)
+def test_a_refusal_changes_nothing(cell: Cell) -> None:
+    what, words = outcome(cell)
+    storage, sampler, writer = parts(cell)
+    held = len(storage)
+    with pytest.raises(ERRORS[what]) as error:
+        BUFFERS[cell.buffer](storage=storage, sampler=sampler, writer=writer)
+    assert str(error.value) == words
+    assert len(storage) == held and not storage.attached() and not hasattr(writer, "_storage")
+    buffer = BUFFERS[cell.buffer](storage=storage)
+    if cell.writer != "ImmutableDatasetWriter":
+        buffer.extend(as_given(ids_of(0, 4, LANES if cell.ndim == 2 else 1), cell))
+    buffer.sample(4)
+    exchanges = [lambda: buffer.set_sampler(sampler), lambda: buffer.set_writer(writer)]
+    for exchange in exchanges:
+        try:
+            exchange()
+        except (RuntimeError, TypeError, ValueError):
+            with refused(buffer, tuple(ERRORS.values())):
+                exchange()
+            break
+    else:
+        pytest.fail("was not refused")
+    buffer.sample(4)
+
+
+def test_every_part_that_is_exported_is_among_them() -> None:
+    for kind, known in ((Storage, STORAGES), (Sampler, SAMPLERS), (Writer, WRITERS)):
+        exported = {
+            name
+            for name in interop.__all__
+            if isinstance(each := getattr(interop, name), type) and issubclass(each, kind)
+        }
+        assert exported - set(known) == {kind.__name__, f"{kind.__name__}Ensemble"}
+    assert set(LISTS) < set(STORAGES)
+
+
+def test_memory_without_an_index_takes_batches_that_have_one():
+    buffer = TensorDictReplayBuffer(storage=STORAGES["TensorStorage"](12, 1))
+    batch = buffer.sample(3)
+    assert "index" in batch and "index" not in buffer[:]
+    buffer.extend(batch)
+    assert "index" not in buffer[:] and "index" in batch
+    check_same(buffer[:3]["x"], batch["x"])
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_an_ensemble_has_members_of_every_kind(buffer: str) -> None:
+    cells = []
+    for i, layout in enumerate(LAYOUTS + LAYOUTS):
+        pairs = [Cell(*layout, sampler, writer, buffer) for sampler in SAMPLERS for writer in WRITERS]
+        cells.append(next(each for each in pairs[(7 * i) % 32 :] + pairs if not reasons(each)))
+    assert {each.sampler for each in cells} == set(SAMPLERS) and {each.writer for each in cells} == set(WRITERS)
+    members = [History(cell) for cell in cells]
+    for member in members:
+        for count in (5, 1, 12) if member.cell.writer != "ImmutableDatasetWriter" else ():
+            member.write(count)
+    ensemble = ReplayBufferEnsemble(
+        *(each.buffer for each in members), sample_from_all=True, batch_size=4 * len(members)
+    )
+    for _ in range(2):
+        batch = ensemble.sample()
+        assert batch.shape == (len(members), 4)
+        for i, (member, part) in enumerate(zip(members, batch.unbind(0), strict=True)):
+            assert (part["index", "buffer_ids"] == i).all()
+            at = part["index", "index"].reshape(4, -1).numpy()
+            lane = at[:, 1] if member.cell.ndim == 2 else 0
+            member.check_items(part, member.held[at[:, 0], lane], skip=(("next", "done"),))
+
+
+def test_the_table_in_the_documents_is_this_one() -> None:
+    assert page(run_core=False) == PAGE, "run `python -m tests.interop.every_pair > docs/pairs.md`"
