@@ -169,86 +169,26 @@ def test_starts_that_may_be_drawn_by_priority(seed):
         assert sorted(numbers[allowed].tolist()) == sorted(legal)
 
 
-# ------------------------------------------------------------------ what marks them
-
-IDS = torch.tensor([3, 3, 3, 7, 7, 3, 3, 9])
 ENDS = torch.tensor([0, 0, 1, 0, 1, 0, 1, 0], dtype=torch.bool)
-CUT = [(0, 1, 2), (3, 4), (5, 6), (7,)]
 
 
-def marked(**entries):
-    rows = len(next(iter(entries.values())))
-    data = TensorDict({"x": torch.arange(rows)}, [rows])
-    for key, value in entries.items():
-        data["next", "done" if key == "done" else key] = value if key in ("done", "over", "lost") else torch.zeros(rows)
-        if key not in ("done", "over", "lost"):
-            data[("collector", "traj_ids") if key == "traj_ids" else key] = value
+def ended(ends):
+    data = TensorDict({"x": torch.arange(len(ends))}, [len(ends)])
+    data["next", "done"] = ends
     return data
-
-
-MARKS = {
-    "ids": ({"traj_key": "id"}, {"id": IDS}),
-    "ids of bytes": ({"traj_key": "id"}, {"id": IDS.to(torch.uint8)}),
-    "ids of two values": ({"traj_key": "id"}, {"id": torch.tensor([1, 1, 1, 0, 0, 1, 1, 0], dtype=torch.bool)}),
-    "ids below zero": ({"traj_key": "id"}, {"id": -IDS}),
-    "ends": ({"end_key": ("next", "done")}, {"done": ENDS}),
-    "ends of one value": ({"end_key": ("next", "done")}, {"done": ENDS[:, None]}),
-    "ends of several dims": ({"end_key": ("next", "done")}, {"done": ENDS[:, None, None]}),
-    "ends of integers": ({"end_key": ("next", "done")}, {"done": ENDS.long() * 5}),
-    "several ends": (
-        {"end_keys": [("next", "over"), ("next", "lost"), "absent"]},
-        {"over": ENDS & (torch.arange(8) < 3), "lost": (ENDS & (torch.arange(8) > 2))[:, None]},
-    ),
-    "ids before ends": ({"traj_key": "id", "end_key": ("next", "done")}, {"id": IDS, "done": ~ENDS}),
-    "ends where ids are not stored": ({"traj_key": "absent", "end_key": ("next", "over")}, {"over": ENDS}),
-    "done where ids are not stored": ({"traj_key": "absent"}, {"done": ENDS}),
-    "found: of a collector": ({}, {"traj_ids": IDS, "episode": torch.zeros(8, dtype=torch.int64), "done": ~ENDS}),
-    "found: of episodes": ({}, {"episode": IDS, "done": ~ENDS}),
-    "found: done": ({}, {"done": ENDS}),
-}
-
-
-@pytest.mark.parametrize(("keys", "entries"), MARKS.values(), ids=MARKS)
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyStackStorage, Reading])
-def test_what_marks_them(make, keys, entries):
-    buffer = reader(make(10), **keys)
-    buffer.extend(marked(**entries))
-    assert whole(buffer) == CUT
-
-
-@pytest.mark.parametrize("form", [(), (1,), (1, 1)])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
-def test_ends_of_several_lanes(form, dtype):
-    model = SliceModel(6, (3,))
-    data = model.write_some(9, 0.4)
-    data["next", "done"] = data["next", "done"].reshape(3, 9, *form).to(dtype)
-    buffer = reader(LazyTensorStorage(18, ndim=2), end_key=("next", "done"))
-    buffer.extend(data)
-    assert whole(buffer) == model.trajectories()
-
-
-def test_an_item_of_several_agents_has_one_id():
-    data = marked(id=IDS)
-    data["next", "done"] = torch.stack([ENDS, ENDS & False], 1)[..., None]
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=2, traj_key="id"))
-    buffer.extend(data)
-    batch = buffer.sample(64)
-    last = torch.arange(64) % 2 == 1
-    stored = data["next", "done"][batch["x"]]
-    assert torch.equal(batch["next", "done"], stored | last[:, None, None])
 
 
 # ------------------------------------------------------------------ who writes
 
 
 def test_memory_that_was_filled_before_is_full_and_ends_with_its_last_row():
-    storage = TensorStorage(marked(done=ENDS))
+    storage = TensorStorage(ended(ENDS))
     buffer = reader(storage)
-    assert whole(buffer) == CUT
-    buffer.extend(marked(done=ENDS[:3]))  # rows 0 to 2 are the newest now; their items have the numbers 0 to 2
     assert whole(buffer) == [(0, 1, 2), (3, 4), (5, 6), (7,)]
-    buffer.extend(marked(done=torch.zeros(1, dtype=torch.bool)))
-    assert whole(buffer) == [(0,), (0, 1, 2), (4,), (5, 6), (7,)] or whole(buffer) == [(0,), (4,), (5, 6), (7, 0, 1, 2)]
+    buffer.extend(ended(ENDS[:3]))  # rows 0 to 2 are the newest now; their items have the numbers 0 to 2
+    assert whole(buffer) == [(3, 4), (5, 6), (7, 0, 1, 2)]
+    buffer.extend(ended(ENDS[:1]))  # row 3 is
+    assert whole(buffer) == [(0,), (4,), (5, 6), (7, 0, 1, 2)]
 
 
 def test_a_trajectory_goes_on_from_the_last_row_to_the_first():
@@ -269,10 +209,25 @@ def test_two_buffers_on_one_storage(make):
         assert whole(one) == whole(other) == model.trajectories()
 
 
+@pytest.mark.parametrize("keys", [{"traj_key": "id"}, {}])
+def test_a_writer_that_begins_anew_before_the_storage_is_full(keys):
+    storage = LazyTensorStorage(12)
+    one, other = reader(storage, **keys), reader(storage, **keys)
+    data = TensorDict({"x": torch.arange(8), "id": torch.zeros(8, dtype=torch.int64)}, [8])
+    data["next", "done"] = torch.zeros(8, dtype=torch.bool)
+    one.extend(data)
+    assert whole(one) == [tuple(range(8))]
+    for stop in (3, 5):
+        other.extend(data[:stop] if stop == 3 else data[3:5])
+        for buffer in (one, other):
+            assert whole(buffer) == [tuple(range(stop)), tuple(range(stop, 8))]
+
+
 def extend_rows(buffer, rows):
     buffer.extend(rows)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_another_process_writes(method):
     model = SliceModel(10)
@@ -379,8 +334,8 @@ def test_an_edit_of_an_item_in_a_list_that_is_named_from_the_end():
     for rows in ([0, 1, 2, 3, 4], [5, 6, 7]):
         buffer.extend(TensorDict({"x": torch.tensor(rows), "id": torch.full((len(rows),), 5)}, [len(rows)]))
         assert len(whole(buffer)) == 1
-    buffer[-2] = TensorDict({"x": torch.tensor(6), "id": torch.tensor(0)})
-    assert whole(buffer) == [(0, 1, 2, 3, 4, 5), (6,), (7,)]
+    buffer[-1] = TensorDict({"x": torch.tensor(7), "id": torch.tensor(0)})
+    assert whole(buffer) == [(0, 1, 2, 3, 4, 5, 6), (7,)]
 
 
 @in_each_storage

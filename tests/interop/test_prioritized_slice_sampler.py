@@ -1,0 +1,276 @@
+"""Slices whose first items come by their priority."""
+
+import copy
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from tests.interop.rows import refused
+from tests.interop.slice_model import SliceModel, check_law, drawn, starts
+
+PRIORITIES = torch.tensor([3.0, 1, 0.5, 2, 4, 9, 1, 1, 5, 2, 2, 7, 1, 3, 2, 6])
+
+
+def filled(lengths=(5, 2, 1, 7, 3), lanes=()):
+    """A model of 16 rows that is full, with episodes of some lengths, and all its rows as data."""
+    model = SliceModel(16 // max(1, int(np.prod(lanes))), lanes)
+    ends = np.zeros((sum(lengths), model.lanes), bool)
+    ends[np.cumsum(lengths)[:-1] - 1] = True
+    return model, model.write(ends, ends.cumsum(0) - ends + 50 * np.arange(model.lanes))
+
+
+def buffer_of(model, data, kind=TensorDictReplayBuffer, storage=LazyTensorStorage, **choices):
+    sampler = PrioritizedSliceSampler(16, **{"alpha": 1.0, "beta": 1.0, "eps": 0.0, **choices})
+    buffer = kind(storage=storage(16, ndim=1 + len(model.shape)), sampler=sampler)
+    buffer.extend(data)
+    return buffer
+
+
+def by_priority(model, length, strict=True, need=None):
+    """The slices that may be drawn, and the priority of each."""
+    slot = {number: slot for slot, number in enumerate(model.numbers())}
+    found = starts(model.trajectories(), length, strict, need)
+    return {each: PRIORITIES[slot[first]].item() for first, each in found.items()}
+
+
+CHOICES = {
+    "strict": ({}, 4),
+    "not strict": ({"strict_length": False}, 4),
+    "all but the last": ({"span": (False, True)}, 2),
+    "two behind": ({"span": (0, 2)}, 2),
+    "one behind, not strict": ({"span": (False, 1), "strict_length": False}, 3),
+    "of ids": ({"traj_key": "id"}, 4),
+}
+
+
+@pytest.mark.parametrize(("choices", "need"), CHOICES.values(), ids=CHOICES)
+def test_starts_come_in_proportion_to_their_priority(choices, need):
+    torch.manual_seed(0)
+    model, data = filled()
+    buffer = buffer_of(model, data, slice_len=4, **choices)
+    buffer.update_priority(torch.arange(16), PRIORITIES)
+    wanted = by_priority(model, 4, choices.get("strict_length", True), need)
+    seen = [each for _ in range(100) for each in drawn(buffer, 4 * 16)]
+    assert set(seen) == set(wanted)
+    counts = np.array([Counter(seen)[each] for each in wanted])
+    expected = np.array(list(wanted.values())) * len(seen) / sum(wanted.values())
+    assert (abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
+
+
+@pytest.mark.parametrize("lanes", [(2,), (2, 2)])
+def test_several_lanes(lanes):
+    torch.manual_seed(0)
+    model, data = filled((3, 2, 5) if lanes == (2,) else (1, 4, 1), lanes)
+    buffer = buffer_of(model, data, slice_len=2)
+    buffer.update_priority(torch.stack(torch.unravel_index(torch.arange(16), buffer.storage.shape), -1), PRIORITIES)
+    wanted = by_priority(model, 2)
+    check_law([each for _ in range(60) for each in drawn(buffer, 2 * 16)], wanted)
+    batch = buffer.sample(8)
+    assert batch["index"].shape == (8, 1 + len(lanes))
+    assert torch.equal(buffer.storage[tuple(batch["index"].unbind(-1))]["x"], batch["x"])
+
+
+def three_episodes(alpha, beta):
+    ids = torch.arange(9) // 3
+    data = TensorDict({"x": torch.arange(9), "episode": ids, "step": torch.arange(9) % 3}, [9])
+    sampler = PrioritizedSliceSampler(9, alpha, beta, num_slices=3)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, batch_size=6)
+    buffer.extend(data)
+    return buffer
+
+
+def test_priorities_of_three_episodes():
+    buffer = three_episodes(0.7, 0.9)
+    assert {first for _ in range(30) for first, _ in drawn(buffer)} == {0, 1, 3, 4, 6, 7}
+    buffer.update_priority(torch.arange(9), torch.tensor([0.0, 3, 3, 0, 0, 0, 1, 1, 1]))
+    batches = [buffer.sample() for _ in range(30)]
+    assert {start for batch in batches for start in batch["x"][::2].tolist()} == {1, 6, 7}
+    for batch in batches:
+        weights = batch["priority_weight"]
+        assert weights.shape == (6,)
+        assert torch.equal(weights[::2], weights[1::2])
+        torch.testing.assert_close(
+            weights[batch["x"] == 6], torch.full(((batch["x"] == 6).sum(),), 9.12e-6), rtol=1e-3, atol=0
+        )
+        assert torch.equal(batch["next", "truncated"].reshape(3, 2), torch.tensor([[False, True]] * 3))
+
+
+def test_a_high_priority_near_an_end_is_no_start():
+    model, data = filled((8, 8))
+    buffer = buffer_of(model, data, slice_len=3)
+    buffer.update_priority(torch.tensor([6, 7, 15]), torch.full((3,), 1e6))
+    legal = set(starts(model.trajectories(), 3).values())
+    assert {each for _ in range(50) for each in drawn(buffer, 48)} <= legal
+    buffer.update_priority(torch.tensor([5]), torch.tensor([1e6]))
+    assert drawn(buffer, 48).count((5, 6, 7)) >= 15
+
+
+def test_weights_are_of_all_that_is_stored():
+    model, data = filled((8, 8))
+    buffer = buffer_of(model, data, slice_len=4, kind=ReplayBuffer)
+    buffer.update_priority(torch.arange(16), PRIORITIES)
+    batch, info = buffer.sample(64, return_info=True)
+    assert "priority_weight" not in batch.keys()  # noqa: SIM118
+    first = batch["x"][::4]
+    torch.testing.assert_close(
+        info["priority_weight"], (PRIORITIES.min() / PRIORITIES[first]).repeat_interleave(4), rtol=1e-5, atol=0
+    )
+
+
+def test_short_slices_have_the_weight_of_their_start_too():
+    model, data = filled((1, 4, 2, 9))
+    buffer = buffer_of(model, data, slice_len=3, strict_length=False, span=(False, 1))
+    buffer.update_priority(torch.arange(16), PRIORITIES)
+    lengths = set()
+    for _ in range(20):
+        batch, info = buffer.sample(24, return_info=True)
+        ends = info["next", "truncated"].reshape(-1).nonzero().reshape(-1) + 1
+        sizes = ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
+        lengths |= set(sizes.tolist())
+        weights = info["priority_weight"].split(sizes.tolist())
+        for items, weight in zip(batch["x"].split(sizes.tolist()), weights, strict=True):
+            torch.testing.assert_close(weight, (PRIORITIES.min() / PRIORITIES[items[0]]).expand(len(items)))
+    assert lengths == {1, 2, 3}
+
+
+def test_priorities_of_the_items_of_a_sample():
+    buffer = three_episodes(1.0, 1.0)
+    for _ in range(40):
+        batch = buffer.sample()
+        buffer.update_tensordict_priority(batch.set("td_error", batch["x"] + 1.0))
+    torch.testing.assert_close(buffer.sampler.priorities, torch.arange(9) + 1.0)
+    batch, info = buffer.sample(return_info=True)
+    buffer.update_priority(info["index"], torch.full((6,), 0.25))
+    assert (buffer.sampler.priorities[batch["x"]] == 0.25).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_new_items_and_ends_that_move(storage):
+    model = SliceModel(16)
+    buffer = buffer_of(model, model.write_some(3, 0), storage=storage, slice_len=4)
+    with refused(buffer, RuntimeError, "lengths are 3 to 3, slices need 4"):
+        buffer.sample(4)
+    for count in (1, 1, 7, 1, 20, 3):
+        buffer.extend(model.write_some(count, 0.2))
+        legal = set(starts(model.trajectories(), 4).values())
+        if legal:
+            assert {each for _ in range(20) for each in drawn(buffer, 64)} == legal
+
+
+def test_two_lengths_and_two_kinds_of_sampler_in_turn():
+    model, data = filled()
+    buffer = buffer_of(model, data, num_slices=8)
+    for length in (1, 3, 2, 7, 1):
+        legal = set(starts(model.trajectories(), length).values())
+        assert {each for _ in range(60) for each in drawn(buffer, 8 * length)} == legal
+
+
+def test_emptied_and_filled_again():
+    model, data = filled()
+    buffer = buffer_of(model, data, slice_len=2)
+    buffer.update_priority(torch.arange(16), PRIORITIES)
+    buffer.sample(16)
+    buffer.empty()
+    model.clear()
+    buffer.extend(model.write_some(6, 0.3))
+    legal = starts(model.trajectories(), 2)
+    check_law([each for _ in range(30) for each in drawn(buffer, 2 * 16)], dict.fromkeys(legal.values(), 1.0))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies_and_equal_generators(copied):
+    model, data = filled()
+    buffer = buffer_of(model, data, slice_len=2)
+    buffer.update_priority(torch.arange(16), PRIORITIES)
+    buffer.sample(16)
+    other = copied(buffer)
+    more = model.write_some(5, 0.3)
+    for each in (buffer, other):
+        each.extend(more)
+        each.set_rng(torch.Generator().manual_seed(0))
+    for _ in range(3):
+        left, right = buffer.sample(32), other.sample(32)
+        assert torch.equal(left["x"], right["x"])
+        assert torch.equal(left["priority_weight"], right["priority_weight"])
+
+
+def test_two_buffers_on_one_storage():
+    model, data = filled()
+    buffer = buffer_of(model, data, slice_len=3)
+    sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=2)
+    other = PrioritizedReplayBuffer(storage=buffer.storage, sampler=sampler, alpha=1.0, beta=1.0)
+    for _ in range(5):
+        buffer.extend(model.write_some(5, 0.3))
+        for each, length in ((buffer, 3), (other, 2)):
+            legal = set(starts(model.trajectories(), length).values())
+            assert {one for _ in range(40) for one in drawn(each, 16 * length)} == legal
+
+
+def test_given_boundaries():
+    torch.manual_seed(0)
+    storage = TensorStorage(TensorDict({"x": torch.arange(10)}, [10]))
+    ends = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0, 0, 0], dtype=torch.bool)
+    sampler = PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=3, ends=ends, cache_values=True)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler)
+    whole = [(3, 4, 5, 6), (7, 8, 9, 0, 1, 2)]
+    legal = starts(whole, 3)
+    check_law([each for _ in range(60) for each in drawn(buffer, 24)], dict.fromkeys(legal.values(), 1.0))
+
+
+def test_batches_drawn_ahead():
+    model, data = filled()
+    sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=2)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(16), sampler=sampler, batch_size=16, prefetch=2)
+    buffer.extend(data)
+    legal = set(starts(model.trajectories(), 2).values())
+    assert {each for _ in range(40) for each in drawn(buffer)} == legal
+
+
+def test_a_span_on_the_left_counts_for_nothing():
+    with pytest.warns(UserWarning, match="no span on the left"):
+        sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=4, span=True)
+    assert sampler.span == (False, True)
+    with pytest.warns(UserWarning, match="no span on the left"):
+        assert PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=4, span=2).span == (False, 2)
+
+
+def test_what_is_told():
+    model, data = filled()
+    buffer = buffer_of(model, data, slice_len=2)
+    _, info = buffer.sample(8, return_info=True)
+    names = ("truncated", "done", "terminated")
+    assert set(info) == {"index", "priority_weight", *(("next", name) for name in names)}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_it_refuses(strict):
+    model, data = filled((3, 2, 3))
+    buffer = buffer_of(model, data, slice_len=4, strict_length=strict)
+    with refused(buffer, RuntimeError, "batch_size=6 is not a multiple of slice_len=4"):
+        buffer.sample(6)
+    if strict:
+        with refused(buffer, RuntimeError, "lengths are 2 to 3, slices need 4"):
+            buffer.sample(8)
+    buffer.update_priority(torch.arange(8), torch.zeros(8))
+    with refused(buffer, RuntimeError):
+        buffer.sample(8)
+    for choices in ({}, {"slice_len": 2, "num_slices": 2}):
+        with pytest.raises(TypeError, match="num_slices and slice_len"):
+            PrioritizedSliceSampler(16, 1.0, 1.0, **choices)
+    with pytest.raises(ValueError, match="alpha"):
+        PrioritizedSliceSampler(16, -1.0, 1.0, slice_len=2)
+    with pytest.raises(ValueError, match="span"):
+        PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=2, span=(False, 2))

@@ -1,0 +1,214 @@
+"""Slices of which each trajectory gives one an epoch."""
+
+import copy
+import itertools
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SliceSamplerWithoutReplacement
+from tests.interop.rows import refused
+from tests.interop.slice_model import SliceModel, check_law, drawn, shares
+
+
+def episodes(*lengths, first=0):
+    """Rows of episodes of some lengths, and the items of each."""
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)) + first
+    data = TensorDict({"x": torch.arange(len(ids)) + 100 * first, "episode": ids}, [len(ids)])
+    return data, [tuple(each.tolist()) for each in data["x"].split(list(lengths))]
+
+
+def buffer_of(data, capacity=1000, storage=LazyTensorStorage, batch_size=None, **choices):
+    sampler = SliceSamplerWithoutReplacement(**choices)
+    buffer = ReplayBuffer(storage=storage(capacity), sampler=sampler, batch_size=batch_size)
+    buffer.extend(data)
+    return buffer
+
+
+def where(slices, whole):
+    """From which trajectories slices are."""
+    return [next(place for place, each in enumerate(whole) if item in each) for item, *_ in slices]
+
+
+def test_fewer_trajectories_than_slices_are_asked_for():
+    buffer = buffer_of(episodes(250, 250, 250, 250)[0], num_slices=10)
+    batch = buffer.sample(320)
+    assert batch.batch_size == (128,)
+    assert sorted(batch["episode"][::32].tolist()) == [0, 1, 2, 3]
+    assert torch.equal(batch["x"].reshape(4, 32), batch["x"][::32, None] + torch.arange(32))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_each_trajectory_once_an_epoch(drop_last, shuffle, storage):
+    data, whole = episodes(4, 3, 5, 2, 2, 6, 2)
+    buffer = buffer_of(data, storage=storage, batch_size=6, slice_len=2, drop_last=drop_last, shuffle=shuffle)
+    sizes = [3, 3] if drop_last else [3, 3, 1]
+    for _ in range(5):
+        batches, named = [], []
+        for batch in buffer:
+            named += batch["episode"][::2].tolist()
+            batches.append(len(batch) // 2)
+            assert torch.equal(batch["x"][1::2], batch["x"][::2] + 1)
+        assert batches == sizes
+        assert len(set(named)) == len(named)
+        assert named == list(range(len(named))) or shuffle
+    assert buffer.sampler.ran_out
+    assert [len(drawn(buffer, 6)) for _ in range(2)] == [3, 3]
+    assert buffer.sampler.ran_out == drop_last
+    assert len(whole) == 7
+
+
+def test_every_order_and_every_start_comes_equally_often():
+    torch.manual_seed(0)
+    data, whole = episodes(4, 3, 5)
+    buffer = buffer_of(data, slice_len=3)
+    orders, slices = Counter(), []
+    for _ in range(2000):
+        epoch = drawn(buffer, 6) + drawn(buffer, 6)
+        orders[tuple(where(epoch, whole))] += 1
+        slices += epoch
+    check_law(orders.elements(), dict.fromkeys(itertools.permutations(range(3)), 1.0))
+    for each in whole:
+        check_law([one for one in slices if one[0] in each], shares([each], 3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_epoch_over_random_histories(seed):
+    model = SliceModel(15, () if seed else (2,))
+    model.random = np.random.default_rng(seed)
+    sampler = SliceSamplerWithoutReplacement(slice_len=2, strict_length=False)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(15 * model.lanes, ndim=1 + len(model.shape)), sampler=sampler)
+    for _ in range(40):
+        buffer.extend(model.write_some(int(model.random.integers(1, 20)), 0.4))
+        whole = model.trajectories()
+        for _ in range(2):
+            epoch = []
+            while len(epoch) < len(whole):
+                epoch += drawn(buffer, 6)
+            assert sorted(where(epoch, whole)) == list(range(len(whole)))
+            assert set(epoch) <= set(shares(whole, 2, strict=False))
+
+
+def test_in_the_order_of_the_storage():
+    model = SliceModel(10)
+    sampler = SliceSamplerWithoutReplacement(slice_len=10, strict_length=False, shuffle=False)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
+    ends = np.isin(np.arange(16), [3, 8, 11])[:, None]
+    buffer.extend(model.write(ends, ends))
+    # rows 0 to 5 hold the items 10 to 15, rows 6 to 9 the items 6 to 9; the cursor is at row 6
+    assert drawn(buffer, 100) == [(12, 13, 14, 15), (6, 7, 8), (9, 10, 11)]
+
+
+def test_a_write_begins_an_epoch_and_nothing_else_does():
+    data, whole = episodes(*[2] * 8)
+    buffer = buffer_of(data, slice_len=2)
+    taken = drawn(buffer, 6)
+    buffer[3] = buffer[3].clone()
+    buffer.set_("x", buffer[:]["x"].clone())
+    taken += drawn(buffer, 10)
+    assert sorted(where(taken, whole)) == list(range(8))
+    assert buffer.sampler.ran_out
+    first = drawn(buffer, 6)
+    more, others = episodes(2, 2, first=8)
+    buffer.extend(more)
+    whole += others
+    taken = drawn(buffer, 100)
+    assert sorted(where(taken, whole)) == list(range(10))
+    assert len(first) == 3
+    drawn(buffer, 6)
+    buffer.empty()
+    buffer.extend(more)
+    assert sorted(drawn(buffer, 100)) == sorted(others)
+
+
+def test_shorter_trajectories_take_a_place_and_are_left_out():
+    data, whole = episodes(4, 1, 4, 1, 5, 1)
+    buffer = buffer_of(data, slice_len=2, strict_length=True)
+    sizes = set()
+    for _ in range(50):
+        epoch = []
+        for _ in range(2):
+            try:
+                taken = drawn(buffer, 6)
+            except RuntimeError as error:
+                assert "only trajectories shorter than its slices, 2" in str(error)
+                taken = []
+            places = where(taken, whole)
+            assert len(places) == 3 or places == sorted(places)
+            sizes.add(len(taken))
+            epoch += places
+        assert sorted(epoch) == [0, 2, 4]
+    assert sizes == {0, 1, 2, 3}
+
+
+def test_without_the_strict_length_they_come_out_whole():
+    data, whole = episodes(4, 1, 4, 2)
+    buffer = buffer_of(data, slice_len=3, strict_length=False)
+    for _ in range(20):
+        taken = drawn(buffer, 12)
+        assert sorted(where(taken, whole)) == [0, 1, 2, 3]
+        assert [len(each) for _, each in sorted(zip(where(taken, whole), taken, strict=True))] == [3, 1, 3, 2]
+
+
+def test_an_epoch_of_none_but_shorter_trajectories():
+    buffer = buffer_of(episodes(1, 1)[0], slice_len=2)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"only trajectories shorter.*strict_length=False"):
+            buffer.sample(4)
+
+
+def test_more_slices_than_trajectories_cannot_be_drawn_without_a_rest():
+    buffer = buffer_of(episodes(3, 3)[0], slice_len=2, drop_last=True, batch_size=6)
+    with refused(buffer, ValueError, "drop_last"):
+        buffer.sample()
+    with pytest.raises(ValueError, match="drop_last"):
+        ReplayBuffer(storage=LazyTensorStorage(3), sampler=SliceSamplerWithoutReplacement(slice_len=2, drop_last=True))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_copies_go_on_with_the_epoch(copied, by_turns):
+    model = SliceModel(40, by_turns=by_turns)
+    sampler = SliceSamplerWithoutReplacement(slice_len=40, strict_length=False, traj_key="id")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler)
+    ids = [0, 1, 2, 3]
+    for step in range(20):
+        if step % 3 == 0:
+            ids[step % 4] = step + 4
+        rows = np.array(ids if by_turns else [step // 2] * 4)[:, None]
+        buffer.extend(model.write(rows != np.append(rows[1:], [[step // 2]], 0), rows))
+        taken = drawn(buffer, 80)  # what is known has a history
+    whole = model.trajectories() if by_turns else [tuple(range(first, first + 8)) for first in range(40, 80, 8)]
+    other = copied(buffer)
+    for each in (buffer, other):
+        each.set_rng(torch.Generator().manual_seed(0))
+    left, right = (drawn(each, 40 * 100) for each in (buffer, other))
+    assert left == right
+    assert sorted(taken + left) == whole
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_epoch_of_batches_drawn_ahead(workers):
+    data, whole = episodes(*[3] * 10)
+    sampler = SliceSamplerWithoutReplacement(slice_len=2)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=8, prefetch=workers)
+    buffer.extend(data)
+    for _ in range(3):
+        batches = [batch["x"][::2].tolist() for batch in buffer]
+        assert sorted(where([[item] for batch in batches for item in batch], whole)) == list(range(10))
+        assert sorted(map(len, batches)) == [2, 4, 4]
+
+
+def test_how_it_shows():
+    sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="episode")
+    assert repr(sampler).startswith("SliceSamplerWithoutReplacement(num_slices=None, slice_len=2, end_key=None, ")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
+    buffer.extend(episodes(2, 2, 2, 2)[0])
+    buffer.sample(2)
+    assert repr(sampler).endswith("75.0000% left)")
