@@ -1,6 +1,7 @@
 """Slices that begin with items in proportion to their priority."""
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _forget(self) -> None:
         super()._forget()
+        self._of: Any = None  # the storage whose items have the priorities
         self._starts: Any = None  # what `_allowed` was found for
         self._allowed: np.ndarray = np.zeros(0, np.bool_)  # by slot
 
@@ -108,6 +110,13 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
         count, length = self._shape(batch_size)
+        if self._of is None:
+            self._of = weakref.ref(storage)
+        if self._of() is not storage:
+            raise RuntimeError(
+                "this sampler has the priorities of the items of another storage: give each storage a sampler of its own, "
+                "or put it in by set_sampler()"
+            )
         self._synced(storage)
         self._candidates(length)
         with self._lock:
@@ -150,6 +159,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             with bridge.exact():
                 told = compiled.padded(slots.astype(np.int32)), compiled.padded(allowed)
                 self._state = compiled.exclude(self.rule, self._state, *told)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            key: value for key, value in super().__getstate__().items() if key not in ("_of", "_starts", "_allowed")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         PrioritizedSampler.__setstate__(self, state)

@@ -45,7 +45,8 @@ class SliceSampler(DrawingSampler):
             most so many items, or a pair of these.
         use_gpu: accepted; boundaries are kept on the host.
 
-    Without a key `("collector", "traj_ids")`, "episode" and ("next", "done") are looked for.
+    An edit of a stored marker is noticed where torch or the buffer can see it: not through NumPy or `.data`. Without a key
+    `("collector", "traj_ids")`, "episode" and ("next", "done") are looked for.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class SliceSampler(DrawingSampler):
             raise TypeError(f"compile must be a bool or a dict, got {type(compile).__name__}")
         self.num_slices = None if num_slices is None else whole("num_slices", num_slices)
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
-        self.end_key, self.end_keys, self.traj_key = end_key, end_keys, traj_key
+        self.end_key, self.traj_key = _a_key("end_key", end_key), _a_key("traj_key", traj_key)
+        self.end_keys = None if end_keys is None else [_a_key("end_keys", each) for each in end_keys]
         self.cache_values = bool(cache_values)
-        self.truncated_key = truncated_key
+        self.truncated_key = truncated_key = _a_key("truncated_key", truncated_key)
         parent = truncated_key[:-1] if isinstance(truncated_key, tuple) else ()
         self._done_key, self._terminated_key = _sibling(parent, "done"), _sibling(parent, "terminated")
         self.strict_length = bool(strict_length)
@@ -98,7 +100,7 @@ class SliceSampler(DrawingSampler):
         self._index = Boundaries(Markers(self.traj_key, keys))
         if self._static is not None:
             self._index.of_flags(*self._static)
-        self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
+        self._described: tuple[int, int, int] | None = None  # what the ledger told when `ends` were first used
         self._ends_of_slices: tuple[Any, Tensor] | None = None
 
     def _empty(self) -> None:
@@ -151,7 +153,8 @@ class SliceSampler(DrawingSampler):
 
     def _synced(self, storage: Storage) -> None:
         """Have the index know what is stored."""
-        size, told = stored(storage), (storage._ledger.written, storage._ledger.end)
+        ledger = storage._ledger
+        size, told = stored(storage), (ledger.written, ledger.edits, ledger.end)
         if self._static is None:
             self._index.sync(storage)
         elif size != self._index.filled or storage.ndim > 1:
@@ -304,6 +307,8 @@ class SliceSampler(DrawingSampler):
 
 
 def _pair(span: Any) -> tuple[bool | int, bool | int]:
+    if isinstance(span, tuple | list) and len(span) != 2:
+        raise ValueError(f"span must be a bool, an int, or a pair of these, got {span!r}")
     left, right = span if isinstance(span, tuple | list) else (span, span)
     for each in (left, right):
         if not isinstance(each, bool):
@@ -321,6 +326,13 @@ def _steps(length: int) -> np.ndarray:
             _known_steps.clear()
         _known_steps[length] = np.arange(length)
     return _known_steps[length]
+
+
+def _a_key(name: str, key: Any) -> Any:
+    """TypeError for what is no key: a name, or a tuple of names."""
+    if key is None or isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(each, str) for each in key)):
+        return key
+    raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")
 
 
 def _sibling(parent: tuple[str, ...], name: str) -> Any:

@@ -175,13 +175,24 @@ class TensorStorage(Storage):
                 "was never written would count as stored; nothing was written"
             )
         leaves = self.admit(data, len(named), named)
-        row = places[0] if isinstance(places, tuple) else places
         self._refuse(places, leaves, set_cursor, new)
-        self._ledger.edit(None if set_cursor else row, end=_behind(row) % rows if set_cursor else None)
+        self._enter(places, set_cursor, rows)
         self._own_rows().write_at(places, leaves)
         if set_cursor:
             self._grow(reached)
             self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
+
+    def _enter(self, places: Any, set_cursor: bool, rows: int) -> None:
+        """Enter a write in the ledger."""
+        row = places[0] if isinstance(places, tuple) else places
+        if not set_cursor:
+            self._ledger.edit(row)
+        elif isinstance(row, int) and whole_rows(places):
+            self._ledger.run(row, 1, rows)
+        elif isinstance(row, slice) and row.step in (None, 1) and row.start < row.stop and whole_rows(places):
+            self._ledger.run(row.start, row.stop - row.start, rows)
+        else:
+            self._ledger.edit(None, end=_behind(row) % rows)
 
     def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
         """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
