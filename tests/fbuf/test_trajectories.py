@@ -1,0 +1,356 @@
+"""Which stored rows follow each other: against lists of rows, over every way to write them."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fbuf import Buffer, BufferState, Place, RingState, Trajectories, trajectories
+from fbuf.samplers import slices
+from tests.fbuf.trajectory_model import (
+    CODES,
+    CUT,
+    ITEM,
+    OPEN,
+    TERMINATED,
+    TRUNCATED,
+    Rows,
+    TrajectoriesModel,
+    begun_long_ago,
+    histories,
+    renumbered,
+    rows,
+    shifted,
+)
+
+pytestmark = pytest.mark.usefixtures("device")
+
+soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
+extend, clear, place = (
+    jax.jit(method, static_argnums=0, compiler_options=soon) for method in (Buffer.extend, Buffer.clear, Buffer.place)
+)
+
+ENDS, ALL = Trajectories("terminated", "truncated"), Trajectories("terminated", "truncated", "id")
+BUFFERS = [
+    (Buffer(7, trajectories=ALL), (1, 3, 11)),
+    (Buffer(5, trajectories=ENDS, lanes=(2, 1)), (1, 2, 8)),
+    (Buffer(1, trajectories=ALL, lanes=(2,)), (1, 3)),
+    (Buffer(6, trajectories=Trajectories(id="id")), (1, 6, 13)),
+]
+
+
+def write(buffer: Buffer, state: BufferState, model: TrajectoriesModel, new: Rows) -> BufferState:
+    """The state after a write, which the model sees too."""
+    assert buffer.trajectories is not None
+    ended = new.ended if buffer.trajectories.terminated else np.zeros_like(new.ended)
+    serials = model.write(ended, new.id if buffer.trajectories.id else None)
+    return extend(buffer, state, new.batch(serials, buffer.lanes))[0]
+
+
+def at(buffer: Buffer, state: BufferState, slots: Any) -> Any:
+    """Place as NumPy arrays, of as many slots as there are, by one program."""
+    every = np.resize(np.asarray(slots, np.int32), buffer.capacity * buffer.items_per_row)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(slots)], place(buffer, state, every))
+
+
+def assert_places(buffer: Buffer, state: BufferState, model: TrajectoriesModel) -> None:
+    """Each stored item stands where the model has it."""
+    stored = model.stored()
+    assert sum(len(each.slots) for each in stored) == buffer.size(state)
+    if not stored:
+        return
+    found = at(buffer, state, [slot for each in stored for slot in each.slots])
+    lengths = [len(each.slots) for each in stored]
+    before = np.concatenate([np.arange(length) for length in lengths])
+    np.testing.assert_array_equal(found.before, before)
+    np.testing.assert_array_equal(found.after, np.repeat(lengths, lengths) - 1 - before)
+    np.testing.assert_array_equal(found.step, before + np.repeat([each.lost for each in stored], lengths))
+    np.testing.assert_array_equal(found.kind, np.repeat([each.kind for each in stored], lengths))
+    np.testing.assert_array_equal(found.lane, np.repeat([each.lane for each in stored], lengths))
+    firsts = np.cumsum([0, *lengths[:-1]])
+    np.testing.assert_array_equal(found.number, np.repeat(found.number[firsts], lengths))
+    assert len({*zip(found.lane[firsts], found.number[firsts], strict=True)}) == len(stored)
+
+
+@pytest.mark.parametrize(("buffer", "counts"), BUFFERS, ids=lambda what: repr(getattr(what, "trajectories", what)))
+@given(data=st.data())
+def test_items_stand_where_lists_of_rows_have_them(buffer: Buffer, counts: tuple[int, ...], data: Any) -> None:
+    state, model = buffer.init(ITEM), TrajectoriesModel(buffer.capacity, buffer.items_per_row)
+    for new in data.draw(histories(buffer.items_per_row, counts)):
+        if new is None:
+            state = clear(buffer, state)
+            model.clear()
+        else:
+            state = write(buffer, state, model, new)
+        assert_places(buffer, state, model)
+
+
+@pytest.mark.parametrize("count", [3, 11])
+@given(data=st.data())
+def test_many_rows_at_once_are_what_single_rows_are(count: int, data: Any) -> None:
+    buffer = BUFFERS[0][0]
+    at_once = one_by_one = buffer.init(ITEM)
+    for new in data.draw(histories(1, [count], most=3)):
+        if new is None:
+            continue
+        batch = new.batch(np.arange(count, dtype=np.int32), ())
+        at_once, _ = extend(buffer, at_once, batch)
+        for i in range(count):
+            one_by_one, _ = extend(buffer, one_by_one, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch))
+        slots = range(int(at_once.ring.size))
+        for a, b in zip(*(jax.tree.leaves(at(buffer, state, slots)) for state in (at_once, one_by_one)), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def numbered(codes: str, buffer: Buffer = BUFFERS[0][0]) -> Any:
+    """The places of all slots after these rows of one lane were written one by one."""
+    state, model = buffer.init(ITEM), TrajectoriesModel(buffer.capacity, 1)
+    everything = rows([[code] for code in codes])
+    for i in range(len(codes)):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], dataclasses.asdict(everything))
+        state = write(buffer, state, model, Rows(**one))
+    return at(buffer, state, range(min(len(codes), buffer.capacity)))
+
+
+def test_a_trajectory_ends_in_one_of_three_ways_or_goes_on() -> None:
+    assert numbered("..t.ubi").kind.tolist() == [*[TERMINATED] * 3, *[TRUNCATED] * 2, TERMINATED, OPEN]
+    assert numbered("..i.tii").kind.tolist() == [CUT, CUT, *[TERMINATED] * 3, CUT, OPEN]
+
+
+def test_the_same_id_behind_an_end_is_another_trajectory() -> None:
+    assert len(set(numbered("..t..t").number.tolist())) == 2
+
+
+def test_a_ring_of_four_keeps_the_last_row_of_one_and_all_of_the_next() -> None:
+    found = numbered(".t.t.", Buffer(4, trajectories=ENDS))  # rows 1, 2 end, 11, 12 end, 21; slots hold 21, 2, 11, 12
+    assert found.before.tolist() == [0, 0, 0, 1]
+    assert found.step.tolist() == [0, 1, 0, 1]
+    assert found.after.tolist() == [0, 0, 1, 0]
+
+
+# -------------------------------------------------------------------------- counters near their ends
+
+
+@pytest.mark.parametrize("by", [2**32 - 3, 2**32 - 9, 2**31 - 2, 2**31 - 8])
+def test_the_count_of_rows_may_pass_the_ends_of_32_bits(by: int) -> None:
+    buffer, model = BUFFERS[0][0], TrajectoriesModel(7, 1)
+    state = shifted(buffer.init(ITEM), by)
+    for codes in CODES:
+        state = write(buffer, state, model, rows([[code] for code in codes]))
+        assert_places(buffer, state, model)
+    written = by + sum(map(len, CODES))
+    assert int(state.ring.written[0]) == written % 2**32
+    assert int(state.ring.written[1]) == written // 2**32
+
+
+@pytest.mark.parametrize("left", [1, 3, 8])
+def test_numbers_of_trajectories_may_begin_again(left: int) -> None:
+    buffer, model = BUFFERS[0][0], TrajectoriesModel(7, 1)
+    state = write(buffer, buffer.init(ITEM), model, rows([[code] for code in "t.t"]))
+    assert state.trajectories is not None
+    turn = 7 * ((2**31 - 1) // 7)
+    state = dataclasses.replace(state, trajectories=renumbered(state.trajectories, turn - left))
+    assert_places(buffer, state, model)
+    highest = 0
+    for codes in CODES * 2:
+        highest = max(highest, int(state.trajectories.latest[0]))
+        state = write(buffer, state, model, rows([[code] for code in codes]))
+        assert_places(buffer, state, model)
+    assert highest > turn - 16 and state.trajectories.latest[0] < 40
+
+
+@pytest.mark.parametrize("count", [1, 3, 11])
+def test_a_trajectory_may_be_longer_than_steps_can_say(count: int) -> None:
+    buffer = BUFFERS[0][0]
+    going = rows([["."]] * count).batch(np.zeros(count, np.int32), ())
+    state = extend(buffer, buffer.init(ITEM), going)[0]
+    state = begun_long_ago(state, 2**31 - 20)
+    for i in range(1, 40):
+        state = extend(buffer, state, going)[0]
+        size, newest = int(state.ring.size), int(state.ring.cursor - 1) % 7
+        found = at(buffer, state, range(size))
+        age = (newest - np.arange(size)) % 7
+        np.testing.assert_array_equal(found.step, found.step[newest] - age)
+        np.testing.assert_array_equal(found.before, size - 1 - age)
+        np.testing.assert_array_equal(found.after, age)
+        last = 2**31 - 21 + count * i
+        assert 2**31 - 1 - count <= found.step[newest] if last > 2**31 - 1 - count else found.step[newest] == last
+    state = extend(buffer, state, rows([["t"]]).batch(np.zeros(1, np.int32), ()))[0]
+    state = extend(buffer, state, rows([["."]]).batch(np.zeros(1, np.int32), ()))[0]
+    newest = int(state.ring.cursor - 1) % 7
+    assert at(buffer, state, [newest]).step == 0
+
+
+@pytest.mark.parametrize("capacity", [7, 2**31 - 9])
+def test_rows_and_times_of_the_largest_ring_are_right(capacity: int) -> None:
+    random = np.random.default_rng(0)
+    for size in (capacity, capacity // 2 + 1):
+        cursor = int(random.integers(capacity)) if size == capacity else size
+        ring = RingState(jnp.int32(cursor), jnp.int32(size), jnp.asarray([5, 0], jnp.uint32))
+        row = np.unique([0, size - 1, max(cursor - 1, 0), min(cursor, size - 1), *random.integers(size, size=20)])
+        age = (cursor - 1 - row) % capacity
+        of_rows = trajectories.stored_before(ring, jnp.asarray(row, jnp.int32), capacity)
+        np.testing.assert_array_equal(of_rows, size - 1 - age)
+        times = trajectories.time_of(ring, jnp.asarray(row, jnp.int32), capacity)
+        np.testing.assert_array_equal(times, (4 - age) % 2**32)
+        for steps in (1 - capacity, -1, 0, 1, capacity - 1, int(random.integers(capacity))):
+            moved = slices._moved(jnp.asarray(row, jnp.int32), jnp.full(row.shape, steps, jnp.int32), capacity)
+            np.testing.assert_array_equal(moved, (row + steps) % capacity)
+
+
+# -------------------------------------------------------------------------- programs
+
+
+def test_scan_and_vmap_give_what_single_calls_give() -> None:
+    buffer = Buffer(5, lanes=(2,), trajectories=ALL)
+    random = np.random.default_rng(0)
+    news = [[rows(random.choice(list("..tui"), (3, 2))) for _ in range(6)] for _ in range(4)]
+    batches = [[new.batch(np.zeros((3, 2), np.int32), (2,)) for new in history] for history in news]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(x for history in batches for x in history))
+    stacked = jax.tree.map(lambda leaf: leaf.reshape(4, 6, *leaf.shape[1:]), stacked)
+
+    @jax.jit
+    @jax.vmap
+    def run(batches: Any) -> Any:
+        def step(state: BufferState, batch: Any) -> tuple[BufferState, Place]:
+            state, _ = buffer.extend(state, batch)
+            return state, buffer.place(state, jnp.arange(6))  # of the rows that are written first
+
+        return jax.lax.scan(step, buffer.init(ITEM), batches)[1]
+
+    together = jax.tree.map(np.asarray, run(stacked))
+    for i, history in enumerate(batches):
+        state = buffer.init(ITEM)
+        for j, batch in enumerate(history):
+            state, _ = extend(buffer, state, batch)
+            alone = jax.tree.leaves(place(buffer, state, np.arange(6)))
+            for a, b in zip(jax.tree.leaves(together), alone, strict=True):
+                np.testing.assert_array_equal(a[i, j], b)
+
+
+def test_slots_may_have_any_shape_and_integers_of_any_width() -> None:
+    buffer = Buffer(2, lanes=(300,), trajectories=Trajectories("end"))
+    state, _ = extend(buffer, buffer.init({"end": np.bool_(0)}), {"end": np.zeros((2, 300), bool)})
+    for dtype in (np.uint8, np.int64):
+        slots = np.asarray([[3, 60], [120, 5]], dtype)
+        found = place(buffer, state, slots) if dtype is not np.int64 else buffer.place(state, slots)
+        np.testing.assert_array_equal(found.lane, slots)
+        np.testing.assert_array_equal(found.step, np.zeros((2, 2)))
+        assert found.lane.dtype == jnp.int32
+    assert buffer.place(state, np.int32(360)).lane == 60
+
+
+# -------------------------------------------------------------------------- where items say it
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["end"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Step:
+    end: Any
+
+
+FLAG, NO_FLAG = np.bool_(0), np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("path", "item"),
+    [
+        ("end", {"end": FLAG}),
+        (("next", "end"), {"next": {"end": FLAG, "x": NO_FLAG}}),
+        (("next", "end"), {"next": Step(FLAG)}),
+        ("end", Step(np.zeros((1, 1), np.bool_))),
+        (1, (NO_FLAG, FLAG)),
+        (("right", 0, "end"), Pair(NO_FLAG, [{"end": np.zeros(1, np.bool_)}])),
+    ],
+    ids=str,
+)
+def test_a_leaf_is_found_by_keys_fields_and_places(path: Any, item: Any) -> None:
+    where = Trajectories(truncated=path)
+    Buffer(4, trajectories=where).init(item)
+    batch = jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape), leaf.dtype), item)
+    batch = jax.tree.map(lambda leaf: leaf if leaf.dtype != bool else np.arange(3).reshape(leaf.shape) == 1, batch)
+    ended, ids = where.ends(batch, ())
+    assert ended.tolist() == [[OPEN], [TRUNCATED], [OPEN]] and ids is None
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32])
+def test_ids_may_be_integers_of_any_kind(dtype: Any) -> None:
+    buffer = Buffer(8, trajectories=Trajectories(id="id"))
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    ids = np.asarray([low, low, high, high, high, high - 1, low], dtype)
+    state, slots = extend(buffer, buffer.init({"id": dtype(0)}), {"id": ids})
+    assert place(buffer, state, slots).after.tolist() == [1, 0, 2, 1, 0, 0, 0]
+    assert state.trajectories is not None and state.trajectories.id is not None
+    assert state.trajectories.id.dtype == dtype
+
+
+@pytest.mark.parametrize("paths", [{}, {"terminated": None}])
+def test_trajectories_without_any_leaf_are_refused(paths: Any) -> None:
+    with pytest.raises(ValueError, match="at least one of terminated, truncated and id"):
+        Trajectories(**paths)
+
+
+@pytest.mark.parametrize("path", [(), 1.5, ["a", "b"], ("a", None), ("a", 1.0), True, (b"a",)], ids=str)
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(TypeError, match="truncated must be a key, or a tuple of keys"):
+        Trajectories(truncated=path)
+
+
+NESTED = {
+    "end": FLAG,
+    "id": np.int32(0),
+    "next": {"end": FLAG},
+    "wide": np.zeros(2, np.bool_),
+    "none": np.zeros(0, bool),
+}
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "message"),
+    [
+        ({"terminated": "ending"}, ValueError, r"terminated=\('ending',\): an item has no such leaf"),
+        ({"truncated": ("next", "id")}, ValueError, "truncated=.*no such leaf"),
+        ({"id": ("id", "end")}, ValueError, "id=.*no such leaf"),
+        ({"id": 0}, ValueError, "id=.*no such leaf"),
+        ({"terminated": "next"}, TypeError, "must be bool, got <class 'dict'>"),
+        ({"terminated": "id"}, TypeError, "must be bool, got int32"),
+        ({"truncated": "id"}, TypeError, "must be bool, got int32"),
+        ({"id": "end"}, TypeError, "must be integer, got bool"),
+        ({"terminated": "wide"}, ValueError, r"must be one value an item, got shape \(2,\)"),
+        ({"terminated": "none"}, ValueError, r"must be one value an item, got shape \(0,\)"),
+    ],
+    ids=str,
+)
+def test_items_without_such_a_leaf_are_refused(paths: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        Buffer(4, trajectories=Trajectories(**paths)).init(NESTED)
+
+
+def test_a_state_that_knows_other_trajectories_is_refused() -> None:
+    without, ends, ids = Buffer(4), Buffer(4, trajectories=ENDS), Buffer(4, trajectories=ALL)
+    batch = {name: np.zeros((2,), leaf.dtype) for name, leaf in ITEM.items()}
+    for one, other in [(without, ends), (ends, without), (ends, ids), (ids, ends)]:
+        with pytest.raises(ValueError, match="made by a buffer with other trajectories"):
+            one.extend(other.init(ITEM), batch)
+
+
+def test_places_need_trajectories() -> None:
+    with pytest.raises(ValueError, match="build it with trajectories="):
+        Buffer(4).place(Buffer(4).init(ITEM), np.arange(2))
+
+
+@pytest.mark.parametrize("given", [Trajectories, "end", ("end",)], ids=str)
+def test_a_buffer_takes_trajectories_only_as_a_rule(given: Any) -> None:
+    with pytest.raises(TypeError, match="trajectories must be"):
+        Buffer(4, trajectories=given)
