@@ -354,7 +354,7 @@ def test_a_draw_that_cannot_be_is_refused_while_tracing() -> None:
     with pytest.raises(ValueError, match="another buffer made it"):
         sample(mixture, states[::-1], key, 3)
     _, _, draw = sample(mixture, states, key, 3)
-    with pytest.raises(ValueError, match="need the shape of the draw"):
+    with pytest.raises(ValueError, match="need the shape of slots"):
         mixture.update(states, draw, np.ones(2, np.float32))
     with pytest.raises(TypeError, match="no member keeps priorities"):
         Mixture((A, A)).update((states[0], states[0]), draw, np.ones(3, np.float32))
