@@ -100,7 +100,7 @@ class SliceSampler(DrawingSampler):
         self._index = Boundaries(Markers(self.traj_key, keys))
         if self._static is not None:
             self._index.of_flags(*self._static)
-        self._described: tuple[int, int, int] | None = None  # what the ledger told when `ends` were first used
+        self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
         self._ends_of_slices: tuple[Any, Tensor] | None = None
 
     def _empty(self) -> None:
@@ -153,8 +153,7 @@ class SliceSampler(DrawingSampler):
 
     def _synced(self, storage: Storage) -> None:
         """Have the index know what is stored."""
-        ledger = storage._ledger
-        size, told = stored(storage), (ledger.written, ledger.edits, ledger.end)
+        size, told = stored(storage), (storage._ledger.written, storage._ledger.end)
         if self._static is None:
             self._index.sync(storage)
         elif size != self._index.filled or storage.ndim > 1:

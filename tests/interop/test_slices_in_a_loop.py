@@ -61,10 +61,7 @@ def test_boundaries_that_were_given_are_for_data_that_no_add_changes():
         buffer.sample()
     buffer.empty()
     buffer.extend(rows)
-    buffer.sample()
-    buffer[3] = rows[3]
-    with pytest.raises(RuntimeError, match="written to"):
-        buffer.sample()
+    assert whole(buffer.sample(), 2)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
