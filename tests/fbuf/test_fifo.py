@@ -113,6 +113,7 @@ def turn(state: BufferState, batch: Any) -> tuple[BufferState, Any]:
     return state, (items, draw)
 
 
+@pytest.mark.slow
 def test_loops_scans_buffers_side_by_side_and_64_bit_types_agree() -> None:
     buffer, once = Buffer(6, Fifo(), lanes=(2,)), jax.jit(turn)
     batches = np.arange(2 * 5 * 4 * 2, dtype=np.int32).reshape(2, 5, 4, 2)

@@ -181,6 +181,7 @@ def test_frames_of_each_type_that_is_not_complex_are_kept_bit_for_bit() -> None:
 # ---------------------------------------------------------------------- programs
 
 
+@pytest.mark.slow
 def test_many_buffers_at_once_are_what_each_of_them_is() -> None:
     buffer = BUFFERS[1][0]
     histories = [rows_of(buffer, random_kinds(30, 1, chance)) for chance in (0.1, 0.5)]

@@ -223,6 +223,7 @@ def test_the_count_of_accepted_items_passes_32_bits() -> None:
     np.testing.assert_array_equal(state.ring.written, [4, 1])
 
 
+@pytest.mark.slow
 def test_loops_scans_buffers_side_by_side_and_64_bit_types_agree() -> None:
     buffer, rng = Buffer(7, Prioritized(), writer=RULE), np.random.default_rng(0)
     ranks = rng.integers(-5, 20, (2, 6, 3)).astype(np.float32)

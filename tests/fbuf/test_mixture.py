@@ -246,6 +246,7 @@ def test_slices_of_several_buffers_make_one_batch(drawn: bool) -> None:
     assert_same(changed[1], after[1])
 
 
+@pytest.mark.slow
 def test_loops_scans_mixtures_side_by_side_and_64_bit_types_agree() -> None:
     mixture = Mixture((Buffer(7, Prioritized()), Buffer(9, lanes=(2,))), (1, 2), drawn=True)
     keys = jax.random.split(jax.random.key(0), (2, 5))

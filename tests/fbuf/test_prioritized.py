@@ -231,6 +231,7 @@ def test_the_draws_of_a_stratified_batch_lie_in_their_shares() -> None:
         np.testing.assert_array_equal(draw.slots // 4, np.arange(16))
 
 
+@pytest.mark.slow
 def test_ten_million_items_are_told_apart() -> None:
     """One float tells 2^24 masses apart: with no more than that, some of these items would be drawn twice as often."""
     size, count = 10_000_000, 1_000_000
@@ -340,6 +341,7 @@ def test_weights_survive_a_chance_that_underflows() -> None:
     assert (weights > 0).all() and (weights < 1e-12).all()
 
 
+@pytest.mark.slow
 def test_draws_of_ten_million_random_priorities_are_off_by_no_more_than_is_said() -> None:
     capacity = 10_000_000
     values = np.random.default_rng(0).random(capacity, np.float32) + np.float32(0.01)

@@ -244,6 +244,7 @@ def test_importance_weights_are_one() -> None:
         np.testing.assert_allclose(importance_weights(draw, 0.7, normalize), [1] * 5 + [0] * 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_loops_and_scans_and_states_side_by_side_and_64_bit_types_agree() -> None:
     rule = Shuffled(drop_last=True)
     sizes, count, capacity = jnp.asarray([3, 9, 9, 9, 9, 5], jnp.int32), 4, 9

@@ -109,6 +109,7 @@ def test_a_state_that_was_made_for_other_slices_is_refused(other: Any) -> None:
             one.sample(two.init(ITEM), jax.random.key(0), 6)
 
 
+@pytest.mark.slow
 def test_a_state_serves_slices_of_another_length_that_draw_the_same_starts() -> None:
     maker = Buffer(8, Slices(3), trajectories=WHERE)
     state, _ = maker.extend(maker.init(ITEM), ROWS)
