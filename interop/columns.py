@@ -11,6 +11,7 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 from interop import bridge
+from interop.keys import as_path
 from interop.storages import Storage, TensorStorage
 from interop.storages.rows import JaxRows
 
@@ -27,7 +28,7 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
     rows, layout = storage._rows, storage._layout
     if rows is None or layout is None:
         raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
-    path = _path(key)
+    path = as_path(key)
     place = layout.places.get(path)
     if place is None:
         raise KeyError(
@@ -91,7 +92,7 @@ def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
 def _within(item: Any, key: Any) -> Tensor:
     """A tensor in an item. KeyError where there is none."""
     held = item
-    for step in _path(key):
+    for step in as_path(key):
         if is_tensor_collection(held):
             held = held.get(step, None)
         else:
@@ -99,7 +100,3 @@ def _within(item: Any, key: Any) -> Tensor:
     if held is None or is_tensor_collection(held) or isinstance(held, dict):
         raise KeyError(f"{key!r} is not stored as a tensor in items of type {type(item).__name__}")
     return held if isinstance(held, Tensor) else torch.as_tensor(held, device="cpu")
-
-
-def _path(key: Any) -> tuple[Any, ...]:
-    return key if isinstance(key, tuple) else (key,)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from interop import columns
 from interop.buffers.turn import Turn
+from interop.keys import as_path
 from interop.storages import Storage, TensorStorage
 from interop.storages.rows import JaxRows
 
@@ -91,7 +92,7 @@ def update_if_present(
             chosen = present & accepted
             wins = _highest(slots, versions, chosen)
             rejected, chosen = present & ~wins, wins
-            entries = {**entries, _path(version_key): versions}
+            entries = {**entries, as_path(version_key): versions}
         written = _last(slots, chosen)
         if len(written):
             _write(storage, slots[written], {key: values[written.to(values.device)] for key, values in entries.items()})
@@ -148,7 +149,7 @@ def _planned(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, 
 
 def _flat(patch: Any, above: tuple[Any, ...]) -> Any:
     for key, value in patch.items():
-        path = (*above, *_path(key))
+        path = (*above, *as_path(key))
         if isinstance(value, Mapping) or is_tensor_collection(value):
             yield from _flat(value, path)
         else:
@@ -161,9 +162,9 @@ def _versions(storage: TensorStorage, entries: Any, key: Any, version: Any, coun
         raise ValueError("version_key and version must be given together")
     if key is None:
         return None
-    if _path(key) in entries:
+    if as_path(key) in entries:
         raise ValueError(f"version_key {key!r} is in the patch too: give its values as version")
-    held = _held(storage, _path(key))
+    held = _held(storage, as_path(key))
     if held.numel() != held.shape[: storage.ndim].numel() or held.dtype == torch.bool or held.is_complex():
         raise ValueError(
             f"version_key {key!r} must hold one number an item, it holds {list(held.shape)} of {held.dtype}"
@@ -207,7 +208,7 @@ def _last(slots: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _at(storage: TensorStorage, key: Any, slots: Tensor) -> Tensor:
-    return columns.read(storage, _path(key), slots.numpy())
+    return columns.read(storage, as_path(key), slots.numpy())
 
 
 def _write(storage: TensorStorage, slots: Tensor, entries: Mapping[tuple[Any, ...], Tensor]) -> None:
@@ -221,7 +222,3 @@ def _write(storage: TensorStorage, slots: Tensor, entries: Mapping[tuple[Any, ..
     if isinstance(storage._rows, JaxRows):
         storage._rows._settle()
     storage._ledger.edit(places[0].numpy())
-
-
-def _path(key: Any) -> tuple[Any, ...]:
-    return key if isinstance(key, tuple) else (key,)

@@ -9,6 +9,7 @@ from tensordict import LazyStackedTensorDict, is_tensor_collection, lazy_stack
 from torch import Tensor
 
 from interop.index import as_int, as_list
+from interop.keys import as_path
 
 Path = tuple[str, ...]
 
@@ -24,9 +25,9 @@ def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterato
         return
     if not isinstance(given, Mapping) and not is_tensor_collection(given):
         raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(given).__name__}; nothing was written")
-    stored = {_path(key) for key in held.keys(include_nested=True)}
+    stored = {as_path(key) for key in held.keys(include_nested=True)}
     for key, value in given.items():
-        below = _path(key)
+        below = as_path(key)
         if below not in stored:
             raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
         if not isinstance(held, LazyStackedTensorDict):
@@ -43,13 +44,13 @@ def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterato
 def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     """The entries of a dict or tensordict that `keys` name. KeyError for one that it does not have."""
     if is_tensor_collection(given):
-        entries = {_path(key): value for key, value in given.items(include_nested=True)}
+        entries = {as_path(key): value for key, value in given.items(include_nested=True)}
     else:
-        entries = {_path(key): value for key, value in given.items()}
-    missing = [key for key in keys if _path(key) not in entries]
+        entries = {as_path(key): value for key, value in given.items()}
+    missing = [key for key in keys if as_path(key) not in entries]
     if missing:
         raise KeyError(f"keys_to_update names {missing}, which the given data does not have")
-    return {_path(key): entries[_path(key)] for key in keys}
+    return {as_path(key): entries[as_path(key)] for key in keys}
 
 
 def _shared_out(entries: list[Any], dim: int, value: Any, index: Any, path: Path) -> Iterator[tuple[Tensor, Any]]:
@@ -94,10 +95,6 @@ def _of_numbers(value: Any, path: Path) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         cause = error
     raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written") from cause
-
-
-def _path(key: Any) -> Path:
-    return key if isinstance(key, tuple) else (key,)
 
 
 def _name(path: Path) -> str:

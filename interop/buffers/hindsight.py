@@ -14,6 +14,7 @@ from torch import Tensor
 from interop import columns, randomness
 from interop.buffers.joined import Joined
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.keys import as_path
 from interop.sample_units import expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.storages import Storage
@@ -273,7 +274,7 @@ def _next(key: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _path(name: str, key: Any) -> tuple[str, ...]:
-    path = key if isinstance(key, tuple) else (key,)
+    path = as_path(key)
     if not (path and all(isinstance(step, str) for step in path)):
         raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")
     return path

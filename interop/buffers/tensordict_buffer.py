@@ -11,6 +11,7 @@ from torch import Tensor
 from interop.buffers.fused import as_entry
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.turn import Turn
+from interop.keys import as_path
 from interop.pytrees import swapped
 from interop.reductions import REDUCTIONS
 from interop.sample_units import of_anchors
@@ -202,7 +203,7 @@ def _is_there(data: Any, key: Any, value: Tensor | None) -> bool:
     """Whether a plain tensordict has this very memory under the key."""
     if value is None:
         return False
-    for step in key if isinstance(key, tuple) else (key,):
+    for step in as_path(key):
         if type(data) is not TensorDict:
             return False
         data = data._tensordict.get(step)

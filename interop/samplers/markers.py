@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from interop.keys import as_path
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.rows import TorchRows
 
@@ -92,7 +93,7 @@ def lanes_of(storage: Storage) -> int:
 
 def leaf_of(storage: TensorStorage, key: Any) -> int | None:
     """Which leaf of the stored items has this key."""
-    path = key if isinstance(key, tuple) else (key,)
+    path = as_path(key)
     assert storage._layout is not None
     return storage._layout.places.get(path)
 

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from interop.codec import Layout
+from interop.keys import as_path
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.storages.frame_rows import FrameRows
@@ -176,7 +177,7 @@ class LazyFrameStorage(TensorStorage):
 
 
 def _path(key: Any) -> Path:
-    path = key if isinstance(key, tuple) else (key,)
+    path = as_path(key)
     if not (path and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"a key is a name or a tuple of names, got {key!r}")
     return path
