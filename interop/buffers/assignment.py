@@ -51,6 +51,6 @@ def _keeps_numbers(storage: Storage, writer: Writer) -> bool:
         return False
     layout = getattr(storage, "_layout", None)
     if layout is not None:
-        return any(leaf.path == ("index",) for leaf in layout.leaves)
+        return ("index",) in layout.places
     first = storage[0] if len(storage) else None  # of a list
     return first is None or (isinstance(first, TensorDictBase) and "index" in first)

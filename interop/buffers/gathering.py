@@ -117,7 +117,7 @@ class Gathering:
         ids = _ids([(part.place, part.info) for part in self.parts], self._lead)
         shape = torch.Size((*self._lead, *layout.root.batch))
         index = _index(told.pop("index"), ids, shape, leaves[0].device)
-        known = next((at for at, spec in enumerate(layout.leaves) if spec.path == ("index",)), None)
+        known = layout.places.get(("index",))
         if known is not None:
             leaves = [*leaves[:known], index, *leaves[known + 1 :]]  # what is built takes any entry
         data = storage.build(leaves, self._lead)

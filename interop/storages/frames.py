@@ -194,11 +194,11 @@ def _paths(given: Any, above: Path) -> Iterator[Path]:
 
 
 def _leaf(layout: Layout, path: Path) -> int:
-    found = [place for place, leaf in enumerate(layout.leaves) if leaf.path == path]
-    if not found:
+    found = layout.places.get(path)
+    if found is None:
         stored = ", ".join(leaf.name for leaf in layout.leaves)
         raise KeyError(f"{path[0] if len(path) == 1 else path!r} is not a tensor of the data, which has {stored}")
-    return found[0]
+    return found
 
 
 def _signal(layout: Layout, path: Path) -> int:

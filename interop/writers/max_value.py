@@ -275,7 +275,7 @@ class TensorDictMaxValueWriter(Writer):
         """Whether stored items have an "index"; where there are none, whether the given one has."""
         layout = getattr(self._storage, "_layout", None)
         if layout is not None:
-            return any(leaf.path == ("index",) for leaf in layout.leaves)
+            return ("index",) in layout.places
         if self._keeps_index is None or not len(self._storage):
             first = self._storage[0] if len(self._storage) else given
             self._keeps_index = isinstance(first, TensorDictBase) and "index" in first.keys()  # noqa: SIM118

@@ -189,7 +189,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if not isinstance(data, TensorDictBase):
             return data
         layout = getattr(self._storage, "_layout", None)
-        if layout is not None and not any(leaf.path == ("index",) for leaf in layout.leaves):
+        if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         stamped = shallow(data)
         rows = expanded(index, data.batch_size)
