@@ -1,8 +1,9 @@
 """Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
 
-from fbuf import priority_tree, storage, trajectories
+from fbuf import checkpoint, priority_tree, storage, trajectories
 from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
 from fbuf.frames import Frames, FrameState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
 from fbuf.mixture import Mixture, MixtureDraw
@@ -27,6 +28,9 @@ from fbuf.writers import RingState, RoundRobin, Writer
 __all__ = [
     "Buffer",
     "BufferState",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
     "Draw",
     "Fifo",
     "FifoState",
@@ -52,8 +56,11 @@ __all__ = [
     "Uniform",
     "Writer",
     "__version__",
+    "checkpoint",
     "importance_weights",
+    "load_state",
     "priority_tree",
+    "save_state",
     "storage",
     "trajectories",
 ]

@@ -1,0 +1,104 @@
+"""Pytrees of arrays, such as the state of a buffer, as checkpoints."""
+
+import os
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from fbuf.checkpoint.errors import CheckpointMismatch
+from fbuf.checkpoint.fields import Fields
+from fbuf.checkpoint.reading import Source, StoredArray, Verify, load
+from fbuf.checkpoint.writing import Writing
+
+_Tree = TypeVar("_Tree")
+
+
+def save_state(path: str | os.PathLike[str], state: Any, *, previous: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Save a pytree of arrays, such as a `State`, in a folder, so that it cannot be lost.
+
+    It is there, flushed to the disk, when this returns. Killed at any point, it leaves what was there before or the new one,
+    whole. Parts that are the same as in what was there before are linked, not written again. Not to be called inside `jit`.
+
+    Args:
+        path: a folder; made if it is missing, below one that exists. Other files in it stay.
+        state: arrays of JAX or NumPy, PRNG keys, Python numbers, in any pytree. On several devices: what each process can
+            address must be all of it.
+        previous: folders of other checkpoints that parts may be linked to.
+
+    Raises:
+        OSError: the disk is full, or fails; what was there before is.
+        TypeError: a leaf is no array.
+    """
+    leaves = [
+        [jax.tree_util.keystr(where), *_saved(leaf)] for where, leaf in jax.tree_util.tree_leaves_with_path(state)
+    ]
+    with Writing(path, previous) as out:
+        out.write({"kind": "pytree", "leaves": leaves})
+
+
+def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "full") -> _Tree:
+    """Load what `save_state` saved, bit for bit, as a pytree like the one given.
+
+    Args:
+        path: the folder.
+        like: a pytree of the same structure, such as `buffer.init(item)` gives. Arrays go where its arrays are.
+        verify: "full" to compare the checksum of every byte, "size" for the sizes of files only.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointCorrupt: it is damaged; the message names the file.
+        CheckpointMismatch: the structure, a shape or a dtype is another; all differences are listed.
+    """
+    return load(path, lambda source: _like(source, like), verify)
+
+
+def _saved(leaf: Any) -> tuple[str, Any]:
+    """The kind of a leaf, and it as a NumPy array."""
+    if isinstance(leaf, jax.Array):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return f"key {jax.random.key_impl(leaf)}", np.asarray(jax.random.key_data(leaf))
+        return "array", np.asarray(leaf)
+    if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        return "array", np.asarray(leaf)
+    raise TypeError(f"a state is made of arrays and numbers, got {type(leaf).__name__}")
+
+
+def _like(source: Source, like: Any) -> Any:
+    described = Fields(source.tree, str(path := source.path))
+    if described.text("kind") != "pytree":
+        raise CheckpointMismatch(f"{path} holds a {described.text('kind')}, not a pytree of arrays")
+    saved = {}
+    for entry in described.items("leaves"):
+        name, kind, value = entry if isinstance(entry, list) and len(entry) == 3 else (None, None, None)
+        fields = Fields({"name": name, "kind": kind, "value": value}, f"{path}, a leaf")
+        saved[fields.text("name")] = (fields.text("kind"), fields.array("value"))
+    wanted = [(jax.tree_util.keystr(where), leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(like)]
+    differences = [f"{name}: only in the checkpoint" for name in saved.keys() - {name for name, _ in wanted}]
+    for name, leaf in wanted:
+        differences += [f"{name}: not in the checkpoint"] if name not in saved else _differs(name, leaf, *saved[name])
+    if differences:
+        raise CheckpointMismatch(f"{path} is a state of another buffer: " + "; ".join(sorted(differences)))
+    leaves = [_placed(leaf, *saved[name]) for name, leaf in wanted]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _differs(name: str, leaf: Any, kind: str, value: np.ndarray | StoredArray) -> list[str]:
+    expected, example = _saved(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else ("array", leaf)
+    if kind != expected:
+        return [f"{name}: {kind} instead of {expected}"]
+    if tuple(value.shape) != tuple(example.shape) or value.dtype != example.dtype:
+        return [f"{name}: {value.dtype}{list(value.shape)} instead of {example.dtype}{list(example.shape)}"]
+    return []
+
+
+def _placed(leaf: Any, kind: str, value: np.ndarray | StoredArray) -> Any:
+    """The value as the kind of leaf that is asked for, where that one is."""
+    array = np.asarray(value)
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        where = getattr(leaf, "sharding", None)
+        if kind.startswith("key "):
+            array = jax.random.wrap_key_data(array, impl=kind.removeprefix("key "))  # type: ignore[arg-type]
+        return jax.device_put(array, where)
+    return array if isinstance(leaf, np.ndarray) else array[()] if isinstance(leaf, np.generic) else array.item()

@@ -1,0 +1,330 @@
+"""Reading a checkpoint: every byte is checked before it is used, and nothing in the folder is changed."""
+
+import contextlib
+import math
+import os
+import stat
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import numpy as np
+
+from fbuf.checkpoint import manifest
+from fbuf.checkpoint.arrays import as_bytes, row_bytes
+from fbuf.checkpoint.dtypes import BY_NAME
+from fbuf.checkpoint.errors import CheckpointCorrupt
+from fbuf.checkpoint.manifest import FileEntry, Manifest
+from fbuf.checkpoint.tree import lift
+
+_THREADS = min(4, os.cpu_count() or 1)
+Verify = Literal["full", "size"]
+_Result = TypeVar("_Result")
+
+
+def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verify: Verify = "full") -> _Result:
+    """What `use` makes of the checkpoint in a folder; begun anew where another one was put in its place meanwhile.
+
+    Args:
+        path: the folder.
+        use: is given the `Source`. What it returns counts only when all was checked: it should change nothing itself.
+        verify: "full" to compare the checksum of every byte, "size" for that of the manifest and the sizes of files.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointCorrupt: it is damaged; the message names the file.
+        CheckpointMismatch: its format is of a newer version.
+    """
+    if verify not in ("full", "size"):
+        raise ValueError(f"verify must be 'full' or 'size', got {verify!r}")
+    while True:
+        with Source(path, verify) as source:
+            try:
+                result = use(source)
+                source.check_rest()
+                return result
+            except (CheckpointCorrupt, FileNotFoundError):
+                if not source.superseded():
+                    raise
+
+
+class Source:
+    """A checkpoint that is being read. `tree` is what was saved, with `StoredColumns` and arrays that are read when used."""
+
+    def __init__(self, path: str | os.PathLike[str], verify: Verify = "full") -> None:
+        self.path = Path(os.fspath(path)).absolute()
+        self._full = verify == "full"
+
+    def __enter__(self) -> Self:
+        content = _manifest_of(self.path)
+        self._manifest = Manifest.decoded(content, str(self.path / manifest.NAME))
+        self.versions = self._manifest.versions
+        self._folder = self._manifest.folder
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._handle = os.open(self.path / self._folder, flags)
+        except OSError as error:
+            if self.superseded():
+                return self.__enter__()
+            raise CheckpointCorrupt(
+                f"{self.path / self._folder}: the folder of the data is missing ({error})"
+            ) from error
+        self._unread = {each.name: each for each in self._manifest.files}
+        self._by_name = dict(self._unread)
+        try:
+            for each in self._manifest.files:
+                os.close(self._open(each))
+            self._small: Any = None
+            self.tree = lift(self._manifest.tree, self._found)
+        except CheckpointCorrupt:
+            os.close(self._handle)
+            if self.superseded():
+                return self.__enter__()
+            raise
+        except BaseException:
+            os.close(self._handle)
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        os.close(self._handle)
+
+    def superseded(self) -> bool:
+        """Whether another checkpoint was put in the place of this one."""
+        with contextlib.suppress(Exception):
+            return Manifest.decoded(_manifest_of(self.path)).folder != self._folder
+        return False
+
+    def file(self, name: str) -> Path:
+        """The path of a file that was written by itself; its bytes are checked. Open it for reading only."""
+        if name not in self._by_name:
+            raise CheckpointCorrupt(f"{self._at(manifest.NAME)}: names no file {name!r}")
+        self._check(self._by_name[name])
+        return self.path / self._folder / name
+
+    def folder(self, name: str) -> Path:
+        """The same for a folder of files."""
+        inside = [each for each in self._manifest.files if each.name.startswith(f"{name}/")]
+        for each in inside:
+            self._check(each)
+        return self.path / self._folder / name
+
+    def check_rest(self) -> None:
+        """Check the files that were not read."""
+        if self._full:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(self._check, list(self._unread.values())))
+
+    # ------------------------------------------------------------------ files
+
+    def _at(self, name: str) -> str:
+        return str(self.path / self._folder / name)
+
+    def _open(self, entry: FileEntry) -> int:
+        """A file of the right kind and size, open for reading."""
+        try:  # without waiting for whoever is at the other end of a pipe
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            handle = self._reached(entry.name, flags)
+        except OSError as error:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: cannot be opened ({error.strerror})") from error
+        found = os.fstat(handle)
+        if stat.S_ISREG(found.st_mode) and found.st_size == entry.size:
+            return handle
+        os.close(handle)
+        raise CheckpointCorrupt(
+            f"{self._at(entry.name)}: has {found.st_size} bytes of {entry.size}, or is no plain file"
+        )
+
+    def _reached(self, name: str, flags: int) -> int:
+        """A file below the data folder, through folders that are no links."""
+        *folders, last = name.split("/")
+        above = os.dup(self._handle)
+        try:
+            for folder in folders:
+                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                os.close(above)
+                above = inner
+            return os.open(last, flags, dir_fd=above)
+        finally:
+            os.close(above)
+
+    def _read(self, entry: FileEntry, pieces: Sequence[np.ndarray]) -> None:
+        """Fill pieces of memory, [bytes] uint8 each, with a file."""
+        handle = self._open(entry)
+        try:
+            checksum = 0
+            for piece in pieces:
+                view = memoryview(piece)  # type: ignore[arg-type]
+                while view:
+                    count = os.readv(handle, [view])
+                    if not count:
+                        raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
+                    view = view[count:]
+                if self._full:
+                    checksum = zlib.crc32(piece, checksum)  # type: ignore[arg-type]
+        except OSError as error:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: cannot be read ({error.strerror})") from error
+        finally:
+            os.close(handle)
+        if self._full and checksum != entry.checksum:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
+        self._unread.pop(entry.name, None)
+
+    def _check(self, entry: FileEntry) -> None:
+        """Check a file without keeping its content."""
+        if not self._full or entry.name not in self._unread:
+            return
+        handle = self._open(entry)
+        checksum = 0
+        try:
+            while piece := os.read(handle, 1 << 20):
+                checksum = zlib.crc32(piece, checksum)
+        except OSError as error:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: cannot be read ({error.strerror})") from error
+        finally:
+            os.close(handle)
+        if checksum != entry.checksum:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
+        self._unread.pop(entry.name, None)
+
+    # ------------------------------------------------------------------ arrays
+
+    def _found(self, mark: str, described: Any) -> Any:
+        """What a description in the tree stands for."""
+        try:
+            if mark == "$array":
+                name, shape, offset = described
+                return self._small_array(_dtype(name), _shape(shape), _whole(offset))
+            if mark in ("$columns", "$column"):
+                rows, rows_a_file, first, kinds = described
+                dtypes = [_dtype(name) for name, _ in kinds]
+                shapes = [_shape(shape) for _, shape in kinds]
+                columns = StoredColumns(self, _whole(rows), _whole(rows_a_file, 1), _whole(first), dtypes, shapes)
+                if mark == "$columns":
+                    return columns
+                if len(kinds) == 1:
+                    return StoredArray(columns)
+        except (TypeError, ValueError, KeyError, MemoryError, OverflowError) as error:
+            raise CheckpointCorrupt(
+                f"{self.path / manifest.NAME}: an array is not described as it should be"
+            ) from error
+        raise CheckpointCorrupt(f"{self.path / manifest.NAME}: the entry {mark[:40]!r} is not known")
+
+    def _small_array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
+        if self._small is None:
+            entry = self._manifest.files[0] if self._manifest.files else FileEntry("small", 0, 0)
+            if entry.name != "small" or entry.size > manifest.LARGEST * 16:
+                raise CheckpointCorrupt(
+                    f"{self.path / manifest.NAME}: the file of small arrays is not where it should be"
+                )
+            self._small = np.empty(entry.size, np.uint8)
+            self._read(entry, [self._small])
+        size = row_bytes(dtype, shape)
+        if offset + size > self._small.size:
+            raise CheckpointCorrupt(f"{self.path / manifest.NAME}: an array reaches beyond its file")
+        return self._small[offset : offset + size].copy().view(dtype).reshape(shape)
+
+
+class StoredColumns:
+    """Arrays with the same first dim, in files. See `Columns`."""
+
+    def __init__(
+        self,
+        source: Source,
+        rows: int,
+        rows_a_file: int,
+        first: int,
+        dtypes: list[np.dtype],
+        shapes: list[tuple[int, ...]],
+    ) -> None:
+        self.rows, self.dtypes, self.shapes = rows, dtypes, shapes
+        self._source, self._step = source, rows_a_file
+        width = sum(row_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True))
+        count = -(-rows // rows_a_file)
+        self._entries = source._manifest.files[first : first + count]
+        sizes = [each.size for each in self._entries]
+        if len(sizes) != count or any(size != width * rows_a_file for size in sizes[:-1]):
+            raise ValueError("the files do not have the size of the rows")
+        if sizes and sizes[-1] != width * (rows - rows_a_file * (count - 1)):
+            raise ValueError("the last file does not have the size of its rows")
+
+    def read(self) -> list[np.ndarray]:
+        """All of it, in memory of its own."""
+        found = [np.empty((self.rows, *shape), dtype) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        self.read_into(found)
+        return found
+
+    def read_into(self, arrays: Sequence[np.ndarray | None]) -> None:
+        """Fill arrays of [rows, ...], in one piece each; None for a column that is not wanted."""
+        wanted = list(zip(arrays, self.dtypes, self.shapes, strict=True))
+        for array, dtype, shape in wanted:
+            fits = array is None or (
+                array.shape == (self.rows, *shape) and array.dtype == dtype and array.flags.c_contiguous
+            )
+            if not fits:
+                raise ValueError(f"columns of {dtype} {(self.rows, *shape)} need such memory, in one piece")
+
+        def fill(place: int) -> None:
+            start = place * self._step
+            stop = min(start + self._step, self.rows)
+            pieces = [
+                np.empty((stop - start) * row_bytes(dtype, shape), np.uint8)
+                if array is None
+                else as_bytes(array[start:stop])
+                for array, dtype, shape in wanted
+            ]
+            self._source._read(self._entries[place], pieces)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(fill, range(len(self._entries))))
+
+
+class StoredArray:
+    """One array in files: `np.asarray` reads it."""
+
+    def __init__(self, columns: StoredColumns) -> None:
+        self._columns = columns
+        self.dtype = columns.dtypes[0]
+        self.shape = (columns.rows, *columns.shapes[0])
+        self.ndim = len(self.shape)
+        self.size = math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        (array,) = self._columns.read()
+        return array if dtype is None else array.astype(dtype)
+
+
+def _manifest_of(path: Path) -> bytes:
+    name = path / manifest.NAME
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"there is no checkpoint in {path}: {manifest.NAME} is missing") from error
+    except OSError as error:
+        raise CheckpointCorrupt(f"{name}: cannot be opened ({error.strerror})") from error
+    with os.fdopen(handle, "rb") as opened:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > manifest.LARGEST:
+            raise CheckpointCorrupt(f"{name}: {found.st_size} bytes, or no plain file: no manifest of a checkpoint")
+        return opened.read(manifest.LARGEST + 1)
+
+
+def _dtype(name: Any) -> np.dtype:
+    return BY_NAME[name]
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, list) or len(shape) > 64 or math.prod(map(_whole, shape)) >= 2**62:
+        raise ValueError("no shape")
+    return tuple(shape)
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < 2**62:
+        raise ValueError("no size")
+    return value

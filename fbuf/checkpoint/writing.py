@@ -1,0 +1,315 @@
+"""Writing a checkpoint: beside what is there, flushed, and then put in place by one rename.
+
+A checkpoint is a folder with a manifest, and a data folder that only the manifest of that checkpoint names. A new one is
+a new data folder; renaming its manifest over the old one is the moment from which it counts. Before, at any instant, the
+old one is whole, and after it the new one. Files whose bytes were written before are linked, not written again.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from fbuf._version import __version__
+from fbuf.checkpoint import manifest
+from fbuf.checkpoint.arrays import Columns, as_bytes
+from fbuf.checkpoint.dtypes import name_of
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.manifest import FileEntry, Manifest
+from fbuf.checkpoint.tree import lower
+
+_THREADS = min(4, os.cpu_count() or 1)
+_OURS = re.compile(rf"{manifest.FOLDER}[0-9a-f]{{16}}|\.{re.escape(manifest.NAME)}\.[0-9a-f]{{16}}\.tmp")
+_SMALL = 1 << 18  # bytes up to which arrays share a file
+
+
+class Writing:
+    """A checkpoint that is being written. Leaving the context without an error commits it.
+
+        with Writing(path) as out:
+            with lock:  # not longer than needed: what follows takes the disk's time
+                out.write(tree)
+
+    After an error nothing of it is left, and what was at `path` is as it was. One at a time writes to a path; others wait.
+
+    Args:
+        path: a folder; made if it is missing, below one that exists. Other files in it stay.
+        previous: folders of checkpoints whose files may be linked to, where their bytes are the same.
+
+    Raises:
+        FileNotFoundError: the folder above is missing.
+        NotADirectoryError: a file is in the way.
+        OSError: the disk is full, or fails.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], previous: Iterable[str | os.PathLike[str]] = ()) -> None:
+        self.path = Path(os.fspath(path)).absolute()
+        self._candidates = [self.path, *(Path(os.fspath(each)).absolute() for each in previous)]
+        self._files: list[FileEntry] = []
+        self._given: list[str] = []  # files that somebody else writes
+        self._folders: list[str] = []  # and folders of them
+        self._tree: Any = None
+        self._name = ""  # of the data folder, until it counts
+
+    def __enter__(self) -> Self:
+        self._made = self._open()
+        try:
+            self._sweep(keep=self._current())
+            self._known = _known(self._candidates)
+            self._name = manifest.FOLDER + secrets.token_hex(8)
+            self._folder = self.path / self._name
+            os.mkdir(self._folder)
+        except BaseException:
+            self._close(failed=True)
+            raise
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        failed = True
+        try:
+            if kind is None:
+                self._commit()
+                failed = False
+        finally:
+            self._close(failed)
+
+    def write(self, tree: Any) -> None:
+        """Have a tree written, up to the page cache: what it was made of may change afterwards.
+
+        A tree is made of dicts with text keys, lists, None, bools, integers of 64 bits, floats, texts, NumPy arrays and
+        `Columns`. TypeError and ValueError for anything else.
+        """
+        if self._tree is not None:
+            raise CheckpointError("a checkpoint is written once")
+        small: list[np.ndarray] = []
+        jobs: list[Callable[[], FileEntry]] = []
+        taken = 0
+
+        def place(value: Any) -> dict[str, Any]:
+            nonlocal taken
+            if isinstance(value, Columns):
+                return {"$columns": self._columns(value, jobs)}
+            array = np.asarray(value)
+            array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+            if array.nbytes > _SMALL and array.ndim:
+                return {"$column": self._columns(Columns([array]), jobs)}
+            described = [name_of(array.dtype), list(array.shape), taken]
+            small.append(as_bytes(array))
+            taken += array.nbytes
+            return {"$array": described}
+
+        jobs.append(lambda: self._put("small", small))
+        tree = lower(tree, place)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            entries = [pool.submit(job) for job in jobs]
+            try:
+                self._files = [each.result() for each in entries]
+            except BaseException:
+                for each in entries:
+                    each.cancel()
+                raise
+        self._tree = tree
+
+    def file(self, name: str) -> Path:
+        """Where to write a file of one's own, before the context is left. It is part of the checkpoint."""
+        self._given.append(manifest.plain(name, "a file of a checkpoint"))
+        return self._folder / name
+
+    def folder(self, name: str) -> Path:
+        """The same for a folder, whose files can have any names. The folder is not made yet."""
+        self._folders.append(manifest.plain(name, "a folder of a checkpoint"))
+        return self._folder / name
+
+    # ------------------------------------------------------------------ files
+
+    def _columns(self, columns: Columns, jobs: list[Callable[[], FileEntry]]) -> list[Any]:
+        """Have columns written; their description."""
+        first = len(jobs)
+        for place, pieces in enumerate(columns.parts(), first):
+            jobs.append(lambda place=place, pieces=pieces: self._put(f"{place:06d}", pieces))  # type: ignore[misc]
+        kinds = [[name, list(shape)] for name, shape in zip(columns.dtypes, columns.shapes, strict=True)]
+        return [columns.rows, columns.rows_a_file, first, kinds]
+
+    def _put(self, name: str, pieces: Sequence[np.ndarray]) -> FileEntry:
+        """Make a file of these bytes, or link one that has them."""
+        # A copy: what is checked is what is written, whoever edits the memory meanwhile.
+        content = memoryview(np.concatenate(pieces) if pieces else b"")  # type: ignore[arg-type]
+        entry = FileEntry(name, len(content), zlib.crc32(content))
+        path = self._folder / name
+        for known in self._known.get((entry.size, entry.checksum), ()):
+            if entry.size and _holds(known, content):
+                try:
+                    os.link(known, path, follow_symlinks=False)
+                    return entry
+                except OSError:  # on another disk, or linked too often
+                    break
+        _write(path, content)
+        return entry
+
+    def _commit(self) -> None:
+        if self._tree is None:
+            raise CheckpointError("nothing was written to the checkpoint")
+        inside, given = self._inside()
+        entries = [*self._files, *(_entry(self._folder, name) for name in given)]
+        versions = {
+            "fbuf": __version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+        }
+        content = Manifest(self._name, self._tree, entries, versions).encoded()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(_flush, [self._folder / each.name for each in entries]))
+        for folder in [*inside, self._folder]:
+            _flush(folder)
+        beside = self.path / f".{manifest.NAME}.{secrets.token_hex(8)}.tmp"
+        try:
+            _write(beside, memoryview(content), flushed=True)
+            os.fsync(self._handle)
+            if self._made:
+                _flush(self.path.parent)
+            os.rename(beside, self.path / manifest.NAME)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+        self._name = ""  # it counts now, whatever comes
+        os.fsync(self._handle)
+        self._sweep(keep=self._folder.name)
+
+    def _inside(self) -> tuple[list[Path], list[str]]:
+        """Folders that somebody else made, the deepest first, and the names of all files of theirs."""
+        folders, names = [], list(self._given)
+        for above in self._folders:
+            for found, _, files in os.walk(self._folder / above, topdown=False):
+                folders.append(Path(found))
+                names += [str(Path(found, name).relative_to(self._folder)) for name in files]
+        return folders, names
+
+    # ------------------------------------------------------------------ the folder
+
+    def _open(self) -> bool:
+        """Take the folder for this writer; whether it was made."""
+        while True:
+            made = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path)
+                made = True
+            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX)
+                if os.path.exists(self.path) and os.path.samestat(os.fstat(self._handle), os.stat(self.path)):
+                    return made
+            except BaseException:
+                os.close(self._handle)
+                raise
+            os.close(self._handle)  # it was removed while this one waited
+
+    def _current(self) -> str | None:
+        """The data folder that counts; None where that cannot be told."""
+        try:
+            return Manifest.decoded((self.path / manifest.NAME).read_bytes()).folder
+        except FileNotFoundError:
+            return ""
+        except (CheckpointError, OSError):
+            return None
+
+    def _sweep(self, keep: str | None) -> None:
+        """Remove what writers left that were killed, and data folders that count no more."""
+        if keep is None:
+            return
+        for name in os.listdir(self._handle):
+            if _OURS.fullmatch(name) and name != keep:
+                if name.startswith("."):
+                    with contextlib.suppress(OSError):
+                        os.unlink(self.path / name)
+                else:
+                    shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def _close(self, failed: bool) -> None:
+        try:
+            if failed and self._name:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            if failed and self._made and not os.listdir(self._handle):
+                with contextlib.suppress(OSError):
+                    os.rmdir(self.path)
+        finally:
+            os.close(self._handle)
+
+
+def _known(folders: Sequence[Path]) -> dict[tuple[int, int], list[Path]]:
+    """Files of checkpoints by size and checksum."""
+    known: dict[tuple[int, int], list[Path]] = {}
+    for folder in dict.fromkeys(folders):
+        try:
+            found = Manifest.decoded((folder / manifest.NAME).read_bytes())
+        except (CheckpointError, OSError):
+            continue
+        for each in found.files:
+            known.setdefault((each.size, each.checksum), []).append(folder / found.folder / each.name)
+    return known
+
+
+def _holds(path: Path, content: memoryview) -> bool:
+    """Whether a file has just these bytes."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(content):
+            return False
+        at = 0
+        while at < len(content):
+            piece = os.read(handle, 1 << 20)
+            if not piece or piece != content[at : at + len(piece)]:
+                return False
+            at += len(piece)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, content: memoryview, flushed: bool = False) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
+    try:
+        while content:
+            content = content[os.write(handle, content) :]
+        if flushed:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _entry(folder: Path, name: str) -> FileEntry:
+    """The entry of a file that somebody else wrote."""
+    path, size, checksum = folder / name, 0, 0
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"{path}: a checkpoint consists of plain files")
+    with path.open("rb") as handle:
+        while piece := handle.read(1 << 20):
+            size, checksum = size + len(piece), zlib.crc32(piece, checksum)
+    path.chmod(0o444)
+    return FileEntry(manifest.plain(name, str(path)), size, checksum)
