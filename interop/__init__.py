@@ -1,6 +1,9 @@
 """The stateful torch and tensordict replay-buffer API, run by `fbuf` and exchanged over DLPack."""
 
 from interop import _settings  # noqa: F401  # first: it must see whether JAX was imported before
+
+# isort: split
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from interop.bridge import to_jax, to_torch
 from interop.buffers import (
     ConditionalUpdateResult,
@@ -12,6 +15,14 @@ from interop.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from interop.checkpoint.checkpointers import (
+    StorageCheckpointerBase,
+    StorageEnsembleCheckpointer,
+    TensorStorageCheckpointer,
+)
+from interop.checkpoint.flat import FlatStorageCheckpointer
+from interop.checkpoint.h5 import H5StorageCheckpointer
+from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
     ConsumingSampler,
@@ -37,6 +48,7 @@ from interop.storages import (
     StorageEnsemble,
     TensorStorage,
 )
+from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
 from interop.trajectories import DEFAULT_DONE_KEYS, find_start_stop_traj
 from interop.transforms import Compose
 from interop.writers import (
@@ -50,10 +62,18 @@ from interop.writers import (
 
 __all__ = [
     "DEFAULT_DONE_KEYS",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
     "Compose",
     "CompressedListStorage",
     "ConditionalUpdateResult",
     "ConsumingSampler",
+    "Flat2TED",
+    "FlatStorageCheckpointer",
+    "H5Combine",
+    "H5Split",
+    "H5StorageCheckpointer",
     "HERReplayBuffer",
     "HindsightStrategy",
     "ImmutableDatasetWriter",
@@ -64,6 +84,8 @@ __all__ = [
     "LazyTensorStorage",
     "LinearScheduler",
     "ListStorage",
+    "Nested2TED",
+    "NestedStorageCheckpointer",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -82,12 +104,17 @@ __all__ = [
     "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
+    "StorageCheckpointerBase",
     "StorageEnsemble",
+    "StorageEnsembleCheckpointer",
+    "TED2Flat",
+    "TED2Nested",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
+    "TensorStorageCheckpointer",
     "Transition",
     "Writer",
     "WriterEnsemble",

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 import fbuf
-from fbuf import storage
+from fbuf import priority_tree, storage
 
 # By default XLA:CPU orders kernels so that several threads have work. Kernels of a microsecond then cost the waking of a
 # thread each: a draw of 256 takes three times as long.
@@ -76,6 +76,15 @@ def update(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
 def reweight(rule: Any, state: Any, alpha: Array) -> Any:
     """The sampler's state under another alpha."""
+    return rule.reweight(state, alpha)
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+def refill(rule: Any, state: Any, priorities: Array, alpha: Array) -> Any:
+    """The state of a fresh sampler with items of these priorities, -1 for none, [capacity]: the same bits as of a history."""
+    state = dataclasses.replace(state, priorities=state.priorities.at[: state.tree.capacity].set(priorities))
+    if state.ranks is not None:
+        state = dataclasses.replace(state, ranks=priority_tree.fill(state.ranks, priorities))
     return rule.reweight(state, alpha)
 
 

@@ -9,11 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from fbuf.checkpoint import CheckpointCorrupt, Fields
+from interop.checkpoint.component import Component
+from interop.checkpoint.members import loading_members, saved_members
+from interop.checkpoint.rule import EXACT, Rule
 from interop.numbers import whole
 from interop.samplers import Sampler
 
 
-class ParameterScheduler(ABC):
+class ParameterScheduler(Component, ABC):
     """Sets a number of a sampler at each `step()`, within bounds. A subclass gives `_value`.
 
     A step that raises has changed nothing. An attribute that was an int at construction gets ints where values are
@@ -71,6 +75,14 @@ class ParameterScheduler(ABC):
             value = min(value, self.max_value)
         setattr(sampler, self.param_name, int(value) if self._is_int and value.is_integer() else value)
         self.step_count += 1
+
+    def _saved(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        loaded = copy.copy(self)
+        _load(loaded, saved)
+        return lambda: self.__dict__.update(loaded.__dict__)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers and names alone; what the sampler stands at is in the sampler's own state."""
@@ -173,7 +185,7 @@ class StepScheduler(ParameterScheduler):
         self.gamma = _real("gamma", choices["gamma"])
         self.n_steps = whole("n_steps", choices["n_steps"])
         self.mode = choices["mode"]
-        if self.mode not in ("multiplicative", "additive"):
+        if not isinstance(self.mode, str) or self.mode not in ("multiplicative", "additive"):
             raise ValueError(f"mode must be 'multiplicative' or 'additive', got {self.mode!r}")
 
     def _value(self, count: int, current: float) -> float:
@@ -182,7 +194,7 @@ class StepScheduler(ParameterScheduler):
         return current * self.gamma if self.mode == "multiplicative" else current + self.gamma
 
 
-class SchedulerList:
+class SchedulerList(Component):
     """Schedulers that step together, in order: all of them, or none where one raises."""
 
     def __init__(self, schedulers: Iterable[ParameterScheduler] = ()) -> None:
@@ -209,6 +221,12 @@ class SchedulerList:
                 each.step_count = count
             raise
 
+    def _saved(self) -> dict[str, Any]:
+        return {"members": saved_members(self.schedulers)}
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        return loading_members(Fields(saved, "the state of a SchedulerList"), self.schedulers, rule)
+
     def state_dict(self) -> dict[str, Any]:
         """The state of each, under "0", "1" and so on."""
         return {str(place): each.state_dict() for place, each in enumerate(self.schedulers)}
@@ -225,6 +243,14 @@ class SchedulerList:
 
     def __len__(self) -> int:
         return len(self.schedulers)
+
+
+def _load(scheduler: Any, state: Any) -> None:
+    """`load_state_dict` with the errors of checkpoints."""
+    try:
+        scheduler.load_state_dict(state if isinstance(state, Mapping) else {})
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointCorrupt(f"the state of a {type(scheduler).__name__}: {error.args[0]}") from error
 
 
 def _settable(sampler: Sampler, name: str) -> Any:

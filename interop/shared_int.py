@@ -9,10 +9,10 @@ from torch import Tensor
 from interop.processes import starting_a_worker
 
 _AT_ONCE = 512  # cells made together: 4 KiB, one descriptor
-_unused: list[Tensor] = []
+_unused: list[tuple[Tensor, int]] = []
 
 
-def _cell() -> Tensor:
+def _cell() -> tuple[Tensor, int]:
     """Memory for one integer, shared from the start: whoever has it sees one value, started before or after.
 
     No cell is given out twice, because a worker may outlive what its cell was for here.
@@ -21,7 +21,8 @@ def _cell() -> Tensor:
         try:
             return _unused.pop()  # in one step: threads need no lock
         except IndexError:
-            _unused.extend(torch.zeros(_AT_ONCE, dtype=torch.int64, device="cpu").share_memory_().split(1))
+            memory = torch.zeros(_AT_ONCE, dtype=torch.int64, device="cpu").share_memory_()
+            _unused.extend((memory, place) for place in range(_AT_ONCE))
 
 
 class SharedInt:
@@ -31,9 +32,10 @@ class SharedInt:
         self._hold(_cell())
         self.value = value
 
-    def _hold(self, cell: Tensor) -> None:
+    def _hold(self, cell: tuple[Tensor, int]) -> None:
         self._cell = cell
-        self._view = cell.numpy()
+        memory, place = cell
+        self._view = memory.numpy()[place : place + 1]
 
     @property
     def value(self) -> int:
@@ -44,6 +46,7 @@ class SharedInt:
         self._view[0] = value
 
     def __getstate__(self) -> dict[str, Any]:
+        # The memory is one object for all cells in it: a worker gets one descriptor for them.
         return {"cell": self._cell} if starting_a_worker() else {"value": self.value}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

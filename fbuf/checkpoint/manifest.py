@@ -3,9 +3,13 @@
 Its first line has the size and the digest of the rest, so that no byte of a checkpoint is without a check.
 """
 
+import errno
 import hashlib
+import os
 import re
+import stat
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint.errors import CheckpointCorrupt, CheckpointMismatch
@@ -63,6 +67,11 @@ class Manifest:
         return head + b"\n" + body + b"\n"
 
     @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """That of the checkpoint in a folder. FileNotFoundError where there is none, else as `decoded`."""
+        return cls.decoded(_content(folder), str(folder / NAME))
+
+    @classmethod
     def decoded(cls, content: bytes, where: str = NAME) -> "Manifest":
         """CheckpointCorrupt for damage, CheckpointMismatch for a schema that is not known."""
         first, _, rest = content.partition(b"\n")
@@ -87,6 +96,35 @@ class Manifest:
         )
 
 
+def unreadable(name: str, error: OSError) -> Exception:
+    """The error of a file that cannot be opened or read: what this process lacks is no fault of the file."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM):
+        return OSError(error.errno, error.strerror, name)
+    return CheckpointCorrupt(f"{name}: cannot be read ({error.strerror})")
+
+
+def _content(folder: Path) -> bytes:
+    name = folder / NAME
+    try:  # without waiting for whoever is at the other end of a pipe
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"there is no checkpoint in {folder}: {NAME} is missing") from error
+    except OSError as error:
+        raise unreadable(str(name), error) from error
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            raise CheckpointCorrupt(f"{name}: {found.st_size} bytes, or no plain file: no manifest of a checkpoint")
+        pieces = []
+        while piece := os.read(handle, 1 << 22):
+            pieces.append(piece)
+        return b"".join(pieces)
+    except OSError as error:
+        raise unreadable(str(name), error) from error
+    finally:
+        os.close(handle)
+
+
 def _entries(listed: list[Any], where: str) -> list[FileEntry]:
     entries = []
     for each in listed:
@@ -109,7 +147,18 @@ def _folder(name: str, where: str) -> str:
 
 def plain(name: Any, where: str) -> str:
     """A name of a file that leads nowhere else; of one in a folder the names of both, with a slash between."""
-    parts = name.split("/") if isinstance(name, str) and 0 < len(name) < 1000 else [""]
-    if len(parts) > 8 or any(part in ("", ".", "..") or len(part) > 250 or "\0" in part for part in parts):
-        raise CheckpointCorrupt(f"{where}: {str(name)[:40]!r} is no name of a file")
-    return str(name)
+    if not isinstance(name, str):
+        raise CheckpointCorrupt(f"{where}: the name of a file is none")
+    parts = name.split("/") if len(name) < 1000 else [""]
+    odd = any(part in ("", ".", "..") or len(part) > 250 or "\0" in part for part in parts)
+    if odd or len(parts) > 8 or not _is_encodable(name):
+        raise CheckpointCorrupt(f"{where}: {name[:40]!r} is no name of a file")
+    return name
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -34,6 +34,8 @@ def save_state(path: str | os.PathLike[str], state: Any, *, previous: Iterable[s
     leaves = [
         [jax.tree_util.keystr(where), *_saved(leaf)] for where, leaf in jax.tree_util.tree_leaves_with_path(state)
     ]
+    if len({name for name, *_ in leaves}) < len(leaves):
+        raise TypeError(f"two leaves of the state have the same path: {[name for name, *_ in leaves]}")
     with Writing(path, previous) as out:
         out.write({"kind": "pytree", "leaves": leaves})
 
@@ -73,7 +75,9 @@ def _like(source: Source, like: Any) -> Any:
     for entry in described.items("leaves"):
         name, kind, value = entry if isinstance(entry, list) and len(entry) == 3 else (None, None, None)
         fields = Fields({"name": name, "kind": kind, "value": value}, f"{path}, a leaf")
-        saved[fields.text("name")] = (fields.text("kind"), fields.array("value"))
+        if fields.text("name") in saved:
+            raise fields.wrong("name", "the path of one leaf", name)
+        saved[name] = (fields.text("kind"), fields.array("value"))
     wanted = [(jax.tree_util.keystr(where), leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(like)]
     differences = [f"{name}: only in the checkpoint" for name in saved.keys() - {name for name, _ in wanted}]
     for name, leaf in wanted:
@@ -85,12 +89,28 @@ def _like(source: Source, like: Any) -> Any:
 
 
 def _differs(name: str, leaf: Any, kind: str, value: np.ndarray | StoredArray) -> list[str]:
-    expected, example = _saved(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else ("array", leaf)
+    expected, shape, dtype = _form(leaf)
     if kind != expected:
         return [f"{name}: {kind} instead of {expected}"]
-    if tuple(value.shape) != tuple(example.shape) or value.dtype != example.dtype:
-        return [f"{name}: {value.dtype}{list(value.shape)} instead of {example.dtype}{list(example.shape)}"]
+    if tuple(value.shape) != shape or value.dtype != dtype:
+        return [f"{name}: {value.dtype}{list(value.shape)} instead of {dtype}{list(shape)}"]
     return []
+
+
+def _form(leaf: Any) -> tuple[str, tuple[int, ...], Any]:
+    """The kind, shape and dtype that a leaf is saved with. Its content is not looked at."""
+    kind = "array"
+
+    def data(key: jax.Array) -> jax.Array:
+        nonlocal kind
+        kind = f"key {jax.random.key_impl(key)}"
+        return jax.random.key_data(key)
+
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        kind, leaf = _saved(leaf)
+    elif jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.eval_shape(data, leaf)
+    return kind, tuple(leaf.shape), leaf.dtype
 
 
 def _placed(leaf: Any, kind: str, value: np.ndarray | StoredArray) -> Any:

@@ -58,8 +58,7 @@ class Source:
         self._full = verify == "full"
 
     def __enter__(self) -> Self:
-        content = _manifest_of(self.path)
-        self._manifest = Manifest.decoded(content, str(self.path / manifest.NAME))
+        self._manifest = Manifest.read(self.path)
         self.versions = self._manifest.versions
         self._folder = self._manifest.folder
         try:
@@ -68,15 +67,14 @@ class Source:
         except OSError as error:
             if self.superseded():
                 return self.__enter__()
-            raise CheckpointCorrupt(
-                f"{self.path / self._folder}: the folder of the data is missing ({error})"
-            ) from error
+            raise manifest.unreadable(str(self.path / self._folder), error) from error
         self._unread = {each.name: each for each in self._manifest.files}
         self._by_name = dict(self._unread)
         try:
             for each in self._manifest.files:
                 os.close(self._open(each))
             self._small: Any = None
+            self._taken, self._first = 0, 1  # bytes of the small file, and files, that were described: each is once
             self.tree = lift(self._manifest.tree, self._found)
         except CheckpointCorrupt:
             os.close(self._handle)
@@ -94,7 +92,7 @@ class Source:
     def superseded(self) -> bool:
         """Whether another checkpoint was put in the place of this one."""
         with contextlib.suppress(Exception):
-            return Manifest.decoded(_manifest_of(self.path)).folder != self._folder
+            return Manifest.read(self.path).folder != self._folder
         return False
 
     def file(self, name: str) -> Path:
@@ -106,6 +104,7 @@ class Source:
 
     def folder(self, name: str) -> Path:
         """The same for a folder of files."""
+        manifest.plain(name, self._at(manifest.NAME))
         inside = [each for each in self._manifest.files if each.name.startswith(f"{name}/")]
         for each in inside:
             self._check(each)
@@ -128,7 +127,7 @@ class Source:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             handle = self._reached(entry.name, flags)
         except OSError as error:
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: cannot be opened ({error.strerror})") from error
+            raise manifest.unreadable(self._at(entry.name), error) from error
         found = os.fstat(handle)
         if stat.S_ISREG(found.st_mode) and found.st_size == entry.size:
             return handle
@@ -165,7 +164,7 @@ class Source:
                 if self._full:
                     checksum = zlib.crc32(piece, checksum)  # type: ignore[arg-type]
         except OSError as error:
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: cannot be read ({error.strerror})") from error
+            raise manifest.unreadable(self._at(entry.name), error) from error
         finally:
             os.close(handle)
         if self._full and checksum != entry.checksum:
@@ -182,7 +181,7 @@ class Source:
             while piece := os.read(handle, 1 << 20):
                 checksum = zlib.crc32(piece, checksum)
         except OSError as error:
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: cannot be read ({error.strerror})") from error
+            raise manifest.unreadable(self._at(entry.name), error) from error
         finally:
             os.close(handle)
         if checksum != entry.checksum:
@@ -201,29 +200,32 @@ class Source:
                 rows, rows_a_file, first, kinds = described
                 dtypes = [_dtype(name) for name, _ in kinds]
                 shapes = [_shape(shape) for _, shape in kinds]
-                columns = StoredColumns(self, _whole(rows), _whole(rows_a_file, 1), _whole(first), dtypes, shapes)
+                if first != self._first:
+                    raise ValueError("files are described in their order")
+                columns = StoredColumns(self, _whole(rows), _whole(rows_a_file, 1), first, dtypes, shapes)
+                self._first += -(-rows // rows_a_file)
                 if mark == "$columns":
                     return columns
                 if len(kinds) == 1:
                     return StoredArray(columns)
-        except (TypeError, ValueError, KeyError, MemoryError, OverflowError) as error:
-            raise CheckpointCorrupt(
-                f"{self.path / manifest.NAME}: an array is not described as it should be"
-            ) from error
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            where = self.path / manifest.NAME
+            raise CheckpointCorrupt(f"{where}: an array is not described as it should be ({error})") from error
         raise CheckpointCorrupt(f"{self.path / manifest.NAME}: the entry {mark[:40]!r} is not known")
 
     def _small_array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
         if self._small is None:
             entry = self._manifest.files[0] if self._manifest.files else FileEntry("small", 0, 0)
-            if entry.name != "small" or entry.size > manifest.LARGEST * 16:
+            if entry.name != "small" or entry.size > manifest.LARGEST * 2:
                 raise CheckpointCorrupt(
                     f"{self.path / manifest.NAME}: the file of small arrays is not where it should be"
                 )
             self._small = np.empty(entry.size, np.uint8)
             self._read(entry, [self._small])
         size = row_bytes(dtype, shape)
-        if offset + size > self._small.size:
-            raise CheckpointCorrupt(f"{self.path / manifest.NAME}: an array reaches beyond its file")
+        if offset != self._taken or offset + size > self._small.size:
+            raise ValueError("arrays are described in their order")
+        self._taken += size
         return self._small[offset : offset + size].copy().view(dtype).reshape(shape)
 
 
@@ -241,6 +243,8 @@ class StoredColumns:
     ) -> None:
         self.rows, self.dtypes, self.shapes = rows, dtypes, shapes
         self._source, self._step = source, rows_a_file
+        for dtype, shape in zip(dtypes, shapes, strict=True):
+            np.broadcast_to(np.empty((), dtype), (rows, *shape))  # ValueError where NumPy has no such shape
         width = sum(row_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True))
         count = -(-rows // rows_a_file)
         self._entries = source._manifest.files[first : first + count]
@@ -297,21 +301,6 @@ class StoredArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         (array,) = self._columns.read()
         return array if dtype is None else array.astype(dtype)
-
-
-def _manifest_of(path: Path) -> bytes:
-    name = path / manifest.NAME
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"there is no checkpoint in {path}: {manifest.NAME} is missing") from error
-    except OSError as error:
-        raise CheckpointCorrupt(f"{name}: cannot be opened ({error.strerror})") from error
-    with os.fdopen(handle, "rb") as opened:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > manifest.LARGEST:
-            raise CheckpointCorrupt(f"{name}: {found.st_size} bytes, or no plain file: no manifest of a checkpoint")
-        return opened.read(manifest.LARGEST + 1)
 
 
 def _dtype(name: Any) -> np.dtype:

@@ -37,23 +37,25 @@ def lower(value: Any, place: Callable[[Any], dict[str, Any]], depth: int = 0) ->
     raise TypeError(f"{type(value).__name__} cannot be saved here")
 
 
-def lift(value: Any, found: Callable[[str, Any], Any]) -> Any:
+def lift(value: Any, found: Callable[[str, Any], Any], depth: int = 0) -> Any:
     """The tree again; `found(mark, description)` gives what stands for an array. CheckpointCorrupt for no such tree."""
-    if isinstance(value, list):
-        return [lift(each, found) for each in value]
-    if not isinstance(value, dict):
+    if not isinstance(value, list | dict):
         return value
+    if depth > _DEPTH:
+        raise CheckpointCorrupt(f"the manifest is nested more than {_DEPTH} deep")
+    if isinstance(value, list):
+        return [lift(each, found, depth + 1) for each in value]
     if len(value) == 1:
         (mark, described), *_ = value.items()
         if mark == "$dict" and isinstance(described, dict):
-            return {key: lift(each, found) for key, each in described.items()}
+            return {key: lift(each, found, depth + 1) for key, each in described.items()}
         if mark == "$float":
             return _float(described)
         if mark.startswith(_MARK):
             return found(mark, described)
     if any(key.startswith(_MARK) for key in value):
         raise CheckpointCorrupt(f"unknown entries in the manifest: {[*value][:5]}")
-    return {key: lift(each, found) for key, each in value.items()}
+    return {key: lift(each, found, depth + 1) for key, each in value.items()}
 
 
 def _float(text: Any) -> float:

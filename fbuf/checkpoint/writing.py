@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from fbuf.checkpoint.tree import lower
 _THREADS = min(4, os.cpu_count() or 1)
 _OURS = re.compile(rf"{manifest.FOLDER}[0-9a-f]{{16}}|\.{re.escape(manifest.NAME)}\.[0-9a-f]{{16}}\.tmp")
 _SMALL = 1 << 18  # bytes up to which arrays share a file
+_holders: set[tuple[int, int, int, int]] = set()  # folders, and the threads that write to them
 
 
 class Writing:
@@ -58,14 +60,17 @@ class Writing:
         self._candidates = [self.path, *(Path(os.fspath(each)).absolute() for each in previous)]
         self._files: list[FileEntry] = []
         self._given: list[str] = []  # files that somebody else writes
-        self._folders: list[str] = []  # and folders of them
+        self.folders: list[str] = []  # and folders of them
         self._tree: Any = None
         self._name = ""  # of the data folder, until it counts
+        self._placing = False  # whether the rename was begun, after which it may count
 
     def __enter__(self) -> Self:
         self._made = self._open()
         try:
-            self._sweep(keep=self._current())
+            current = self._current()
+            self._is_first = not current
+            self._sweep(keep=current)
             self._known = _known(self._candidates)
             self._name = manifest.FOLDER + secrets.token_hex(8)
             self._folder = self.path / self._name
@@ -90,7 +95,7 @@ class Writing:
         A tree is made of dicts with text keys, lists, None, bools, integers of 64 bits, floats, texts, NumPy arrays and
         `Columns`. TypeError and ValueError for anything else.
         """
-        if self._tree is not None:
+        if self._files:
             raise CheckpointError("a checkpoint is written once")
         small: list[np.ndarray] = []
         jobs: list[Callable[[], FileEntry]] = []
@@ -102,7 +107,7 @@ class Writing:
                 return {"$columns": self._columns(value, jobs)}
             array = np.asarray(value)
             array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-            if array.nbytes > _SMALL and array.ndim:
+            if array.ndim and (array.nbytes > _SMALL or taken + array.nbytes > manifest.LARGEST):
                 return {"$column": self._columns(Columns([array]), jobs)}
             described = [name_of(array.dtype), list(array.shape), taken]
             small.append(as_bytes(array))
@@ -114,12 +119,12 @@ class Writing:
         with ThreadPoolExecutor(_THREADS) as pool:
             entries = [pool.submit(job) for job in jobs]
             try:
-                self._files = [each.result() for each in entries]
+                files = [each.result() for each in entries]
             except BaseException:
                 for each in entries:
                     each.cancel()
                 raise
-        self._tree = tree
+        self._tree, self._files = tree, files
 
     def file(self, name: str) -> Path:
         """Where to write a file of one's own, before the context is left. It is part of the checkpoint."""
@@ -128,7 +133,7 @@ class Writing:
 
     def folder(self, name: str) -> Path:
         """The same for a folder, whose files can have any names. The folder is not made yet."""
-        self._folders.append(manifest.plain(name, "a folder of a checkpoint"))
+        self.folders.append(manifest.plain(name, "a folder of a checkpoint"))
         return self._folder / name
 
     # ------------------------------------------------------------------ files
@@ -158,7 +163,7 @@ class Writing:
         return entry
 
     def _commit(self) -> None:
-        if self._tree is None:
+        if not self._files:  # there is one in each
             raise CheckpointError("nothing was written to the checkpoint")
         inside, given = self._inside()
         entries = [*self._files, *(_entry(self._folder, name) for name in given)]
@@ -176,8 +181,9 @@ class Writing:
         try:
             _write(beside, memoryview(content), flushed=True)
             os.fsync(self._handle)
-            if self._made:
-                _flush(self.path.parent)
+            if self._is_first:
+                self._flush_above()
+            self._placing = True
             os.rename(beside, self.path / manifest.NAME)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -185,13 +191,14 @@ class Writing:
             raise
         self._name = ""  # it counts now, whatever comes
         os.fsync(self._handle)
-        self._sweep(keep=self._folder.name)
+        with contextlib.suppress(OSError):  # what is left is removed by the next writer
+            self._sweep(keep=self._folder.name)
 
     def _inside(self) -> tuple[list[Path], list[str]]:
         """Folders that somebody else made, the deepest first, and the names of all files of theirs."""
         folders, names = [], list(self._given)
-        for above in self._folders:
-            for found, _, files in os.walk(self._folder / above, topdown=False):
+        for above in self.folders:
+            for found, _, files in os.walk(self._folder / above, topdown=False, onerror=_raised):
                 folders.append(Path(found))
                 names += [str(Path(found, name).relative_to(self._folder)) for name in files]
         return folders, names
@@ -205,20 +212,51 @@ class Writing:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path)
                 made = True
-            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX)
-                if os.path.exists(self.path) and os.path.samestat(os.fstat(self._handle), os.stat(self.path)):
+                if self._taken():
                     return made
             except BaseException:
-                os.close(self._handle)
+                if made:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(self.path)
                 raise
-            os.close(self._handle)  # it was removed while this one waited
+
+    def _taken(self) -> bool:
+        """Wait for the folder and take it; False if it was removed meanwhile."""
+        try:
+            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if os.path.lexists(self.path):  # a link that leads nowhere
+                raise
+            return False
+        try:
+            found = os.fstat(self._handle)
+            self._holder = found.st_dev, found.st_ino, os.getpid(), threading.get_ident()
+            if self._holder in _holders:  # such as a signal handler: it would wait for itself
+                raise CheckpointError(f"{self.path} is being written by this thread already")
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(found, os.stat(self.path)):
+                    _holders.add(self._holder)
+                    return True
+        except BaseException:
+            os.close(self._handle)
+            raise
+        os.close(self._handle)
+        return False
+
+    def _flush_above(self) -> None:
+        """Have the name of this folder on the disk: whoever made it may have been killed before."""
+        try:
+            _flush(self.path.parent)
+        except PermissionError:
+            if self._made:
+                raise
 
     def _current(self) -> str | None:
         """The data folder that counts; None where that cannot be told."""
         try:
-            return Manifest.decoded((self.path / manifest.NAME).read_bytes()).folder
+            return Manifest.read(self.path).folder
         except FileNotFoundError:
             return ""
         except (CheckpointError, OSError):
@@ -238,13 +276,20 @@ class Writing:
 
     def _close(self, failed: bool) -> None:
         try:
-            if failed and self._name:
+            # An error, or a signal, may come when the rename was done already: what counts stays.
+            if failed and self._name and not (self._placing and self._current() in (self._name, None)):
                 shutil.rmtree(self._folder, ignore_errors=True)
-            if failed and self._made and not os.listdir(self._handle):
-                with contextlib.suppress(OSError):
+            if failed and self._made:
+                with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(self.path)
         finally:
-            os.close(self._handle)
+            _holders.discard(self._holder)
+            try:
+                fcntl.flock(
+                    self._handle, fcntl.LOCK_UN
+                )  # also where a process that was forked meanwhile holds on to it
+            finally:
+                os.close(self._handle)
 
 
 def _known(folders: Sequence[Path]) -> dict[tuple[int, int], list[Path]]:
@@ -252,12 +297,16 @@ def _known(folders: Sequence[Path]) -> dict[tuple[int, int], list[Path]]:
     known: dict[tuple[int, int], list[Path]] = {}
     for folder in dict.fromkeys(folders):
         try:
-            found = Manifest.decoded((folder / manifest.NAME).read_bytes())
+            found = Manifest.read(folder)
         except (CheckpointError, OSError):
             continue
         for each in found.files:
             known.setdefault((each.size, each.checksum), []).append(folder / found.folder / each.name)
     return known
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _holds(path: Path, content: memoryview) -> bool:

@@ -54,7 +54,7 @@ def buffers_of(
             writer=writer,
             transform=chain,
             collate_fn=collate_fn,
-            checkpointer=storage.checkpointer,
+            checkpointer=storage._checkpointer,
             generator=sampler._rng,
         )
         for storage, sampler, writer, chain, collate_fn in parts

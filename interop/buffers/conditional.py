@@ -75,6 +75,7 @@ def update_if_present(
             raise RuntimeError(
                 f"{type(self._writer).__name__} tracks no generations: build it with track_generations=True"
             )
+        storage.refuse_a_stranger()
         slots, rows = _slots(index, storage)
         generation = _integers("generation", generation)
         if generation.shape != rows.shape:

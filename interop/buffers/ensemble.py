@@ -1,5 +1,6 @@
 """Several replay buffers that are sampled from together."""
 
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from interop import randomness
 from interop.buffers import collate
+from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
-from interop.buffers.fused import takes_keys
+from interop.buffers.fused import reserved, seeded
 from interop.buffers.gathering import Gathering, described, mark
 from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
 from interop.buffers.places import owned
@@ -172,32 +174,44 @@ class ReplayBufferEnsemble(Unwritable):
         if self._prefetch is None:
             return self._sample(batch_size)
         return self._prefetch.take(
-            partial(self._sample, batch_size), partial(self._scheduled, batch_size), lambda waiting: True
+            partial(self._sample, batch_size), partial(self._ahead, batch_size), lambda waiting: True, self._make
         )
 
-    def _scheduled(self, batch_size: int, epoch: int) -> Callable[[], Any]:
-        """What a thread runs for a batch; members and keys are drawn now, in the order in which batches are given out."""
-        plan = None
-        if self._draws_itself and batch_size % self._sampler.num_buffer_sampled == 0:
-            plan = [
-                (place, randomness.key(sampler._rng) if takes_keys(sampler) else None)
-                for place in self._sampler.choose()
-                for sampler in (self._members[place].sampler,)
-            ]
-        return partial(self._sample, batch_size, plan, epoch)
+    def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
+        """The next batch of the queue: members and keys are drawn now, in the order in which batches are given out."""
+        if not self._draws_itself:
+            return Ahead(batch_size, epoch, randomness.key(self._sampler._rng))
+        ahead = Ahead(batch_size, epoch, parts=[])
+        assert ahead.parts is not None
+        try:
+            each = self._sampler.part_of(batch_size)
+            self._sampler.refuse_empty(self._members)
+            for place in self._sampler.choose():
+                member = self._members[place]
+                drawn = reserved(member._sampler, member._storage, each)
+                key = None if drawn is not None else randomness.key(member._sampler._rng)
+                ahead.parts.append(Part(place, key, drawn))
+        except Exception:  # which who asks for the batch will be told
+            ahead.take_back()
+            return None
+        return ahead
 
-    def _sample(self, batch_size: int, plan: Any = None, epoch: int | None = None) -> Any:
+    def _sample(self, batch_size: int, ahead: Ahead | None = None) -> Any:
         """A batch and what the members told; None for one ahead of time whose epoch is over."""
-        if epoch is not None and (self._prefetch is None or epoch != self._prefetch.epoch):
+        if ahead is not None and (self._prefetch is None or ahead.epoch != self._prefetch.epoch):
             return None
         batch, collate_fn = None, self._collate_fn
         if self._draws_itself:
-            gathering = self._gathered(batch_size, plan)
+            gathering = self._gathered(batch_size, None if ahead is None else ahead.parts)
             told = [(part.place, part.info) for part in gathering.parts]
             batch = gathering.whole() if collate_fn is collate.stack else None
             rows = gathering.rows() if batch is None else [batch]
         else:
-            rows, told = self._asked(batch_size)
+            with Turn(self) if ahead is not None else contextlib.nullcontext():
+                with seeded(self.sampler, None if ahead is None else ahead.key):
+                    rows, told = self._asked(batch_size)
+        if ahead is not None:
+            ahead.was_read = True
         marked = all(isinstance(row, TensorDictBase) for row in rows)
         batch, collate_fn = (rows, collate_fn) if batch is None else (batch, collate.identity)
         return self._from_store(batch, None, collate_fn), (marked, told)
@@ -210,7 +224,7 @@ class ReplayBufferEnsemble(Unwritable):
             and getattr(self._storage.get, "__func__", None) is _GET
         )
 
-    def _gathered(self, batch_size: int, plan: Any) -> Gathering:
+    def _gathered(self, batch_size: int, plan: Sequence[Part] | None) -> Gathering:
         """Parts drawn of each chosen member; random numbers are as before where one cannot be drawn."""
         each = self._sampler.part_of(batch_size) if plan is None else batch_size // len(plan)
         members = self._members
@@ -219,11 +233,12 @@ class ReplayBufferEnsemble(Unwritable):
         gathering = None
         before = self._random_state() if plan is None else []  # else it was drawn before
         try:
-            plan = [(place, None) for place in self._sampler.choose()] if plan is None else plan
+            plan = [Part(place) for place in self._sampler.choose()] if plan is None else plan
             gathering = Gathering(len(plan), each, weighs)
-            for place, key in plan:
+            for part in plan:
+                place = part.place
                 with Turn(members[place]):
-                    gathering.draw(place, members[place], self._collate_fns[place], key)
+                    gathering.draw(place, members[place], self._collate_fns[place], part.key, part.drawn)
         except BaseException:
             if gathering is not None:
                 gathering.take_back()
@@ -360,7 +375,7 @@ class ReplayBufferEnsemble(Unwritable):
         bare[0]._storages = bare[1]._samplers = bare[2]._writers = ()
         state["_bare"] = bare
         if self._prefetch is not None:
-            state["_prefetch"] = self._prefetch.twin()
+            state["_prefetch"] = self._prefetch.twin(keep_draws=False)
         if self._rng is not None:
             state["_rng"] = (self._rng.get_state(), str(self._rng.device))
         return state

@@ -1,8 +1,11 @@
 """A draw and the read of its rows without what only an index from outside needs: checks, and a second dispatch."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from interop import bridge
@@ -35,6 +38,30 @@ def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarra
     with epoch.lock:
         slots, info, _ = sampler._draw(storage, batch_size, key)
         return Drawn(epoch, epoch.hold(), slots, info)
+
+
+@contextlib.contextmanager
+def seeded(sampler: Sampler, key: np.ndarray | None) -> Iterator[None]:
+    """Have a sampler, and the members of an ensemble, take random numbers from a generator of this key meanwhile.
+
+    The lock of what is drawn from is held. A sampler that takes them from elsewhere than its `_rng` does not notice.
+    """
+    if key is None:
+        yield
+        return
+    every = [sampler, *getattr(sampler, "_samplers", ())]
+    before = [each._rng for each in every]
+    seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
+    try:
+        for each in every:
+            device = torch.device("cpu") if each._rng is None else each._rng.device
+            if device not in made:
+                made[device] = torch.Generator(device).manual_seed(seed)
+            each._rng = made[device]
+        yield
+    finally:
+        for each, generator in zip(every, before, strict=True):
+            each._rng = generator
 
 
 class Fused:

@@ -50,12 +50,22 @@ class Gathering:
 
     # ------------------------------------------------------------------ drawing, under the lock of a member
 
-    def draw(self, place: int, member: Any, collate_fn: Callable[[Any], Any] | None, key: Any) -> None:
-        """Another part, of `member`; `collate_fn` stands in for its own. What is drawn waits for `given` or `take_back`."""
+    def draw(
+        self,
+        place: int,
+        member: Any,
+        collate_fn: Callable[[Any], Any] | None,
+        key: Any,
+        ahead: Drawn | None = None,
+    ) -> None:
+        """Another part, of `member`; `collate_fn` stands in for its own.
+
+        What is drawn waits for `given` or `take_back`, but for what was drawn ahead, which somebody else sees to.
+        """
         each = self._lead[1]
         chosen = member._collate_fn if collate_fn is None else collate_fn
-        drawn = reserved(member._sampler, member._storage, each, key)
-        if drawn is not None:
+        drawn = reserved(member._sampler, member._storage, each, key) if ahead is None else ahead
+        if drawn is not None and ahead is None:
             self._held.append(drawn)
         fused = member._fused
         if fused is not None and fused.holds and _comes_as_stored(member, chosen):

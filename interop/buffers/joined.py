@@ -2,13 +2,13 @@
 
 import contextlib
 import copy
-import multiprocessing
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 
 from interop.buffers import collate
+from interop.buffers.checkpoints import Saveable
 from interop.buffers.fused import Fused, epoch_of
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.turn import Turn
@@ -23,7 +23,7 @@ from interop.transforms.chain import Compose, as_chain
 from interop.writers import RoundRobinWriter, Writer
 
 
-class Joined:
+class Joined(Saveable):
     """A storage, a sampler, a writer and a chain of transforms that know of each other. See `ReplayBuffer`."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Joined:
         self._dim_extend = dim_extend
         self._checkpointer = checkpointer
         self._begin()
-        self.share(shared)
+        self._asks_to_share(shared)
         collate_fn = _a_function(collate_fn)
         self._parts: Any = (storage, sampler, writer, collate_fn, transform, transform_factory, bool(compilable))
         if not (transform_factory is not None if delayed_init is None else delayed_init):
@@ -78,7 +78,6 @@ class Joined:
         self._making = Lock()  # of the components
         self._stepping = Lock()  # from one batch to the `next()`
         self._iterating = False
-        self._process_lock: Any = None
         self._readers: tuple[Callable[[], Any], ...] = ()  # references to ensembles that draw from here ahead of time
 
     def _init(self) -> None:
@@ -97,7 +96,8 @@ class Joined:
             collate_fn = collate_fn or collate.default_for(storage)
             with storage._access:
                 self._join(storage, sampler, writer, _transform=chain, _collate_fn=collate_fn)
-                storage.checkpointer = self._checkpointer
+                if self._checkpointer is not None:
+                    storage.checkpointer = self._checkpointer
                 self._parts = None
 
     @staticmethod
@@ -132,6 +132,8 @@ class Joined:
         for each, vacant in ((held.get("_writer"), None), (writer, None if consumed is None else consumed.vacant)):
             if isinstance(each, RoundRobinWriter):
                 each._vacant = vacant
+        if self._shared:
+            storage._share()
         self._storage, self._sampler, self._writer = storage, sampler, writer
         self._fused = Fused.of(storage, sampler) if self._unit is None else None
         self.__dict__.update(others)
@@ -198,7 +200,8 @@ class Joined:
     @property
     def write_count(self) -> int:
         """Rows ever written."""
-        return self._writer.write_count
+        with self._in_turn():
+            return self._writer.write_count
 
     @property
     def dim_extend(self) -> int:
@@ -262,11 +265,29 @@ class Joined:
             part._rng = self._rng
 
     def share(self, shared: bool = True) -> Self:
-        """Have worker processes take turns at every call, or not. ValueError with prefetch."""
+        """Have processes take turns at every call, those of all buffers on the storage. ValueError with prefetch.
+
+        They do by themselves from the moment another process is given the buffer, or is forked; False takes back only what
+        was asked for before that.
+        """
+        self._asks_to_share(shared)
+        if self.initialized:
+            self._storage._share() if shared else self._storage._access.unshare()
+        return self
+
+    def _asks_to_share(self, shared: bool) -> None:
         if shared and self._prefetch is not None:
             raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
-        self._process_lock = multiprocessing.get_context("spawn").RLock() if shared else None
-        return self
+        self._shared = bool(shared)
+
+    @property
+    def _process_lock(self) -> Any:
+        """The lock among processes, of the storage; None where they take no turns."""
+        return self._storage._access.processes
+
+    def _in_turn(self) -> contextlib.AbstractContextManager[None]:
+        """A turn for what one step reads: only where a process that ended may have left it half done, or a fork."""
+        return Turn(self) if self._storage._access.more else contextlib.nullcontext()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
@@ -278,6 +299,17 @@ class Joined:
             self._transform.insert(index, transform, invert=invert)
             self._drop_ahead()
         return self
+
+    def _rejoin(self) -> None:
+        """The storage holds other rows than before: have the other buffers on it know."""
+        for buffer in self._storage.attached():
+            if buffer is not self and isinstance(buffer, Joined):
+                buffer._sampler._empty()
+                if isinstance(buffer._sampler, PrioritizedSampler):
+                    buffer._sampler.take_over(self._storage)
+                if isinstance(buffer._writer, RoundRobinWriter):
+                    buffer._writer._cursor = self._storage._ledger.end
+                buffer._drop_ahead()
 
     def _drop_ahead(self) -> None:
         if self._prefetch is not None:
@@ -291,14 +323,12 @@ class Joined:
         self._storage  # noqa: B018  # components, not what makes them
         with Turn(self), contextlib.nullcontext() if self._prefetch is None else self._prefetch.still():
             state = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
-            state["_shared"] = self._process_lock is not None
-            if starting_a_worker():
-                state["_process_lock"] = self._process_lock
-            else:
+            if not starting_a_worker():
                 parts = copy.deepcopy([state[name] for name in _COMPONENTS], memo)
                 state.update(zip(_COMPONENTS, parts, strict=True))
             if self._prefetch is not None:
-                state["_prefetch"] = self._prefetch.twin()  # its batches are waited for without the lock
+                # A worker has a queue of its own. Batches that a copy takes along are waited for without the lock.
+                state["_prefetch"] = Prefetch(self._prefetch.depth) if starting_a_worker() else self._prefetch.twin()
             if self._rng is not None:
                 state["_rng"] = (self._rng.get_state(), str(self._rng.device))
             return state
@@ -316,13 +346,11 @@ class Joined:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin()
-        shared, rng = state.pop("_shared"), state["_rng"]
+        rng = state["_rng"]
         if rng is not None:
             state["_rng"] = torch.Generator(rng[1])
             state["_rng"].set_state(rng[0])
         self.__dict__.update(state, _parts=None)
-        if self._process_lock is None:
-            self.share(shared)
         with self._storage._access:
             self._join(self._storage, self._sampler, self._writer)
         if self._prefetch is not None:
@@ -339,7 +367,7 @@ class Joined:
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
 _MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_fused")
-_NOT_KEPT = ("_making", "_stepping", "_iterating", "_process_lock", "_readers", "_parts", "_fused")
+_NOT_KEPT = ("_making", "_stepping", "_iterating", "_readers", "_parts", "_fused")
 
 
 def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:

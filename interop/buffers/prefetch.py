@@ -1,43 +1,17 @@
 """Batches drawn ahead of time by other threads."""
 
-import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from interop import randomness
-from interop.buffers.fused import epoch_of, reserved, takes_keys
+from interop.buffers.ahead import Ahead, restored_jobs
+from interop.buffers.fused import epoch_of
+from interop.checkpoint.rule import EXACT, Rule
 from interop.samplers import Sampler
-from interop.samplers.epoch import Drawn, Epoch
-from interop.storages import Storage
+from interop.samplers.epoch import Epoch
 from interop.storages.lock import renew_in_children
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Ahead:
-    """A batch that a thread makes, and what was settled when it was scheduled: its key, or what it is made of."""
-
-    make: Callable[["Ahead"], Any]
-    epoch: int  # of the queue
-    key: Any = None
-    drawn: Drawn | None = None
-
-    @classmethod
-    def of(
-        cls, sampler: Sampler, storage: Storage, batch_size: int, epoch: int, make: Callable[["Ahead"], Any]
-    ) -> "Ahead | None":
-        """The next batch of the queue; None where it cannot be drawn, which who asks for it will be told."""
-        try:
-            drawn = reserved(sampler, storage, batch_size)
-        except Exception:
-            return None
-        key = randomness.key(sampler._rng) if drawn is None and takes_keys(sampler) else None
-        return cls(make, epoch, key, drawn)
-
-    def __call__(self) -> Any:
-        return self.make(self)
 
 
 def goes_on(sampler: Sampler, waiting: int) -> bool:
@@ -52,7 +26,9 @@ class Prefetch:
     """A queue of up to `depth` batches, first in first out.
 
     What is drawn ahead belongs to an epoch. A change of what batches are drawn from begins another one, after which no
-    batch of an older epoch is given out.
+    batch of an older epoch is given out. A batch is known by what was settled when it was scheduled, and can be made anew
+    of that at any time: by the next call after a thread failed to make it, once, and after a checkpoint, of what is stored
+    by then.
     """
 
     def __init__(self, depth: int) -> None:
@@ -64,43 +40,71 @@ class Prefetch:
     def _renew(self) -> None:
         # Of the queue alone: nobody waits for a batch, or for a buffer, while holding it.
         self._mutex = threading.RLock()
-        self._queue: deque[Future[Any]] = deque()
-        self._drawn: deque[Drawn | None] = deque()  # what these are made of, where somebody has to know
+        self._queue: deque[Ahead] = deque()
+        self._taking: list[Ahead] = []  # whom somebody waits for
         self._pool: ThreadPoolExecutor | None = None
 
     def take(
-        self, draw: Callable[[], Any], schedule: Callable[[int], Callable[[], Any] | None], more: Callable[[int], bool]
+        self,
+        draw: Callable[[], Any],
+        schedule: Callable[[int], Ahead | None],
+        more: Callable[[int], bool],
+        make: Callable[[Ahead], Any],
     ) -> Any:
         """The oldest batch, or one drawn now where none waits; then the queue is filled while `more(length)`.
 
-        `schedule(epoch)` fixes what the next batch is (its seed) and gives what a thread runs, or None for no more. None
-        comes of what it runs where the epoch was over by then. An error of a thread is raised by the call that would have
-        returned its batch, once, and nothing more is drawn ahead by that call.
+        `schedule(epoch)` fixes what the next batch is made of, or gives None for no more; `make` is what threads run. None
+        comes of it where the epoch was over by then. An error of a thread is raised by the call that would have returned
+        its batch; the next one makes the batch again. If that raises too, the batch is given up. Nothing more is drawn ahead
+        by a call that raises.
         """
         with self._mutex:
             epoch = self.epoch
-            oldest, drawn = (self._queue.popleft(), self._drawn.popleft()) if self._queue else (None, None)
-        valid = oldest is not None and self._waited(oldest, drawn, epoch)
-        batch = oldest.result() if oldest is not None and valid else draw()
+            oldest = self._queue.popleft() if self._queue else None
+            if oldest is not None:
+                self._taking.append(oldest)
+                self._start(oldest, make)
+                for job in self._queue:
+                    self._start(job, make)
+            future = None if oldest is None else oldest.future
+        valid = oldest is not None and self._waited(oldest, future, epoch)
+        batch = future.result() if future is not None and valid else draw()
         with self._mutex:
             while len(self._queue) < self.depth and more(len(self._queue)):
-                job = schedule(self.epoch)
-                if job is None:
+                scheduled = schedule(self.epoch)
+                if scheduled is None:
                     break
-                self._pool = self._pool or ThreadPoolExecutor(self.depth, thread_name_prefix="replay-prefetch")
-                self._queue.append(self._pool.submit(job))
-                self._drawn.append(job.drawn if isinstance(job, Ahead) else None)
+                self._start(scheduled, make)
+                self._queue.append(scheduled)
         return batch
 
-    def _waited(self, oldest: Future[Any], drawn: Drawn | None, epoch: int) -> bool:
+    def _start(self, job: Ahead, make: Callable[[Ahead], Any]) -> None:
+        if job.future is None:
+            self._pool = self._pool or ThreadPoolExecutor(max(self.depth, 1), thread_name_prefix="replay-prefetch")
+            job.was_read = False
+            job.future = self._pool.submit(make, job)
+
+    def _waited(self, oldest: Ahead, future: Any, epoch: int) -> bool:
         """Wait for a batch, or its error; whether it is still to be given out."""
-        valid = False
+        error: BaseException | None = None
+        finished = False
         try:
-            oldest.exception()
-            valid = epoch == self.epoch
+            error = future.exception()
+            finished = True
         finally:  # the wait may be interrupted
-            if drawn is not None:
-                drawn.given() if valid else drawn.take_back()
+            with self._mutex:
+                self._taking = [job for job in self._taking if job is not oldest]
+                valid = epoch == self.epoch
+                if not valid:
+                    oldest.take_back()
+                elif not finished or (error is not None and not oldest.failed):
+                    oldest.failed = finished
+                    oldest.future = None if finished else oldest.future
+                    self._queue.appendleft(oldest)
+                elif error is None or oldest.was_read:
+                    oldest.given()
+                else:
+                    oldest.take_back()
         return valid
 
     def drop(self) -> None:
@@ -111,12 +115,10 @@ class Prefetch:
         with self._mutex:
             self.epoch += 1
             stale, self._queue = self._queue, deque()
-            drawn, self._drawn = self._drawn, deque()
-            for each in reversed(drawn):
-                if each is not None:
-                    each.take_back()
-        for future in stale:
-            future.cancel()
+            for job in reversed(stale):
+                job.take_back()
+        for job in stale:
+            job.cancel()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -125,41 +127,77 @@ class Prefetch:
         """A context in which no other thread takes a batch of the queue, or schedules one."""
         return self._mutex
 
-    def twin(self) -> "Prefetch":
-        """A queue of its own of the same batches."""
+    # ------------------------------------------------------------------ checkpoints
+
+    def _waiting(self) -> list[Ahead]:
+        """Batches that nobody has yet, the oldest first."""
+        return [job for job in (*self._taking, *self._queue) if job.epoch == self.epoch]
+
+    def _saved(self) -> dict[str, Any]:
+        """A saved tree of what the waiting batches will be made of; waits for none. To be followed by `redraw`."""
+        with self._mutex:
+            return {"waiting": [job.saved() for job in self._waiting()]}
+
+    def redraw(self, buffer: Any = None) -> None:
+        """Have the waiting batches made anew, of what is stored at the next call, as they will be where this was loaded."""
+        with self._mutex:
+            for job in self._queue:
+                job.cancel()
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT, members: Sequence[Any] = ()) -> Callable[[], None]:
+        """Check a saved tree; what is returned puts it in. Then `settle` is to be called.
+
+        Args:
+            saved: the tree.
+            rule: not used.
+            members: the buffer itself; for an ensemble its members.
+        """
+        jobs = restored_jobs(saved, len(members))
+
+        def put() -> None:
+            self.drop()
+            with self._mutex:
+                for job in jobs:
+                    job.epoch = self.epoch
+                    job.bind([epoch_of(member._sampler) for member in members])
+                self._queue = deque(job for job in jobs if job.fits(members))
+
+        return put
+
+    def held(self, epoch: Epoch) -> Iterator[int]:
+        """The numbers of draws of an epoch that the waiting batches are made of."""
+        return (number for job in self._waiting() for number in job.held(epoch))
+
+    # ------------------------------------------------------------------ copies
+
+    def twin(self, keep_draws: bool = True) -> "Prefetch":
+        """A queue of its own of the same batches, which are made anew; of none where draws of epochs are not to be kept."""
         twin = Prefetch(self.depth)
         with self._mutex:
-            twin._queue.extend(self._queue)
-            twin._drawn.extend(self._drawn)
+            if keep_draws or not any(job.is_drawn for job in self._waiting()):
+                twin._queue.extend(job.twin() for job in self._waiting())
         return twin
 
     def bind(self, epoch: Epoch | None) -> None:
         """Have a copy tell what becomes of its batches to the copy of the epoch, of which only they are still held."""
+        for job in self._queue:
+            job.bind([epoch])
         if epoch is not None:
-            numbers = [None if each is None else each.number for each in self._drawn]
-            self._drawn = deque(None if each is None else Drawn(epoch, each) for each in numbers)
-            epoch.keep(numbers)
+            epoch.keep(set(self.held(epoch)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The batches that wait go along; one that failed, or was dropped meanwhile, does not."""
-        finished = [
-            (_finished(future), None if drawn is None else drawn.number)
-            for future, drawn in zip(self._queue, self._drawn, strict=True)
-        ]
-        return {"depth": self.depth, "waiting": [each for each in finished if each[0] is not None]}
+        with self._mutex:
+            return {"depth": self.depth, "waiting": [job.twin() for job in self._waiting()]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["depth"])  # type: ignore[misc]  # a fresh queue and no threads yet
-        for batch, number in state["waiting"]:
-            future: Future[Any] = Future()
-            future.set_result(batch)
-            self._queue.append(future)
-            self._drawn.append(None if number is None else Drawn(None, number))
+        self._queue.extend(state["waiting"])
 
 
-def _finished(future: Future[Any]) -> Any:
-    """The batch, waited for; None where there is none."""
-    try:
-        return future.result() if future.exception() is None else None
-    except CancelledError:
-        return None
+def settle(members: Sequence[Any], queues: Sequence["Prefetch | None"]) -> None:
+    """After all was loaded: what is held of the epochs of these buffers, and is in none of the queues, remains to be drawn."""
+    for member in members:
+        epoch = epoch_of(member._sampler)
+        if epoch is not None:
+            every = (*queues, member._prefetch)
+            epoch.keep({number for queue in every if queue is not None for number in queue.held(epoch)})

@@ -11,12 +11,13 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.buffers import collate, edits
+from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
 from interop.buffers.conditional import update_if_present
-from interop.buffers.fused import reserved
+from interop.buffers.fused import reserved, seeded, takes_keys
 from interop.buffers.joined import Joined
 from interop.buffers.places import as_key, is_all, owned, unwrapped
-from interop.buffers.prefetch import Ahead, goes_on
+from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
 from interop.index import as_int
 from interop.numbers import whole
@@ -47,7 +48,7 @@ class ReplayBuffer(Joined):
         dim_extend: the dim of data along which `extend` runs; by default the last item dim of the storage.
         checkpointer: what saves and loads the storage.
         generator: governs every draw; torch's global one by default.
-        shared: have worker processes take turns.
+        shared: have processes take turns, see `share`.
         compilable: given to the default storage.
         delayed_init: make the components at the first use; by default with a `transform_factory`.
         sample_unit: what a drawn item becomes in a batch, `Sequence` for windows; the item itself by default.
@@ -155,6 +156,7 @@ class ReplayBuffer(Joined):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
         with Turn(self):
+            self._storage.refuse_a_stranger()
             for buffer in self._storage.attached():
                 writer = getattr(buffer, "_writer", None)
                 if writer is not None:
@@ -206,12 +208,16 @@ class ReplayBuffer(Joined):
     def _next_batch(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         if self._prefetch is None:
             return self._sample(batch_size)
-        make = partial(self._sample, batch_size)
-        return self._prefetch.take(make, partial(self._ahead, batch_size, make), partial(goes_on, self._sampler))
+        draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
+        return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make)
 
-    def _ahead(self, batch_size: int, make: Callable[[Ahead], Any], epoch: int) -> Ahead | None:
+    def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch to be made by a thread; None where it cannot be drawn."""
-        return Ahead.of(self._sampler, self._storage, batch_size, epoch, make)
+        return Ahead.of(self._sampler, self._storage, batch_size, epoch)
+
+    def _make(self, ahead: Ahead) -> Any:
+        """What a thread runs."""
+        return self._sample(ahead.batch_size, ahead)
 
     def _sample(self, batch_size: int, ahead: Ahead | None = None) -> Any:
         """A batch and what to tell about it; None for one ahead of time whose epoch is over."""
@@ -220,6 +226,7 @@ class ReplayBuffer(Joined):
                 if self._prefetch is None or ahead.epoch != self._prefetch.epoch:
                     return None
                 data, info = self._draw(batch_size, ahead.key, ahead.drawn)
+                ahead.was_read = True
             elif self._fused is not None and self._fused.holds and not self._sampler.refuses_late:
                 data, info = self._draw(batch_size, None)
             else:
@@ -248,7 +255,8 @@ class ReplayBuffer(Joined):
         try:
             found = self._read(batch_size, key, drawn)
         except BaseException:
-            drawn.take_back()
+            if not ahead:
+                drawn.take_back()
             raise
         if not ahead:  # else it is by who takes it
             drawn.given()
@@ -259,8 +267,11 @@ class ReplayBuffer(Joined):
             return self._fused.sample(batch_size, key, self._marks_samples, drawn)
         if drawn is not None:
             index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
-        elif key is not None and isinstance(self._sampler, DrawingSampler):  # which only those are given
+        elif key is not None and isinstance(self._sampler, DrawingSampler) and takes_keys(self._sampler):
             index, info = self._sampler._named(self._storage, batch_size, key)
+        elif key is not None:
+            with seeded(self._sampler, key):
+                index, info = self._sampler.sample(self._storage, batch_size)
         else:
             index, info = self._sampler.sample(self._storage, batch_size)
         index, info = expanded(self._unit, index, info, self._storage)
@@ -316,12 +327,14 @@ class ReplayBuffer(Joined):
         if self._is_nothing(value):
             return
         with Turn(self):
+            self._storage.refuse_a_stranger()
             assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)
 
     update_if_present = update_if_present
 
     def __len__(self) -> int:
-        return self._sampler.sampleable(self._storage)
+        with self._in_turn():
+            return self._sampler.sampleable(self._storage)
 
     def __iter__(self) -> Iterator[Any]:
         if self._batch_size is None:
@@ -383,6 +396,7 @@ class ReplayBuffer(Joined):
     def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> Self:
         """Write entries of the rows at index in place, dims 0 and `dim` being exchanged."""
         with Turn(self):
+            self._storage.refuse_a_stranger()
             rows = self._storage.editable(given)
             if not is_tensor_collection(rows):
                 raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from interop import randomness
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, integers, permutation
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.samplers.given import flat_slots
@@ -133,6 +135,33 @@ class ConsumingSampler(Sampler):
         displaced = there[self._order[self._place[there]] != there]
         left = places[(places < start) | (places >= stop)]
         self._order[left], self._place[displaced] = displaced, left
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _entries(self) -> dict[str, Any]:
+        return {
+            "max_sample_count": self._most,
+            "order": self._order[: self._known].copy(),
+            "drawn": self._drawn[: self._known].copy(),
+            "live": self._live,
+            "ran_out": self._ran_out,
+        }
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
+        drawn = integers(entries, "drawn", None, 0, 2**62)
+        order = permutation(entries, "order", drawn.size)
+        live, ran_out = entries.whole("live", most=drawn.size), entries.flag("ran_out")
+        if not np.array_equal(drawn[order] < most, np.arange(drawn.size) < live):
+            raise entries.wrong("live", "the number of items that can be drawn, which come first", live)
+        place = np.empty_like(order)
+        place[order] = np.arange(order.size)
+
+        def put() -> None:
+            self._most, self._order, self._place, self._drawn = most, order, place, drawn
+            self._known, self._live, self._ran_out = drawn.size, live, ran_out
+
+        return put
 
     # ------------------------------------------------------------------ where it can be used
 

@@ -1,7 +1,7 @@
 """The samplers of several buffers, drawn from together."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -10,6 +10,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
+from fbuf.checkpoint import Fields
+from interop.checkpoint.members import loading_dicts, loading_members, saved_members
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, as_tensors, is_users, together
 from interop.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
 from interop.numbers import whole
 from interop.samplers.sampler import Sampler
@@ -200,6 +204,76 @@ class SamplerEnsemble(Sampler):
                 refuse_unstored(slots, storages[place], place)
                 found.append((place, slots, values))
         return found
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _entries(self) -> dict[str, Any]:
+        return {"choice": self._choice(), "members": saved_members(self._samplers)}
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        chosen = self._loading_choice(entries.fields("choice"), entries)
+        return together((loading_members(entries, self._samplers, rule), chosen))
+
+    def _saved_choice(self) -> dict[str, Any]:
+        """A saved tree of what members are chosen by, without them: for buffers, which save their samplers themselves.
+
+        What a subclass of the user's says of itself is all there is of it.
+        """
+        return self._saved() if is_users(self) else {"choice": self._choice()}
+
+    def _restoring_choice(self, saved: Any) -> Callable[[], None]:
+        """Check such a tree; what is returned puts it in."""
+        if is_users(self):
+            return self._restoring(saved)
+        entries = Entries(saved, self)
+        chosen = self._loading_choice(entries.fields("choice"), entries)
+        entries.settle()
+        return chosen
+
+    def _choice(self) -> dict[str, Any]:
+        return {
+            "p": None if self._p is None else self._p.tolist(),
+            "p_dtype": self._p_dtype,
+            "sample_from_all": self._sample_from_all,
+            "num_buffer_sampled": self._num_buffer_sampled,
+        }
+
+    def _loading_choice(self, fields: Fields, entries: Entries) -> Callable[[], None]:
+        """Check such a tree; what is returned puts it in. Differences are noted in `entries`."""
+        for_all, count = fields.flag("sample_from_all"), fields.any("num_buffer_sampled")
+        count = None if count is None else fields.whole("num_buffer_sampled", 1)
+        p, dtype = None, fields.text("p_dtype")
+        if fields.any("p") is not None:
+            p = np.array([Fields({"p": each}, "the chances").number("p", 0) for each in fields.items("p")])
+            if for_all or not p.any():
+                raise fields.wrong("p", "None where all are sampled from, and not all 0", p)
+            if p.size != len(self._samplers):
+                entries.refuse(f"p is of {p.size} members, there are {len(self._samplers)}")
+        if dtype not in ("float32", "float64"):
+            raise fields.wrong("p_dtype", "float32 or float64", dtype)
+        entries.parameter("p", None if p is None else p.tolist(), None if self._p is None else self._p.tolist())
+        entries.parameter("sample_from_all", for_all, self._sample_from_all)
+        entries.parameter("num_buffer_sampled", count, self._num_buffer_sampled)
+        upper = _upper(np.ones(len(self._samplers)) if p is None else p)
+
+        def put() -> None:
+            self._p, self._upper, self._p_dtype = p, upper, dtype
+            self._sample_from_all, self._num_buffer_sampled = for_all, count
+
+        return put
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each member under "0", "1" and so on, and what they are chosen by."""
+        members = {str(place): sampler.state_dict() for place, sampler in enumerate(self._samplers)}
+        return {**members, "_choice": as_tensors(self._choice())}
+
+    def _loading_dict(self, given: Any) -> Callable[[], None]:
+        rest, members = loading_dicts(self, given, self._samplers)
+        entries, puts = Entries(rest, self), [members]
+        if "_choice" in entries:
+            puts.append(self._loading_choice(entries.fields("_choice"), entries))
+        entries.settle()
+        return together(puts)
 
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of samplers is not reset as a whole: empty the members")

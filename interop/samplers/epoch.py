@@ -1,14 +1,16 @@
 """Draws without replacement: each position once, then all of them again."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fbuf.checkpoint import Fields
+from interop.checkpoint.stateful import Entries, integers, permutation
 from interop.storages.lock import Lock, renew_in_children
 
 _NONE = np.zeros(0, np.int64)
-_NOT_KEPT = ("_last", "_bits", "_words", "_random")
+_NOT_KEPT = ("_last", "_bits", "_words", "_random", "life")
 _ZEROS = np.zeros(4, np.uint64)  # the counter that Philox begins with
 
 
@@ -62,6 +64,7 @@ class Epoch:
 
     def _begin(self) -> None:
         """What no copy takes over."""
+        self.life = object()  # another one after a state was put in: what is held of before is no longer known
         self._last: _Taken | None = None
         self._bits = np.random.Philox(0)  # its state is set for each take: cheaper than a new one
         self._words = np.zeros(2, np.uint64)
@@ -226,6 +229,61 @@ class Epoch:
         self.lock._renew()  # locks may have theirs later
         self.keep(())  # it is given out in the parent
 
+    # ------------------------------------------------------------------ checkpoints
+
+    def saved(self) -> dict[str, Any]:
+        """A saved tree of all that decides the next takes. O(length)."""
+        with self.lock:
+            length = 0 if self._moving else self._length  # a call was interrupted: the next take makes the order anew
+            now = self._standing
+            return {
+                "shuffle": self.shuffle,
+                "drop_last": self.drop_last,
+                "length": length,
+                "count": self._count,
+                "ran_out": self.ran_out,
+                "standing": _standing_saved(now if length else _Standing(now.epoch, now.changes)),
+                "order": self._order[:length].copy() if self.shuffle else None,
+                "number": self._number,
+                "held": [_taken_saved(number, taken, now) for number, taken in self._held.items() if length],
+            }
+
+    def loading(self, entries: Entries) -> Callable[[], None]:
+        """Check the entries of `saved`; what is returned puts them in."""
+        shuffle = entries.parameter("shuffle", entries.flag("shuffle"), self.shuffle)
+        drop_last = entries.parameter("drop_last", entries.flag("drop_last"), self.drop_last)
+        length, count, ran_out = entries.whole("length", most=2**48), entries.whole("count"), entries.flag("ran_out")
+        order = np.empty(0, np.int32)
+        if shuffle:
+            order = permutation(entries, "order", length)
+            order = order.astype(np.int32 if length <= 2**31 else np.int64)
+        elif entries.any("order") is not None:
+            raise entries.wrong("order", "None where nothing is shuffled", entries.any("order"))
+        standing = _standing_of(entries.fields("standing"), length)
+        number, held = entries.whole("number"), dict[int, _Taken]()
+        for each in entries.items("held"):
+            known, taken = _taken_of(Fields(each, "what is held of an epoch"), length, standing)
+            if known in held or known >= number:
+                raise entries.wrong("held", "draws with a number of their own", known)
+            held[known] = taken
+        _check_undone(entries, order.copy() if held else order, held, standing)
+
+        def put() -> None:
+            with self.lock:
+                self.shuffle, self.drop_last, self.ran_out = shuffle, drop_last, ran_out
+                self._length, self._count, self._order, self._standing = length, count, order, standing
+                self._held, self._number, self._last, self._moving = held, number, None, False
+                self.life = object()
+
+        return put
+
+    def state_of(self, length: int, left: np.ndarray, drop_last: bool, ran_out: bool) -> dict[str, Any]:
+        """A saved tree of an epoch that still has these positions to name, in this order; for `loading`."""
+        standing = _Standing(0, 0, length, not left.size, left)
+        order = np.arange(length) if self.shuffle else None
+        told = {"shuffle": self.shuffle, "drop_last": drop_last, "length": length, "count": 1, "ran_out": ran_out}
+        return {**told, "standing": _standing_saved(standing), "order": order, "number": 0, "held": []}
+
     # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,17 +300,109 @@ class Epoch:
 class Drawn:
     """Slots that were drawn, and what to tell about them, while they are held."""
 
-    __slots__ = ("_epoch", "info", "number", "slots")
+    __slots__ = ("_epoch", "_info", "_life", "number", "slots")
 
     def __init__(self, epoch: Epoch | None, number: int, slots: Any = None, info: Any = None) -> None:
-        self._epoch, self.number, self.slots, self.info = epoch, number, slots, info
+        self._epoch, self.number, self.slots, self._info = epoch, number, slots, info
+        self._life = None if epoch is None else epoch.life
+
+    @property
+    def of(self) -> Epoch | None:
+        """The epoch that is told what becomes of them."""
+        return self._epoch
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """What to tell about them; the dict is the caller's."""
+        return dict(self._info)
 
     def given(self) -> None:
         """They were given out."""
         if self._epoch is not None:
-            self._epoch.given(self.number)
+            with self._epoch.lock:
+                if self._epoch.life is self._life:
+                    self._epoch.given(self.number)
 
     def take_back(self) -> None:
         """They remain to be drawn."""
         if self._epoch is not None:
-            self._epoch.take_back(self.number)
+            with self._epoch.lock:
+                if self._epoch.life is self._life:
+                    self._epoch.take_back(self.number)
+
+    def bound(self, epoch: Epoch) -> "Drawn":
+        """The same of a copy of the epoch."""
+        return Drawn(epoch, self.number, self.slots, self._info)
+
+    def __getstate__(self) -> Any:
+        return self.number, self.slots, self._info
+
+    def __setstate__(self, state: Any) -> None:
+        self._epoch = self._life = None
+        self.number, self.slots, self._info = state
+
+
+# ------------------------------------------------------------------ saved trees
+
+
+def _standing_saved(standing: _Standing) -> dict[str, Any]:
+    return {**standing._asdict(), "again": standing.again.astype(np.int64)}
+
+
+def _standing_of(fields: Fields, length: int) -> _Standing:
+    return _Standing(
+        fields.whole("epoch"),
+        fields.whole("changes"),
+        fields.whole("position", most=length),
+        fields.flag("over"),
+        integers(fields, "again", None, 0, length),
+    )
+
+
+def _taken_saved(number: int, taken: _Taken, now: _Standing) -> dict[str, Any]:
+    """What a take did; only its number where it was of an epoch that is over, which nothing of it can be brought back to."""
+    saved: dict[str, Any] = {"number": number, "ran_out": taken.ran_out, "undo": None}
+    if taken.after.epoch != now.epoch:
+        return saved
+    moved = None
+    if taken.moved:
+        block, were, holes, left = taken.moved
+        moved = {"start": block.start, "were": were.copy(), "holes": holes.astype(np.int64), "left": left.copy()}
+    before, after = _standing_saved(taken.before), _standing_saved(taken.after)
+    return {**saved, "undo": {"before": before, "after": after, "named": taken.named.copy(), "moved": moved}}
+
+
+def _taken_of(fields: Fields, length: int, now: _Standing) -> tuple[int, _Taken]:
+    number, ran_out = fields.whole("number"), fields.flag("ran_out")
+    if fields.any("undo") is None:
+        past = _Standing(-1)
+        return number, _Taken(past, past, ran_out, _NONE, ())
+    undo = fields.fields("undo")
+    before, after = _standing_of(undo.fields("before"), length), _standing_of(undo.fields("after"), length)
+    named, moved = integers(undo, "named", None, 0, length), ()
+    if after.epoch != now.epoch:
+        raise fields.wrong("undo", "of this epoch", after.epoch)
+    if undo.any("moved") is not None:
+        parts = undo.fields("moved")
+        start = parts.whole("start", most=length)
+        were = integers(parts, "were", None, 0, length)
+        holes = integers(parts, "holes", None, min(start + were.size, length), length)
+        left = integers(parts, "left", holes.size, 0, length)
+        if start + were.size > length or np.unique(holes).size < holes.size:
+            raise undo.wrong("moved", "what can be moved back", start)
+        moved = slice(start, start + were.size), were, holes, left
+    return number, _Taken(before, after, ran_out, named, moved)
+
+
+def _check_undone(entries: Entries, order: np.ndarray, held: dict[int, _Taken], now: _Standing) -> None:
+    """CheckpointCorrupt where taking all back, the last one first, would not leave the order a permutation."""
+    for taken in reversed(held.values()):
+        if taken.after.changes != now.changes or taken.after.epoch != now.epoch:
+            continue
+        if taken.moved:
+            block, were, holes, left = taken.moved
+            there = np.concatenate((order[block], order[holes])) if order.size else _NONE
+            if not np.array_equal(np.sort(there), np.sort(np.concatenate((were, left)))):
+                raise entries.wrong("held", "what the order can be brought back to", held)
+            order[block], order[holes] = were, left
+        now = taken.before

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +12,16 @@ from torch import Tensor
 
 import fbuf
 from interop import bridge, compiled, randomness
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries
 from interop.numbers import whole
 from interop.processes import may_use_jax, starting_a_worker
+from interop.samplers import priority_states
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.given import Waiting, flat_slots, good_priorities
 from interop.storages import Storage
 from interop.storages.lock import Lock
+from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -38,6 +42,9 @@ class PrioritizedSampler(DrawingSampler):
         max_priority_within_buffer: forget the highest priority when its item is overwritten.
         device: where the priorities are; None follows the storage.
     """
+
+    KEPT = True  # whether a storage in files keeps the priorities, too
+    _kept: KeptPriorities | None = None
 
     def __init__(
         self,
@@ -161,6 +168,11 @@ class PrioritizedSampler(DrawingSampler):
         with self._lock:
             if size > self._filled:
                 self.take_over(storage)  # rows that came by another way than through a buffer
+            elif size < self._filled:
+                raise RuntimeError(
+                    f"there are priorities of {self._filled} items, and {size} items are stored: load a checkpoint of the "
+                    "whole buffer, or empty() it"
+                )
             state = self.ready(storage)
             key = randomness.key(self._rng) if key is None else key
             items = [] if items and items[0].devices() != state.priorities.devices() else list(items)
@@ -213,21 +225,27 @@ class PrioritizedSampler(DrawingSampler):
     def _make(self, storage: Storage | None) -> None:
         """Make the state, if there is none."""
         self.refuse_a_stranger()
+        if self._wanted_device is None and storage is not None:
+            device = getattr(storage, "device", None)
+            if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
+                self._wanted_device = device
+                if self._state is not None:  # it was loaded before anything was known of the storage
+                    with bridge.exact():
+                        self._state = jax.device_put(self._state, bridge.jax_device(device))
+        capacity = self._max_capacity if storage is None else max(self._max_capacity, storage.max_size)
         if self._state is None:
-            capacity = self._max_capacity if storage is None else max(self._max_capacity, storage.max_size)
-            if self._wanted_device is None and storage is not None:
-                device = getattr(storage, "device", None)
-                if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
-                    self._wanted_device = device
             with bridge.exact():
-                empty = self._fresh(capacity)
+                empty = self._fresh(self.rule, capacity)
                 alpha: Any = np.asarray(self._alpha, self.rule.dtype)
                 empty = dataclasses.replace(empty, alpha=alpha)
                 self._state = jax.device_put(empty, bridge.jax_device(self.device))
+        elif self._state.tree.capacity < capacity:  # it was loaded from a smaller one
+            self._state = self._refilled(priority_states.saved(self, self._state), capacity, self.rule, self._alpha)
+            self._all_drawable()
 
-    def _fresh(self, capacity: int) -> fbuf.PrioritizedState:
+    def _fresh(self, rule: fbuf.Prioritized, capacity: int) -> fbuf.PrioritizedState:
         """A state of no items."""
-        empty: fbuf.PrioritizedState = compiled.init(self.rule, capacity)
+        empty: fbuf.PrioritizedState = compiled.init(rule, capacity)
         return empty
 
     def weights_of(self, weighed: Any) -> Tensor:
@@ -249,6 +267,38 @@ class PrioritizedSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ priorities
 
+    def _keep(self, storage: Storage | None) -> None:
+        """Have the priorities kept where the storage keeps them; begin with those that a process before this one left."""
+        kept = None if storage is None else storage._keeps_priorities()
+        if storage is None or kept is None or kept is self._kept:
+            return
+        self._kept = kept
+        if not kept.bind(self) or self._filled:
+            self._keep_all()
+        elif len(storage):
+            values, highest, slot = kept.read(len(storage))
+            known = {"priorities": good_priorities(values, self.rule.dtype), "highest": highest, "highest_slot": slot}
+            self._make(storage)
+            capacity = max(self._max_capacity, storage.max_size)
+            self._state = self._refilled({**known, "refused": 0}, capacity, self.rule, self._alpha)
+            self._filled, self._highest = len(storage), np.dtype(self.rule.dtype).type(highest)
+            self._all_drawable()
+
+    def _keep_all(self) -> None:
+        """Keep the priorities of all items, where any are kept."""
+        if self._kept is not None and self._kept.are_of(self):
+            self._apply()
+            given = np.zeros(0) if self._state is None else np.asarray(self._state.priorities)[: self._filled]
+            slots = np.flatnonzero(given >= 0)
+            self._kept.forget(slice(None))
+            self._kept.give(slots, given[slots], *self._top())
+
+    def _top(self) -> tuple[float, int]:
+        """What new items get, and the slot of the item that it is of, or -1."""
+        if self._waits or self._state is None:
+            return float(self._highest), -1
+        return float(np.asarray(self._state.highest)), int(np.asarray(self._state.highest_slot))
+
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored."""
         slots, low, high = flat_slots(index, storage)
@@ -258,19 +308,27 @@ class PrioritizedSampler(DrawingSampler):
             slots = slots[slots >= 0]
         with self._lock:
             self._make(storage)
+            self._keep(storage)
             assert self._state is not None
             limit = self._state.tree.capacity if storage is None else min(self._state.tree.capacity, len(storage))
             if high >= limit:
                 raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
             if self._waits:
                 self._give(slots, self._highest)
+                if self._kept is not None and self._kept.are_of(self):
+                    self._kept.begin(slots, self._highest)
             else:
+                value = self.default_priority if self._kept is not None else None
                 with bridge.exact():
                     self._state = compiled.written(self.rule, self._state, compiled.padded(slots.astype(np.int32)))
+                if self._kept is not None and self._kept.are_of(self):
+                    self._kept.give(slots, value, *self._top())
             self._filled = max(self._filled, high + 1)
 
     def take_over(self, storage: Storage) -> None:
         """Give rows that are stored and have no priority yet the default one."""
+        with self._lock:
+            self._keep(storage)
         if len(storage) > self._filled:
             self.mark_update(np.arange(self._filled, len(storage)), storage=storage)
 
@@ -305,6 +363,8 @@ class PrioritizedSampler(DrawingSampler):
             self._make(storage)
             self._highest = np.maximum(self._highest, values.max())
             self._give(slots, values)
+            if self._kept is not None and self._kept.are_of(self):
+                self._kept.give(slots, values, *self._top())
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""
@@ -312,6 +372,44 @@ class PrioritizedSampler(DrawingSampler):
 
     def _empty(self) -> None:
         self._clear()
+        if self._kept is not None and self._kept.are_of(self):
+            self._kept.give(np.zeros(0, np.int64), 0.0, *self._top())
+        self._kept = None
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _refilled(self, saved: dict[str, Any], capacity: int, rule: fbuf.Prioritized, alpha: float) -> Any:
+        """The state of saved priorities. Its sums are computed anew, which gives the same bits."""
+        priorities = np.full(capacity, -1, rule.dtype)
+        priorities[: len(saved["priorities"])] = saved["priorities"]
+        exponent: Any = np.asarray(alpha, rule.dtype)
+        device = bridge.jax_device(self.device)
+        with bridge.exact():
+            state = jax.device_put(self._fresh(rule, capacity), device)
+            state = compiled.refill(rule, state, priorities, exponent)
+            rest = {
+                "highest": np.asarray(saved["highest"], rule.dtype),
+                "highest_slot": np.int32(saved["highest_slot"]),
+                "refused": np.uint32(saved["refused"]),
+            }
+            return dataclasses.replace(state, **jax.device_put(rest, device))
+
+    def _all_drawable(self) -> None:
+        """The state was made anew, in which nothing is excluded from being drawn."""
+
+    def _entries(self) -> dict[str, Any]:
+        with self._lock:
+            self._apply()
+            return priority_states.saved(self, self._state)
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        return priority_states.loading(self, entries, rule)
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return priority_states.told(state)
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        return priority_states.asked(self, given)
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():
@@ -321,7 +419,7 @@ class PrioritizedSampler(DrawingSampler):
             )
         with self._lock:
             self._apply()
-            return {**super().__getstate__(), "_state": jax.tree.map(np.array, self._state)}
+            return {**super().__getstate__(), "_state": jax.tree.map(np.array, self._state), "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

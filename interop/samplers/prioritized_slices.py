@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,8 @@ from torch import Tensor
 
 import fbuf
 from interop import bridge, compiled
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, together
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.slices import SliceSampler
 from interop.storages import Storage
@@ -88,8 +90,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             max_priority_within_buffer=max_priority_within_buffer,
         )
 
-    def _fresh(self, capacity: int) -> fbuf.PrioritizedState:
-        empty: fbuf.PrioritizedState = compiled.init_excluding(self.rule, capacity)
+    def _fresh(self, rule: fbuf.Prioritized, capacity: int) -> fbuf.PrioritizedState:
+        empty: fbuf.PrioritizedState = compiled.init_excluding(rule, capacity)
         return empty
 
     def _forget(self) -> None:
@@ -137,6 +139,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _allow(self, storage: Storage, length: int) -> None:
         """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""
+        self._make(storage)
         index, right = self._index, self.span[1]
         need = min(2, length) if right is True else length - int(right)
         wanted = (index, index.rebuilt, need, length)
@@ -159,6 +162,23 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             with bridge.exact():
                 told = compiled.padded(slots.astype(np.int32)), compiled.padded(allowed)
                 self._state = compiled.exclude(self.rule, self._state, *told)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _all_drawable(self) -> None:
+        self._starts, self._allowed = None, np.zeros(0, np.bool_)
+
+    def _entries(self) -> dict[str, Any]:
+        return {**SliceSampler._entries(self), **PrioritizedSampler._entries(self)}
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        return together((SliceSampler._loading(self, entries, rule), PrioritizedSampler._loading(self, entries, rule)))
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return PrioritizedSampler._as_dict(self, SliceSampler._as_dict(self, state))
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        return {"slices": None, **PrioritizedSampler._of_dict(self, given)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -7,11 +7,17 @@ from typing import Any
 
 import torch
 
+from interop.checkpoint.stateful import Stateful
 from interop.storages import Storage
 
 
-class Sampler(ABC):
-    """Names the items of a batch. A subclass gives `sample`; the rest may stay as it is."""
+class Sampler(Stateful, ABC):
+    """Names the items of a batch. A subclass gives `sample`; the rest may stay as it is.
+
+    A subclass with a state of its own is saved with it, and goes on from it, where it defines `state_dict`, which returns
+    tensors and plain values, in dicts with text keys and lists, and `load_state_dict`, which takes them back. It draws the
+    same batches then if it takes its random numbers from `self._rng`, None standing for torch's global generator.
+    """
 
     _remaining_batches = sys.maxsize  # how many batches prefetching may ask for
     _epoch: Any = None  # an `Epoch`, where it is what draws name that changes by a draw

@@ -1,15 +1,19 @@
 """Slices of trajectories, each trajectory once before any comes again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from interop import randomness
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries
 from interop.samplers.slices import SliceSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
+
+_UNKNOWN, _OUTDATED, _RESTORED = -1, -2, -3
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
@@ -62,17 +66,21 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _forget(self) -> None:
         super()._forget()
-        self._version = -1  # of the trajectories that the epoch is over
+        self._version = _UNKNOWN  # of the trajectories that the epoch is over
         self._order: np.ndarray | None = None
 
     def _empty(self) -> None:
         SliceSampler._empty(self)
         SamplerWithoutReplacement._empty(self)
 
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        if self._version == _RESTORED:  # nothing was read since, by which the write would be noticed
+            self._version = _OUTDATED
+
     def _synced(self, storage: Storage) -> None:
         super()._synced(storage)
         if self._index.version != self._version:
-            if self._version != -1:
+            if self._version not in (_UNKNOWN, _RESTORED):
                 self._epoch.restart()
             self._version, self._order = self._index.version, None
 
@@ -101,6 +109,49 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self._order is None:
             self._order = self._index.order_of(found)
         return self._order
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _entries(self) -> dict[str, Any]:
+        return {
+            **SliceSampler._entries(self),
+            **SamplerWithoutReplacement._entries(self),
+            "outdated": self._is_outdated(),
+        }
+
+    def _is_outdated(self) -> bool:
+        """Whether trajectories have changed since the epoch began: the next draw begins another."""
+        if self._version < 0 or self._static is not None:
+            return self._version == _OUTDATED
+        storage = None if self._index._storage is None else self._index._storage()
+        if storage is None or not len(storage):
+            return True
+        try:
+            self._index.sync(storage)
+        except (KeyError, TypeError, RuntimeError):
+            return True
+        return self._index.version != self._version
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        puts = SliceSampler._loading(self, entries, rule), SamplerWithoutReplacement._loading(self, entries, rule)
+        outdated = entries.flag("outdated")
+
+        def put() -> None:
+            for each in puts:
+                each()
+            self._version = _OUTDATED if outdated else _RESTORED
+
+        return put
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        epoch = {name: value for name, value in state.items() if name not in ("slices", "outdated")}
+        return {**SamplerWithoutReplacement._as_dict(self, epoch), "_outdated": state["outdated"]}
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        epoch = SamplerWithoutReplacement._of_dict(self, given)
+        return (
+            {**epoch, "slices": None, "outdated": given.get("_outdated", False)} if isinstance(epoch, dict) else epoch
+        )
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {SamplerWithoutReplacement.__repr__(self).partition('(')[2]}"

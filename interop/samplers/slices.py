@@ -1,6 +1,6 @@
 """Runs of consecutive items of one trajectory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fbuf.checkpoint import Fields
 from interop import columns, randomness
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.numbers import whole
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored
@@ -82,9 +85,8 @@ class SliceSampler(DrawingSampler):
         self.end_key, self.traj_key = _a_key("end_key", end_key), _a_key("traj_key", traj_key)
         self.end_keys = None if end_keys is None else [_a_key("end_keys", each) for each in end_keys]
         self.cache_values = bool(cache_values)
-        self.truncated_key = truncated_key = _a_key("truncated_key", truncated_key)
-        parent = truncated_key[:-1] if isinstance(truncated_key, tuple) else ()
-        self._done_key, self._terminated_key = _sibling(parent, "done"), _sibling(parent, "terminated")
+        self.truncated_key = _a_key("truncated_key", truncated_key)
+        self._name_markers()
         self.strict_length = bool(strict_length)
         self.pad_output = bool(pad_output)
         self.compile, self.use_gpu = compile, use_gpu
@@ -94,6 +96,10 @@ class SliceSampler(DrawingSampler):
                 raise ValueError(f"span={span!r} must be less than slice_len={self.slice_len}")
         self._static = _given_boundaries(ends, trajectories, self.cache_values, end_key, end_keys, traj_key)
         self._forget()
+
+    def _name_markers(self) -> None:
+        parent = self.truncated_key[:-1] if isinstance(self.truncated_key, tuple) else ()
+        self._done_key, self._terminated_key = _sibling(parent, "done"), _sibling(parent, "terminated")
 
     def _forget(self) -> None:
         keys = list(self.end_keys) if self.end_keys is not None else None if self.end_key is None else [self.end_key]
@@ -291,6 +297,32 @@ class SliceSampler(DrawingSampler):
         assert storage.shape is not None
         return torch.unravel_index(slots, storage.shape)
 
+    # ------------------------------------------------------------------ checkpoints: what is known is read anew
+
+    def _entries(self) -> dict[str, Any]:
+        choices = {name: key_of(getattr(self, name)) for name in _CHOICES}
+        return {"slices": {**choices, "static": self._static is not None}}
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        found = {} if entries.any("slices") is None else _choices(entries.fields("slices"))
+        if found.pop("static", self._static is not None) != (self._static is not None):
+            entries.refuse("only one of the two was given the ends of trajectories")
+        for name, value in found.items():
+            entries.parameter(name, value, getattr(self, name))
+
+        def put() -> None:
+            self.__dict__.update(found)
+            self._name_markers()
+            self._forget()
+
+        return put
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in state.items() if key != "slices"}
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        return {**given, "slices": None}
+
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in _NOT_KEPT}
 
@@ -316,6 +348,26 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
 
 
 _NOT_KEPT = ("_index", "_ends_of_slices")
+_KEYS = ("end_key", "traj_key", "truncated_key")
+_CHOICES = ("num_slices", "slice_len", *_KEYS, "end_keys", "strict_length", "pad_output", "span")
+
+
+def _choices(fields: Fields) -> dict[str, Any]:
+    """What a sampler of slices was made with. CheckpointCorrupt for what the constructor would refuse."""
+    found: dict[str, Any] = {name: a_key(fields, name) for name in _KEYS}
+    found["end_keys"] = some_keys(fields, "end_keys")
+    found |= {name: fields.flag(name) for name in ("strict_length", "pad_output", "static")}
+    span = fields.items("span", 2)
+    for name in ("num_slices", "slice_len"):
+        found[name] = None if fields.any(name) is None else fields.whole(name, least=1)
+    given = {name: found[name] for name in _CHOICES if name != "span"}
+    try:
+        found["span"] = SliceSampler(**given, span=tuple(span)).span
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise fields.wrong("span", f"what goes together ({error})", span) from error
+    return found
+
+
 _known_steps: dict[int, np.ndarray] = {}
 
 

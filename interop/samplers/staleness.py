@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from interop import columns, randomness
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, a_key, key_of
 from interop.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.storages import Storage
@@ -164,6 +166,23 @@ class StalenessAwareSampler(DrawingSampler):
 
     def _empty(self) -> None:
         self._known = None
+
+    def _entries(self) -> dict[str, Any]:
+        return {
+            "consumer_version": self._consumer_version,
+            "max_staleness": self._max_staleness,
+            "version_key": key_of(self.version_key),
+        }
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        version = entries.whole("consumer_version", -_FARTHEST, _FARTHEST)
+        most = entries.parameter("max_staleness", entries.whole("max_staleness", -1), self._max_staleness)
+        key = entries.parameter("version_key", a_key(entries, "version_key"), self.version_key)
+
+        def put() -> None:
+            self.consumer_version, self.max_staleness, self.version_key, self._known = version, most, key, None
+
+        return put
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_known": None}

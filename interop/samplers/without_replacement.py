@@ -1,12 +1,16 @@
 """Every stored item once before any comes again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
+from fbuf.checkpoint import Fields
 from interop import randomness
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, integers
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.epoch import Epoch
 from interop.storages import Storage
@@ -65,6 +69,37 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     def _empty(self) -> None:
         self._epoch.restart()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _entries(self) -> dict[str, Any]:
+        return self._epoch.saved()
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        return self._epoch.loading(entries)
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        standing, order = state["standing"], state["order"]
+        order = np.arange(state["length"]) if order is None else order
+        left = [standing["again"], order[standing["position"] :].astype(np.int64)]
+        return {
+            "len_storage": state["length"],
+            "_sample_list": np.concatenate(left) if not standing["over"] else left[0],
+            "drop_last": state["drop_last"],
+            "_ran_out": state["ran_out"],
+            "_epoch": state,
+        }
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        """All of an epoch; without it what is left is enough."""
+        fields = Fields(given, f"the state of a {type(self).__name__}")
+        if "_epoch" in fields:
+            return fields.any("_epoch")
+        length = fields.whole("len_storage", most=2**48)
+        left = integers(fields, "_sample_list", None, 0, length)
+        if np.unique(left).size < left.size:
+            raise fields.wrong("_sample_list", "different items", left)
+        return self._epoch.state_of(length, left, fields.flag("drop_last"), fields.flag("_ran_out"))
 
     def __repr__(self) -> str:
         epoch = self._epoch

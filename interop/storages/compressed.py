@@ -17,8 +17,12 @@ from tensordict import (
 )
 from torch import Tensor
 
+from interop.checkpoint import list_states
+from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer
+from interop.checkpoint.plain_values import plain
 from interop.codec import unchecked
 from interop.pytrees import each_leaf
+from interop.storages.compressed_states import Check
 from interop.storages.lists import ListStorage
 from interop.storages.zstd import Zstd
 
@@ -40,6 +44,8 @@ class CompressedListStorage(ListStorage):
             Zstandard makes of them is always on the CPU.
         compilable: accepted for compatibility; a list is never shared.
     """
+
+    _default_checkpointer = CompressedListStorageCheckpointer
 
     def __init__(
         self,
@@ -103,9 +109,34 @@ class CompressedListStorage(ListStorage):
         super()._empty()
         self._metadata = []
 
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the compressed items, "_storage", and of what it takes to restore them, "_metadata"."""
+        with self._still():
+            metadata = [plain(each, f"item {n}, metadata") for n, each in enumerate(self._metadata)]
+            return {**list_states.state_of(self), "_metadata": metadata}
+
+    def _setting(self) -> dict[str, Any]:
+        return {"storage": "compressed list", "compression": "zstd" if self._zstd is not None else "of the user"}
+
+    def _home(self) -> torch.device | None:
+        return None if self.device is None or self._zstd is None else torch.device("cpu")
+
+    def _held(self) -> list[Any]:
+        return list(zip(self._storage, self._metadata, strict=True))
+
+    def _checked(self, held: list[Any], where: str) -> list[Any]:
+        check = Check(self._zstd, self.device, where)
+        checked = [check.checked(item) for item in held]
+        return [(self._moved(packed) if of["type"] == "other" else packed, of) for packed, of in checked]
+
+    def _hold(self, held: list[Any]) -> None:
+        self._storage, self._metadata = [packed for packed, _ in held], [of for _, of in held]
+
     # ------------------------------------------------------------------ compression
 
-    def _kept(self, item: Any) -> tuple[Any, dict[str, Any]]:
+    def _to_keep(self, item: Any) -> tuple[Any, dict[str, Any]]:
         """What is kept of an item, and the metadata with which it is restored."""
         if isinstance(item, Tensor):
             tensor = item.detach() if self.device is None else item.detach().to(self.device)
@@ -114,7 +145,7 @@ class CompressedListStorage(ListStorage):
         if not is_tensor_collection(item) or isinstance(item, _NON_TENSORS):
             return self._moved(item), {"type": "other"}
         if isinstance(item, LazyStackedTensorDict):
-            below = [self._kept(each) for each in item.tensordicts]
+            below = [self._to_keep(each) for each in item.tensordicts]
             metadata = {"type": "lazy_stack", "stack_dim": item.stack_dim, "items": [of for _, of in below]}
             return [packed for packed, _ in below], metadata
         held = item._tensordict if is_tensorclass(item) else item
@@ -123,7 +154,7 @@ class CompressedListStorage(ListStorage):
             if isinstance(value, _NON_TENSORS):
                 fields[key] = {"type": "non_tensor", "value": value.clone()}
             else:
-                packed[key], fields[key] = self._kept(value)
+                packed[key], fields[key] = self._to_keep(value)
         metadata = {"type": "tensordict", "fields": fields, "batch_size": held.batch_size}
         metadata["device"] = None if held.device is None else self.device or held.device
         if any(held.names):

@@ -1,5 +1,6 @@
 """The storages of several buffers, read together."""
 
+import contextlib
 import copy
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any, NoReturn
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from interop.checkpoint.checkpointers import StorageEnsembleCheckpointer
 from interop.members import is_all, named, of_kind, unwrapped
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose, as_chain
@@ -24,6 +26,8 @@ class StorageEnsemble(Storage):
         transforms: what the rows of each member go through, None for nothing; as many as storages.
     """
 
+    _default_checkpointer = StorageEnsembleCheckpointer
+
     def __init__(self, *storages: Storage, transforms: Sequence[Any] | None = None) -> None:
         self._storages: tuple[Storage, ...] = of_kind("storage", storages, Storage, StorageEnsemble)
         if transforms is not None and len(transforms) != len(storages):
@@ -31,6 +35,12 @@ class StorageEnsemble(Storage):
         chains = [None if each is None else as_chain(each) for each in transforms or ()]
         self._transforms: list[Compose | None] | None = None if transforms is None else chains
         super().__init__(self.max_size)
+
+    def _still(self) -> Any:
+        turns = contextlib.ExitStack()
+        for each in sorted(self._storages, key=id):  # in one order, whoever takes them
+            turns.enter_context(each._still())
+        return turns
 
     @property
     def transforms(self) -> list[Compose | None] | None:

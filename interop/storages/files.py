@@ -16,18 +16,35 @@ class Files:
         self._made: dict[Path, tuple[int, int]] = {}  # device and inode: another may have taken the name since
         self._folders: list[Path] = []
 
-    def claim(self, path: Path, existsok: bool) -> None:
-        """Make the folder of a file. RuntimeError for one that is there, unless that is ok."""
-        if os.path.lexists(path):
-            if not existsok or path.is_dir():
-                raise RuntimeError(
-                    f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
-                    "write over it"
-                )
-            self._beside[path] = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        missing = [each for each in (path.parent, *path.parent.parents) if not each.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def folder(self, path: Path) -> None:
+        """Make a folder, where it is missing."""
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
         self._folders.extend(reversed(missing))
+
+    def claim(self, path: Path, existsok: bool, aside: bool = False) -> None:
+        """Make the folder of a file. RuntimeError for one that is there, unless that is ok.
+
+        `aside`: make it beside its place even where nothing is there, to appear as a whole.
+        """
+        there = os.path.lexists(path)
+        if there and (not existsok or path.is_dir()):
+            raise RuntimeError(
+                f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
+                "write over it"
+            )
+        if there or aside:
+            self._beside[path] = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        self.folder(path.parent)
+
+    @property
+    def names(self) -> list[Path]:
+        """Where files that were claimed beside their place are."""
+        return list(self._beside.values())
+
+    def adopt(self, path: Path) -> None:
+        """Have a file be one of those made here."""
+        self._made[path] = _identity(os.lstat(path))
 
     def reserve(self, path: Path, size: int) -> None:
         """Make a file of zeros. OSError where the disk has no room."""
@@ -37,7 +54,7 @@ class Files:
                 os.posix_fallocate(handle, 0, size)
             else:  # macOS: a file that was only made longer would kill the process once the disk is full
                 for start in range(0, size, len(_CHUNK)):
-                    _write(handle, _CHUNK[: size - start])
+                    write(handle, _CHUNK[: size - start])
         finally:
             os.close(handle)
 
@@ -45,7 +62,7 @@ class Files:
         """Make a file of text."""
         handle = self._open(path)
         try:
-            _write(handle, text.encode())
+            write(handle, text.encode())
         finally:
             os.close(handle)
 
@@ -56,21 +73,25 @@ class Files:
         return handle
 
     def put_in_place(self) -> None:
-        """Have the files that were made beside others replace them; who has those open keeps them."""
-        for path, beside in self._beside.items():
+        """Have the files that were made beside others replace them, in order; who has those open keeps them."""
+        for path, beside in list(self._beside.items()):
             os.replace(beside, path)
             self._made[path] = self._made.pop(beside)
-        self._beside = {}
+            del self._beside[path]
 
     def remove(self) -> bool:
         """Remove the files that are still those made here, and folders that this leaves empty. True if there were any.
 
-        Nothing in another process than the maker.
+        The last one that was made comes first. Nothing in another process than the maker.
         """
         if os.getpid() != self._maker:
             return False
+        return self.remove_for_maker()
+
+    def remove_for_maker(self) -> bool:
+        """The same for files that another process has made for this one."""
         removed = False
-        for path, identity in self._made.items():
+        for path, identity in reversed(self._made.items()):
             try:
                 if _identity(os.lstat(path)) == identity:
                     path.unlink()
@@ -86,11 +107,12 @@ class Files:
         return removed
 
 
-def _identity(held: os.stat_result) -> tuple[int, int]:
-    return held.st_dev, held.st_ino
-
-
-def _write(handle: int, data: bytes) -> None:
+def write(handle: int, data: bytes) -> None:
+    """Write all of the data."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]
+
+
+def _identity(held: os.stat_result) -> tuple[int, int]:
+    return held.st_dev, held.st_ino

@@ -1,12 +1,14 @@
 """Tensordicts whose observations are frames, each stored once."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
+from interop.checkpoint.frame_states import frames_of, restoring_frames, restoring_frames_of, saved_frames
+from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout
 from interop.keys import as_path
 from interop.numbers import whole
@@ -149,13 +151,28 @@ class LazyFrameStorage(TensorStorage):
         if isinstance(self._rows, FrameRows):
             self._rows.clear()
 
+    def _saved(self) -> dict[str, Any]:
+        return saved_frames(self)
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        return restoring_frames(self, saved, rule)
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._access:
+            return frames_of(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        with self._access:
+            restoring_frames_of(self, state_dict)()
+
     def __getstate__(self) -> dict[str, Any]:
         rows = self._rows
         if not isinstance(rows, FrameRows):
             return super().__getstate__()
         state = Storage.__getstate__(self)
         if starting_a_worker():
-            rows.share()
+            with self._access:
+                rows.share()
             memory = rows.memory
         else:  # a pickle or copy is a storage of its own
             state["_length"] = copy.copy(self._length)

@@ -1,12 +1,15 @@
 """Tensors, tensordicts and pytrees in memory that is allocated at the first write."""
 
 import mmap
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from interop.codec import Layout
+from interop.processes import starting_a_worker
+from interop.storages.first_write import FirstWrite
 from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.tensors import TensorStorage
 
@@ -20,7 +23,13 @@ class LazyTensorStorage(TensorStorage):
         ndim: how many leading dims of the stored layout count as items.
         compilable: keep the length local to this process.
         consolidated: store all tensors of a tensordict in one piece of memory, where that belongs to torch.
+        shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
+            allocates memory-mapped files in a temporary folder, and the others have them from their next use on.
+        cleanup_memmap: remove that folder with the storage, or the process, that was built first; those who have the files
+            open keep them.
     """
+
+    _first: FirstWrite | None = None  # where it is allocated by whichever process writes first
 
     def __init__(
         self,
@@ -30,9 +39,78 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         compilable: bool = False,
         consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
     ) -> None:
+        if shared_init:
+            device = self._check_shared_init(device, compilable, consolidated)
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
         self._consolidated = consolidated
+        self._cleanup_memmap = cleanup_memmap
+        if shared_init:
+            self._first = FirstWrite(self, cleanup_memmap)
+
+    @staticmethod
+    def _check_shared_init(device: torch.device | str, compilable: bool, consolidated: bool) -> str:
+        """The device of memory that is allocated by whichever process writes first."""
+        if compilable:
+            raise RuntimeError("shared_init needs a length that processes share: build it with compilable=False")
+        if consolidated:
+            raise ValueError("shared_init and consolidated exclude each other: there is a file for each tensor")
+        if device != "auto" and torch.device(device).type != "cpu":
+            warnings.warn(f"shared_init=True maps files on the CPU, not on {device}", UserWarning, stacklevel=4)
+        return "cpu"
+
+    # ------------------------------------------------------------------ what another process has allocated
+
+    def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        if self._first is None:
+            return self._allocate(layout, lead)
+        with self._access:
+            found = self._first.found()
+            if found is None:
+                rows = self._allocate(layout, lead)
+                self._first.publish(layout, lead, rows.tensors, getattr(self, "_files", None))
+                return rows
+            if found[:2] != (layout, lead):
+                raise RuntimeError("another process has meanwhile written items of another kind; nothing was written")
+            return TorchRows(found[2], lead[1:])
+
+    def _look(self) -> None:
+        """Have the memory that another process allocated."""
+        if self._first is not None and self._rows is None and (found := self._first.found()) is not None:
+            layout, lead, tensors = found
+            self._adopt(layout, TorchRows(tensors, lead[1:]))
+
+    def _begin_turn(self) -> None:
+        self._look()
+        super()._begin_turn()
+
+    def _own_rows(self) -> Rows:
+        self._look()
+        return super()._own_rows()
+
+    @property
+    def initialized(self) -> bool:
+        self._look()
+        return super().initialized
+
+    def _is_shared(self) -> bool:
+        return self._first is not None if self._rows is None else super()._is_shared()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if starting_a_worker():
+            return state
+        return {**state, "_first": self._first is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if isinstance(self._first, bool):  # a copy, in memory of its own
+            apart = self._first and self._rows is None
+            self._first = FirstWrite(self, self._cleanup_memmap) if apart else None
+
+    # ------------------------------------------------------------------ memory
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._consolidated and not layout.is_tensordict:
@@ -40,6 +118,8 @@ class LazyTensorStorage(TensorStorage):
         device, lanes = torch.device(self.device), lead[1:]
         shapes = [(*lead, *spec.shape) for spec in layout.leaves]
         dtypes = [spec.dtype for spec in layout.leaves]
+        if self._first is not None:
+            return TorchRows(self._first.allocate(shapes, dtypes), lanes)
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lanes, device)
         if device.type == "cpu":

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection, lazy_stack
 
+from fbuf.checkpoint import CheckpointCorrupt
 from interop.index import as_int
 from interop.numbers import whole
 from interop.storages.lists import ListStorage
@@ -57,13 +58,24 @@ class LazyStackStorage(ListStorage):
             )
         return lazy_stack(items, self.stack_dim % (dims + 1))
 
-    def _kept(self, item: Any) -> Any:
-        if is_tensor_collection(item) and not -item.ndim - 1 <= self.stack_dim <= item.ndim:
+    def _setting(self) -> dict[str, Any]:
+        return {"storage": "lazy stack", "stack_dim": self.stack_dim}
+
+    def _checked(self, held: list[Any], where: str) -> list[Any]:
+        if any(map(self._does_not_stack, held)):
+            raise CheckpointCorrupt(f"{where}: an item cannot be stacked along stack_dim={self.stack_dim}")
+        return super()._checked(held, where)
+
+    def _does_not_stack(self, item: Any) -> bool:
+        return is_tensor_collection(item) and not -item.ndim - 1 <= self.stack_dim <= item.ndim
+
+    def _to_keep(self, item: Any) -> Any:
+        if self._does_not_stack(item):
             raise ValueError(
                 f"an item of batch size {list(item.batch_size)} cannot be stacked along stack_dim={self.stack_dim}; "
                 "nothing was written"
             )
-        return super()._kept(item)
+        return super()._to_keep(item)
 
 
 def _refuse_others(items: list[Any]) -> None:

@@ -17,6 +17,10 @@ class Ledger:
         self._edits = SharedInt()
         self._named: deque[tuple[int, Any]] = deque(maxlen=_KEPT)  # of this process
 
+    def keep(self, written: SharedInt, end: SharedInt, edits: SharedInt) -> None:
+        """Count in these from now on."""
+        self._written, self._end, self._edits = written, end, edits
+
     @property
     def written(self) -> int:
         """Rows ever written by runs, one after the other around the ring."""
@@ -46,6 +50,11 @@ class Ledger:
         self._named.append((edits, rows))
         if end is not None:
             self._end.value = end
+
+    def restored(self, written: int, end: int) -> None:
+        """All rows are others, as they were when these were the counts."""
+        self.edit(None, end)
+        self._written.value = written
 
     def since(self, edits: int) -> list[Any] | None:
         """The rows of every edit after the first `edits`; None where one is not known."""

@@ -1,7 +1,7 @@
 """Any objects in a Python list."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,9 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
+from interop.checkpoint import list_states
+from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
+from interop.checkpoint.rule import EXACT, Rule
 from interop.index import as_int, as_list
 from interop.processes import starting_a_worker
 from interop.storages.storage import Storage
@@ -22,6 +25,8 @@ class ListStorage(Storage):
         compilable: accepted for compatibility; a list is never shared.
         device: where tensors, tensordicts and the leaves of other items are moved; None leaves them alone.
     """
+
+    _default_checkpointer = ListStorageCheckpointer
 
     def __init__(
         self, max_size: int | None = None, *, compilable: bool = False, device: torch.device | str | None = None
@@ -41,12 +46,12 @@ class ListStorage(Storage):
         if single is not None:
             self._check([single])
             self._told([single], set_cursor)
-            self._put(single, self._kept(data))
+            self._put(single, self._to_keep(data))
         elif isinstance(cursor, slice):
-            self._set_slice(cursor, [self._kept(item) for item in unbind(data)], may_resize=set_cursor)
+            self._set_slice(cursor, [self._to_keep(item) for item in unbind(data)], may_resize=set_cursor)
         else:
             places = as_list(cursor, len(self._storage))
-            items = [self._kept(item) for item in unbind(data)]
+            items = [self._to_keep(item) for item in unbind(data)]
             if len(places) != len(items):
                 raise ValueError(f"{len(places)} places were given for {len(items)} items; nothing was written")
             self._check(places)
@@ -120,7 +125,7 @@ class ListStorage(Storage):
         else:
             self._ledger.edit(None if set_cursor else list(places), end=places[-1] + 1 if set_cursor else None)
 
-    def _kept(self, item: Any) -> Any:
+    def _to_keep(self, item: Any) -> Any:
         """What is put in the list for an item."""
         return self._moved(item)
 
@@ -155,6 +160,50 @@ class ListStorage(Storage):
     def _empty(self) -> None:
         self._ledger.edit(None, end=0)
         self._storage = []
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _saved(self) -> dict[str, Any]:
+        return list_states.saved_list(self, allow_pickle=False)
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        return list_states.restoring_list(self, saved, rule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the items: "_storage", a list of tensors, plain values and, for tensordicts, dicts of their entries.
+
+        `torch.load(weights_only=True)` reads it. TypeError for an item that cannot be saved, naming it.
+        """
+        with self._still():
+            return list_states.state_of(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave in. After an error nothing has changed.
+
+        TypeError for an item of another kind than it gives, `CheckpointMismatch` for more items than there is room for.
+        """
+        with self._still():
+            list_states.restoring_state(self, state_dict)()
+
+    def _setting(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with the storage."""
+        return {"storage": "list"}
+
+    def _home(self) -> torch.device | None:
+        """Where tensors of a checkpoint go; None for where they were."""
+        return self.device
+
+    def _held(self) -> list[Any]:
+        """What is saved, one value an item."""
+        return self._storage
+
+    def _checked(self, held: list[Any], where: str) -> list[Any]:
+        """What was loaded, to be held; CheckpointCorrupt where the storage could not have held it."""
+        return held if self.device is None else [self._moved(item) for item in held]
+
+    def _hold(self, held: list[Any]) -> None:
+        """Store it in the place of all items."""
+        self._storage = held
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():

@@ -1,21 +1,30 @@
 """Tensors, tensordicts and pytrees in memory-mapped files, allocated at the first write."""
 
+import contextlib
 import json
+import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass
 from torch import Tensor
 
+from fbuf.checkpoint import CheckpointCorrupt
+from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.codec import Layout, LeafSpec
 from interop.processes import starting_a_worker
+from interop.storages import journal
 from interop.storages.files import Files
+from interop.storages.folder import DESCRIPTION, LOCK, OWN, PRIORITIES, STATE, Owner, check_size, description, make
+from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
+from interop.storages.priorities import KeptPriorities
 from interop.storages.rows import Rows, TorchRows
+from interop.storages.undo import Memory
 
 _SINGLE = "_-single-tensor-_"
 _ALIGNED = 64  # bytes
@@ -37,6 +46,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         compilable: keep the length local to this process.
         auto_cleanup: remove the files when the storage goes or the interpreter ends; by default only without
             `scratch_dir`. A process that a signal kills, SIGTERM among them, leaves its files.
+        shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
+            makes the files, and the others have them from their next use on.
     """
 
     _MAPPED = True
@@ -51,50 +62,142 @@ class LazyMemmapStorage(LazyTensorStorage):
         existsok: bool = False,
         compilable: bool = False,
         auto_cleanup: bool | None = None,
+        shared_init: bool = False,
     ) -> None:
         if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
-        super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable)
+        super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init)
         self.scratch_dir = None if scratch_dir is None else str(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._files: Files | None = None
+        self._owner: Owner | None = None
+        self._ending: Any = None
+        if scratch_dir is not None and not shared_init:
+            self._journal = Journal()
+        if self._first is not None:
+            self._first.remove_at_end(self, self.auto_cleanup)
+
+    @classmethod
+    def open(cls, scratch_dir: str | os.PathLike[str], mode: Literal["r", "r+"] = "r+") -> Self:
+        """The storage that is in a folder: rows and length, the writer's cursor and count, and priorities.
+
+        They are those of the last call that returned, or of the one that a killed process was in. A `RoundRobinWriter`
+        registered on it goes on where the one before stood, and a `PrioritizedSampler` joined to it has the priorities.
+
+        Args:
+            scratch_dir: the folder.
+            mode: "r+" to go on writing, by this process and its workers alone; "r" to read: what is written then is a
+                RuntimeError, and edits of views stay in this process. Beside one that writes, the length is that of now,
+                and rows that it writes over may be seen, half-done even.
+
+        FileNotFoundError where there is no storage, an unfinished one among them: make it anew. RuntimeError where
+        another storage or process has it open for writing, `CheckpointCorrupt` for files that are damaged.
+        """
+        if mode not in ("r", "r+"):
+            raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
+        return opened(cls, Path(scratch_dir), mode == "r+")
+
+    def close(self) -> None:
+        """Give up the folder, for another to open: nothing is written here any more. Nothing to do without a folder."""
+        with self._access:
+            if self._ending is not None and self.scratch_dir is not None:
+                self._journal = ReadOnly(self.scratch_dir, *self._journal.writer)
+                self._ending()
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         shapes = [(*lead, *spec.shape) for spec in layout.leaves]
         dtypes = [spec.dtype for spec in layout.leaves]
         if self.scratch_dir is None:
-            return TorchRows(_anonymous(shapes, dtypes), lead[1:])
+            allocate = _anonymous if self._first is None else self._first.allocate
+            return TorchRows(allocate(shapes, dtypes), lead[1:])
         root = Path(self.scratch_dir)
-        paths = [root / _file_name(spec) for spec in layout.leaves]
-        taken = [
-            path for place, path in enumerate(paths) if path in paths[:place] or any(path in p.parents for p in paths)
-        ]
+        names = [file_name(spec) for spec in layout.leaves]
+        taken = [name for place, name in enumerate(names) if name in names[:place] or any(_below(each, name) for each in names)]
         if taken:
-            raise ValueError(
-                f"two keys would share the file {taken[0].name}: rename one (a number and its text are alike)"
-            )
-        texts = self._descriptions(layout, lead, root) if layout.is_tensordict else {}
-        files = Files()
+            raise ValueError(f"two keys would share the file {taken[0]}: rename one (a number and its text are alike)")
+        if reserved := [name for name in names if name.split("/")[0] in OWN]:
+            raise ValueError(f"the key of {reserved[0]} has the name of a file of the storage: rename it")
+        sizes = {name: _bytes(*each) for name, *each in zip(names, shapes, dtypes, strict=True)}
+        texts = self._descriptions(layout, lead) if layout.is_tensordict else {}
+        if self._first is None:
+            self._own(root, layout, lead, sizes, texts)
+        else:
+            self._files = _made(root, sizes, texts, self.existsok)
         try:
-            for path in (*paths, *texts):
-                files.claim(path, self.existsok)
-            for path, shape, dtype in zip(paths, shapes, dtypes, strict=True):
-                files.reserve(path, max(1, torch.Size(shape).numel() * dtype.itemsize))
-            for path, text in texts.items():
-                files.write(path, text)
-            files.put_in_place()
-            tensors = [_from_file(*each) for each in zip(paths, shapes, dtypes, strict=True)]
+            tensors = [from_file(root / name, *each) for name, *each in zip(names, shapes, dtypes, strict=True)]
         except BaseException:
-            files.remove()
+            self._release()
             raise
-        self._files = files
-        if self.auto_cleanup:
-            weakref.finalize(self, files.remove)
+        if self._first is None:
+            self._finish()
         return TorchRows(tensors, lead[1:])
 
+    def _own(
+        self, root: Path, layout: Layout, lead: tuple[int, ...], sizes: dict[str, int], texts: dict[str, str]
+    ) -> None:
+        """Make the files, and be the one that writes to them."""
+        items = math.prod(lead)
+        row = sum(sizes.values()) // max(lead[0], 1)
+        sizes = {**sizes, STATE: Journal.size(row, len(layout.leaves), math.prod(lead[1:]), lead[0])}
+        if any(getattr(getattr(buffer, "_sampler", None), "KEPT", False) for buffer in self.attached()):
+            sizes[PRIORITIES] = KeptPriorities.size(items)
+        described = {
+            "capacity": self._max_size,
+            "ndim": self.ndim,
+            "rows": lead[0],
+            "lanes": list(lead[1:]),
+            "layout": saved_layout(layout),
+        }
+        self._owner, self._files = make(root, sizes, texts, described, self.existsok)
+        self._journal = self._journal or Journal()
+        if PRIORITIES in sizes:
+            self._priorities = KeptPriorities(Memory(sizes[PRIORITIES], root / PRIORITIES), math.prod(lead[1:]))
+
+    def _finish(self) -> None:
+        """Give all up when the storage goes, or the interpreter ends."""
+        self._ending = weakref.finalize(self, _end, self._files if self.auto_cleanup else None, self._owner, self._priorities)
+
+    def _release(self) -> None:
+        if self._files is not None:
+            self._files.remove()
+        _end(None, self._owner, self._priorities)
+        self._files = self._owner = self._priorities = None
+        if self.scratch_dir is not None and self._first is None:
+            self._journal = Journal()
+
+    def _journal_memory(self) -> Memory:
+        assert self.scratch_dir is not None
+        path = Path(self.scratch_dir) / STATE
+        return Memory(path.stat().st_size, path)
+
+    def _keeps_priorities(self) -> Any:
+        if self._priorities is None and self._owner is not None and self._owner.is_here and self._rows is not None:
+            self._priorities = self._with_priorities(self._owner)
+        return self._priorities
+
+    def _with_priorities(self, owner: Owner) -> KeptPriorities:
+        assert self._journal is not None and self._files is not None
+        path, size = owner.path.with_name(PRIORITIES), KeptPriorities.size(self.max_size)
+        owner.list(sorted({*owner.listed, PRIORITIES}))
+        self._files.claim(path, existsok=True, aside=True)
+        self._files.reserve(path, size)
+        self._files.put_in_place()
+        kept = KeptPriorities(Memory(size, path), self._per_row)
+        self._journal.add(journal.PRIORITIES, 8 * self._per_row, kept.by_row)
+        return kept
+
+    def editable(self, given: Any) -> Any:
+        self.refuse_edit(())
+        return super().editable(given)
+
+    def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
+        if isinstance(self._journal, ReadOnly):
+            with self._journal:
+                pass
+
     @staticmethod
-    def _descriptions(layout: Layout, lead: tuple[int, ...], root: Path) -> dict[Path, str]:
+    def _descriptions(layout: Layout, lead: tuple[int, ...]) -> dict[str, str]:
         """The `meta.json` files with which `TensorDict.load_memmap(scratch_dir)` opens the storage."""
         stand_ins = [
             torch.zeros((), dtype=spec.dtype, device="cpu").expand(*lead, *spec.shape) for spec in layout.leaves
@@ -102,7 +205,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         whole = layout.build(stand_ins, lead, torch.device("cpu"))
         whole = whole.to_tensordict(retain_none=False) if is_tensorclass(whole) else whole
         texts = {}
-        for folder, node in _folders(whole, root):
+        for folder, node in _folders(whole, ""):
             meta: dict[str, Any] = {"shape": list(node.shape), "device": "cpu", "_type": str(TensorDict)}
             for key, value in node.items():
                 if isinstance(value, Tensor):
@@ -114,7 +217,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                     }
                 else:
                     meta[key] = {"type": "TensorDict"}
-            texts[folder / "meta.json"] = json.dumps(meta)
+            texts[folder + "meta.json"] = json.dumps(meta)
         return texts
 
     def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -126,12 +229,38 @@ class LazyMemmapStorage(LazyTensorStorage):
         return maps
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_files": None}  # they stay with the process that made them
-        return state if starting_a_worker() else {**state, "scratch_dir": None}  # a copy has memory of its own
+        state = {**super().__getstate__(), "_files": None, "_ending": None}  # they stay with the process that made them
+        if starting_a_worker():
+            return state
+        return {**state, "scratch_dir": None, "_owner": None}  # a copy has memory of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._owner is not None:
+            weakref.finalize(self, _end, None, self._owner, self._priorities)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if starting_a_worker() and isinstance(self._journal, ReadOnly):
+            return type(self).open, (self.scratch_dir, "r")
+        return super().__reduce_ex__(protocol)
 
     def cleanup(self) -> bool:
-        """Remove the files; False where there are none to remove. Only the process that made them may."""
-        return self._files is not None and self._files.remove()
+        """Remove the files; False where there are none to remove. Only the process that made them, or opened them, may."""
+        if self._files is None:
+            return False
+        removed = self._files.remove()
+        self._release()
+        return removed
+
+
+def _end(files: Files | None, owner: Owner | None, kept: KeptPriorities | None) -> None:
+    """The storage is gone, for this process."""
+    if kept is not None:
+        kept.close()
+    if files is not None:
+        files.remove()
+    if owner is not None:
+        owner.close()
 
 
 class _Part:
@@ -160,24 +289,114 @@ def _anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype])
     ]
 
 
-def _from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype, *, private: bool = False) -> Tensor:
+    """A tensor in a file; what is written to a private one stays in this process."""
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device="cpu")
+    if private:
+        return torch.from_file(str(path), shared=False, dtype=dtype, size=math.prod(shape), device="cpu").reshape(shape)
     return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
 
 
-def _folders(node: Any, folder: Path) -> list[tuple[Path, Any]]:
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return max(1, math.prod(shape) * dtype.itemsize)
+
+
+def _made(root: Path, sizes: dict[str, int], texts: dict[str, str], existsok: bool) -> Files:
+    """Files that several processes have from the start, which nobody opens again."""
+    files = Files()
+    try:
+        for name in (*sizes, *texts):
+            files.claim(root / name, existsok)
+        for name, size in sizes.items():
+            files.reserve(root / name, size)
+        for name, text in texts.items():
+            files.write(root / name, text)
+        files.put_in_place()
+    except BaseException:
+        files.remove()
+        raise
+    return files
+
+
+def _folders(node: Any, folder: str) -> list[tuple[str, Any]]:
     found = [(folder, node)]
     for key, value in node.items():
         if not isinstance(value, Tensor):
-            found += _folders(value, folder / key)
+            found += _folders(value, f"{folder}{key}/")
     return found
 
 
-def _file_name(spec: LeafSpec) -> str:
+def _below(name: str, other: str) -> bool:
+    """Whether a file would be in a folder that has the name of another file."""
+    return name.startswith(other + "/")
+
+
+def file_name(spec: LeafSpec) -> str:
+    """The file of a leaf, in the folder of the storage."""
     if not spec.path:
         return os.environ.get("SINGLE_TENSOR_BUFFER_NAME", _SINGLE) + ".memmap"
     parts = [str(part) for part in spec.path]
     if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
         raise ValueError(f"the key {spec.path} cannot name a file: keys must not be empty or contain '/'")
+    if any(type(part) not in (str, int) for part in spec.path):
+        raise ValueError(f"the key {spec.path} cannot name a file: keys must be texts or integers")
     return "/".join(parts) + ".memmap"
+
+
+# ------------------------------------------------------------------ opening
+
+
+def opened(kind: type[Any], root: Path, writes: bool) -> Any:
+    """`LazyMemmapStorage.open`."""
+    description(root)  # or there is nothing to be locked
+    owner = Owner(root) if writes else None
+    try:
+        fields = description(root)
+        layout, lanes = layout_of(fields.any("layout"), str(root / DESCRIPTION)), fields.wholes("lanes")
+        rows, files = fields.whole("rows"), fields.fields("files")
+        storage = kind(fields.whole("capacity", 1), scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
+        names = [file_name(spec) for spec in layout.leaves]
+        shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
+        if len(lanes) != storage.ndim - 1 or rows != -(-storage._max_size // max(math.prod(lanes), 1)):
+            raise CheckpointCorrupt(f"{root / DESCRIPTION}: {rows} rows of {lanes} do not make up the capacity")
+        for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
+            if files.whole(name) != _bytes(shape, spec.dtype):
+                raise files.wrong(name, f"{_bytes(shape, spec.dtype)} bytes", files.any(name))
+            check_size(root / name, files.whole(name))
+        check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
+        if owner is not None:
+            storage._files = Files()
+            for name in {*owner.listed, LOCK}:
+                with contextlib.suppress(FileNotFoundError):
+                    storage._files.adopt(root / name)
+        tensors = [
+            from_file(root / name, shape, spec.dtype, private=not writes)
+            for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
+        ]
+        _take_up(storage, owner, layout, TorchRows(tensors, lanes, mapped=True), root)
+    except BaseException:
+        if owner is not None:
+            owner.close()
+        raise
+    return storage
+
+
+def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows, root: Path) -> None:
+    """Put rows into a storage, with the counters and priorities that are in its folder."""
+    storage._journal = None
+    storage._adopt(layout, rows)
+    size = KeptPriorities.size(storage.max_size)
+    if os.path.lexists(root / PRIORITIES):
+        check_size(root / PRIORITIES, size)
+        memory = Memory(size, root / PRIORITIES, private=owner is None)
+        storage._priorities = KeptPriorities(memory, storage._per_row, opened=True, closed=owner is None)
+    state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
+    found = Journal()
+    if owner is None:
+        found.read(storage, state)
+        storage._journal = ReadOnly(str(root), *found.writer)
+        return
+    found.resume(storage, state)
+    storage._journal, storage._owner = found, owner
+    storage._finish()

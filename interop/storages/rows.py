@@ -20,6 +20,7 @@ from torch import Tensor
 from interop import bridge, compiled
 from interop.index import flat_slots
 from interop.shared_int import SharedInt
+from interop.storages.paging import Paging, selectable
 
 _LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower overhead
 _LARGE_READ = 1 << 18  # and the same of its gather
@@ -28,10 +29,13 @@ _LARGE_READ = 1 << 18  # and the same of its gather
 class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
-    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False, mapped: bool = False
+    ) -> None:
+        """`forked`: forked processes see the memory; `mapped`: it is maps of files, be they `MemoryMappedTensor` or not."""
         self._tensors = list(tensors)
         self.lanes = lanes
-        self._forked = forked
+        self._forked, self._mapped = forked, mapped
         self._moves = SharedInt()  # how often the memory was moved, by whichever process
         self._hold()
 
@@ -41,6 +45,7 @@ class TorchRows:
         self._plain = plain
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
         self._items = [_Items(tensor, self.lanes) for tensor in plain]
+        self._paging = Paging.of(self._items, self.tensors, self.lanes, self._mapped)
         self._extents = _extents(plain)
         self._moves_seen = self._moves.value
 
@@ -63,7 +68,7 @@ class TorchRows:
         self._moves.value += 1
         self._hold()
 
-    def _apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    def apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""
         starts, stops = self._extents
         low, high = starts[0], stops[-1]
@@ -92,7 +97,7 @@ class TorchRows:
         kept = min(count, capacity)
         start = (start + count - kept) % capacity
         head = min(kept, capacity - start)
-        for place, leaf in enumerate(self._apart(leaves)):
+        for place, leaf in enumerate(self.apart(leaves)):
             if head == count:
                 self._copy(place, start, leaf)
             else:
@@ -108,22 +113,24 @@ class TorchRows:
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
         """Write at a resolved index of the leading dims; of equal places the last wins."""
-        leaves = self._apart(leaves)
+        leaves = self.apart(leaves)
         if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
             place = _numpy_index(index)
             for held, leaf in zip(self._numpy, leaves, strict=True):
                 held[place] = bridge.numpy_view(_on_host(leaf))
             return
-        slots, last, lanes = _last_of_equal(index, self.lanes)
+        slots, last, lanes = last_of_equal(index, self.lanes)
         for target, leaf in zip(self._plain, leaves, strict=True):
             at = tuple(map(torch.from_numpy, _coordinates(slots, target.shape[0], lanes)))
-            chosen = _chosen(leaf.detach(), last, target.shape[1 + len(lanes) :])
+            chosen = chosen_items(leaf.detach(), last, target.shape[1 + len(lanes) :])
             target[at] = chosen.to(target.device)
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         """Copies of the items at flat slots, which are in range; leaves that are `known` are not read."""
         slots = slots.to(self.device)
         at = slots.numpy() if self._numpy is not None else None
+        if self._paging is not None and at is not None and self._paging.due():
+            return self._paging.read(slots, at, known or {})
         if not known:
             return [items.read(slots, at) for items in self._items]
         return [known[place] if place in known else items.read(slots, at) for place, items in enumerate(self._items)]
@@ -136,8 +143,11 @@ class TorchRows:
     def read_into(self, slots: Tensor, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]) -> None:
         """`read` into a part of tensors on the host, [parts, n, ...], and NumPy's views of them."""
         at = slots.numpy()
-        for items, leaf, view in zip(self._items, leaves, views, strict=True):
-            items.read_into(slots, at, part, leaf, view)
+        if self._paging is not None and self._paging.due():
+            self._paging.read_into(slots, at, part, leaves, views)
+        else:
+            for items, leaf, view in zip(self._items, leaves, views, strict=True):
+                items.read_into(slots, at, part, leaf, view)
 
 
 class _Items:
@@ -155,7 +165,9 @@ class _Items:
         cheap = self._is_flat and tensor.device.type == "cpu"
         self._numpy = bridge.numpy_view(self._tensor) if cheap else None
         self._bytes = math.prod(tensor.shape[1 + len(lanes) :]) * tensor.element_size()
-        self._halves = tensor.dtype == torch.bfloat16
+        self._halves, self._words = tensor.dtype == torch.bfloat16, tensor.dtype == torch.uint16
+        if self._is_flat:
+            self._tensor = selectable(self._tensor)
 
     def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
         """A copy of the items at slots on the device of the leaf; `at` is the same for NumPy, on the CPU."""
@@ -163,7 +175,8 @@ class _Items:
             found = torch.from_numpy(self._numpy.take(at, 0, mode="clip"))  # other modes copy twice
             return found.view(torch.bfloat16) if self._halves else found
         if self._is_flat:
-            return self._tensor.index_select(0, slots)
+            found = self._tensor.index_select(0, slots)
+            return found.view(torch.uint16) if self._words else found
         return self._tensor[torch.unravel_index(slots, self._shape)]
 
     def read_into(self, slots: Tensor, at: np.ndarray, part: int, leaf: Tensor, view: np.ndarray) -> None:
@@ -171,7 +184,7 @@ class _Items:
         if self._numpy is not None and at.size * self._bytes < _LARGE_READ:
             self._numpy.take(at, 0, view[part], mode="clip")
         elif self._is_flat:
-            torch.index_select(self._tensor, 0, slots, out=leaf[part])
+            torch.index_select(self._tensor, 0, slots, out=selectable(leaf[part]))
         else:
             leaf[part] = self.read(slots, at)
 
@@ -222,9 +235,9 @@ class JaxRows:
         self._write(rows, [leaf[count - kept :] for leaf in leaves])
 
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
-        slots, last, lanes = _last_of_equal(index, self.lanes)
+        slots, last, lanes = last_of_equal(index, self.lanes)
         shapes = [array.shape[1 + len(lanes) :] for array in self.arrays]
-        chosen = [_chosen(leaf, last, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+        chosen = [chosen_items(leaf, last, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
         self._write(slots, chosen, lanes)
 
     def _write(self, slots: np.ndarray, leaves: Sequence[Tensor], lanes: tuple[int, ...] = ()) -> None:
@@ -292,7 +305,7 @@ def _numpy_index(index: Any) -> Any:
     return index.numpy() if isinstance(index, Tensor) else index
 
 
-def _last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """The different slots that a resolved index names, which of its places is the last of each, and the lanes in them.
 
     An index of rows alone has slots that are rows, without lanes.
@@ -307,7 +320,7 @@ def _coordinates(slots: np.ndarray, rows: int, lanes: tuple[int, ...]) -> tuple[
     return np.unravel_index(slots, (rows, *lanes))
 
 
-def _chosen(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
+def chosen_items(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
     """The items of a leaf at places, which count over all dims before those of an item."""
     count = math.prod(leaf.shape[: leaf.ndim - len(item)])
     return leaf.reshape(count, *item).index_select(0, torch.from_numpy(places).to(leaf.device))

@@ -1,5 +1,7 @@
 """What every storage does."""
 
+import contextlib
+import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -8,16 +10,23 @@ from typing import Any, Self
 
 import torch
 
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
+from interop.checkpoint.component import Component
 from interop.numbers import whole
+from interop.processes import starting_a_worker
+from interop.storages.access import Access
 from interop.storages.ledger import Ledger
-from interop.storages.lock import Lock
 
 
-class Storage:
+_NOT_GUARDED = contextlib.nullcontext()
+
+
+class Storage(Component):
     """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
 
-    Buffers take turns: each holds the lock of its storage while it reads or writes. Who calls `get` and `set` directly
-    beside them has to see to that itself.
+    Buffers take turns: each holds the lock of its storage while it reads or writes; so do processes, from the moment a
+    storage that they share is given to another one, by a fork or among the arguments of a process that starts. Who calls
+    `get` and `set` directly beside them has to see to that itself.
 
     Args:
         max_size: the largest number of items.
@@ -26,33 +35,69 @@ class Storage:
     """
 
     ndim = 1
-    checkpointer: Any = None
+    _checkpointer: Any = None
+    _default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
     _last_cursor: Any = None
     _rng: torch.Generator | None = None
     _generations: Any = None  # of its rows, where a writer counts them
+    _journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
+    _priorities: Any = None  # of its items, where they are kept beside them
     _pid: int  # of the process that made it
-    _access: Lock
+    _access: Access
     _listeners: "_Listeners"
     _ledger: Ledger
+    _counting: weakref.WeakSet[Any]  # writers with a cursor of their own
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
-        storage._access = Lock()
+        storage._access = Access(storage)
         storage._listeners = _Listeners()
         storage._ledger = Ledger()
+        storage._counting = weakref.WeakSet()
         storage._pid = os.getpid()
         return storage
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
         self._max_size = whole("max_size", max_size)
         self._compilable = compilable
-        self.checkpointer = checkpointer
+        if checkpointer is not None:
+            self.checkpointer = checkpointer
 
     @property
     def max_size(self) -> int:
         """Capacity in items."""
         return self._max_size
+
+    @property
+    def checkpointer(self) -> Any:
+        """What saves and loads the content."""
+        if self._checkpointer is None:
+            self._checkpointer = type(self)._default_checkpointer()
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, value: Any) -> None:
+        self._checkpointer = value() if isinstance(value, type) else value
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Have the checkpointer save the content in a folder."""
+        self.checkpointer.dumps(self, path)
+
+    def loads(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Have the checkpointer load what `dumps` saved. After an error nothing has changed."""
+        self.checkpointer.loads(self, path, **options)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have `hook(data, path=None)` change what is saved; see `StorageCheckpointerBase`."""
+        self.checkpointer.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have `hook(data, out=None)` change what was loaded."""
+        self.checkpointer.register_load_hook(hook)
+
+    def _still(self) -> Any:
+        return self._access
 
     @property
     def shape(self) -> torch.Size | None:
@@ -64,8 +109,16 @@ class Storage:
         return len(self) == self.max_size
 
     def refuse_a_stranger(self) -> None:
-        """RuntimeError in a forked child whose writes the parent would not see, while it would count them."""
-        if os.getpid() != self._pid and not self._compilable and not self._is_shared():
+        """RuntimeError in a forked child whose writes the parent would not see, or not count."""
+        if os.getpid() == self._pid:
+            return
+        shared = self._is_shared()
+        if self._compilable and shared:
+            raise RuntimeError(
+                f"this {type(self).__name__} is compilable: it counts for each process apart, which would write over each "
+                "other's rows. Build it with compilable=False"
+            )
+        if not shared and not self._compilable:
             raise RuntimeError(
                 f"this {type(self).__name__} is in memory that a forked process does not share: use LazyMemmapStorage, or "
                 "the spawn start method, or build the buffer in the process that writes to it"
@@ -74,6 +127,45 @@ class Storage:
     def _is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
         return False
+
+    def _share(self) -> None:
+        """Have processes take turns from now on. O(1) once they do."""
+        if self._access.processes is None:
+            with self._access:
+                self._start_sharing()
+
+    def _start_sharing(self) -> None:
+        self._start_journal()
+        self._access.share()
+
+    def _start_journal(self) -> None:
+        """Have what a process was writing when it ended be taken back by the next one."""
+
+    def _begin_turn(self) -> None:
+        """This process has the turn, after another one perhaps: know what that one did."""
+        self._recover()
+
+    def _recover(self) -> None:
+        """Take back what a process was writing when it ended. For a turn that is within no other."""
+        if self._journal is not None:
+            self._journal.recover()
+
+    def _step(self) -> contextlib.AbstractContextManager[Any]:
+        """A time, within no other, after which all that was written and counted in it counts; or nothing, if it breaks off."""
+        return _NOT_GUARDED if self._journal is None else self._journal.outermost()
+
+    def _part(self) -> contextlib.AbstractContextManager[Any]:
+        """The same, and a part of the step that it is in."""
+        return _NOT_GUARDED if self._journal is None else self._journal
+
+    def _keeps_priorities(self) -> Any:
+        """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
+        process."""
+        return None
+
+    def _counts(self) -> tuple[int, ...]:
+        """What changes with every write."""
+        return self._ledger.written, self._ledger.end, self._ledger.edits
 
     @property
     def _notes_writes(self) -> bool:
@@ -154,10 +246,30 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # Buffers and the generator are put back by the buffer that owns this storage.
-        return {**self.__dict__, "_access": Lock(), "_listeners": _Listeners(), "_rng": None}
+        if starting_a_worker():
+            self._refuse_to_share()
+            self._share()
+            kept = {"_turns": self._access.give()}
+        else:
+            kept = {"_journal": None, "_priorities": None}
+        state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, **kept}
+        del state["_access"], state["_counting"]
+        return state
+
+    def _refuse_to_share(self) -> None:
+        """RuntimeError where a process that is starting could not use this storage together with this one."""
+        if self._compilable:
+            raise RuntimeError(
+                f"Cannot share a {type(self).__name__} that is compilable between processes, each would count on its own: "
+                "build it with compilable=False"
+            )
+        self.refuse_a_stranger()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
+        turns = state.pop("_turns", None)
+        self.__dict__.update(state, _pid=os.getpid(), _access=self._access)
+        if turns is not None:
+            self._access.take(turns)
 
 
 class _Listeners(list[Callable[[], Any]]):

@@ -2,18 +2,23 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch import Tensor
 
+from interop.checkpoint import tensor_states
+from interop.checkpoint.checkpointers import TensorStorageCheckpointer
+from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout, stack_items
 from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, spelled_out, whole_rows
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.shared_int import counter
+from interop.storages import guarded
+from interop.storages.journal import Journal
 from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.storage import Storage
 
@@ -29,6 +34,7 @@ class TensorStorage(Storage):
         compilable: keep the length local to this process.
     """
 
+    _default_checkpointer = TensorStorageCheckpointer
     _last: Any = None
     _last_run: range | None = None
     _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
@@ -68,6 +74,10 @@ class TensorStorage(Storage):
 
     def _adopt(self, layout: Layout, rows: Rows) -> None:
         self._layout, self._rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
+        if self._journal is not None:
+            self._journal.guard(self)
+        elif self._access.processes is not None:
+            self._start_journal()
 
     @property
     def initialized(self) -> bool:
@@ -119,6 +129,10 @@ class TensorStorage(Storage):
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
         raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
 
+    def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        """The same, or what another process has allocated."""
+        return self._allocate(layout, lead)
+
     def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None) -> list[Tensor]:
         """The leaves of data with `dims` leading dims, checked; the first data fixes the layout and allocates.
 
@@ -136,22 +150,30 @@ class TensorStorage(Storage):
                 self.device = leaves[0].device
             rows = _rows_for(self._max_size, math.prod(lanes))
             with torch.inference_mode(False), torch.device("cpu"):  # the memory outlives what the caller has set
-                self._adopt(layout, self._allocate(layout, (rows, *lanes)))
+                self._adopt(layout, self._memory(layout, (rows, *lanes)))
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         return leaves
 
-    def set_run(self, start: int, index: Tensor, data: Any) -> None:
-        """Write rows one after the other from `start`, around the ring; `index` names them."""
+    def set_run(self, start: int, index: Tensor, data: Any, advance: guarded.Advance | None = None) -> None:
+        """Write rows one after the other from `start`, around the ring; `index` names them.
+
+        `advance(index, count, count)` is called for those that were written, in parts where the whole is large.
+        """
         new = self._rows is None
         leaves = self.admit(_stacked(data), self.ndim)
         if leaves[0].shape[0] != index.shape[0]:
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
         count = leaves[0].shape[0]
         self._refuse(range(start, start + count), leaves, True, new)
-        self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
-        self._own_rows().write_run(start, leaves)
-        self._grow(min(start + count, self._row_count))
+        if self._journal is not None:
+            guarded.write_run(self, start, index, leaves, advance)
+        else:
+            self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
+            self._own_rows().write_run(start, leaves)
+            self._grow(min(start + count, self._row_count))
+            if advance is not None:
+                advance(index, count, count)
         self._last_run = range(start, start + count)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -176,10 +198,14 @@ class TensorStorage(Storage):
             )
         leaves = self.admit(data, len(named), named)
         self._refuse(places, leaves, set_cursor, new)
-        self._enter(places, set_cursor, rows)
-        self._own_rows().write_at(places, leaves)
+        if self._journal is not None:
+            guarded.write_at(self, places, leaves, reached if set_cursor else None)
+        else:
+            self._enter(places, set_cursor, rows)
+            self._own_rows().write_at(places, leaves)
+            if set_cursor:
+                self._grow(reached)
         if set_cursor:
-            self._grow(reached)
             self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
 
     def _enter(self, places: Any, set_cursor: bool, rows: int) -> None:
@@ -306,31 +332,67 @@ class TensorStorage(Storage):
         return self._rows is not None and self._rows.forked
 
     def _empty(self) -> None:
-        self._ledger.edit(None, end=0)
-        self._length.value = 0
+        with self._part():
+            self._ledger.edit(None, end=0)
+            self._length.value = 0
         self._last_cursor = None
+
+    def _start_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.shared = True
+        elif not self._compilable and guarded.can_guard(self):
+            self._journal = guarded.started(self)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _saved(self) -> dict[str, Any]:
+        return tensor_states.saved_rows(self)
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        return tensor_states.restoring_rows(self, saved, rule)
+
+    def _release(self) -> None:
+        """Give back what `_allocate` took, which was not used."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the filled rows and of how they fill the ring: "_storage", "initialized", "_len" and more.
+
+        It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
+        """
+        with self._access:
+            return tensor_states.state_of(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave in. After an error nothing has changed."""
+        with self._access:
+            tensor_states.restoring_state(self, state_dict)()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         rows = state.pop("_rows")
-        if rows is None and starting_a_worker():
-            raise RuntimeError(
-                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
-                "allocate their own. Call extend() or add() first"
-            )
         if rows is None:
-            return {**state, "_length": copy.copy(self._length), "_tensors": None}
+            length = self._length if starting_a_worker() else copy.copy(self._length)
+            return {**state, "_length": length, "_tensors": None}
         in_jax = isinstance(rows, JaxRows)
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
             tensors = [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]
             return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
-        if isinstance(rows, JaxRows):
+        with self._access:
+            rows.share()  # type: ignore[union-attr]  # else it was refused
+        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
+
+    def _refuse_to_share(self) -> None:
+        super()._refuse_to_share()
+        if self._rows is None and not self._is_shared():
             raise RuntimeError(
-                f"Cannot share a {type(self).__name__} on {rows.device} between processes, they would not see each "
+                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
+                "allocate their own. Call extend() or add() first, or build it with shared_init=True where it has that"
+            )
+        if isinstance(self._rows, JaxRows):
+            raise RuntimeError(
+                f"Cannot share a {type(self).__name__} on {self._rows.device} between processes, they would not see each "
                 "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
             )
-        rows.share()
-        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
@@ -339,6 +401,8 @@ class TensorStorage(Storage):
         if tensors is not None:
             in_jax = in_jax and rows_in_jax(tensors[0].device)
             self._rows = (JaxRows.holding if in_jax else TorchRows)(self._kept(tensors), self._lanes)
+        if self._journal is not None:
+            self._journal.attach(self)
 
     def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Unpickled rows in the kind of memory of this storage."""

@@ -11,6 +11,7 @@ from interop.numbers import whole
 
 _LIBRARIES = ("compression.zstd", "zstandard") if sys.version_info >= (3, 14) else ("zstandard",)
 _HIGHEST = 22
+_MOST_OF_ONE = 1 << 16  # bytes that come of one; of zeros it is 2^15
 
 
 class Zstd(threading.local):
@@ -27,9 +28,18 @@ class Zstd(threading.local):
         if library.__name__ == "zstandard":
             self.compress = library.ZstdCompressor(level=self.level).compress
             self.decompress = library.ZstdDecompressor().decompress
+            self._size = library.frame_content_size
         else:
             self.compress = functools.partial(library.compress, level=self.level)
             self.decompress = library.decompress
+            self._size = lambda data: library.get_frame_info(data).decompressed_size
+
+    def makes(self, data: Any, size: int) -> bool:
+        """Whether bytes say that they decompress to `size` bytes, and are not far too few for it."""
+        try:
+            return bool(self._size(data) == size and size <= _MOST_OF_ONE * len(data))
+        except Exception:  # each library has an error of its own for what is no frame
+            return False
 
     def __reduce__(self) -> Any:
         return type(self), (self.level,)

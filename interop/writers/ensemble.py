@@ -1,9 +1,13 @@
 """The writers of several buffers, listed together."""
 
 import copy
+from collections.abc import Callable
 from textwrap import indent
 from typing import Any, NoReturn
 
+from interop.checkpoint.members import loading_dicts, loading_members, saved_members
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries
 from interop.members import is_all, named, of_kind, unwrapped
 from interop.storages import Storage
 from interop.writers.writer import Writer
@@ -39,13 +43,20 @@ class WriterEnsemble(Writer):
         """AttributeError: members count."""
         raise AttributeError("an ensemble counts no writes: ask its members, ensemble[i].write_count")
 
-    def state_dict(self) -> dict[str, Any]:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble of writers has no state of its own: take that of its members")
+    def _entries(self) -> dict[str, Any]:
+        return {"members": saved_members(self._writers)}
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """NotImplementedError: members have a state."""
-        raise NotImplementedError("an ensemble of writers has no state of its own: load that of its members")
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        return loading_members(entries, self._writers, rule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each member under "0", "1" and so on."""
+        return {str(place): writer.state_dict() for place, writer in enumerate(self._writers)}
+
+    def _loading_dict(self, given: Any) -> Callable[[], None]:
+        rest, members = loading_dicts(self, given, self._writers)
+        Entries(rest, self).settle()
+        return members
 
     def __getitem__(self, index: Any) -> Any:
         """A member for an int, this ensemble for `:`, an ensemble of some for any other index."""

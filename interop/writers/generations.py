@@ -1,6 +1,7 @@
 """How often each row of a storage was written: whether what was found in a row once is still there."""
 
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,27 @@ class Generations:
             np.where(held, self._writes[np.where(held, at, 0)] - 1, -1) if self._writes.size else np.full_like(at, -1)
         )
         return torch.from_numpy(found).to(rows.device)
+
+    def saved(self) -> np.ndarray:
+        """A copy of how often each row was written, up to the last one that was."""
+        used = np.flatnonzero(self._writes)
+        return self._writes[: int(used[-1]) + 1 if used.size else 0].copy()
+
+    def loading(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
+        """What puts such counts in; None stands for one write of each row that is stored by then."""
+        size = self._writes.size
+        grown = _zeros(max(counts.size, size)) if counts is not None and counts.size > size else None
+
+        def put() -> None:
+            if grown is not None:
+                self._hold(grown)
+            if counts is None:
+                self._reserve(storage)
+            self._writes[:] = 0
+            found: Any = np.ones(_rows_in(storage), np.int64) if counts is None else counts
+            self._writes[: found.size] = found
+
+        return put
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():

@@ -1,7 +1,7 @@
 """The items of the highest ranks."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappush, heapreplace
 from typing import Any
 
@@ -10,6 +10,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from fbuf.checkpoint import Fields
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, a_key, key_of, permutation
 from interop.codec import shallow
 from interop.processes import starting_a_worker
 from interop.reductions import REDUCTIONS
@@ -289,6 +292,64 @@ class TensorDictMaxValueWriter(Writer):
         self._heap, self._keeps_index = [], None
         if empty_write_count:
             self._write_count = 0
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _entries(self) -> dict[str, Any]:
+        count = len(self._heap)
+        return {
+            "rank_key": key_of(self.rank_key),
+            "reduction": self.reduction,
+            "write_count": self._write_count,
+            "keeps_index": self._keeps_index,
+            "ranks": np.fromiter((rank for rank, _ in self._heap), np.float64, count),
+            "slots": np.fromiter((slot for _, slot in self._heap), np.int64, count),
+        }
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        count, key, reduction = entries.whole("write_count"), a_key(entries, "rank_key"), entries.text("reduction")
+        keeps = None if entries.any("keeps_index") is None else entries.flag("keeps_index")
+        ranks = np.array(entries.array("ranks", np.float64, (None,)))
+        if np.isnan(ranks).any():
+            raise entries.wrong("ranks", "numbers", ranks)
+        slots = permutation(entries, "slots", ranks.size)
+        if reduction not in REDUCTIONS or key is None:
+            raise entries.wrong("reduction", "one that there is", reduction)
+        if hasattr(self, "_storage") and ranks.size > self._storage.max_size:
+            entries.refuse(f"it ranks {ranks.size} items, here there is room for {self._storage.max_size}")
+        entries.parameter("rank_key", key, self.rank_key)
+        entries.parameter("reduction", reduction, self.reduction)
+        heap = list(zip(ranks.tolist(), slots.tolist(), strict=True))
+        heapify(heap)
+
+        def put() -> None:
+            self.rank_key, self.reduction, self._write_count = key, reduction, count
+            self._heap, self._keeps_index = heap, keeps
+
+        return put
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        told = {f"_{name}": state[name] for name in ("rank_key", "reduction", "write_count", "keeps_index")}
+        return {**told, "_cursor": self._cursor, "_current_top_values": [list(each) for each in self._heap]}
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        fields = Fields(given, f"the state of a {type(self).__name__}")
+        pairs = [
+            Fields({"it": each}, "a rank and a slot").items("it", 2) for each in fields.items("_current_top_values")
+        ]
+        try:
+            ranks = np.array([float(rank) for rank, _ in pairs], np.float64)
+            slots = np.array([int(slot) for _, slot in pairs], np.int64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise fields.wrong("_current_top_values", "ranks and slots", given["_current_top_values"]) from error
+        rest = {key: value for key, value in given.items() if key not in ("_current_top_values", "_cursor")}
+        own = {"rank_key": key_of(self.rank_key), "reduction": self.reduction, "keeps_index": None}
+        return {
+            **own,
+            **{str(key).removeprefix("_"): value for key, value in rest.items()},
+            "ranks": ranks,
+            "slots": slots,
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():

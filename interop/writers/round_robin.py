@@ -1,6 +1,7 @@
 """The oldest slot first."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,12 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries, integers
 from interop.codec import Layout, shallow, stack_items
 from interop.index import as_int, as_tensor
 from interop.pytrees import each_leaf
-from interop.shared_int import counter
+from interop.shared_int import SharedInt, counter
 from interop.storages import Storage, TensorStorage
 from interop.storages.lists import unbind
 from interop.writers.generations import Generations
@@ -36,17 +39,26 @@ class RoundRobinWriter(Writer):
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
-        self._cursor_cell = counter(compilable)
-        self._count_cell = counter(compilable)
+        self._cursor_cell, self._count_cell = _counters(compilable)
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
         """Write to this storage from now on; into another one than before from its first row."""
-        if getattr(self, "_storage", storage) is not storage:
-            self._cursor = 0
+        before = getattr(self, "_storage", storage)
+        if before is not storage:
+            before._counting.discard(self)
+            count, self._cursor_cell, self._count_cell = self.write_count, *_counters(self._compilable)
+            self._write_count = count
         super().register_storage(storage)
         if self.tracks_generations and storage._generations is None:
             storage._generations = Generations(storage)
+        storage._counting.add(self)
+        if storage._journal is not None:
+            storage._journal.enlist(self)
+
+    def _count_in(self, cursor: SharedInt, count: SharedInt) -> None:
+        """Have these be the cursor and the count."""
+        self._cursor_cell, self._count_cell = cursor, count
 
     @property
     def _cursor(self) -> int:
@@ -76,8 +88,9 @@ class RoundRobinWriter(Writer):
         vacant = _NONE if self._vacant is None else self._vacant(1)
         if vacant.size:
             row = int(vacant[0])
-        self._storage.set(row, self._stamped(data, row))
-        self._advance(row, 1, 1 - vacant.size)
+        with self._storage._step():
+            self._storage.set(row, self._stamped(data, row))
+            self._advance(row, 1, 1 - vacant.size)
         return self._replicate_index(row)
 
     def extend(self, data: Any) -> Tensor:
@@ -98,10 +111,13 @@ class RoundRobinWriter(Writer):
             index %= capacity
         if vacant.size:
             index = torch.cat((torch.from_numpy(vacant), index))
-            self._storage.set(index, self._stamped(data, index))
-        else:
-            _write_run(self._storage, cursor, capacity, index, self._stamped(data, index))
-        self._advance(index, count, fresh)
+        stamped = self._stamped(data, index)
+        with self._storage._step():
+            if vacant.size:
+                self._storage.set(index, stamped)
+                self._advance(index, count, fresh)
+            else:
+                _write_run(self._storage, cursor, capacity, index, stamped, self._advance)
         device = getattr(data, "device", None)
         index = self._replicate_index(index)
         return index.to(device) if device is not None and device.type != "cpu" else index
@@ -128,8 +144,12 @@ class RoundRobinWriter(Writer):
                 raise IndexError(f"rows to write at are counted from 0, got {index!r}")
             highest = rows if isinstance(rows, int) else int(rows.max()) if len(rows) else -1
             grows = highest >= (len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0])
-            storage.set(rows, self._stamped(data, rows), set_cursor=grows)
-            self._advance(rows, 1 if isinstance(rows, int) else len(rows), 0)
+            stamped = self._stamped(data, rows)
+            with storage._step():
+                storage.set(rows, stamped, set_cursor=grows)
+                self._advance(rows, 1 if isinstance(rows, int) else len(rows), 0)
+                if storage._priorities is not None:
+                    storage._priorities.forget(rows)
             named = self._replicate_index(rows)
             for buffer in listeners:
                 buffer.mark_update(named)
@@ -147,6 +167,11 @@ class RoundRobinWriter(Writer):
     def _refuse_a_stranger(self) -> None:
         """RuntimeError in a process whose writes others would not see, while they would count them."""
         self._storage.refuse_a_stranger()
+        if self._compilable and os.getpid() != self._storage._pid and self._storage._is_shared():
+            raise RuntimeError(
+                f"this {type(self).__name__} is compilable: its cursor is that of one process, and a forked one would write "
+                "over the rows of the other. Build it with compilable=False"
+            )
         if self._storage._generations is not None:
             self._storage._generations.refuse_a_stranger()
 
@@ -159,6 +184,8 @@ class RoundRobinWriter(Writer):
             if not self._storage._notes_writes:  # so that where its newest row is can be known
                 self._storage._ledger.edit(None, end=self._cursor)
         self._write_count += count
+        if self._storage._journal is not None:
+            self._storage._journal.wrote(self)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         self._cursor = 0
@@ -166,6 +193,68 @@ class RoundRobinWriter(Writer):
             self._write_count = 0
         if self.tracks_generations and self._storage._generations is not None:
             self._storage._generations.emptied()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _entries(self) -> dict[str, Any]:
+        storage = getattr(self, "_storage", None)
+        counted = None if storage is None else storage._generations
+        return {
+            "cursor": self._cursor,
+            "write_count": self._write_count,
+            "ring": None if storage is None else _ring(storage),
+            "generations": None if counted is None else counted.saved(),
+            "tracks_generations": self.tracks_generations,
+        }
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        cursor, count = entries.whole("cursor"), entries.whole("write_count")
+        cursor = self._fitting(entries, cursor)
+        if entries.flag("tracks_generations") != self.tracks_generations and rule.strict:
+            entries.refuse(
+                f"track_generations is {not self.tracks_generations} there and {self.tracks_generations} here"
+            )
+        storage, found = getattr(self, "_storage", None), entries.any("generations")
+        kept = None if found is None or storage is None else integers(entries, "generations", None, 0, 2**62)
+        counted = None if storage is None else storage._generations
+        put_generations: Any = None
+        if counted is not None or (kept is not None and self.tracks_generations):
+            assert storage is not None
+            counted = Generations(storage) if counted is None else counted
+            put_generations = counted.loading(kept, storage)
+
+        def put() -> None:
+            self._cursor, self._write_count = cursor, count
+            if put_generations is not None:
+                storage._generations = counted
+                put_generations()
+
+        return put
+
+    def _fitting(self, entries: Entries, cursor: int) -> int:
+        """The saved cursor in the storage that there is: rows that were never written over have their place in any."""
+        if entries.any("ring") is None:
+            return cursor
+        ring = entries.fields("ring")
+        capacity, filled = ring.whole("capacity", 1), ring.whole("filled")
+        if filled > capacity or cursor >= capacity:
+            raise entries.wrong("cursor", f"a row of {capacity}", cursor)
+        known = _ring(self._storage) if hasattr(self, "_storage") else None
+        here = capacity if known is None else known["capacity"]
+        if here == capacity:
+            return cursor
+        if cursor != filled % capacity or filled > here:
+            entries.refuse(f"it writes around {capacity} rows, here there are {here}")
+        return filled % here
+
+    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        told = {"_cursor": state["cursor"], "_write_count": state["write_count"], "_ring": state["ring"]}
+        return told if not self.tracks_generations else {**told, "_generation": state["generations"]}
+
+    def _of_dict(self, given: Mapping[str, Any]) -> Any:
+        known = {"_cursor": "cursor", "_write_count": "write_count", "_ring": "ring", "_generation": "generations"}
+        state = {known.get(key, key): value for key, value in given.items()}
+        return {"ring": None, "generations": None, **state, "tracks_generations": "_generation" in given}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_vacant": None}
@@ -207,6 +296,14 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         )
 
 
+def _ring(storage: Storage) -> dict[str, Any] | None:
+    """Rows that there can be and that are in use; None as long as nothing says how many items a row has."""
+    if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage._rows is None:
+        return None
+    filled = len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
+    return {"capacity": storage.row_capacity(None), "filled": filled}
+
+
 def expanded(index: Any, shape: torch.Size) -> Tensor:
     """Row numbers as int64 of the batch dims of a tensordict, without a copy."""
     rows = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device="cpu")
@@ -227,11 +324,18 @@ def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
     return tuple(shape[:ndim])
 
 
-def _write_run(storage: Storage, start: int, capacity: int, index: Tensor, data: Any) -> None:
-    """Have the storage write consecutive rows, by the short way where its own `set` is not replaced."""
+def _counters(compilable: bool) -> tuple[Any, Any]:
+    return counter(compilable), counter(compilable)
+
+
+def _write_run(
+    storage: Storage, start: int, capacity: int, index: Tensor, data: Any, advance: Callable[[Any, int, int], None]
+) -> None:
+    """Have the storage write consecutive rows, by the short way where its own `set` is not replaced, and the cursor move."""
     if isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
-        storage.set_run(start, index, data)
-    elif index.shape[0] > capacity:  # of equal rows only the last would stay; in order, so that lists can grow
+        storage.set_run(start, index, data, advance)
+        return
+    if index.shape[0] > capacity:  # of equal rows only the last would stay; in order, so that lists can grow
         keep = capacity
         order = index[-keep:].argsort()
         if isinstance(data, list):
@@ -241,3 +345,4 @@ def _write_run(storage: Storage, start: int, capacity: int, index: Tensor, data:
         storage._ledger.edit(None, end=(int(index[-1]) + 1) % capacity)  # not where the highest row is
     else:
         storage.set(index, data)
+    advance(index, index.shape[0], index.shape[0])

@@ -6,14 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from interop.checkpoint.stateful import Stateful
+from interop.processes import starting_a_worker
 from interop.storages import Storage
 
 
-class Writer(ABC):
+class Writer(Stateful, ABC):
     """Chooses slots for new items and has the storage write them.
 
     A subclass gives `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then tells
     every sampler which slots changed. For an item that is not kept `add` returns None, and `extend` has -1.
+
+    A subclass with a state of its own is saved with it, and goes on from it, where it defines `state_dict`, which returns
+    tensors and plain values, in dicts with text keys and lists, and `load_state_dict`, which takes them back.
     """
 
     _storage: Storage
@@ -86,4 +91,9 @@ class Writer(ABC):
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        if starting_a_worker() and self._compilable:
+            raise RuntimeError(
+                f"A compilable {type(self).__name__} cannot be shared between processes, each would have a cursor of its "
+                "own: build it with compilable=False"
+            )
         return {**self.__dict__, "_rng": None}

@@ -132,8 +132,6 @@ def test_writing_to_the_ensemble_is_refused(call):
         lambda ensemble: ensemble.writer._empty(),
         lambda ensemble: ensemble.writer.add(),
         lambda ensemble: ensemble.writer.extend(1),
-        lambda ensemble: ensemble.writer.state_dict(),
-        lambda ensemble: ensemble.writer.load_state_dict({}),
     ],
 )
 def test_what_only_members_have(call):

@@ -49,8 +49,8 @@ def ahead(prefetch=1, sampler=None, storage=None, **kwargs):
 
 def settled(buffer):
     """Wait for what is being drawn."""
-    for future in buffer._prefetch._queue:
-        future.exception()
+    for job in buffer._prefetch._queue:
+        job.future.exception()
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from interop import LazyTensorStorage, ListStorage, RandomSampler, ReplayBuffer, Sampler, TensorDictReplayBuffer
+from interop.buffers.ahead import Ahead
 from interop.buffers.prefetch import Prefetch
 from tests.interop.rows import flat_td, plain_tensor
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter, together
@@ -92,9 +93,9 @@ def test_a_batch_that_is_scheduled_during_a_change_is_dropped():
         droppers.append(threading.Thread(target=queue.drop))
         droppers[0].start()
         time.sleep(0.05)
-        return lambda: "stale"
+        return Ahead(1, epoch)
 
-    assert queue.take(lambda: "now", schedule, lambda waiting: True) == "now"
+    assert queue.take(lambda: "now", schedule, lambda waiting: True, lambda ahead: "stale") == "now"
     droppers[0].join(10)
     assert len(queue) == 0
 
@@ -114,8 +115,8 @@ def test_what_starts_after_a_change_does_not_draw():
         buffer.sample()
         buffer.set_sampler(Noting())
     assert buffer.sample().shape == (2, 3)
-    for future in list(buffer._prefetch._queue):
-        future.result(10)
+    for job in list(buffer._prefetch._queue):
+        job.future.result(10)
     assert len(drawn) == 3
 
 
@@ -158,7 +159,7 @@ def test_transforms_run_side_by_side():
     buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=2, transform=meet)
     buffer.extend(plain_tensor([1, 2]))
     buffer.sample()
-    futures = list(buffer._prefetch._queue)
+    futures = [job.future for job in buffer._prefetch._queue]
     assert [future.exception(20) for future in futures] == [None, None]
     both.abort()
 

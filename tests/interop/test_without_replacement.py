@@ -308,20 +308,41 @@ def test_a_draw_that_could_not_be_read_comes_again_as_it_was():
     assert raised == 2 and drawn == [ids(two.sample()) for _ in range(8)]
 
 
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_what_a_transform_refuses_was_drawn(prefetch):
+def refusing(*broken):
+    """A transform that raises at these calls."""
     seen = []
 
     def refuse(data):
         seen.append(ids(data))
-        if len(seen) == 2:
+        if len(seen) in broken:
             raise ArithmeticError
         return data
 
-    buffer = buffer_of(12, prefetch=prefetch)
-    buffer.append_transform(refuse)
+    return refuse
+
+
+def test_what_a_transform_refuses_was_drawn():
+    buffer = buffer_of(12)
+    buffer.append_transform(refusing(2))
     drawn, raised = drawn_despite(buffer, ArithmeticError, 4)
     assert raised == 1 and len(set(flat(drawn))) == 9 and buffer.sampler.ran_out
+    assert sorted(flat(epoch_of(buffer))) == list(range(12))
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_what_a_transform_refuses_ahead_of_time_comes_again(prefetch):
+    one, two = (buffer_of(12, prefetch=prefetch) for _ in range(2))
+    one.append_transform(refusing(2))
+    drawn, raised = drawn_despite(one, ArithmeticError, 5)
+    assert raised == 1 and sorted(map(sorted, drawn)) == sorted(sorted(ids(two.sample())) for _ in range(4))
+    assert one.sampler.ran_out and sorted(flat(drawn)) == list(range(12))
+
+
+def test_what_a_transform_refuses_twice_ahead_of_time_was_drawn():
+    buffer = buffer_of(12, prefetch=1)
+    buffer.append_transform(refusing(2, 3))
+    drawn, raised = drawn_despite(buffer, ArithmeticError, 5)
+    assert raised == 2 and len(set(flat(drawn))) == 9 and buffer.sampler.ran_out
     assert sorted(flat(epoch_of(buffer))) == list(range(12))
 
 

@@ -1,0 +1,178 @@
+"""A batch that will be drawn: what was settled about it when it was scheduled."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fbuf.checkpoint import Fields
+from interop import randomness
+from interop.buffers.fused import reserved
+from interop.checkpoint.stateful import integers
+from interop.samplers import Sampler
+from interop.samplers.epoch import Drawn, Epoch
+from interop.storages import Storage
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Part:
+    """What one member of an ensemble gives to a batch: its random key, or what was drawn."""
+
+    place: int
+    key: Any = None
+    drawn: Drawn | None = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Ahead:
+    """A batch that a thread makes, and what decides it: its random key, what is drawn of an epoch, or the parts of it."""
+
+    batch_size: int
+    epoch: int  # of the queue
+    key: Any = None
+    drawn: Drawn | None = None
+    parts: list[Part] | None = None
+    future: "Future[Any] | None" = None
+    failed: bool = False  # a thread could not make it
+    was_read: bool = False  # what is stored has been read, so an error came later
+
+    @classmethod
+    def of(cls, sampler: Sampler, storage: Storage, batch_size: int, epoch: int) -> "Ahead | None":
+        """The next batch of the queue; None where it cannot be drawn, which who asks for it will be told."""
+        try:
+            drawn = reserved(sampler, storage, batch_size)
+        except Exception:
+            return None
+        return cls(batch_size, epoch, None if drawn is not None else randomness.key(sampler._rng), drawn)
+
+    def _draws(self) -> Iterator[Drawn]:
+        every = [self.drawn, *(part.drawn for part in self.parts or ())]
+        return (drawn for drawn in every if drawn is not None)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether something was drawn of an epoch for it."""
+        return any(True for _ in self._draws())
+
+    def given(self) -> None:
+        """It was given out."""
+        for drawn in self._draws():
+            drawn.given()
+
+    def take_back(self) -> None:
+        """What was drawn for it remains to be drawn."""
+        for drawn in reversed(list(self._draws())):
+            drawn.take_back()
+
+    def cancel(self) -> None:
+        """What a thread has made of it does not count."""
+        if self.future is not None:
+            self.future.cancel()
+            self.future = None
+
+    def held(self, epoch: Epoch) -> Iterator[int]:
+        """The numbers of what was drawn of this epoch."""
+        return (drawn.number for drawn in self._draws() if drawn.of is epoch)
+
+    def twin(self) -> "Ahead":
+        """The same for a copy, to be made there."""
+        parts = None if self.parts is None else [dataclasses.replace(part) for part in self.parts]
+        return Ahead(self.batch_size, 0, self.key, self.drawn, parts)
+
+    def bind(self, epochs: Sequence[Epoch | None]) -> None:
+        """Tell what becomes of it to these epochs, one of each member."""
+        if self.drawn is not None and epochs[0] is not None:
+            self.drawn = self.drawn.bound(epochs[0])
+        for part in self.parts or ():
+            epoch = epochs[part.place]
+            if part.drawn is not None and epoch is not None:
+                part.drawn = part.drawn.bound(epoch)
+
+    def fits(self, members: Sequence[Any]) -> bool:
+        """Whether what was drawn is stored."""
+        places = [(0, self.drawn), *((part.place, part.drawn) for part in self.parts or ())]
+        return all(
+            drawn.of is not None and (drawn.slots < len(members[place]._storage)).all()
+            for place, drawn in places
+            if drawn is not None
+        )
+
+    # ------------------------------------------------------------------ saved trees
+
+    def saved(self) -> dict[str, Any]:
+        """A saved tree of what decides it."""
+        parts = None
+        if self.parts is not None:
+            parts = [{"place": part.place, "key": part.key, "drawn": _drawn_saved(part.drawn)} for part in self.parts]
+        return {"batch_size": self.batch_size, "key": self.key, "drawn": _drawn_saved(self.drawn), "parts": parts}
+
+
+def _drawn_saved(drawn: Drawn | None) -> dict[str, Any] | None:
+    if drawn is None:
+        return None
+    told = [
+        [list(key) if isinstance(key, tuple) else key, value.cpu().numpy() if isinstance(value, Tensor) else value]
+        for key, value in drawn.info.items()
+    ]
+    return {"number": drawn.number, "slots": drawn.slots.cpu().numpy(), "told": told}
+
+
+def restored_jobs(saved: Any, members: int) -> list[Ahead]:
+    """The batches of a saved tree, to be bound; CheckpointCorrupt where it is none."""
+    fields = Fields(saved, "batches drawn ahead")
+    return [_job(Fields(each, "a batch drawn ahead"), members) for each in fields.items("waiting")]
+
+
+def _job(fields: Fields, members: int) -> Ahead:
+    parts = None
+    if fields.any("parts") is not None:
+        parts = []
+        for each in fields.items("parts"):
+            part = Fields(each, "a part of a batch drawn ahead")
+            parts.append(Part(part.whole("place", most=members - 1), *_decided(part)))
+    key, drawn = _decided(fields) if fields.any("key") is not None or fields.any("drawn") is not None else (None, None)
+    if key is None and drawn is None and not parts:
+        raise fields.wrong("key", "what the batch is drawn by", key)
+    return Ahead(fields.whole("batch_size", 1, 2**40), 0, key, drawn, parts)
+
+
+def _decided(fields: Fields) -> tuple[Any, Drawn | None]:
+    key, drawn = None, None
+    if fields.any("key") is not None:
+        found = fields.array("key", shape=(2,))
+        if found.dtype not in (np.dtype(np.uint32), np.dtype(np.int64)):
+            raise fields.wrong("key", "two words of 32 bits", found)
+        words = np.array(found)
+        if not ((words >= 0) & (words < 2**32)).all():
+            raise fields.wrong("key", "two words of 32 bits", found)
+        key = words.astype(np.uint32)
+    if fields.any("drawn") is not None:
+        held = fields.fields("drawn")
+        slots = torch.from_numpy(integers(held, "slots", None, 0, 2**62))
+        told: dict[Any, Any] = {}
+        for each in held.items("told"):
+            pair = Fields({"pair": each}, "what is told of a batch").items("pair", 2)
+            told[_a_key(held, pair[0])] = _a_tensor(held, pair[1])
+        drawn = Drawn(None, held.whole("number"), slots, told)
+    if key is None and drawn is None:
+        raise fields.wrong("key", "what the batch is drawn by", key)
+    return key, drawn
+
+
+def _a_key(fields: Fields, value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise fields.wrong("told", "entries under texts, or lists of them", value)
+
+
+def _a_tensor(fields: Fields, value: Any) -> Tensor:
+    dtype = getattr(value, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "bif" or not hasattr(value, "shape"):
+        raise fields.wrong("told", "arrays", value)
+    return torch.from_numpy(np.array(value))

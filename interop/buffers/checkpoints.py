@@ -1,0 +1,366 @@
+"""Saving and loading of buffers."""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
+from interop.buffers.prefetch import settle
+from interop.buffers.turn import Turn
+from interop.checkpoint.checkpointers import Together, abandoned_on_error
+from interop.checkpoint.component import described, state_for
+from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.torchrl_dirs import is_torchrl_dump, restoring_dump
+
+_KIND = "replay buffer"
+
+
+class Saveable:
+    """What `dumps`, `loads` and their like do. See `ReplayBuffer`."""
+
+    _batch_size: int | None
+    _latest_checkpoint: Path | None = None  # whose files the next one may share
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the buffer in a folder: rows, sampler, writer, generator, transforms and what was drawn ahead.
+
+        It is of one moment: other threads, and processes that share the buffer, wait until all was read, not until it is on
+        the disk. It is there, flushed, when this returns; killed at any point it leaves the checkpoint that was there or
+        the new one, whole. Only the filled part is written, and of that what differs from the last checkpoint of this
+        buffer and from the one in the folder: what does not is linked to, where they are on one disk. Each can be deleted.
+
+        A batch that was drawn ahead is saved as what it will be made of. Without a generator of its own the random numbers
+        of a buffer are torch's global ones, which are not saved. `prefetch`, `collate_fn`, hooks and functions are not
+        saved: what is loaded into is built with them.
+
+        Args:
+            path: a folder; made if it is missing, below one that exists. Other files in it stay.
+
+        Raises:
+            FileNotFoundError: the folder above is missing.
+            RuntimeError: a tensor storage was not written to yet.
+            TypeError: something cannot be saved; the message names it.
+            OSError: the disk is full, or fails.
+        """
+        self._storage  # type: ignore[attr-defined]  # noqa: B018  # components, not what makes them
+        previous = [] if self._latest_checkpoint is None else [self._latest_checkpoint]
+        with Writing(path, previous) as out, self._turns(), self._queue_still():
+            tree = self._saved_with(out)
+            out.write(tree)
+            self._redraw_ahead()
+        self._latest_checkpoint = out.path
+
+    def loads(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Load what `dumps` saved into a buffer built alike, so that it goes on as the saved one would.
+
+        All is read and checked first, then put in at once: after an error the buffer is as it was, bit for bit. A storage
+        without memory gets it; one that has memory keeps it and is written over, and what was read is in memory a second
+        time until then. Parameters such as alpha, beta and batch_size are those of the checkpoint, with a warning where they
+        were others. Folders written by torchrl's `dumps` from tensor storages are read as well.
+
+        Args:
+            path: the folder. Nothing in it is changed, and nothing in it is run.
+            verify: "full" compares the checksum of every byte, "size" that of the manifest and the sizes of files.
+            strict: keys that only the checkpoint or only the storage has are an error; without, they are left out, or zero.
+            cast: items of other dtypes are cast instead of being an error.
+            allow_pickle: read objects that were saved by `ListStorageCheckpointer(allow_pickle=True)`. That runs whatever
+                code the file names: only for files that you trust.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            CheckpointCorrupt: it is damaged; the message names the file.
+            CheckpointMismatch: it is one of something else: all differences are listed.
+        """
+        rule = Rule(strict, cast, allow_pickle)
+        self._storage  # type: ignore[attr-defined]  # noqa: B018
+        with self._turns(), self._queue_still():
+            if is_torchrl_dump(path):
+                restoring_dump(self, path, rule)()
+                return
+            restored = load(path, lambda source: self._restoring_from(source, rule), verify)
+            restored()
+            settle(self._drawn_from(), [self.__dict__["_prefetch"]])
+        self._latest_checkpoint = Path(path).absolute()
+
+    def dump(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `dumps`."""
+        self.dumps(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `dumps`."""
+        self.dumps(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `loads`."""
+        self.loads(*args, **kwargs)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have `hook(data, path=None)` change what is saved of the storage; see `StorageCheckpointerBase`."""
+        self._storage.register_save_hook(hook)  # type: ignore[attr-defined]
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have `hook(data, out=None)` change what was loaded for the storage."""
+        self._storage.register_load_hook(hook)  # type: ignore[attr-defined]
+
+    def _turns(self) -> Any:
+        """A context in which nobody else reads or writes."""
+        return Turn(self)
+
+    # ------------------------------------------------------------------ trees
+
+    def _saved_with(self, out: Writing) -> dict[str, Any]:
+        storage = self._storage  # type: ignore[attr-defined]
+        return {
+            "kind": _KIND,
+            "class": type(self).__name__,
+            "storage": storage.checkpointer._described(storage, out),
+            **self._saved_rest(),
+        }
+
+    def _saved_rest(self) -> dict[str, Any]:
+        """All but the storage."""
+        held = self.__dict__
+        return {
+            "batch_size": held["_batch_size"],
+            "sampler": described(held["_sampler"], self._saved_sampler()),
+            "writer": described(held["_writer"], held["_writer"]._saved()),
+            "transforms": held["_transform"]._saved(),
+            "generator": _saved_generator(held["_rng"]),
+            "prefetch": None if held["_prefetch"] is None else held["_prefetch"]._saved(),
+        }
+
+    def _saved_sampler(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.__dict__["_sampler"]._saved()
+        return state
+
+    def _restoring_sampler(self, state: Any, rule: Rule) -> Callable[[], None]:
+        put: Callable[[], None] = self.__dict__["_sampler"]._restoring(state, rule)
+        return put
+
+    def _restoring_from(self, source: Source, rule: Rule) -> Callable[[], None]:
+        return self._restoring_tree(source.tree, source, rule, str(source.path))
+
+    def _restoring_tree(self, tree: Any, source: Source, rule: Rule, where: str) -> Callable[[], None]:
+        """Check everything; what is returned puts it in. The lock is held."""
+        fields = Fields(tree, where)
+        if fields.text("kind") != _KIND:
+            raise CheckpointMismatch(f"{where}: was saved from a {fields.text('kind')}, not from a replay buffer")
+        storage = self._storage  # type: ignore[attr-defined]
+        rest = self._restoring_rest(fields, ("sampler", "writer"), where, rule)
+        # Last to be read, for it is the largest, and first to be put in.
+        rows = storage.checkpointer._restoring(storage, fields.any("storage"), source, rule)
+        return Together([self._forgetting(), rows, rest])
+
+    def _restoring_rest(self, fields: Fields, names: Sequence[str], where: str, rule: Rule) -> Callable[[], None]:
+        """The same for all but the storage."""
+        held = self.__dict__
+        size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1)
+        ready: list[Callable[[], None]] = []
+        with abandoned_on_error(ready):
+            for name in names:
+                component = held[f"_{name}"]
+                state = state_for(component, fields.any(name), f"{where}, {name}")
+                put = self._restoring_sampler if name == "sampler" else component._restoring
+                ready.append(put(state, rule))
+            ready.append(held["_transform"]._restoring(fields.any("transforms"), rule))
+            ready.append(_restoring_generator(held["_rng"], fields.any("generator"), where))
+            queue = self._restoring_queue(fields.any("prefetch"), rule)
+        return Together([*ready, self._rejoining(size), queue])
+
+    def _forgetting(self) -> Callable[[], None]:
+        """What has batches that were drawn ahead forgotten."""
+        return self._drop_ahead  # type: ignore[attr-defined]
+
+    def _rejoining(self, batch_size: int | None) -> Callable[[], None]:
+        def rejoin() -> None:
+            if self._batch_size is not None and batch_size != self._batch_size:
+                warnings.warn(
+                    f"the buffer had batch_size={self._batch_size}, the checkpoint has {batch_size}, which counts",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            self._batch_size = batch_size
+            self._rejoin()  # type: ignore[attr-defined]
+
+        return rejoin
+
+    def _restoring_queue(self, saved: Any, rule: Rule) -> Callable[[], None]:
+        queue = self.__dict__["_prefetch"]
+        if queue is None or saved is None:  # it is no state: other batches are drawn at once, or none ahead
+            return lambda: None
+        restoring: Callable[[], None] = queue._restoring(saved, rule, self._drawn_from())
+        return restoring
+
+    def _drawn_from(self) -> Sequence[Any]:
+        """The buffers whose items batches are made of."""
+        return (self,)
+
+    # ------------------------------------------------------------------ state dicts
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that `dumps` saves, as plain values and tensors: `torch.load(weights_only=True)` reads it.
+
+        Keys: "_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_consume_after_n_samples", "_rng" and
+        "_prefetch_state". It takes the memory of the rows a second time: `dumps` does not.
+        """
+        self._storage  # type: ignore[attr-defined]  # noqa: B018
+        with self._turns(), self._queue_still():
+            held = self.__dict__
+            state = {
+                "_storage": held["_storage"].state_dict(),
+                "_sampler": held["_sampler"].state_dict(),
+                "_writer": held["_writer"].state_dict(),
+                "_transforms": {key: _copied(each) for key, each in held["_transform"].state_dict().items()},
+                "_batch_size": held["_batch_size"],
+                "_consume_after_n_samples": getattr(held["_sampler"], "max_sample_count", None),
+                "_rng": None if held["_rng"] is None else (held["_rng"].get_state(), str(held["_rng"].device)),
+                "_prefetch_state": None if held["_prefetch"] is None else _tensors(held["_prefetch"]._saved()),
+            }
+            self._redraw_ahead()
+            return state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave into a buffer built alike. An error of a component leaves all as it was."""
+        self._storage  # type: ignore[attr-defined]  # noqa: B018
+        fields = Fields(state_dict, "the state_dict of a buffer")
+        with self._turns(), self._queue_still():
+            held = self.__dict__
+            before = {name: held[name].state_dict() for name in ("_storage", "_sampler", "_writer")}
+            done: list[str] = []
+            try:
+                for name in before:
+                    done.append(name)
+                    held[name].load_state_dict(fields.any(name))
+                rng, batch_size = fields.any("_rng"), fields.any("_batch_size")
+                saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
+                generator = _restoring_generator(held["_rng"], saved, "the state_dict of a buffer")
+                queued = fields.any("_prefetch_state") if "_prefetch_state" in fields else None
+                queue = self._restoring_queue(_arrays(queued), EXACT)
+                held["_transform"].load_state_dict(fields.any("_transforms"))
+            except BaseException:
+                for name in reversed(done):
+                    held[name].load_state_dict(before[name])
+                raise
+            Together([self._forgetting(), generator, self._rejoining(batch_size), queue])()
+            settle(self._drawn_from(), [held["_prefetch"]])
+
+    # ------------------------------------------------------------------ batches drawn ahead
+
+    def _queue_still(self) -> Any:
+        """A context in which no batch is drawn ahead, or taken."""
+        queue = self.__dict__["_prefetch"]
+        return contextlib.nullcontext() if queue is None else queue.still()
+
+    def _redraw_ahead(self) -> None:
+        """Draw what waits again, from what is stored now, as whoever loads this will."""
+        queue = self.__dict__["_prefetch"]
+        if queue is not None and len(queue):
+            queue.redraw(self)
+
+
+class SaveableEnsemble(Saveable):
+    """The same for several buffers: each is saved as it would be by itself, in one checkpoint of one moment."""
+
+    _members: tuple[Any, ...]
+
+    def _drawn_from(self) -> Sequence[Any]:
+        return self._members
+
+    def _saved_sampler(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.sampler._saved_choice()  # type: ignore[attr-defined]
+        return state
+
+    def _restoring_sampler(self, state: Any, rule: Rule) -> Callable[[], None]:
+        put: Callable[[], None] = self.sampler._restoring_choice(state)  # type: ignore[attr-defined]
+        return put
+
+    def _turns(self) -> Any:
+        turns = contextlib.ExitStack()
+        for member in sorted(self._members, key=lambda each: id(each._storage)):  # in one order, whoever takes them
+            turns.enter_context(member._turns())
+            turns.enter_context(member._queue_still())
+        return turns
+
+    def _saved_with(self, out: Writing) -> dict[str, Any]:
+        members = [member._saved_with(out) for member in self._members]
+        rest = self._saved_rest()
+        return {"kind": _KIND, "class": type(self).__name__, "members": members, **rest, "writer": None}
+
+    def _restoring_tree(self, tree: Any, source: Source, rule: Rule, where: str) -> Callable[[], None]:
+        fields = Fields(tree, where)
+        members = fields.items("members")
+        if len(members) != len(self._members):
+            raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self._members)} are here")
+        ready: list[Callable[[], None]] = []
+        with abandoned_on_error(ready):
+            for place, (member, saved) in enumerate(zip(self._members, members, strict=True)):
+                ready.append(member._restoring_tree(saved, source, rule, f"{where}, member {place}"))
+            ready.append(self._restoring_rest(fields, ("sampler",), where, rule))
+        return Together(ready)
+
+    def _redraw_ahead(self) -> None:
+        super()._redraw_ahead()
+        for member in self._members:
+            member._redraw_ahead()
+
+
+def _saved_generator(generator: torch.Generator | None) -> dict[str, Any] | None:
+    if generator is None:
+        return None
+    return {"state": generator.get_state().numpy(), "device": str(generator.device)}
+
+
+def _restoring_generator(generator: torch.Generator | None, saved: Any, where: str) -> Callable[[], None]:
+    if saved is None or generator is None:  # where there is none, torch's global one goes on as it is
+        return lambda: None
+    state = Fields(saved, f"{where}, generator").array("state", np.uint8, (None,))
+    tensor = torch.from_numpy(np.array(state))
+    trial = torch.Generator(generator.device)
+    try:
+        trial.set_state(tensor)
+    except RuntimeError as error:
+        raise CheckpointMismatch(f"{where}: the state of the generator is none of a {generator.device} one") from error
+
+    def put() -> None:
+        generator.set_state(tensor)
+
+    return put
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _tensors(tree: Any) -> Any:
+    """A saved tree with tensors for arrays."""
+    if isinstance(tree, dict):
+        return {key: _tensors(each) for key, each in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_tensors(each) for each in tree]
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(tree.astype(np.int64) if tree.dtype == np.uint32 else tree.copy())
+    return tree
+
+
+def _arrays(tree: Any) -> Any:
+    """The other way."""
+    if isinstance(tree, dict):
+        return {key: _arrays(each) for key, each in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_arrays(each) for each in tree]
+    return tree.numpy() if isinstance(tree, Tensor) else tree

@@ -1,0 +1,141 @@
+"""Values as tensors and plain values only, which `torch.load(weights_only=True)` reads, and back."""
+
+import collections
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.dtypes import BY_NAME
+from interop.checkpoint.rule import EXACT
+from interop.checkpoint.structure import MOST_DEEP
+from interop.checkpoint.values import decode, encode
+
+_ALONE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_KEYS = (str, int, float, bool, type(None))
+_SAVED, _BYTES, _BATCH, _DEVICE, _NAMES = "__saved", "__bytes", "__batch_size", "__device", "__names"
+_MARKS = {_SAVED, _BYTES, _BATCH, _DEVICE, _NAMES}
+
+
+def plain(value: Any, where: str) -> Any:
+    """A copy of a value that is made of tensors and plain values.
+
+    Tensors, plain values, and lists, tuples and dicts of these are what they were. A tensordict is a dict with its entries,
+    "__batch_size" and "__device", which its `load_state_dict` takes. Other values are a dict with the entry "__saved".
+    TypeError for what `values` does not save, naming where it is.
+    """
+    try:
+        return _plain(value, where, 0)
+    except RecursionError as error:
+        raise ValueError(f"{where}: nested too deeply") from error
+
+
+def _plain(value: Any, where: str, depth: int) -> Any:
+    kind = type(value)
+    if kind in _ALONE:
+        return value
+    if kind is Tensor and value.layout is torch.strided and not (value.is_nested or value.is_meta or value.is_quantized):
+        return value.detach().clone()
+    if kind in (list, tuple):
+        return kind([_plain(each, f"{where}, element {n}", depth + 1) for n, each in enumerate(value)])
+    if kind is dict and all(type(key) in _KEYS and key not in _MARKS for key in value):
+        return {key: _plain(each, f"{where}, key {key!r}", depth + 1) for key, each in value.items()}
+    if kind is TensorDict and _is_tensors(value):
+        return _state_of(value)
+    return {_SAVED: _tensors(encode(value, where))}
+
+
+def _is_tensors(data: TensorDict) -> bool:
+    """Whether a tensordict has tensors and such tensordicts only."""
+    return not _MARKS.intersection(data._tensordict) and all(
+        type(each) is Tensor or (type(each) is TensorDict and _is_tensors(each)) for each in data._tensordict.values()
+    )
+
+
+def _state_of(data: TensorDict) -> dict[str, Any]:
+    entries = {
+        key: _state_of(each) if isinstance(each, TensorDict) else each.detach().clone()
+        for key, each in data._tensordict.items()
+    }
+    names = {_NAMES: list(data.names)} if any(data.names) else {}
+    return {**entries, _BATCH: data.batch_size, _DEVICE: data.device, **names}
+
+
+def opened(value: Any, where: str, depth: int = 0) -> Any:
+    """The value of a copy that `plain` made, or of tensors, plain values and states of tensordicts; a copy again.
+
+    TypeError for anything else, naming where it is.
+    """
+    if depth > MOST_DEEP:
+        raise ValueError(f"{where}: nested more than {MOST_DEEP} deep")
+    kind = type(value)
+    if kind in _ALONE:
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().as_subclass(Tensor).clone()
+    if kind in (list, tuple):
+        return kind([opened(each, f"{where}, element {n}", depth + 1) for n, each in enumerate(value)])
+    if kind not in (dict, collections.OrderedDict):
+        raise TypeError(f"{where}: expected a tensor, a plain value or the state of a tensordict, got {kind.__name__}")
+    if value.keys() == {_SAVED}:
+        return decode(_arrays(value[_SAVED], where), EXACT, where)
+    if _BATCH in value or hasattr(value, "_metadata"):
+        try:
+            return _tensordict(value, where, depth)
+        except (RuntimeError, ValueError, KeyError, AttributeError) as error:
+            raise TypeError(f"{where}: not the state of a tensordict ({error})") from error
+    return {key: opened(each, f"{where}, key {key!r}", depth + 1) for key, each in value.items()}
+
+
+def _tensordict(state: dict[str, Any], where: str, depth: int) -> TensorDict:
+    if _BATCH in state:
+        entries = {key: opened(each, f"{where}, key {key!r}", depth + 1) for key, each in state.items() if key not in _MARKS}
+        wrong = next((key for key, each in entries.items() if not isinstance(each, Tensor | TensorDict)), None)
+        if wrong is not None:
+            raise TypeError(f"{where}: {wrong!r} is no tensor")
+        return TensorDict(entries, state[_BATCH], device=state.get(_DEVICE), names=state.get(_NAMES))
+    # As `TensorDict.state_dict` gives it: nested entries have the keys "a.b", and what they are is beside.
+    others = [key for key, each in state.items() if not isinstance(each, Tensor | dict)]
+    others += [name for name, told in state._metadata.items() if "_type" in told]  # type: ignore[attr-defined]
+    if others:
+        raise TypeError(f"{where}: the entries {others[:5]} are no tensors")
+    return TensorDict({}, []).load_state_dict(state, strict=False).clone()  # type: ignore[no-any-return]
+
+
+def _tensors(tree: Any) -> Any:
+    """A saved tree with copies as tensors in the place of arrays."""
+    if isinstance(tree, dict):
+        return {key: _tensors(each) for key, each in tree.items()}
+    if isinstance(tree, list):
+        return [_tensors(each) for each in tree]
+    if not isinstance(tree, np.ndarray):
+        return tree
+    try:
+        return torch.from_numpy(tree.copy())
+    except TypeError:  # one that NumPy has from elsewhere
+        raw = torch.from_numpy(np.ascontiguousarray(tree).reshape(-1).view(np.uint8).copy())
+        return {_BYTES: raw, "dtype": tree.dtype.name, "shape": list(tree.shape)}
+
+
+def _arrays(tree: Any, where: str, depth: int = 0) -> Any:
+    """The saved tree again."""
+    if depth > 4 * MOST_DEEP:
+        raise ValueError(f"{where}: nested too deeply")
+    if isinstance(tree, Tensor):
+        try:
+            return tree.detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:
+            raise CheckpointCorrupt(f"{where}: a tensor of {tree.dtype} that was none") from error
+    if isinstance(tree, list | tuple):
+        return [_arrays(each, where, depth + 1) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _BYTES not in tree:
+        return {key: _arrays(each, where, depth + 1) for key, each in tree.items()}
+    try:
+        return tree[_BYTES].numpy().view(BY_NAME[tree["dtype"]]).reshape(tree["shape"])
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointCorrupt(f"{where}: an array that is not described as it should be") from error

@@ -1,0 +1,317 @@
+"""The content of tensor storages as a saved tree, and back."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
+from interop import bridge
+from interop.checkpoint.layouts import layout_of, saved_layout
+from interop.checkpoint.rule import EXACT, Rule
+from interop.codec import Layout, Leaf, LeafSpec
+
+
+def saved_ring(storage: Any) -> dict[str, Any]:
+    """How far a storage is filled, and where its oldest row is."""
+    return {
+        "ndim": storage.ndim,
+        "lanes": list(storage._lanes),
+        "capacity": storage._row_count,
+        "filled": storage._filled_rows,
+        "written": storage._ledger.written,
+        "end": storage._ledger.end,
+    }
+
+
+def saved_rows(storage: Any) -> dict[str, Any]:
+    """The rows of a storage, views of its memory where that is on the host."""
+    if storage._rows is None:
+        return {"layout": None}
+    filled = storage._filled_rows
+    leaves = [as_array(leaf) for leaf in storage._rows.at(filled, slice(None))]
+    return {
+        "layout": saved_layout(storage._layout),
+        "ring": saved_ring(storage),
+        "columns": Columns(leaves, storage._row_count),
+    }
+
+
+def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
+    """Check saved rows against a storage, and read them; what is returned puts them in."""
+    where = f"the checkpoint of a {type(storage).__name__}"
+    fields = Fields(saved, where)
+    if fields.any("layout") is None:
+        empty: Callable[[], None] = storage._empty
+        return empty
+    layout = layout_of(fields.any("layout"), where)
+    ring = Ring(fields.fields("ring"))
+    columns = fields.any("columns")
+    specs = list(zip(columns.dtypes, columns.shapes, strict=True)) if isinstance(columns, StoredColumns) else None
+    expected = [(_array_dtype(leaf.dtype), (*ring.lanes, *leaf.shape)) for leaf in layout.leaves]
+    if specs != expected or columns.rows != ring.filled:
+        raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
+    plan = Plan(storage, layout, ring, rule, where)
+    return plan.filled_by(lambda arrays: columns.read_into(arrays))
+
+
+def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Callable[[], None]:
+    """The same for rows that are there as data of the user's kind: all that are filled, [rows, *lanes]."""
+    where = f"the checkpoint of a {type(storage).__name__}"
+    found = Ring(Fields(ring, where))
+    try:
+        layout = Layout.of(data, found.ndim)
+        leaves = layout.flatten(data, found.ndim)
+    except (TypeError, RuntimeError, KeyError) as error:
+        raise CheckpointMismatch(f"{where}: what was loaded cannot be stored: {error}") from error
+    if any(tuple(leaf.shape[: found.ndim]) != (found.filled, *found.lanes) for leaf in leaves):
+        shape = list(leaves[0].shape[: found.ndim]) if leaves else []
+        raise CheckpointMismatch(f"{where}: data of shape {shape} for {found.filled} rows of {list(found.lanes)}")
+    plan = Plan(storage, layout, found, rule, where)
+
+    def fill(arrays: Sequence[np.ndarray | None]) -> None:
+        for array, leaf in zip(arrays, leaves, strict=True):
+            if array is not None:
+                array[...] = as_array(leaf)
+
+    return plan.filled_by(fill)
+
+
+class Ring:
+    """How far saved rows fill their ring."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.ndim = fields.whole("ndim", 1, 64)
+        self.lanes = fields.wholes("lanes")
+        self.capacity = fields.whole("capacity", 1)
+        self.filled = fields.whole("filled", 0, self.capacity)
+        self.written = fields.whole("written")
+        self.end = fields.whole("end", 0, self.capacity)
+        if len(self.lanes) != self.ndim - 1:
+            raise fields.wrong("lanes", f"{self.ndim - 1} sizes", list(self.lanes))
+
+
+class Plan:
+    """How saved rows go into a storage: into new memory of its own where it has none, else over what it holds."""
+
+    def __init__(self, storage: Any, layout: Layout, ring: Ring, rule: Rule, where: str) -> None:
+        self._storage, self._saved, self._ring = storage, layout, ring
+        self._layout = storage._layout or layout
+        self._fresh = storage._rows is None
+        differences = self._differences(rule)
+        if differences:
+            raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
+
+    def _differences(self, rule: Rule) -> list[str]:
+        storage, ring = self._storage, self._ring
+        found = []
+        if storage.ndim != ring.ndim:
+            return [f"it has ndim={ring.ndim}, the storage ndim={storage.ndim}"]
+        rows = -(-storage._max_size // max(math.prod(ring.lanes), 1))
+        if rows != ring.capacity:
+            found.append(
+                f"it has a capacity of {ring.capacity} rows, the storage of {rows}: build it with the same max_size"
+            )
+        if self._fresh:
+            return found
+        if storage._lanes != ring.lanes:
+            found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage._lanes)}")
+        ours, theirs = _by_path(self._layout), _by_path(self._saved)
+        if rule.strict:
+            found += [f"{spec.name} is only in the checkpoint" for path, spec in theirs.items() if path not in ours]
+            found += [f"{spec.name} is only in the storage" for path, spec in ours.items() if path not in theirs]
+        for path in ours.keys() & theirs.keys():
+            one, other = theirs[path], ours[path]
+            if one.shape != other.shape:
+                found.append(f"{one.name} has shape {list(one.shape)}, in the storage {list(other.shape)}")
+            if one.dtype != other.dtype and not rule.cast:
+                found.append(f"{one.name} is {one.dtype}, in the storage {other.dtype} (cast=True casts it)")
+        if not found and ours.keys() == theirs.keys() and not _alike(self._saved.root, self._layout.root):
+            found.append("its items are made of other kinds of containers")
+        return sorted(found)
+
+    def filled_by(self, fill: Callable[[Sequence[np.ndarray | None]], None]) -> "Restored":
+        """Read the rows; `fill` is given an array [filled, *lanes, ...] for each saved leaf, None where it is not wanted."""
+        storage, ring = self._storage, self._ring
+        lead = (ring.capacity, *ring.lanes)
+        rows, device = None, storage.device
+        try:
+            if self._fresh:
+                if device == "auto":
+                    storage.device = torch.device("cpu")
+                with torch.inference_mode(False), torch.device("cpu"):
+                    rows = storage._memory(self._layout, lead)
+            held = self._read(rows, fill)
+        except BaseException:
+            storage.device = device
+            if rows is not None:
+                storage._release()
+            raise
+        return Restored(storage, self._layout, rows, held, ring)
+
+    def _read(self, rows: Any, fill: Callable[[Sequence[np.ndarray | None]], None]) -> list[Tensor]:
+        """The leaves of the target, filled; those that are rows already need not be written to them."""
+        filled = self._ring.filled
+        direct = rows is not None and getattr(rows, "on_host", False) and type(rows).__name__ == "TorchRows"
+        places = self._layout.places
+        arrays: list[np.ndarray | None] = []
+        for spec in self._saved.leaves:
+            place = places.get(spec.path)
+            if place is None:
+                arrays.append(None)
+            elif direct and rows.tensors[place].is_contiguous():
+                arrays.append(as_array(rows.tensors[place])[:filled])
+            else:
+                arrays.append(np.empty((filled, *self._ring.lanes, *spec.shape), _array_dtype(spec.dtype)))
+        fill(arrays)
+        if direct:
+            return []
+        held = dict(zip((spec.path for spec in self._saved.leaves), arrays, strict=True))
+        dtypes = {spec.path: spec.dtype for spec in self._saved.leaves}
+        found = []
+        for spec in self._layout.leaves:
+            array = held.get(spec.path)
+            if array is None:
+                shape = (filled, *self._ring.lanes, *spec.shape)
+                found.append(torch.zeros(shape, dtype=spec.dtype, device="cpu"))
+            else:
+                found.append(as_tensor(array, dtypes[spec.path]).to(spec.dtype))
+        return found
+
+
+class Restored:
+    """Rows that were read, to be put in, or to be abandoned."""
+
+    def __init__(self, storage: Any, layout: Layout, rows: Any, held: list[Tensor], ring: Ring) -> None:
+        self._storage, self._layout, self._rows, self._held, self._ring = storage, layout, rows, held, ring
+
+    def __call__(self) -> None:
+        storage, ring = self._storage, self._ring
+        storage._empty()  # what a reader of another process, or after a crash, sees is nothing rather than a mixture
+        if self._rows is not None:
+            storage._adopt(self._layout, self._rows)
+        if self._held and ring.filled:
+            storage._own_rows().write_run(0, self._held)
+        storage._length.value = ring.filled * storage._per_row
+        storage._ledger.restored(ring.written, ring.end % ring.capacity)
+
+    def abandon(self) -> None:
+        """Give back memory that was taken."""
+        if self._rows is not None:
+            self._storage._release()
+
+
+# ---------------------------------------------------------------------- state dicts
+
+
+def state_of(storage: Any) -> dict[str, Any]:
+    """A `state_dict`: copies of the filled rows."""
+    if storage._rows is None:
+        return {"_storage": {}, "initialized": False, "_len": 0}
+    leaves = [leaf.clone() for leaf in storage._rows.at(storage._filled_rows, slice(None))]
+    layout = saved_layout(storage._layout)
+    content: Any = leaves
+    if storage._layout.is_tensordict:
+        content = {}
+        for spec, leaf in zip(storage._layout.leaves, leaves, strict=True):
+            node = content
+            for step in spec.path[:-1]:
+                node = node.setdefault(step, {})
+            node[spec.path[-1]] = leaf
+    elif isinstance(storage._layout.root, Leaf):
+        content = leaves[0]
+    return {
+        "_storage": content,
+        "initialized": True,
+        "_len": len(storage),
+        "_layout": layout,
+        "_ring": saved_ring(storage),
+    }
+
+
+def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
+    """Check a `state_dict`; what is returned puts a copy of it in."""
+    where = f"the state_dict of a {type(storage).__name__}"
+    fields = Fields(state, where)
+    if not fields.flag("initialized"):
+        empty: Callable[[], None] = storage._empty
+        return empty
+    content = fields.any("_storage")
+    if "_layout" in state:
+        layout, ring = layout_of(state["_layout"], where), fields.any("_ring")
+        found = Ring(Fields(ring, where))
+        leaves = content if isinstance(content, list) else [_at(content, leaf.path) for leaf in layout.leaves]
+        shapes = [(found.filled, *found.lanes, *leaf.shape) for leaf in layout.leaves]
+        dtypes = [leaf.dtype for leaf in layout.leaves]
+        if [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves] != list(
+            zip(shapes, dtypes, strict=True)
+        ):
+            raise CheckpointCorrupt(f"{where}: the tensors in '_storage' are not those of the '_layout'")
+        return restoring_data(storage, layout.build(leaves, (found.filled, *found.lanes)), ring)
+    data = _opened(content, storage.ndim, where)  # as others write it: all rows, filled or not
+    lead = tuple(data.shape[: storage.ndim])
+    per_row = math.prod(lead[1:])
+    length = fields.whole("_len", 0, math.prod(lead))
+    filled = length // max(per_row, 1)
+    capacity = -(-storage._max_size // max(per_row, 1))
+    ring = {"ndim": storage.ndim, "lanes": list(lead[1:]), "capacity": capacity, "filled": filled}
+    return restoring_data(storage, data[:filled], {**ring, "written": filled, "end": filled % capacity})
+
+
+def _at(content: Any, path: Sequence[Any]) -> Any:
+    for step in path:
+        content = content.get(step) if isinstance(content, dict) else None
+    return content
+
+
+def _opened(content: Any, ndim: int, where: str) -> Any:
+    """The tensordict of a state with the keys "a" and "a.b", with `ndim` batch dims; a tensor as it is."""
+    leaves = content.values() if isinstance(content, dict) else [content]
+    leaves = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not leaves or any(leaf.ndim < ndim for leaf in leaves):
+        raise TypeError(f"{where}: '_storage' must be a tensor or the state of a tensordict, with {ndim} dims of items")
+    if isinstance(content, Tensor):
+        return content
+    entries = {tuple(key.split(".")): leaf for key, leaf in content.items() if isinstance(leaf, Tensor)}
+    data = TensorDict({}, leaves[0].shape[:ndim])
+    for path, leaf in entries.items():
+        data.set(path, leaf)
+    return data
+
+
+# ---------------------------------------------------------------------- arrays
+
+
+def as_array(leaf: Tensor) -> np.ndarray:
+    """A tensor for NumPy, without a copy on the host; what NumPy has no dtype for as integers of the same size."""
+    return bridge.numpy_view(leaf.detach().as_subclass(Tensor).cpu().resolve_conj().resolve_neg())
+
+
+def as_tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """The tensor of such an array."""
+    found = torch.from_numpy(array)
+    return found if found.dtype == dtype else found.view(dtype)
+
+
+def _array_dtype(dtype: torch.dtype) -> np.dtype:
+    return as_array(torch.zeros((), dtype=dtype, device="cpu")).dtype
+
+
+def _by_path(layout: Layout) -> dict[Any, LeafSpec]:
+    return {leaf.path: leaf for leaf in layout.leaves}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two structures of the same leaves give data of the same kinds."""
+    if type(one) is not type(other):
+        return False
+    if not hasattr(one, "kind"):
+        return True
+    children = dict(zip(other.keys, other.children, strict=True))
+    return one.kind is other.kind and all(
+        key in children and _alike(child, children[key]) for key, child in zip(one.keys, one.children, strict=True)
+    )

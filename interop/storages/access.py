@@ -1,0 +1,235 @@
+"""Whose turn it is at a storage: one thread's and, once processes share it, one process's."""
+
+import copy
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from interop.storages.lock import Lock, renew_in_children
+from interop.storages.process_lock import ProcessLock
+
+_PATIENCE = 1.0  # seconds that a fork waits for turns in other threads to end
+_all: weakref.WeakSet["Access"] = weakref.WeakSet()
+_sharing = Lock()
+
+
+class Access:
+    """The lock that buffers hold while they read or write a storage: of threads and, after `share`, of processes.
+
+    Reentrant. A process that ends frees it. In a forked child a turn at memory that is not shared is refused once another
+    process has changed what is counted; and torch uses one thread, GNU's OpenMP would wait for threads that are not there.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_at_fork",
+        "_begun",
+        "_depth",
+        "_forked",
+        "_given",
+        "_held",
+        "_kept",
+        "_lock",
+        "_storage",
+        "_threads",
+        "more",
+    )
+
+    def __init__(self, storage: Any = None) -> None:
+        self._storage: Callable[[], Any] = _no_storage if storage is None else weakref.ref(storage)
+        self._held = threading.RLock()
+        self._depth = 0  # turns within each other; above 0 only while a thread holds the lock
+        self.more = False  # whether a turn takes more than the lock of threads
+        self._begun = False  # whether that was done, and is to be undone at the end
+        self._lock: ProcessLock | None = None
+        self._given = False  # whether others have the lock
+        self._forked = False
+        self._at_fork: tuple[int, ...] | None = None  # what was counted of rows that a forked child does not share
+        self._kept = False  # whether the thread that forks has the turn
+        self._threads = 0  # that torch is to have again
+        renew_in_children(self)
+        _all.add(self)
+
+    # ------------------------------------------------------------------ turns
+
+    def acquire(self) -> None:
+        """Wait for the turn. RuntimeError in a forked child for which the storage is not what others see."""
+        self._held.acquire()
+        self._depth += 1
+        if self.more and not self._begun:
+            self._begin()
+
+    def release(self) -> None:
+        """End the turn."""
+        self._depth -= 1
+        last = not self._depth
+        try:
+            if last and self._begun:
+                self._end()
+        finally:
+            self._held.release()
+        if last and self._begun:  # processes began to share it meanwhile
+            self._settle()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+    def _begin(self) -> None:
+        try:
+            if self._forked and (threads := torch.get_num_threads()) > 1:
+                torch.set_num_threads(1)
+                self._threads = threads
+            if self._lock is not None:
+                self._lock.acquire()
+            self._begun = True
+            storage = self._storage()
+            if storage is not None:
+                if self._forked:
+                    self._check(storage)
+                storage._begin_turn()
+        except BaseException:
+            self._begun = True
+            self.release()
+            raise
+
+    def _end(self) -> None:
+        self._begun = False
+        if self._threads:
+            torch.set_num_threads(self._threads)
+            self._threads = 0
+        if self._lock is not None:
+            self._lock.release()
+
+    # ------------------------------------------------------------------ processes
+
+    @property
+    def processes(self) -> ProcessLock | None:
+        """The lock among processes, where they take turns."""
+        return self._lock
+
+    def share(self) -> None:
+        """Have processes take turns from now on. A turn that a thread is in the middle of is one of this process."""
+        with _sharing:
+            if self._lock is None:
+                lock = ProcessLock()
+                lock.acquire()
+                self._lock = lock
+                self._begun = True
+                self.more = True
+                self._settle()
+
+    def _settle(self) -> None:
+        """End what was begun for a turn in another thread, if that is over; else it does, at its end."""
+        if self._held.acquire(blocking=False):
+            try:
+                if not self._depth and self._begun:
+                    self._end()
+            finally:
+                self._held.release()
+
+    def unshare(self) -> None:
+        """Have processes no longer take turns, where none was started yet."""
+        with self, _sharing:
+            if not self._given:
+                self._lock, self.more = None, self._forked
+
+    def give(self) -> ProcessLock:
+        """The lock, for a process that is starting."""
+        self.share()
+        self._given = True
+        assert self._lock is not None
+        return self._lock
+
+    def take(self, lock: ProcessLock) -> None:
+        """Take turns with the process that gave this lock."""
+        self._lock, self._given, self.more = lock, True, True
+
+    def before_fork(self, until: float) -> None:
+        """Have the child take turns, or know what was there when it was forked; and no thread be in the middle of a turn,
+        if that can be had by then."""
+        self._kept = self._held.acquire(timeout=max(0.0, until - time.monotonic()))
+        storage = self._storage()
+        if storage is None:
+            return
+        before, self._at_fork = self._at_fork, ()  # the child refuses where this does not work
+        if storage._is_shared():
+            if self._lock is None:
+                storage._start_sharing()
+            self._given, self._at_fork = True, None
+        else:
+            self._at_fork = before if self._forked else storage._counts()
+
+    def after_fork(self) -> None:
+        """Let threads go on."""
+        if self._kept:
+            self._kept = False
+            self._held.release()
+
+    def _renew(self) -> None:  # in a forked child
+        if self._kept:
+            self.after_fork()
+        elif self._held.acquire(blocking=False):  # free, or held by the thread that forked
+            self._held.release()
+        else:
+            self._held, self._depth = threading.RLock(), 0
+        self._begun, self._threads, self._forked, self.more = False, 0, True, True
+
+    def __reduce__(self) -> Any:
+        return Access, ()  # a copied storage has one of its own
+
+    def _check(self, storage: Any) -> None:
+        """RuntimeError where what this process has is not what is counted."""
+        kind = type(storage).__name__
+        if self._at_fork is None:
+            if not storage._is_shared():
+                raise RuntimeError(
+                    f"the memory of this {kind} has moved since the process was forked, which has the old: start workers "
+                    "by one method, or fork after spawning"
+                )
+        elif storage._compilable and not storage._is_shared():
+            if self._at_fork:  # what it has is its own: from now on that is counted apart, too
+                storage._ledger = copy.deepcopy(storage._ledger)
+                storage._ledger.restored(*self._at_fork[:2])
+                self._at_fork = ()
+        elif storage._counts() != self._at_fork:
+            raise RuntimeError(
+                f"what this {kind} holds has changed since the process was forked, in memory that it does not share: use "
+                "LazyMemmapStorage, or the spawn start method, and write to it before workers start"
+            )
+
+
+def _no_storage() -> None:
+    return None
+
+
+def _before_fork() -> None:
+    until = time.monotonic() + _PATIENCE
+    for access in _living():
+        try:
+            access.before_fork(until)
+        except Exception:  # no descriptor or memory is left
+            continue
+
+
+def _after_fork() -> None:
+    for access in _living():
+        access.after_fork()
+
+
+def _living() -> Iterator[Access]:
+    while True:
+        try:
+            return iter(list(_all))
+        except RuntimeError:  # another thread has made a storage meanwhile
+            continue
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -1,0 +1,99 @@
+"""Memory that the first process to write allocates, and that the others find: files in a folder they know of."""
+
+import os
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor
+from torch import Tensor
+
+from interop.codec import Layout
+from interop.storages.files import Files
+
+_DESCRIPTION = "description"
+
+
+class FirstWrite:
+    """The folder that processes agreed on before anything was written. It goes with `owner`, in the process that made it.
+
+    Reading and writing take the turn of the storage; a description is there as a whole or not at all.
+    """
+
+    def __init__(self, owner: Any, cleanup: bool) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="interop_storage_init_"))
+        if cleanup:
+            weakref.finalize(owner, _remove, self.folder, os.getpid())
+
+    def remove_at_end(self, owner: Any, wanted: bool) -> None:
+        """Have files elsewhere that were published go with the owner, too."""
+        if wanted:
+            weakref.finalize(owner, _remove_files, self.folder, os.getpid())  # before the folder: the last comes first
+
+    def allocate(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+        """Zeros in files of the folder. OSError where the disk has no room; nothing is left then."""
+        self._refuse_gone()
+        paths = [self.folder / f"{os.getpid()}-{place}.memmap" for place in range(len(shapes))]
+        files = Files()
+        try:
+            for path, shape, dtype in zip(paths, shapes, dtypes, strict=True):
+                files.claim(path, existsok=True)
+                files.reserve(path, max(1, torch.Size(shape).numel() * dtype.itemsize))
+            files.put_in_place()
+            return [_mapped(*each) for each in zip(paths, shapes, dtypes, strict=True)]
+        except BaseException:
+            files.remove()
+            raise
+
+    def publish(
+        self, layout: Layout, lead: tuple[int, ...], tensors: Sequence[Tensor], files: Files | None = None
+    ) -> None:
+        """Have others find mapped tensors of shape [*lead, ...], and who made the storage the files they are in."""
+        self._refuse_gone()
+        places = [(getattr(each, "filename", None), tuple(each.shape), each.dtype) for each in tensors]
+        beside = self.folder / f"{_DESCRIPTION}.{os.getpid()}"
+        beside.write_bytes(pickle.dumps((layout, lead, places, files)))
+        os.replace(beside, self.folder / _DESCRIPTION)
+
+    def found(self) -> tuple[Layout, tuple[int, ...], list[Tensor]] | None:
+        """What was published; None where nothing was."""
+        described = _read(self.folder)
+        if described is None:
+            return None
+        layout, lead, places, _ = described
+        return layout, lead, [_mapped(*place) for place in places]
+
+    def _refuse_gone(self) -> None:
+        if not self.folder.is_dir():
+            raise RuntimeError(
+                f"{self.folder} is gone, in which processes were to find this storage: the one that made it has ended"
+            )
+
+
+def _read(folder: Path) -> Any:
+    try:
+        described = (folder / _DESCRIPTION).read_bytes()
+    except FileNotFoundError:
+        return None
+    return pickle.loads(described)  # of a process of this family, in a folder of this user alone
+
+
+def _mapped(path: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
+
+
+def _remove_files(folder: Path, maker: int) -> None:
+    if os.getpid() == maker and (described := _read(folder)) is not None and described[3] is not None:
+        described[3].remove_for_maker()
+
+
+def _remove(folder: Path, maker: int) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,218 @@
+"""The folder of a storage that can be opened again: who owns it, and how it comes into being though one may be killed.
+
+`storage.lock` is locked by the owner, and lists the files that it makes, before it makes them. `storage.json` describes
+the storage. It appears when all files are there at their full size: without it what is listed is what an unfinished
+creation has left, which the next one removes.
+"""
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+from fbuf.checkpoint import CheckpointCorrupt, Fields
+from interop.storages.files import Files, write
+from interop.storages.undo import commits_of
+
+DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
+OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES)
+_FORMAT = 1
+_LONGEST = 1 << 26  # bytes of a description
+
+
+class Owner:
+    """The right to write in a folder, of one storage and the worker processes that have it. It goes with the last of them.
+
+    RuntimeError where another storage has it, in this process or in another.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / LOCK
+        self._pid = os.getpid()
+        self._handle, self.is_new = self._locked()
+        try:
+            self.list(_listed(self._handle)[1])
+        except BaseException:
+            self.close()
+            raise
+
+    def _locked(self) -> tuple[int, bool]:
+        mine = True
+        while True:
+            new = not os.path.lexists(self.path)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.lexists(self.path) and os.path.samestat(os.fstat(handle), os.lstat(self.path)):
+                    return handle, new
+                os.close(handle)  # its owner has removed it meanwhile
+            except BlockingIOError:
+                pid = _listed(handle)[0]
+                os.close(handle)
+                if pid == os.getpid() and mine:  # of a storage that nobody has any more, perhaps
+                    mine = False
+                    gc.collect()
+                    continue
+                who = "another storage of this process" if pid == os.getpid() else f"the process {pid}"
+                raise RuntimeError(
+                    f"{self.path.parent} is in use by {who} (pid {pid}): only one writes to it, and the workers that it "
+                    "starts. Open it with mode='r' to read, or wait until that one is gone"
+                ) from None
+            except BaseException:
+                os.close(handle)
+                raise
+
+    def list(self, names: list[str]) -> None:
+        """Note which files are made here, in one write."""
+        self.listed = names
+        text = json.dumps({"pid": self._pid, "files": names})
+        line = f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        write(self._handle, line)
+        os.ftruncate(self._handle, len(line))
+
+    def clear(self, keep: frozenset[str] = frozenset()) -> None:
+        """Remove the files that are listed, the description first."""
+        root = self.path.parent
+        inside = root.resolve()
+        for name in sorted(set(self.listed) - keep - {LOCK}, key=lambda name: name != DESCRIPTION):
+            path = root / name
+            if inside in path.parent.resolve().parents or path.parent.resolve() == inside:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process took it, and is no worker of the one that did."""
+        return self._pid == os.getpid()
+
+    def close(self) -> None:
+        """Give it up, as far as this process goes."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)  # to unlock it would unlock it for workers, too
+
+    def __reduce__(self) -> Any:
+        return _received, (DupFd(self._handle), self.path, self._pid)
+
+
+def _received(duplicate: Any, path: Path, pid: int) -> Owner:
+    owner = Owner.__new__(Owner)
+    owner._handle, owner.path, owner._pid, owner.is_new, owner.listed = duplicate.detach(), path, pid, False, []
+    return owner
+
+
+def _listed(handle: int) -> tuple[Any, list[str]]:
+    """The process that wrote the lock file last, and which files it was making. Nothing of a file that was half written."""
+    checksum, _, text = os.pread(handle, _LONGEST, 0).partition(b"\n")[0].partition(b" ")
+    if checksum != f"{zlib.crc32(text):08x}".encode():
+        return "unknown", []
+    found = json.loads(text)
+    return found["pid"], found["files"]
+
+
+# ------------------------------------------------------------------ making it
+
+
+def is_there(root: Path) -> bool:
+    """Whether a storage is there that was ever written; another one is as good as an unfinished one."""
+    try:
+        return (root / DESCRIPTION).exists() and commits_of(root / STATE) > 0
+    except FileNotFoundError:
+        return False
+
+
+def make(
+    root: Path, sizes: Mapping[str, int], texts: Mapping[str, str], described: Mapping[str, Any], existsok: bool
+) -> tuple[Owner, Files]:
+    """Make files of zeros, texts and a description, all or none.
+
+    RuntimeError where files of these names or a storage are there, unless that is ok: then they are replaced, and no row of
+    them is seen again. OSError where the disk is full.
+    """
+    files = Files()
+    owner, listed = None, []
+    try:
+        files.folder(root)
+        owner = Owner(root)
+        if owner.is_new:
+            files.adopt(owner.path)
+        there = is_there(root)
+        if there and not existsok:
+            raise RuntimeError(
+                f"{root} already exists as a storage: LazyMemmapStorage.open() goes on with it, existsok=True puts a new "
+                "one in its place"
+            )
+        if not there:
+            owner.clear()
+            owner.list([])
+        listed = owner.listed
+        names = [*sizes, *texts]
+        for name in names:
+            files.claim(root / name, existsok)
+        files.claim(root / DESCRIPTION, existsok, aside=True)
+        made = {*names, DESCRIPTION, *(path.relative_to(root).as_posix() for path in files.names)}
+        owner.list(sorted(made | set(listed)))
+        for name, size in sizes.items():
+            files.reserve(root / name, size)
+        for name, text in texts.items():
+            files.write(root / name, text)
+        files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
+        owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
+        files.put_in_place()
+        owner.list([*names, DESCRIPTION])
+    except BaseException:
+        files.remove()
+        if owner is not None:
+            with contextlib.suppress(OSError):
+                owner.list(listed)
+            owner.close()
+        raise
+    return owner, files
+
+
+def _sealed(described: dict[str, Any]) -> str:
+    text = json.dumps(described)
+    return f'{{"checksum": "{zlib.crc32(text.encode()):08x}",\n"storage": {text}}}\n'
+
+
+def description(root: Path) -> Fields:
+    """What the description says, which is as it was written. FileNotFoundError where there is none."""
+    path = root / DESCRIPTION
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{root} holds no storage that can be opened: there is no {DESCRIPTION} in it. LazyMemmapStorage(max_size, "
+            "scratch_dir=...) makes one"
+        ) from None
+    with os.fdopen(handle, "rb") as file:
+        text = file.read(_LONGEST)
+    try:
+        found = json.loads(text)
+        body = text.partition(b'"storage": ')[2].rpartition(b"}")[0]
+        good = found["checksum"] == f"{zlib.crc32(body):08x}"
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CheckpointCorrupt(f"{path} is damaged: {error}") from error
+    if not good:
+        raise CheckpointCorrupt(f"{path} is damaged: its checksum is of something else")
+    fields = Fields(found["storage"], str(path))
+    if (version := fields.whole("format")) != _FORMAT:
+        raise CheckpointCorrupt(f"{path} has the format {version}, known is {_FORMAT}")
+    return fields
+
+
+def check_size(path: Path, size: int) -> None:
+    """CheckpointCorrupt for what is not a plain file of this size."""
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        raise CheckpointCorrupt(f"{path} is missing, a file of a storage") from error
+    if os.path.islink(path) or not os.path.isfile(path) or found.st_size != size:
+        raise CheckpointCorrupt(f"{path} should be a file of {size} bytes, found {found.st_size}")

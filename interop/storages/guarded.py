@@ -1,0 +1,132 @@
+"""Writes of rows that a killed process leaves whole: as they were, or as they are to be."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.storages.journal import Journal, counted
+from interop.storages.undo import Memory
+from interop.storages.rows import TorchRows, chosen_items, last_of_equal
+
+_PATIENCE = 1.0  # seconds
+Advance = Callable[[Tensor, int, int], None]
+
+
+def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance | None) -> None:
+    """`TensorStorage.set_run` in steps, of as many rows as fit into the journal: after each the writer's counters move."""
+    journal: Journal = storage._journal
+    count, capacity, rows = index.shape[0], storage._row_count, storage._own_rows()
+    with journal:
+        if start >= storage._filled_rows and start + count <= capacity:
+            _write_part(storage, start, count, start, count, (), leaves)
+            if advance is not None:
+                advance(index, count, count)
+            return
+        done = 0
+        while True:
+            filled, stop = storage._filled_rows, count
+            first = max(done, count - capacity)  # of the rows before it nothing stays
+            row = (start + first) % capacity
+            over = _around(row, stop - first, capacity, filled)
+            if not journal.fits(sum(map(len, over))):
+                if filled < capacity:  # a ring that is not full has rows in its first places only
+                    first, row = done, (start + done) % capacity
+                stop = min(count, first + min(journal.most, capacity))
+                over = _around(row, stop - first, capacity, filled)
+            journal.reserve(sum(map(len, over)))
+            part = leaves
+            if stop - first < count:
+                leaves = leaves if done or stop == count else rows.apart(leaves)
+                part = [leaf[first:stop] for leaf in leaves]
+            _write_part(storage, (start + done) % capacity, stop - done, row, stop - first, over, part)
+            if advance is not None:
+                advance(index[done:stop], stop - done, stop - done)
+            if stop == count:
+                return
+            journal.cut()
+            done = stop
+
+
+def _write_part(
+    storage: Any, start: int, moved: int, row: int, count: int, over: Sequence[range], leaves: Sequence[Tensor]
+) -> None:
+    """Write rows from `row` on, of those `moved` from `start` on the last; those that this writes over are saved before."""
+    capacity = storage._row_count
+    for each in over:
+        storage._journal.save(each)
+    storage._ledger.run(start, moved, capacity)
+    storage._rows.write_run(row, leaves)
+    storage._grow(min(row + count, capacity))
+    if storage._priorities is not None:
+        for each in _around(row, count, capacity, capacity):
+            storage._priorities.forget(each)
+
+
+def _around(row: int, count: int, capacity: int, below: int) -> list[range]:
+    """The rows below one of those from `row` on around the ring."""
+    found = [range(row, min(row + count, below)), range(0, min(row + count - capacity, below))]
+    return [each for each in found if len(each)]
+
+
+def write_at(storage: Any, places: Any, leaves: Sequence[Tensor], reached: int | None) -> None:
+    """`TensorStorage.set` at resolved places, in steps; with `reached` it is in order, and the length grows to it."""
+    journal: Journal = storage._journal
+    rows, filled = storage._own_rows(), storage._filled_rows
+    over = counted(places[0] if isinstance(places, tuple) else places, filled)
+    with journal:
+        storage._enter(places, reached is not None, storage._row_count)
+        if journal.fits(len(over)):
+            journal.reserve(len(over))
+            journal.save(over)
+            rows.write_at(places, leaves)
+        else:
+            _write_parts(journal, rows, places, leaves, filled)
+        if reached is not None:
+            if storage._priorities is not None:
+                storage._priorities.forget(places[0] if isinstance(places, tuple) else places)
+            storage._grow(reached)
+
+
+def _write_parts(journal: Journal, rows: TorchRows, places: Any, leaves: Sequence[Tensor], filled: int) -> None:
+    leaves = rows.apart(leaves)
+    slots, last, lanes = last_of_equal(places, rows.lanes)
+    row_of = slots // math.prod(lanes)
+    begins = np.flatnonzero(np.diff(row_of, prepend=-1))[:: journal.most]
+    for begin, stop in zip(begins, [*begins[1:], slots.size], strict=True):
+        journal.cut()
+        whole = np.unique(row_of[begin:stop])
+        journal.save(whole[whole < filled])
+        shape = (rows.tensors[0].shape[0], *lanes)
+        at = tuple(map(torch.from_numpy, np.unravel_index(slots[begin:stop], shape)))
+        items = [held.shape[len(shape) :] for held in rows.tensors]
+        part = [chosen_items(leaf.detach(), last[begin:stop], item) for leaf, item in zip(leaves, items, strict=True)]
+        rows.write_at(at if lanes else at[0], part)
+
+
+def can_guard(storage: Any) -> bool:
+    """Whether writes to a storage can be guarded: its rows are in torch's memory on the host."""
+    rows = storage._rows
+    return storage._is_shared() if rows is None else type(rows) is TorchRows and rows.on_host
+
+
+def started(storage: Any) -> Journal | None:
+    """A journal in memory that workers share, of a storage that is written by this process alone until now.
+
+    None where another thread is writing just now.
+    """
+    threads = storage._access._held
+    if not threads.acquire(timeout=_PATIENCE):
+        return None
+    try:
+        journal = Journal()
+        for writer in list(storage._counting):
+            journal.enlist(writer)
+        journal.start(storage, Memory(Journal.size_for(storage)))
+        journal.shared = True
+        return journal
+    finally:
+        threads.release()

@@ -1,0 +1,238 @@
+"""What of a tensor storage a killed process may leave half-done: its counters, those of its writers, and its rows."""
+
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from fbuf.checkpoint import CheckpointCorrupt
+from interop.storages.undo import Cell, Memory, Rows, Undo
+
+LENGTH, WRITTEN, END, EDITS, WRITER = range(5)  # cells; the last is where those of the writer are that wrote last
+_WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor and a count each
+_LARGEST = 8 << 20  # bytes of rows in a record, where a row is not larger
+_PAGE = 4096
+_TRIES, _PAUSE = 200, 1e-3  # seconds that a step of another process may take
+PRIORITIES, GENERATIONS = 1, 2  # further columns
+
+
+class Journal(Undo):
+    """The undo record of a storage, of its rows on the host and of the writers that were registered on it.
+
+    Until it is started, with the memory of the rows, a step records nothing: there is nothing to be undone.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Memory | None = None
+        self.shared = False  # whether other processes may have its cells
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # writers
+        self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._resumes = False  # whether the next writer goes on where another one was
+
+    @staticmethod
+    def size(row: int, leaves: int, per_row: int, rows: int) -> int:
+        """Bytes of memory for rows of so many bytes, leaves and items."""
+        row += 8 * (per_row + 2)  # with priorities, generations, its number
+        log = max(min(_LARGEST, rows * row), row) + 16 * (leaves + 8)
+        return -(-(Undo.before_log(_CELLS) + log) // _PAGE) * _PAGE
+
+    @staticmethod
+    def size_for(storage: Any) -> int:
+        """The same for a storage; for one of which nothing is known yet, for rows of up to 64 MiB."""
+        if storage._rows is None:
+            return Journal.size(8 * _LARGEST, 1000, 1, 1)
+        leaves = storage._rows.tensors
+        row = sum(leaf[:1].nbytes for leaf in leaves)
+        return Journal.size(row, len(leaves), storage._per_row, storage._row_count)
+
+    def start(self, storage: Any, memory: Memory) -> None:
+        """Keep the counters of the storage and of its writers here from now on, and guard its rows."""
+        held = storage._length.value, storage._ledger.written, storage._ledger.end, storage._ledger.edits
+        self._open(storage, memory)
+        for place, value in enumerate(held):
+            self._cells[place] = value
+        self._count(storage)
+        for writer in list(self._waiting):
+            self.enlist(writer)
+        if self._depth:  # in the first write
+            self._arm()
+
+    def resume(self, storage: Any, memory: Memory) -> None:
+        """The same with counters as a storage before left them. What it was killed in is put back."""
+        self._open(storage, memory)
+        self.recover()
+        last = int(self._cells[WRITER])
+        if last and not _WRITERS <= last < self._counted - 1:
+            raise CheckpointCorrupt(f"{memory.path}: there is no writer {last}")
+        with self:
+            self._cells[_WRITERS], self._cells[_WRITERS + 1] = self.writer
+            self._cells[WRITER] = _WRITERS if last else 0
+        self._use(_WRITERS + 2 if last else _WRITERS)
+        self._resumes = last > 0
+        self._count(storage)
+        checked(storage, memory, self.writer)
+
+    def read(self, storage: Any, memory: Memory) -> None:
+        """Give a storage the counters as they are now, of memory that is private: what was not ended is put back there."""
+        self._open(storage, memory)
+        for _ in range(_TRIES):
+            before = self.commits
+            found = self._cells[:WRITER].tolist()
+            if not self.active and self.commits == before:
+                break
+            time.sleep(_PAUSE)
+        else:
+            self.recover()
+            found = self._cells[:WRITER].tolist()
+        storage._length.value = found[LENGTH]
+        storage._ledger.restored(found[WRITTEN], found[END])
+        checked(storage, memory, self.writer)
+
+    @property
+    def writer(self) -> tuple[int, int]:
+        """The cursor and the count of the writer that wrote last."""
+        last = self._cells[WRITER]
+        return (self._cells[last], self._cells[last + 1]) if last else (0, 0)
+
+    def attach(self, storage: Any) -> None:
+        """Guard the rows of a storage in a worker, which has the counters already."""
+        assert self.memory is not None
+        self._open(storage, self.memory)
+
+    def guard(self, storage: Any) -> None:
+        """The storage has rows now."""
+        if self.memory is None:
+            self.start(storage, storage._journal_memory())
+        else:
+            self._take(storage)
+
+    def _open(self, storage: Any, memory: Memory) -> None:
+        self.memory = memory
+        self._begin(memory.bytes, _CELLS)
+        self._use(max(self._counted, _WRITERS))
+        self._take(storage)
+
+    def _take(self, storage: Any) -> None:
+        self._rows, self._seen = storage._rows, None
+        kept = storage._priorities
+        self.add(PRIORITIES, 8 * storage._per_row, None if kept is None else kept.by_row)
+        self.add(GENERATIONS, 8, None)
+        self._look()
+
+    def _count(self, storage: Any) -> None:
+        assert self.memory is not None
+        storage._length, *counts = (Cell(self.memory, place) for place in (LENGTH, WRITTEN, END, EDITS))
+        storage._ledger.keep(*counts)
+
+    def _look(self) -> None:
+        """See to it that the columns are those of the rows: their memory may have moved."""
+        if self._rows is not None and self._rows._numpy is not self._seen:
+            self._seen = self._rows._numpy
+            self._watch(list(self._seen))
+
+    # ------------------------------------------------------------------ writers
+
+    def enlist(self, writer: Any) -> None:
+        """Keep the counters of a writer here. RuntimeError where there have been too many."""
+        if self.memory is None:
+            self._waiting.add(writer)
+            return
+        held = writer._cursor_cell
+        if isinstance(held, Cell) and held.memory is self.memory:
+            return
+        values = None if self._resumes else (writer._cursor, writer.write_count)
+        place = _WRITERS if self._resumes else self._free()
+        self._resumes = False
+        self._places[place] = writer
+        if values is not None:
+            self._cells[place], self._cells[place + 1] = values
+            if place == self._counted:
+                self._use(place + 2)
+        writer._count_in(Cell(self.memory, place), Cell(self.memory, place + 1))
+
+    def _free(self) -> int:
+        counted: int = self._head[3]  # by any process
+        if not self.shared:
+            for place in range(_WRITERS, counted, 2):
+                if place not in self._places:
+                    return place
+        if counted + 2 > _CELLS:
+            raise RuntimeError("too many writers were registered on the storage: use the same one again")
+        return counted
+
+    def wrote(self, writer: Any) -> None:
+        """This writer was the last to write."""
+        if self.memory is not None:
+            self._cells[WRITER] = writer._cursor_cell.place
+
+    # ------------------------------------------------------------------ rows
+
+    def save(self, rows: Rows) -> None:
+        self._look()
+        super().save(rows)
+
+    def recover(self) -> bool:
+        if not self.active:
+            return False
+        self._look()
+        return super().recover()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.shared = True
+        return {"memory": self.memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.memory, self.shared = state["memory"], True
+
+
+class ReadOnly:
+    """What stands in the place of a journal where nothing may be written."""
+
+    shared = True
+
+    def __init__(self, folder: str, cursor: int, count: int) -> None:
+        self._folder, self._cursor, self._count = folder, cursor, count
+
+    def outermost(self) -> "ReadOnly":
+        return self
+
+    def __enter__(self) -> None:
+        raise RuntimeError(
+            f"{self._folder} was opened with mode='r', nothing can be written to it: open it with mode='r+'; nothing was "
+            "written"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def recover(self) -> bool:
+        """There is nothing to put back."""
+        return False
+
+    def enlist(self, writer: Any) -> None:
+        """Tell a writer where the one stands that wrote the rows."""
+        writer._cursor, writer._write_count = self._cursor, self._count
+
+
+def checked(storage: Any, memory: Memory, writer: tuple[int, int]) -> None:
+    """CheckpointCorrupt for counters that no storage of this size has."""
+    length, rows, per_row = storage._length.value, storage._row_count, storage._per_row
+    cursor, count = writer
+    fits = 0 <= length <= rows * per_row and length % per_row == 0 and 0 <= cursor < max(rows, 1) and count >= 0
+    if not (fits and 0 <= storage._ledger.end < max(rows, 1) and storage._ledger.written >= 0):
+        raise CheckpointCorrupt(f"{memory.path}: the counters are damaged")
+
+
+def counted(rows: Any, filled: int) -> Rows:
+    """Those of the rows that resolved places name which are stored."""
+    if isinstance(rows, int):
+        return range(rows, min(rows + 1, filled))
+    if isinstance(rows, slice):
+        if rows.step in (None, 1):
+            return range(rows.start, max(rows.start, min(rows.stop, filled)))
+        named = np.arange(rows.start, rows.stop, rows.step)
+    else:
+        named = rows.reshape(-1).numpy()
+    return named[named < filled]

@@ -1,0 +1,106 @@
+"""Priorities of items in a file beside them."""
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fbuf.checkpoint import CheckpointCorrupt
+from interop.storages.undo import Memory, Undo
+
+_HIGHEST, _SLOT, _KNOWN, _CELLS = range(4)  # cells; the last is how many
+_LOG = 1 << 20  # bytes
+_BEFORE = Undo.before_log(_CELLS) + _LOG
+
+
+class KeptPriorities(Undo):
+    """A double for each item, and the highest ever given. An update of up to some 40,000 items counts as a whole.
+
+    An item that nothing was given for has the default priority. The file holds complements: zero, of which files are
+    made, is the complement of a NaN, which stands for that.
+    """
+
+    def __init__(self, memory: Memory, per_row: int, *, opened: bool = False, closed: bool = False) -> None:
+        self.memory = memory
+        self._per_row = per_row
+        self._unread = opened  # whether nobody has taken up what a process before this one has left
+        self._closed = closed
+        self._of: Any = None
+        self._pid = os.getpid()
+        self._begin(memory.bytes[:_BEFORE], _CELLS)
+        self._use(_CELLS)
+        self._values = memory.bytes[_BEFORE:].view(np.int64)
+        self._watch([self._values])
+        self._top: Any = self._cells[_HIGHEST : _HIGHEST + 1].cast("B").cast("d")
+        self.recover()
+
+    @staticmethod
+    def size(items: int) -> int:
+        """Bytes of the file."""
+        return _BEFORE + 8 * items
+
+    @property
+    def by_row(self) -> np.ndarray:
+        """What the file holds, [rows, items of a row]."""
+        return self._values.reshape(-1, self._per_row)
+
+    def close(self) -> None:
+        """Write nothing any more: the folder is another one's."""
+        self._closed = True
+
+    # ------------------------------------------------------------------ whose they are
+
+    def bind(self, sampler: Any) -> bool:
+        """Keep the priorities of this sampler from now on; whether it has to begin with those that are here."""
+        self._of = weakref.ref(sampler)
+        unread, self._unread = self._unread, False
+        return unread
+
+    def are_of(self, sampler: Any) -> bool:
+        """Whether it is this sampler whose priorities they are: the last one that was joined with the storage."""
+        return self._of is not None and self._of() is sampler
+
+    def read(self, length: int) -> tuple[np.ndarray, float, int]:
+        """The priorities of the first items, the highest one, which new items get, and where it is, or -1."""
+        highest, slot = 1.0, -1
+        if length and self._cells[_KNOWN]:
+            highest, slot = float(self._top[0]), int(self._cells[_SLOT])
+        values = (~self._values[:length]).view(np.float64)
+        values[np.isnan(values)] = highest
+        if not (np.isfinite(highest) and (values >= 0).all() and (values < np.inf).all() and -1 <= slot < length):
+            raise CheckpointCorrupt(f"{self.memory.path}: the priorities are damaged")
+        return values, highest, slot
+
+    # ------------------------------------------------------------------ writing
+
+    def forget(self, rows: Any) -> None:
+        """Other items are in rows: in one, some or a range of them. Part of a step of the storage."""
+        if isinstance(rows, range):
+            self.by_row[rows.start : rows.stop] = 0
+        else:
+            self.by_row[rows.numpy() if isinstance(rows, Tensor) else rows] = 0
+
+    def begin(self, slots: np.ndarray, value: float) -> None:
+        """Give new items the highest priority, which nothing given for them means too, for now."""
+        if self._open:
+            self._values[slots] = ~np.float64(value).view(np.int64)
+
+    def give(self, slots: np.ndarray, values: Any, highest: float, highest_slot: int = -1) -> None:
+        """Keep the priorities of items, of equal ones the last, and what new items get."""
+        if not self._open:
+            return
+        given = np.broadcast_to(np.asarray(values, np.float64), slots.shape)
+        with self.outermost():
+            for start in range(0, slots.size, self.most):
+                if start:
+                    self.cut()
+                part = slots[start : start + self.most]
+                self.save(part)
+                self._values[part] = ~np.ascontiguousarray(given[start : start + self.most]).view(np.int64)
+            self._top[0], self._cells[_SLOT], self._cells[_KNOWN] = highest, highest_slot, 1
+
+    @property
+    def _open(self) -> bool:
+        return not self._closed and self._pid == os.getpid()

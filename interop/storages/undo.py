@@ -1,0 +1,306 @@
+"""Undo records in memory that outlives a process: what one that was killed left half-done, the next one puts back.
+
+Before the first change a record takes the counters as they are and then, one after the other, the rows that are about to
+be written over. One store of 8 bytes puts it into force, another one ends it. A process that is killed has done its stores
+in their order, and what they went into is shared memory or a file: nothing has to be flushed. Loss of power is another
+matter, for which there are checkpoints.
+"""
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tensordict import MemoryMappedTensor
+
+from fbuf.checkpoint.errors import CheckpointCorrupt
+from interop.processes import starting_a_worker
+from interop.shared_int import SharedInt
+from interop.storages.lock import renew_in_children
+
+_ACTIVE, _USED, _ARMED, _CELLS, _COMMITS = range(5)  # words of the head; the first is not zero in a step
+_HEAD = 8  # words
+_ENTRY = 3  # words before what is saved of some rows: the first of them or -1, how many, which extras
+Rows = range | np.ndarray
+
+
+class Memory:
+    """Bytes of a file, or without one, that forked and started workers share; zeros at first."""
+
+    def __init__(self, size: int, path: str | os.PathLike[str] | None = None, *, private: bool = False) -> None:
+        """`private`: what is written goes into pages of this process, and not into the file."""
+        self.path = None if path is None else os.path.abspath(path)
+        self._tensor: Any = None
+        if self.path is None:
+            self._hold(MemoryMappedTensor.empty(torch.Size([size]), dtype=torch.uint8, device="cpu"))
+            return
+        handle = os.open(self.path, (os.O_RDONLY if private else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
+            self.bytes = np.frombuffer(mmap.mmap(handle, size, access=access), np.uint8)
+        finally:
+            os.close(handle)
+
+    def _hold(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self.bytes = tensor.detach().as_subclass(torch.Tensor).numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "size": self.bytes.size, "tensor": self._tensor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["path"] is not None:
+            self.__init__(state["size"], state["path"])  # type: ignore[misc]
+        else:
+            self.path = None
+            self._hold(state["tensor"])
+
+
+class Cell(SharedInt):
+    """A counter in such memory. Copies and pickles of it are counters of their own; workers that are started share it."""
+
+    def __init__(self, memory: Memory, place: int) -> None:
+        self.memory, self.place = memory, place
+        self._view: Any = memoryview(memory.bytes[8 * (_HEAD + place) :][:8]).cast("q")
+
+    @property
+    def value(self) -> int:
+        found: int = self._view[0]
+        return found
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._view[0] = value
+
+    def __reduce__(self) -> Any:
+        return (Cell, (self.memory, self.place)) if starting_a_worker() else (SharedInt, (self.value,))
+
+
+class _Column:
+    """The bytes by row of an array [rows, ...]."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.size = array[:1].nbytes
+        dense = array.flags.c_contiguous and self.size > 0
+        self._bytes = array.reshape(array.shape[0], -1).view(np.uint8) if dense else None
+        self._flat = None if self._bytes is None else self._bytes.reshape(-1)
+
+    def save(self, rows: Rows, out: np.ndarray) -> None:
+        if self._flat is None or self._bytes is None:
+            out[:] = np.ascontiguousarray(self._array[_index(rows)]).reshape(-1).view(np.uint8)
+        elif isinstance(rows, range):
+            out[:] = self._flat[rows.start * self.size : rows.stop * self.size]
+        else:
+            self._bytes.take(rows, 0, out.reshape(-1, self.size), mode="clip")
+
+    def put_back(self, rows: Rows, saved: np.ndarray) -> None:
+        at = _index(rows)
+        if self._bytes is not None:
+            self._bytes[at] = saved.reshape(-1, self.size)
+        else:
+            self._array[at] = saved.copy().view(self._array.dtype).reshape(self._array[at].shape)
+
+
+def _index(rows: Rows) -> Any:
+    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+class Undo:
+    """A record of counters and rows: `with undo:` is a step, of which all counts or, where it breaks off, nothing.
+
+    A step within a step is a part of it. Who uses it holds a lock.
+    """
+
+    _depth = 0  # steps within each other
+    _head: Any = None
+    _last_spans: tuple[Any, list[Any], int]
+
+    def _begin(self, memory: np.ndarray, cells: int) -> None:
+        """Use this memory, of zeros or as a record before left it."""
+        words = memory[: self.before_log(cells)].view(np.int64)
+        held: Any = memoryview(words)
+        self._head, self._cells, self._kept = held[:_HEAD], held[_HEAD : _HEAD + cells], held[_HEAD + cells :]
+        self._log = memory[words.nbytes :]
+        self._words: Any = memoryview(self._log).cast("q")
+        self._columns: list[_Column] = []
+        self._extras: dict[int, _Column] = {}  # by bit: not every process has them
+        self._sizes: dict[int, int] = {}  # bytes a row of all there can be
+        self._measure()
+        self._use(max(self._head[_CELLS], 1))
+        renew_in_children(self)
+
+    @staticmethod
+    def before_log(cells: int) -> int:
+        """Bytes of the memory that come before the log."""
+        return 8 * (_HEAD + 2 * cells)
+
+    def _use(self, cells: int) -> None:
+        """Have the first cells saved."""
+        self._head[_CELLS] = self._counted = cells
+        self._now, self._before = self._cells[:cells], self._kept[:cells]
+
+    def _renew(self) -> None:
+        self._depth = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether a step was begun and is not over."""
+        return self._head is not None and bool(self._head[_ACTIVE])
+
+    @property
+    def commits(self) -> int:
+        """Steps that counted."""
+        found: int = self._head[_COMMITS]
+        return found
+
+    # ------------------------------------------------------------------ a step
+
+    def __enter__(self) -> None:
+        if not self._depth and self._head is not None:
+            self._arm()
+        self._depth += 1  # last: an interrupt before it has begun nothing
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if self._depth == 1 and self._head is not None:
+            if kind is None:
+                self._commit()
+            else:
+                self.recover()
+        self._depth -= self._depth > 0
+
+    def _arm(self) -> None:
+        head = self._head
+        if head[_CELLS] != self._counted:  # another process uses more
+            self._use(head[_CELLS])
+        self._before[:] = self._now
+        head[_USED], head[_ARMED] = 0, self._counted
+        head[_ACTIVE] = head[_COMMITS] + 1
+
+    def _commit(self) -> None:
+        self._head[_ACTIVE] = 0
+        self._head[_COMMITS] += 1
+
+    def cut(self) -> None:
+        """Have what was done of the step count, and begin another one for the rest."""
+        self._commit()
+        self._arm()
+
+    def outermost(self) -> Self:
+        """The same, for a step that is within no other: one that an interrupt kept from ending is undone."""
+        if self._depth:
+            self.recover()
+            self._depth = 0
+        return self
+
+    # ------------------------------------------------------------------ rows
+
+    def _watch(self, columns: list[np.ndarray]) -> None:
+        """Save rows of these arrays."""
+        self._columns = [_Column(array) for array in columns]
+        self._measure()
+
+    def add(self, bit: int, size: int, array: np.ndarray | None) -> None:
+        """Save rows of a further array, of so many bytes a row, where it is here: others may have it."""
+        self._sizes[bit] = size
+        if array is not None:
+            self._extras = dict(sorted({**self._extras, bit: _Column(array)}.items()))
+        self._measure()
+
+    def _measure(self) -> None:
+        self._row = sum(column.size for column in (*self._columns, *self._extras.values()))
+        self._last_spans = (None, [], 0)
+
+    def _need(self, count: int) -> int:
+        """Bytes that so many rows take in the log, in one part or two."""
+        columns = len(self._columns) + len(self._extras)
+        return count * (self._row + 8) + 2 * 8 * (_ENTRY + columns)
+
+    @property
+    def most(self) -> int:
+        """Rows that fit into one step, at least one."""
+        return max(1, (self._log.size - self._need(0)) // (self._row + 8))
+
+    def fits(self, count: int) -> bool:
+        """Whether so many rows can be saved in one step."""
+        return self._need(count) <= self._log.size
+
+    def reserve(self, count: int) -> None:
+        """Have room for so many rows, which fit: without it what was done of the step counts, and another one begins."""
+        if self._head[_USED] and self._head[_USED] + self._need(count) > self._log.size:
+            self.cut()
+
+    def save(self, rows: Rows) -> None:
+        """Keep rows as they are, to be put back. There is room for them."""
+        count, head = len(rows), self._head
+        if not count:
+            return
+        spans, total = self._spans(count)
+        listed = 0 if isinstance(rows, range) else count
+        at: int = head[_USED]
+        assert at + 8 * (_ENTRY + listed) + total <= self._log.size
+        place = at // 8
+        self._words[place] = rows.start if isinstance(rows, range) else -1
+        self._words[place + 1], self._words[place + 2] = count, sum(self._extras)
+        at += 8 * (_ENTRY + listed)
+        if not isinstance(rows, range):
+            self._log[at - 8 * listed : at].view(np.int64)[:] = rows
+        for column, start, stop in spans:
+            column.save(rows, self._log[at + start : at + stop])
+        head[_USED] = at + total
+
+    def _spans(self, count: int) -> tuple[list[tuple[Any, int, int]], int]:
+        """`_cut_up` by the columns that are here; most steps are of as many rows as the last."""
+        if self._last_spans[0] != count:
+            self._last_spans = (count, *self._cut_up(count, self._extras))
+        return self._last_spans[1:]
+
+    def _cut_up(self, count: int, extras: dict[int, Any]) -> tuple[list[tuple[Any, int, int]], int]:
+        """Where the bytes of each column start and stop, and how many there are; None for a column that is not here."""
+        spans: list[tuple[Any, int, int]] = []
+        at = 0
+        every: list[tuple[Any, int]] = [(column, column.size) for column in self._columns]
+        for column, size in every + [(column, self._sizes[bit]) for bit, column in extras.items()]:
+            spans.append((column, at, at + count * size))
+            at += -(-count * size // 8) * 8
+        return spans, at
+
+    def recover(self) -> bool:
+        """Put back what a step that did not end has changed; whether there was one. May be killed, and run again."""
+        if not self.active:
+            return False
+        for rows, saved in reversed(list(self._entries())):
+            for column, held in saved:
+                column.put_back(rows, held)
+        armed = self._head[_ARMED]
+        self._cells[:armed] = self._kept[:armed]
+        self._head[_ACTIVE] = 0
+        return True
+
+    def _entries(self) -> Iterator[tuple[Rows, list[tuple[_Column, np.ndarray]]]]:
+        at, used = 0, self._head[_USED]
+        while at < used <= self._log.size:
+            first, count, bits = self._words[at // 8 : at // 8 + _ENTRY]
+            at += 8 * _ENTRY
+            rows: Rows = range(first, first + count)
+            if first < 0:
+                rows = self._log[at : at + 8 * count].view(np.int64).copy()
+                at += 8 * count
+            extras = {bit: self._extras.get(bit) for bit in self._sizes if bit & bits}
+            if count <= 0 or sum(extras) != bits:
+                break
+            spans, total = self._cut_up(count, extras)
+            yield rows, [(column, self._log[at + start : at + stop]) for column, start, stop in spans if column]
+            at += total
+        if at != used:
+            raise CheckpointCorrupt("the record to undo the last write by is damaged")
+
+
+def commits_of(path: str | os.PathLike[str]) -> int:
+    """The steps that counted, of a record in a file."""
+    with open(path, "rb") as file:
+        head = np.frombuffer(file.read(8 * _HEAD).ljust(8 * _HEAD, b"\0"), np.int64)
+    return int(head[_COMMITS])

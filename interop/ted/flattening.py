@@ -1,0 +1,181 @@
+"""TED data to flat arrays, in which each observation stands once, and back: on tensors by path."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from interop.ted.entries import Entries, Leaves, Names, Path, shown
+from interop.ted.refusals import goes_on, missing_done, refuse_lossy
+from interop.ted.ring import Order, Ring
+
+Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Flattened:
+    """TED data as flat arrays: what they are like, and their values to be put where they are wanted.
+
+    Done flags, rewards and what only the root has are [items, ...]; an observation is [items + ends, ...]: the root's values
+    of a trajectory, then the last one of "next".
+
+    Args:
+        leaves: the tensors, [time, *lanes, ...] each.
+        ring: the rows that they are.
+        names: the keys with a meaning.
+        done_key: what says where episodes end.
+        verify: refuse what would come back otherwise.
+
+    Raises ValueError for data that is not TED data.
+    """
+
+    def __init__(self, leaves: Leaves, ring: Ring, names: Names, done_key: Path, verify: bool = True) -> None:
+        for path, leaf in leaves.items():
+            if tuple(leaf.shape[: len(ring.shape)]) != ring.shape:
+                raise ValueError(f"{shown(path)} has the shape {list(leaf.shape)}, the rows have {list(ring.shape)}")
+        self.entries = Entries.of(leaves, names)
+        for path in self.entries.followed:
+            one, another = leaves[path], leaves["next", *path]
+            if one.dtype != another.dtype or one.shape != another.shape:
+                raise ValueError(
+                    f"{shown(('next', *path))} is {another.dtype} {list(another.shape)}, {shown(path)} is {one.dtype} "
+                    f"{list(one.shape)}: from row 0 on they cannot stand for each other"
+                )
+        done = self._done(leaves, ring, done_key)
+        # Rows behind the newest one of a ring that is not full were never written, unless the writer has begun anew.
+        closed = ring.newest < ring.shape[0] - 1 and goes_on(leaves, self.entries)
+        self.order = Order(ring, done, closed)
+        if verify:
+            refuse_lossy(leaves, self.entries, names, self.order)
+        self._leaves, self._ring = leaves, ring
+        self._roots, self._ends = ring.taken_back(self.order.roots), ring.taken_back(self.order.ends)
+
+    def _done(self, leaves: Leaves, ring: Ring, done_key: Path) -> Tensor:
+        """Where episodes end, [items] as laid out."""
+        if done_key not in leaves:
+            raise missing_done(done_key, leaves)
+        below = done_key[0] == "next" and len(done_key) > 1
+        if (done_key[1:] if below else done_key) not in (self.entries.outcomes if below else self.entries.plain):
+            raise ValueError(f"done_key {shown(done_key)} must be one of done_keys below 'next', or in the root alone")
+        done = leaves[done_key]
+        if done.numel() != ring.items:
+            raise ValueError(
+                f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(ring.shape)}: from row 0 on it "
+                "has more than one value a row, and does not tell where an episode ends"
+            )
+        flat = torch.empty(ring.items, dtype=torch.bool, device="cpu")
+        ring.lay_out(done.reshape(ring.shape).cpu() != 0, flat)
+        return flat
+
+    def specs(self) -> Specs:
+        """The shape and the dtype of each array."""
+        found, dims = {}, len(self._ring.shape)
+        for path in (*self.entries.outcomes, *self.entries.plain, *self.entries.followed):
+            held = self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path]
+            count = self.order.size if path in self.entries.followed else self._ring.items
+            found[path] = (count, *held.shape[dims:]), held.dtype
+        return found
+
+    def fill(self, path: Path, flat: Tensor) -> None:
+        """Put an array into memory of its shape on the CPU."""
+        held, flat = self._held(path), movable(flat)
+        if path not in self.entries.followed:
+            self._ring.lay_out(held.cpu(), flat)
+            return
+        flat[self._roots] = held.cpu()
+        after = movable(self._leaves["next", *path])
+        flat[self._roots[self._ends] + 1] = after[self._ends.to(after.device)].cpu()
+
+    def array(self, path: Path) -> Tensor:
+        """An array on the CPU: the rows themselves where these are in its order already."""
+        (shape, dtype), held = self.specs()[path], self._held(path)
+        in_order = path not in self.entries.followed and len(self._ring.shape) == 1 and not self._ring.oldest
+        if in_order and held.device.type == "cpu":
+            return held.view(dtype)
+        flat = torch.empty(shape, dtype=dtype, device="cpu")
+        self.fill(path, flat)
+        return flat
+
+    def _held(self, path: Path) -> Tensor:
+        return movable(self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path])
+
+
+class Rebuilt:
+    """TED data from flat arrays: what it is like, and its values to be put where they are wanted.
+
+    Args:
+        specs: the shapes and dtypes of the flat arrays.
+        done: the flat array that says where episodes end.
+        ring: the rows that they were.
+        names: the keys with a meaning.
+        closed: whether the last row of each lane ends a trajectory.
+        root_only: paths of `names` that are the root's.
+        next_only: done flags that the root does not have.
+
+    Raises ValueError for arrays that are not of these rows.
+    """
+
+    def __init__(
+        self,
+        specs: Specs,
+        done: Tensor,
+        ring: Ring,
+        names: Names,
+        closed: bool = False,
+        root_only: Sequence[Path] = (),
+        next_only: Sequence[Path] = (),
+    ) -> None:
+        if done.numel() != ring.items:
+            raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
+        self.order = Order(ring, done.reshape(-1).cpu() != 0, closed)
+        self._ring = ring
+        self._places = {
+            "root": ring.taken_back(self.order.roots).reshape(-1),
+            "next": ring.taken_back(self.order.after).reshape(-1),
+        }
+        self._made: dict[Path, list[tuple[Path, str]]] = {}
+        self.specs: Specs = {}
+        """The shape and the dtype of each entry of the TED data."""
+        for path, (shape, dtype) in specs.items():
+            count = shape[0] if shape else 0
+            below: Path = ("next", *path)
+            if count == self.order.size:
+                made = [(path, "root"), (below, "next")]
+            elif count != ring.items:
+                raise ValueError(
+                    f"{shown(path)} has {count} rows: {ring.items} rows with {self.order.size - ring.items} ends have "
+                    f"{ring.items}, or {self.order.size} with what came after the ends"
+                )
+            elif path not in names or path in root_only:
+                made = [(path, "row")]
+            elif path in names.done and path not in next_only:
+                made = [(below, "row"), (path, "zero")]
+            else:
+                made = [(below, "row")]
+            self._made[path] = made
+            self.specs |= {each: ((*ring.shape, *shape[1:]), dtype) for each, _ in made}
+
+    def implied(self) -> set[Path]:
+        """Done flags of the root, which were not saved."""
+        return {path for made in self._made.values() for path, kind in made if kind == "zero"}
+
+    def fill(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> None:
+        """Put what a flat array tells into memory for the entries of the TED data, as far as there is some."""
+        flat = movable(flat)
+        for entry, kind in self._made[path]:
+            if entry not in rows:
+                continue
+            memory = movable(rows[entry])
+            if kind == "zero":
+                memory.zero_()
+            elif kind == "row":
+                self._ring.take_back(flat, memory)
+            elif memory.is_contiguous() and memory.device.type == "cpu":
+                out = memory.view(self._ring.items, *flat.shape[1:])
+                torch.index_select(flat, 0, self._places[kind], out=out)
+            else:
+                memory.copy_(flat.index_select(0, self._places[kind]).view(memory.shape))
+
+
+def movable(tensor: Tensor) -> Tensor:
+    """The same memory as a dtype that torch can index: not all operations know unsigned integers."""
+    return tensor.view(torch.int16) if tensor.dtype == torch.uint16 else tensor

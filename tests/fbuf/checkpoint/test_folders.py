@@ -1,0 +1,424 @@
+"""The folder of a checkpoint: what else is in it, what is left there, who else uses it."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Source, Writing, load
+from tests.fbuf.checkpoint.trees import content, loaded, same, save
+
+BIG = np.arange(500_000)
+
+
+def test_other_files_stay(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    (path / "mine").mkdir(parents=True)
+    (path / "mine" / "data").write_bytes(b"1")
+    for name in ("notes.txt", "data", "data-1", "data-0123456789abcdeg", ".MANIFEST.json.tmp", "MANIFEST.json.old"):
+        (path / name).write_bytes(b"2")
+    (path / "data-folder").mkdir()
+    (path / "link").symlink_to(tmp_path)
+    (path / "data-0123456789abcdef").symlink_to(path / "mine")
+    before = content(path)
+    for value in range(3):
+        save(path, [value, BIG])
+    after = content(path)
+    assert {name: after[name] for name in before} == before
+    assert (path / "data-folder").is_dir()
+    assert len(os.listdir(path)) == 12
+    assert same(loaded(path), [2, BIG])
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    for exists in (False, True):
+        (path / f"data-{'0' * 16}" / "files-0").mkdir(parents=True)
+        (path / f"data-{'0' * 16}" / "000001").write_bytes(b"half")
+        (path / f".MANIFEST.json.{'1' * 16}.tmp").write_bytes(b"half")
+        if exists:
+            assert same(loaded(path), "new")
+        save(path, "new")
+        assert sorted(name[:5] for name in os.listdir(path)) == ["MANIF", "data-"]
+        assert same(loaded(path), "new")
+
+
+def test_what_is_left_beside_a_damaged_checkpoint_stays_until_there_is_a_good_one(tmp_path: Path) -> None:
+    save(tmp_path / "c", BIG)
+    (tmp_path / "c" / "MANIFEST.json").unlink()
+    (tmp_path / "c" / "MANIFEST.json").write_bytes(b"{")
+    with pytest.raises(TypeError):
+        save(tmp_path / "c", object())
+    assert len(list(tmp_path.glob("c/data-*"))) == 1  # somebody may want to save it
+    save(tmp_path / "c", BIG)
+    assert same(loaded(tmp_path / "c"), BIG)
+    assert len(os.listdir(tmp_path / "c")) == 2
+
+
+# ------------------------------------------------------------------ paths
+
+
+def test_a_path_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for path, error in (
+        (tmp_path / "missing" / "c", FileNotFoundError),
+        (tmp_path / "file", NotADirectoryError),
+        (tmp_path / "file" / "c", NotADirectoryError),
+        (tmp_path / "dangling", FileNotFoundError),
+        (tmp_path / ("n" * 300), OSError),
+        (tmp_path / "null\0", ValueError),
+    ):
+        with pytest.raises(error):
+            save(path, BIG)
+        with pytest.raises((FileNotFoundError, CheckpointCorrupt, ValueError)):
+            loaded(path)
+    assert sorted(os.listdir(tmp_path)) == ["dangling", "file"]
+    for path in (0, None, 1.5):
+        with pytest.raises(TypeError):
+            save(path, BIG)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            loaded(path)  # type: ignore[arg-type]
+
+
+def test_paths_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for path in ("c", "link", "./c/../d", "ünï ☃", b"bytes"):
+        if isinstance(path, bytes):
+            with pytest.raises(TypeError):
+                save(path, BIG)  # type: ignore[arg-type]
+        else:
+            save(path, BIG)  # type: ignore[arg-type]
+            assert same(loaded(path), BIG)  # type: ignore[arg-type]
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "MANIFEST.json").exists()
+
+
+def test_the_manifest_and_the_data_are_no_links(tmp_path: Path) -> None:
+    save(tmp_path / "c", BIG)
+    for name in ("MANIFEST.json", next(tmp_path.glob("c/data-*")).name):
+        (tmp_path / "c" / name).rename(tmp_path / name)
+        (tmp_path / "c" / name).symlink_to(tmp_path / name)
+        with pytest.raises(CheckpointCorrupt, match=name):
+            loaded(tmp_path / "c")
+        (tmp_path / "c" / name).unlink()
+        (tmp_path / name).rename(tmp_path / "c" / name)
+    assert same(loaded(tmp_path / "c"), BIG)
+    (tmp_path / "other").symlink_to(tmp_path / "c")
+    assert same(loaded(tmp_path / "other"), BIG)
+
+
+def test_a_folder_in_the_place_of_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "c" / "MANIFEST.json").mkdir(parents=True)
+    with pytest.raises(CheckpointCorrupt, match=r"MANIFEST\.json"):
+        loaded(tmp_path / "c")
+    with pytest.raises(OSError):
+        save(tmp_path / "c", BIG)
+    assert (tmp_path / "c" / "MANIFEST.json").is_dir()
+
+
+def test_nothing_that_is_read_is_changed(tmp_path: Path) -> None:
+    save(tmp_path / "c", [BIG, np.arange(3)])
+    before, times = content(tmp_path), [each.stat().st_mtime_ns for each in sorted(tmp_path.rglob("*"))]
+    loaded(tmp_path / "c")
+    loaded(tmp_path / "c", "size")
+    with pytest.raises(ZeroDivisionError):
+        load(tmp_path / "c", lambda source: 1 // 0)
+    assert content(tmp_path) == before
+    assert [each.stat().st_mtime_ns for each in sorted(tmp_path.rglob("*"))] == times
+
+
+def test_a_verify_that_is_none(tmp_path: Path) -> None:
+    save(tmp_path / "c", 1)
+    with pytest.raises(ValueError, match="'full' or 'size'"):
+        loaded(tmp_path / "c", "none")
+
+
+def test_sizes_alone_do_not_see_a_bit(tmp_path: Path) -> None:
+    save(tmp_path / "c", BIG)
+    victim = next(tmp_path.glob("c/data-*/000001"))
+    victim.chmod(0o644)
+    with victim.open("r+b") as handle:
+        handle.write(b"\xff")
+    with pytest.raises(CheckpointCorrupt, match="000001"):
+        loaded(tmp_path / "c")
+    assert not same(loaded(tmp_path / "c", "size"), BIG)
+
+
+# ------------------------------------------------------------------ files of others
+
+
+def test_files_that_somebody_else_writes(tmp_path: Path) -> None:
+    def use(source: Source) -> list[bytes]:
+        inner = source.folder("inner")
+        return [source.file("own.h5").read_bytes(), (inner / "a").read_bytes(), (inner / "deep/b").read_bytes()]
+
+    with Writing(tmp_path / "c") as out:
+        out.file("own.h5").write_bytes(b"one")
+        (out.folder("inner") / "deep").mkdir(parents=True)
+        (out._folder / "inner" / "a").write_bytes(b"two")
+        (out._folder / "inner" / "deep" / "b").write_bytes(b"three")
+        out.write("tree")
+    assert load(tmp_path / "c", use) == [b"one", b"two", b"three"]
+    for name in ("own.h5", "inner/a", "inner/deep/b"):
+        victim = next(tmp_path.glob(f"c/data-*/{name}"))
+        good = victim.read_bytes()
+        victim.chmod(0o644)
+        victim.write_bytes(b"x" * len(good))
+        with pytest.raises(CheckpointCorrupt, match=name):
+            load(tmp_path / "c", use)
+        with pytest.raises(CheckpointCorrupt, match=name):
+            loaded(tmp_path / "c")  # also where nobody asked for it
+        victim.write_bytes(good)
+    with pytest.raises(CheckpointCorrupt, match="names no file"):
+        load(tmp_path / "c", lambda source: source.file("other"))
+
+
+def test_a_file_that_is_promised_must_be_there(tmp_path: Path) -> None:
+    save(tmp_path / "c", "old")
+
+    def failing(do: Any, error: type[Exception]) -> None:
+        with pytest.raises(error), Writing(tmp_path / "c") as out:
+            out.write("new")
+            do(out)
+        assert loaded(tmp_path / "c") == "old"
+        assert len(os.listdir(tmp_path / "c")) == 2
+
+    failing(lambda out: out.file("missing"), CheckpointError)
+    failing(lambda out: out.folder("missing"), FileNotFoundError)
+    failing(lambda out: out.file("link").symlink_to(tmp_path), CheckpointError)
+    failing(lambda out: out.file("../above"), CheckpointCorrupt)
+    failing(lambda out: out.file("/absolute"), CheckpointCorrupt)
+    failing(lambda out: out.write("twice"), CheckpointError)
+    with pytest.raises(CheckpointError, match="nothing was written"), Writing(tmp_path / "c"):
+        pass
+    assert loaded(tmp_path / "c") == "old"
+
+
+# ------------------------------------------------------------------ several at once
+
+
+def test_writers_wait_for_each_other(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def write(name: str) -> None:
+        with Writing(tmp_path / "c") as out:
+            order.append(f"{name} begins")
+            time.sleep(0.05)
+            out.write([name, BIG])
+            order.append(f"{name} ends")
+
+    threads = [threading.Thread(target=write, args=(str(each),)) for each in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert len(order) == 8
+    assert all(one.replace("begins", "ends") == other for one, other in zip(order[::2], order[1::2], strict=True))
+    assert same(loaded(tmp_path / "c"), [order[-1].split()[0], BIG])
+    assert len(os.listdir(tmp_path / "c")) == 2
+
+
+def test_a_writer_waits_for_one_that_fails_and_removes_the_folder(tmp_path: Path) -> None:
+    for _ in range(20):
+        inside = threading.Event()
+
+        def fail(inside: threading.Event = inside) -> None:
+            with contextlib.suppress(ZeroDivisionError), Writing(tmp_path / "c"):
+                inside.set()
+                time.sleep(0.005)
+                raise ZeroDivisionError
+
+        thread = threading.Thread(target=fail)
+        thread.start()
+        inside.wait()
+        save(tmp_path / "c", BIG)
+        thread.join(30)
+        assert same(loaded(tmp_path / "c"), BIG)
+        for each in sorted(tmp_path.rglob("*"), reverse=True):
+            each.rmdir() if each.is_dir() else each.unlink()
+
+
+def test_a_thread_does_not_wait_for_itself(tmp_path: Path) -> None:
+    """As a signal handler would that saves while its thread is saving."""
+    with Writing(tmp_path / "c") as out:
+        with pytest.raises(CheckpointError, match="by this thread"):
+            save(tmp_path / "c", "inner")
+        save(tmp_path / "d", "another")
+        out.write("outer")
+    assert loaded(tmp_path / "c") == "outer"
+    save(tmp_path / "c", "again")
+    assert loaded(tmp_path / "c") == "again"
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: Path) -> None:
+    with Writing(tmp_path / "c") as out:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[out._handle])
+        out.write("one")
+    try:
+        handle = os.open(tmp_path / "c", os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_reader_sees_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    path, stop, wrong, seen = tmp_path / "c", threading.Event(), [], set()
+    save(path, [0, np.full(200_000, 0), np.full(5, 0)])
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                number, large, small = loaded(path)
+                seen.add(number)
+                if not (large == number).all() or not (small == number).all() or large.size != 200_000:
+                    wrong.append(number)
+        except BaseException as error:
+            wrong.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for each in readers:
+        each.start()
+    for number in range(1, 60):
+        save(path, [number, np.full(200_000, number), np.full(5, number)])
+    stop.set()
+    for each in readers:
+        each.join(60)
+    assert not wrong
+    assert len(seen) > 5
+
+
+# ------------------------------------------------------------------ when things go wrong
+
+
+@contextlib.contextmanager
+def _interrupted(name: str, when: str) -> Iterator[None]:
+    """Ctrl-C just before, or just after, a function of `os` was called with the manifest, or with the data."""
+    real = getattr(os, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            raise KeyboardInterrupt
+        real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    setattr(os, name, call)
+    try:
+        yield
+    finally:
+        setattr(os, name, real)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["mkdir", "open", "write", "fsync", "rename", "fstat", "listdir"])
+def test_interrupts_leave_the_old_one_or_the_new_one(name: str, when: str, tmp_path: Path) -> None:
+    save(tmp_path / "c", ["old", BIG])
+    with pytest.raises(KeyboardInterrupt), _interrupted(name, when):
+        save(tmp_path / "c", ["new", BIG + 1])
+    assert same(loaded(tmp_path / "c"), ["old", BIG]) or same(loaded(tmp_path / "c"), ["new", BIG + 1])
+    save(tmp_path / "c", ["newer", BIG])  # nobody waits
+    assert same(loaded(tmp_path / "c"), ["newer", BIG])
+    assert len(os.listdir(tmp_path / "c")) == 2
+
+
+def test_a_rename_that_was_done_but_says_that_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system over a network."""
+    real = os.rename
+
+    def rename(*args: Any) -> None:
+        real(*args)
+        raise OSError("no answer")
+
+    save(tmp_path / "c", ["old", BIG])
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="no answer"):
+        save(tmp_path / "c", ["new", BIG])
+    assert same(loaded(tmp_path / "c"), ["new", BIG])
+
+
+def test_a_signal_while_it_waits(tmp_path: Path) -> None:
+    """Whoever waits for another writer can be interrupted."""
+    code = f"""
+import signal, sys
+from fbuf.checkpoint import Writing
+print("ready", flush=True)
+try:
+    with Writing({str(tmp_path / "c")!r}) as out:
+        out.write("never")
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+    with Writing(tmp_path / "c") as out:
+        other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+        time.sleep(0.2)
+        other.send_signal(signal.SIGINT)
+        assert other.wait(30) == 7
+        other.stdout.close()
+        out.write("mine")
+    assert loaded(tmp_path / "c") == "mine"
+
+
+def test_a_folder_that_must_not_be_written_to(tmp_path: Path) -> None:
+    """In a process of nobody's, who may not do everything."""
+    save(tmp_path / "c", ["old", BIG])
+    code = f"""
+import os, pathlib, sys
+import numpy as np
+from fbuf.checkpoint import Writing, load
+os.setgid(65534), os.setuid(65534)
+path = pathlib.Path({str(tmp_path / "c")!r})
+print(load(path, lambda source: source.tree[0]))
+for place in (path, path.parent / "new"):
+    try:
+        with Writing(place) as out:
+            out.write("new")
+    except PermissionError as error:
+        print("PermissionError")
+"""
+    if os.getuid() != 0:
+        pytest.skip("only root can become nobody")
+    for each in [tmp_path, *tmp_path.parents]:
+        if not each.stat().st_mode & 1:
+            each.chmod(each.stat().st_mode | 0o111)
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd="/").stdout
+    assert told.split() == ["old", "PermissionError", "PermissionError"]
+    assert same(loaded(tmp_path / "c"), ["old", BIG])
+    assert len(os.listdir(tmp_path / "c")) == 2 and len(os.listdir(tmp_path)) == 1
+
+
+def test_too_many_open_files_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "c", BIG)
+    real = os.open
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
+        if "dir_fd" in kwargs or str(path).endswith("MANIFEST.json"):
+            raise OSError(24, "Too many open files")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        loaded(tmp_path / "c")
+
+
+def test_a_newer_schema_is_a_mismatch(tmp_path: Path) -> None:
+    save(tmp_path / "c", 1)
+    manifest = tmp_path / "c" / "MANIFEST.json"
+    content = manifest.read_bytes().replace(b'"schema":1', b'"schema":2', 1)
+    manifest.unlink()
+    manifest.write_bytes(content)
+    with pytest.raises(CheckpointMismatch, match="schema 2 is not known"):
+        loaded(tmp_path / "c")

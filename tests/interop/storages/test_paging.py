@@ -1,0 +1,402 @@
+"""Rows in files: what is read is what was written, however it is read, and the disk is asked only while it is needed."""
+
+import gc
+import importlib
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    TensorStorage,
+)
+from interop.storages import paging
+from tests.interop.rows import check_same, wide
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked on Linux only")
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+
+def many_leaves(ids):
+    """A leaf of each dtype, of items without dims, larger than a page, and empty."""
+    ids = torch.as_tensor(ids)
+    leaves = {str(dtype): wide(ids % 100, 3, dtype=dtype) for dtype in DTYPES}
+    leaves |= {f"one {dtype}": wide(ids % 2, dtype=dtype) for dtype in DTYPES}
+    leaves |= {"large": wide(ids, 3, 700), "empty": torch.empty(len(ids), 0)}
+    return TensorDict(leaves, [len(ids)])
+
+
+def steps_of_lanes(ids):
+    """Rows of two lanes."""
+    ids = torch.as_tensor(ids)
+    both = torch.stack([ids, ids + 1000], 1)
+    return TensorDict(
+        {"obs": wide(both.reshape(-1), 5, dtype=torch.bfloat16).reshape(-1, 2, 5), "id": both}, both.shape
+    )
+
+
+class Disk:
+    """Stands in for the disk: how often it was asked for something, and whether reads find rows missing."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.ranges, self.busy = 0, [], False
+        self._count = 0
+        self._request = paging.request
+        monkeypatch.setattr(paging, "request", self._asking)
+        monkeypatch.setattr(paging, "_disk_reads", self._reads)
+
+    def _asking(self, ranges):
+        self.asked += 1
+        self.ranges.append(ranges)
+        self._request(ranges)
+
+    def _reads(self):
+        self._count += self.busy
+        return self._count
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def settle(buffer):
+    """Read what is in memory until it is taken to be there."""
+    for _ in range(paging._PATIENCE):
+        buffer.storage._rows.read(torch.arange(3))
+    assert not buffer.storage._rows._paging.cold
+
+
+def maps_of(file):
+    return sum(line.rstrip().endswith(str(file)) for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
+
+
+# ---------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("piece", [1, 5 * PAGE, 1 << 24])
+@pytest.mark.parametrize("cold", [True, False])
+def test_rows_are_read_as_they_were_written(tmp_path, disk, monkeypatch, cold, piece):
+    monkeypatch.setattr(paging, "_PIECE", piece)
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=64)
+    rows = many_leaves(range(100, 140))
+    buffer.extend(rows)
+    disk.busy = cold
+    if not cold:
+        settle(buffer)
+    for slots in ([3], [39, 0, 0, 17, 39], list(range(40)), [], [[1, 2], [2, 30]]):
+        at = torch.tensor(slots, dtype=torch.int64)
+        check_same(buffer[at], rows[at])
+    asked = disk.asked
+    batch, info = buffer.sample(return_info=True)
+    check_same(batch, rows[info["index"]])
+    assert (disk.asked > asked) == cold
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_slices_and_lanes_are_read_as_they_were_written(tmp_path, disk, cold):
+    buffer = ReplayBuffer(
+        storage=LazyMemmapStorage(60, scratch_dir=tmp_path / "rows", ndim=2),
+        sampler=SliceSampler(num_slices=4, traj_key="trajectory"),
+        dim_extend=0,
+        batch_size=20,
+    )
+    rows = steps_of_lanes(range(30))
+    rows["trajectory"] = torch.tensor([[0, 1]]).repeat(30, 1)
+    buffer.extend(rows)
+    disk.busy = cold
+    if not cold:
+        settle(buffer)
+    batch, info = buffer.sample(return_info=True)
+    check_same(batch, rows[info["index"]])
+    assert (batch["id"].reshape(4, 5).diff(dim=1) == 1).all()
+    at = torch.tensor([4, 4, 29])
+    check_same(buffer[at], rows[at])
+    check_same(buffer[at, torch.tensor([0, 1, 1])], rows[at, torch.tensor([0, 1, 1])])
+
+
+def test_parts_of_an_ensemble_are_read_into_one_batch(tmp_path, disk):
+    def ensemble(storages):
+        members = [ReplayBuffer(storage=storage) for storage in storages]
+        for place, member in enumerate(members):
+            member.extend(many_leaves(range(20 * place, 20 * place + 20)))
+        return ReplayBufferEnsemble(*members, batch_size=12, generator=torch.Generator().manual_seed(3))
+
+    plain = ensemble([LazyTensorStorage(20), LazyTensorStorage(20)])
+    mapped = ensemble([LazyMemmapStorage(20, scratch_dir=tmp_path / name) for name in "ab"])
+    disk.busy = True
+    for _ in range(3):
+        check_same(mapped.sample(), plain.sample())
+    assert disk.asked
+
+
+def test_what_is_written_is_seen_by_the_next_read(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "rows"))
+    disk.busy = True
+    at = torch.arange(10)
+    for turn in range(3):
+        rows = many_leaves(range(10 * turn, 10 * turn + 10))
+        buffer.extend(rows)
+        check_same(buffer[at], rows)
+    buffer[:]["large"][4] = -1.0
+    assert (buffer[at]["large"][4] == -1).all()
+
+
+def test_maps_of_the_user_are_read_the_same_way(tmp_path, disk):
+    rows = many_leaves(range(30)).exclude("empty")
+    rows.memmap(tmp_path / "rows")
+    buffer = ReplayBuffer(storage=TensorStorage(TensorDict.load_memmap(tmp_path / "rows")), batch_size=16)
+    disk.busy = True
+    batch, info = buffer.sample(return_info=True)
+    check_same(batch, rows[info["index"]])
+    assert disk.asked
+
+
+def test_maps_that_cannot_be_had_twice_are_read_where_they_are(tmp_path, disk, monkeypatch):
+    rows = many_leaves(range(30)).exclude("empty")
+    rows.memmap(tmp_path / "rows")
+    private = importlib.import_module("tensordict.memmap")
+    monkeypatch.setattr(private, "_is_writable", lambda name: False)  # files that are not are mapped privately
+    storage = TensorStorage(TensorDict.load_memmap(tmp_path / "rows"))
+    disk.busy = True
+    at = torch.tensor([3, 3, 29, 0])
+    check_same(ReplayBuffer(storage=storage)[at], rows[at])
+    assert maps_of(tmp_path / "rows" / "large.memmap") == 1
+    assert disk.asked
+
+
+def test_a_storage_opened_to_read_is_read_the_same_way(tmp_path, disk):
+    rows = many_leaves(range(30))
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows"))
+    buffer.extend(rows)
+    opened = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "rows", mode="r"))
+    disk.busy = True
+    at = torch.tensor([3, 3, 29, 0])
+    for _ in range(2):
+        check_same(opened[at], rows[at])
+    assert disk.asked == 4  # each time twice: such maps cannot be had with nothing read ahead
+
+
+def test_single_words_of_16_bits_are_read_in_any_number(tmp_path):
+    rows = torch.arange(1000).to(torch.uint16)
+    at = torch.arange(300_000) % 1000
+    for storage in (LazyTensorStorage(1000), LazyMemmapStorage(1000, scratch_dir=tmp_path / "rows")):
+        buffer = ReplayBuffer(storage=storage)
+        buffer.extend(rows)
+        for _ in range(paging._PATIENCE + 1):
+            check_same(buffer[at], at.to(torch.uint16))
+
+
+@pytest.mark.parametrize("refusing", [None, lambda *given: -1])
+def test_a_kernel_that_takes_one_range_at_a_time_serves_too(tmp_path, disk, monkeypatch, refusing):
+    advised = []
+    advise = paging._advise
+    monkeypatch.setattr(paging, "_together", refusing)
+    monkeypatch.setattr(paging, "_advise", lambda *given: (advised.append(given), advise(*given)))
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"))
+    rows = many_leaves(range(40))
+    buffer.extend(rows)
+    at = torch.tensor([1, 1, 38])
+    check_same(buffer[at], rows[at])
+    asked = [given[:2] for given in advised if given[2] == paging._WILL_NEED]
+    assert asked == [tuple(each) for each in np.concatenate(disk.ranges).tolist()]
+    assert paging._together is None  # it is not tried again
+
+
+def test_it_does_not_matter_where_new_tensors_go(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "rows"))
+    rows = many_leaves(range(10))
+    buffer.extend(rows)
+    at = torch.arange(10)
+    with torch.device("meta"), torch.inference_mode():
+        found = buffer[at]
+    check_same(found, rows)
+    check_same(buffer[at], rows)
+    assert disk.asked == 2
+
+
+# ---------------------------------------------------------------------- when the disk is asked
+
+
+def test_the_disk_is_asked_until_reads_have_done_without_it(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
+    buffer.extend(many_leaves(range(40)))
+    disk.busy = True
+    for number in range(1, 20):
+        buffer.sample()
+        assert disk.asked == number
+    disk.busy = False
+    for _ in range(3 * paging._PATIENCE):
+        buffer.sample()
+    assert disk.asked == 19 + paging._PATIENCE
+    disk.busy = True
+    for _ in range(paging._LOOKS + 1):
+        buffer.sample()
+    assert disk.asked > 19 + paging._PATIENCE
+
+
+def test_a_single_read_that_needs_the_disk_starts_the_count_anew(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
+    buffer.extend(many_leaves(range(40)))
+    for number in range(3 * paging._PATIENCE):
+        disk.busy = number % (paging._PATIENCE - 1) == 0
+        buffer.sample()
+    assert disk.asked == 3 * paging._PATIENCE
+
+
+def test_rows_in_memory_are_not_asked_for(tmp_path, disk):
+    disk.busy = True
+    kept = [LazyTensorStorage(40), LazyMemmapStorage(40), TensorStorage(many_leaves(range(40)))]
+    for storage in kept:
+        buffer = ReplayBuffer(storage=storage, batch_size=4)
+        buffer.extend(many_leaves(range(40)))
+        buffer.sample()
+        assert storage._rows._paging is None
+    assert not disk.asked
+
+
+def test_a_leaf_that_is_known_is_not_asked_for(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"))
+    rows = many_leaves(range(40)).select("large", "torch.int64")
+    buffer.extend(rows)
+    storage_rows, at = buffer.storage._rows, torch.tensor([7])
+    place = buffer.storage._layout.places["large",]
+    told = torch.zeros(1, 3, 700)
+    assert storage_rows.read(at, {place: told})[place] is told
+    assert len(disk.ranges[-1]) == 1
+    storage_rows.read(at)
+    assert len(disk.ranges[-1]) == 2
+
+
+def test_nothing_is_read_ahead_through_the_second_map_which_goes_with_the_need(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
+    buffer.extend(many_leaves(range(40)))
+    file = tmp_path / "rows" / "large.memmap"
+    disk.busy = True
+    assert maps_of(file) == 1
+    buffer.sample()
+    assert maps_of(file) == 2
+    flags = [text for text in pathlib.Path("/proc/self/smaps").read_text().split("VmFlags:") if str(file) in text]
+    after = pathlib.Path("/proc/self/smaps").read_text().split(str(file))[1:]
+    read_ahead = sorted("rr" in part.split("VmFlags:")[1].split("\n")[0].split() for part in after)
+    assert flags and read_ahead == [False, True]  # the map of the views is as it was
+    assert (
+        buffer[:]["large"].data_ptr()
+        == buffer.storage._rows.tensors[buffer.storage._layout.places["large",]].data_ptr()
+    )
+    disk.busy = False
+    settle(buffer)
+    gc.collect()
+    assert maps_of(file) == 1
+
+
+def test_all_maps_go_with_the_buffer(tmp_path, disk):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
+    buffer.extend(many_leaves(range(40)))
+    batch = buffer.sample()
+    del buffer
+    gc.collect()
+    assert maps_of(tmp_path / "rows" / "large.memmap") == 0
+    assert batch["large"].sum() >= 0
+
+
+def test_on_other_systems_rows_are_read_plainly(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(paging.sys, "platform", "darwin")
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
+    buffer.extend(many_leaves(range(40)))
+    buffer.sample()
+    assert not disk.asked
+
+
+# ---------------------------------------------------------------------- what is asked for
+
+
+@given(
+    items=st.lists(st.integers(0, 499), min_size=1, max_size=50),
+    size=st.sampled_from([1, 3, 64, PAGE // 2, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5]),
+)
+def test_exactly_the_pages_of_the_items_are_named_each_once(items, size):
+    source = torch.empty(500, size, dtype=torch.uint8)
+    named = paging._pages(source, np.unique(items))
+    wanted = set()
+    for item in items:
+        start = source.data_ptr() + item * size
+        wanted |= set(range(start // PAGE, (start + size - 1) // PAGE + 1))
+    pages = [page for first, count in named.tolist() for page in range(first, first + count)]
+    assert pages == sorted(wanted)
+    assert (named[1:, 0] > named[:-1].sum(1)).all()  # what touches is one range
+
+
+def test_a_large_batch_is_asked_for_piece_by_piece_ahead_of_what_is_gathered(tmp_path, disk, monkeypatch):
+    rows = TensorDict({"large": torch.randn(64, PAGE)}, [64])
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(64, scratch_dir=tmp_path / "rows"))
+    buffer.extend(rows)
+    monkeypatch.setattr(paging, "_PIECE", 10 * 4 * PAGE)
+    events, gather = [], torch.index_select
+    monkeypatch.setattr(paging, "_ask_for", lambda sources, at, times: events.append(("ask", at.size)))
+    monkeypatch.setattr(
+        paging.torch,
+        "index_select",
+        lambda *args, **out: (events.append(("read", args[2].numel())), gather(*args, **out)),
+    )
+    at = torch.arange(63, 38, -1)
+    check_same(buffer[at], rows[at])
+    assert events == [("ask", 10), ("ask", 10), ("read", 10), ("ask", 5), ("read", 10), ("read", 5)]
+
+
+# ---------------------------------------------------------------------- a real disk
+
+
+def test_rows_that_are_not_in_memory_are_noticed_and_asked_for(tmp_path, monkeypatch):
+    rows = TensorDict({"obs": torch.randint(0, 255, (400, 3 * PAGE), dtype=torch.uint8)}, [400])
+    file = tmp_path / "rows" / "obs.memmap"
+    ReplayBuffer(storage=LazyMemmapStorage(400, scratch_dir=tmp_path / "rows")).extend(rows)
+    gc.collect()
+    handle = os.open(file, os.O_RDWR)
+    os.fsync(handle)
+
+    def opened():
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        return ReplayBuffer(storage=TensorStorage(TensorDict.load_memmap(tmp_path / "rows")))
+
+    try:
+        before = paging._disk_reads()
+        opened()[0]["obs"].sum()
+        if paging._disk_reads() == before:
+            pytest.skip("this folder is kept in memory")
+        buffer, at = opened(), torch.arange(0, 400, 7)
+        paged = buffer.storage._rows._paging
+        before = paging._disk_reads()
+        check_same(buffer[at], rows[at])
+        assert paging._disk_reads() > before and paged._without_disk == 0
+        check_same(buffer[at], rows[at])
+        assert paged._without_disk == 1
+        buffer[torch.arange(3)]
+        settle(buffer)
+        del buffer
+        gc.collect()
+        buffer = opened()  # maps of the first are gone, so nothing is left in memory
+        paged = buffer.storage._rows._paging
+        paged.cold = False
+        monkeypatch.setattr(paging, "_LOOKS", 1)
+        at = torch.arange(0, 400, 40)
+        check_same(buffer[at], rows[at])
+        assert paged.cold
+    finally:
+        os.close(handle)
