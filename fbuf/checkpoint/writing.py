@@ -312,7 +312,7 @@ def _raised(error: OSError) -> None:
 def _holds(path: Path, content: memoryview) -> bool:
     """Whether a file has just these bytes."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -207,9 +207,9 @@ class ReplayBufferEnsemble(Unwritable):
             batch = gathering.whole() if collate_fn is collate.stack else None
             rows = gathering.rows() if batch is None else [batch]
         else:
-            with Turn(self) if ahead is not None else contextlib.nullcontext():
-                with seeded(self.sampler, None if ahead is None else ahead.key):
-                    rows, told = self._asked(batch_size)
+            key = None if ahead is None else ahead.key
+            with contextlib.nullcontext() if key is None else Turn(self), seeded(self.sampler, key):
+                rows, told = self._asked(batch_size)
         if ahead is not None:
             ahead.was_read = True
         marked = all(isinstance(row, TensorDictBase) for row in rows)

@@ -195,7 +195,7 @@ class Prefetch:
 
 
 def settle(members: Sequence[Any], queues: Sequence["Prefetch | None"]) -> None:
-    """After all was loaded: what is held of the epochs of these buffers, and is in none of the queues, remains to be drawn."""
+    """After all was loaded: what is held of the epochs of these buffers and is in none of the queues remains to be drawn."""
     for member in members:
         epoch = epoch_of(member._sampler)
         if epoch is not None:

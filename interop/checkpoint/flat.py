@@ -13,12 +13,11 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Plan, Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.codec import Layout
+from interop.storages import TensorStorage
 from interop.ted import Flat2TED, TED2Flat
 from interop.ted.entries import Entries, Names, Path
 from interop.ted.flattening import Flattened, Rebuilt, Specs
 from interop.ted.ring import Ring as Rows
-
-Fill = Callable[[Mapping[Path, torch.Tensor]], None]
 
 
 class FlatStorageCheckpointer(TensorStorageCheckpointer):
@@ -49,12 +48,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         self._save_hooks, self._load_hooks = save_hooks, load_hooks
 
     def _save(self, storage: Any, out: Writing) -> dict[str, Any]:
-        if not storage.initialized:
-            raise RuntimeError("Cannot save a non-initialized storage.")
-        if not storage._layout.is_tensordict:
-            raise ValueError(
-                f"a {type(self).__name__} saves tensordicts; use a TensorStorageCheckpointer for other items"
-            )
+        self._refuse(storage)
         if len(self._save_hooks) > self._own[0]:
             return self._save_hooked(storage, out)
         tree = {"layout": saved_layout(storage._layout), "ring": saved_ring(storage)}
@@ -63,6 +57,17 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         self._tell_hooks(storage)
         flat, _ = self._flattening._flattened(storage[:])
         return {**tree, **self._written(flat, storage, out), "keys": self._keys(flat.order.closed)}
+
+    def _refuse(self, storage: Any) -> None:
+        """RuntimeError or ValueError for what cannot be saved."""
+        if not isinstance(storage, TensorStorage):
+            raise ValueError(f"a {type(self).__name__} saves tensordicts in tensors, got a {type(storage).__name__}")
+        if storage._layout is None:
+            raise RuntimeError("Cannot save a non-initialized storage.")
+        if not storage._layout.is_tensordict:
+            raise ValueError(
+                f"a {type(self).__name__} saves tensordicts; use a TensorStorageCheckpointer for other items"
+            )
 
     def _keys(self, closed: bool) -> dict[str, Any]:
         """The keys with a meaning, and whether the last row of each lane ends a trajectory."""
@@ -164,7 +169,7 @@ class Content:
         self.layout, self._arrays = layout, arrays
         self._shape = (ring.filled, *ring.lanes)
         names = Names(_paths(keys, "done"), _paths(keys, "reward"))
-        self._dtypes = {
+        self._dtypes: dict[Any, torch.dtype] = {
             path[1:] if path[0] == "next" and len(path) > 1 else path: leaf.dtype
             for path, leaf in ((leaf.path, leaf) for leaf in layout.leaves)
         }
@@ -182,7 +187,8 @@ class Content:
         if int(np.prod(specs[episodes][0])) != int(np.prod(self._shape)):
             raise ValueError(f"the array {episodes} should have one value a row")
         rows = Rows(self._shape, ring.end, ring.filled == ring.capacity)
-        entries = Entries.of({leaf.path: None for leaf in layout.leaves}, names)  # type: ignore[arg-type]  # keys alone
+        keys_alone: Any = dict.fromkeys(leaf.path for leaf in layout.leaves)
+        entries = Entries.of(keys_alone, names)
         self.rebuilt = Rebuilt(
             specs, self._read(episodes), rows, names, keys.flag("closed"), entries.root_only, entries.next_only
         )
@@ -196,7 +202,7 @@ class Content:
 
     def fill(self, arrays: Any) -> None:
         """Put the rows into arrays, one for each leaf; None for one that is not wanted. One flat array is read at a time."""
-        rows = {
+        rows: dict[Any, torch.Tensor] = {
             leaf.path: as_tensor(array, leaf.dtype)
             for leaf, array in zip(self.layout.leaves, arrays, strict=True)
             if array is not None

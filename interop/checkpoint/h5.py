@@ -17,9 +17,10 @@ from fbuf.checkpoint import CheckpointCorrupt, Fields, Source, Verify, Writing
 from interop.checkpoint import h5_files
 from interop.checkpoint.flat import Content, given
 from interop.checkpoint.h5_groups import Groups, refuse_name, write_groups
+from interop.checkpoint.layouts import dtype_name, dtype_named
 from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.tensor_states import Ring, as_array, restoring_data, saved_ring
+from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.codec import Layout
 from interop.keys import as_path
 from interop.ted import H5Combine, H5Split, Nested2TED, TED2Nested
@@ -143,26 +144,29 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             data = hook(data, path=None)
         name = self._free_name(out)
         tensors, told = parted(data)
+        dtypes = [[list(path), dtype_name(tensor.dtype)] for path, tensor in tensors.items()]
         with h5_files.writing(out.file(name)) as opened:
             for path, tensor in tensors.items():
                 refuse_name(path)
                 h5_files.write(opened, path, as_array(tensor), self._options)
             for path, value in told.items():
                 h5_files.write(opened, path, np.asarray(value), {})
-        return {"hooked_file": name, "ring": saved_ring(storage)}
+        return {"hooked_file": name, "ring": saved_ring(storage), "dtypes": dtypes}
 
     def _load(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
-        fields = Fields(saved, f"{source.path}, storage")
+        where = f"{source.path}, storage"
+        fields = Fields(saved, where)
         if "hooked_file" not in fields:
             return super()._load(storage, saved, source, rule)
-        path = source.file(fields.text("hooked_file"))
-        with h5_files.reading(path) as opened:
-            groups = Groups(opened, path)
-            data = TensorDict({}, device="cpu")
-            for key, tensor in groups.tensors().items():
-                data.set(key, tensor)
-            for key, value in groups.numbers().items():
-                data.set(key, NonTensorData(value, device="cpu"))
+        path, data = source.file(fields.text("hooked_file")), TensorDict({}, device="cpu")
+        dtypes = {tuple(key): dtype_named(name, where) for key, name in fields.items("dtypes")}
+        with h5_files.reading(path) as opened, h5_files.faults_of(path):
+            for key, held in h5_files.datasets(opened, path).items():
+                array = h5_files.read(held)
+                if key in dtypes:
+                    data.set(key, as_tensor(array, dtypes[key]))
+                else:
+                    data.set(key, NonTensorData(array.tolist(), device="cpu"))
         for hook in self._load_hooks:
             data = hook(data, out=None)
         return restoring_data(storage, data, fields.any("ring"), rule)
@@ -170,8 +174,11 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
     # ------------------------------------------------------------------ a file by itself
 
     def _save_alone(self, storage: Any, path: File) -> None:
-        if not storage.initialized or not len(storage):
-            raise RuntimeError("Cannot save a non-initialized storage.")
+        self._refuse(storage)
+        if not len(storage):
+            raise RuntimeError(
+                "Cannot save an empty storage in a file by itself: give a path that does not end with .h5"
+            )
         if len(self._save_hooks) > self._own[0]:
             raise ValueError("what hooks of your own make is saved in a folder: give a path that does not end with .h5")
         self._tell_hooks(storage)

@@ -1,6 +1,7 @@
 """H5 files of plain datasets: written so that no failed write passes unseen, and read without following where they lead."""
 
 import contextlib
+import importlib
 import math
 import os
 from collections.abc import Iterator
@@ -20,10 +21,9 @@ _KINDS = "?bhilqBHILQefdFD"  # of plain numbers, by NumPy's letters
 def h5py_module() -> Any:
     """h5py. ImportError saying what to install."""
     try:
-        import h5py
+        return importlib.import_module("h5py")
     except ImportError as error:
         raise ImportError("H5 files need h5py: install it with `pip install h5py`, or `fbuf[interop]`") from error
-    return h5py
 
 
 @contextlib.contextmanager
@@ -170,14 +170,16 @@ def _refuse_dataset(held: Any, where: str) -> None:
         raise CheckpointCorrupt(f"{where} says {size} bytes, of which {stored} are there")
 
 
-def read(held: Any, memory: np.ndarray) -> None:
-    """Fill memory of its shape and dtype with a dataset. ValueError for one that has no data, and reads as zeros."""
+def read(held: Any, memory: np.ndarray | None = None) -> np.ndarray:
+    """A dataset, in memory of its shape and dtype. ValueError for one that has no data, and reads as zeros."""
+    memory = np.empty(held.shape, held.dtype) if memory is None else memory
     if memory.size and not held.id.get_storage_size():
         raise ValueError(f"{held.name} is without data")
     if memory.ndim == 0 or not memory.size:
         memory[...] = held[()]
     else:
         held.read_direct(memory)
+    return memory
 
 
 def write(opened: Any, path: tuple[str, ...], array: np.ndarray, options: dict[str, Any]) -> None:

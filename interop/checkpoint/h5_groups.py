@@ -5,7 +5,6 @@ from pathlib import Path as File
 from typing import Any
 
 import numpy as np
-import torch
 
 from interop.checkpoint import h5_files
 from interop.checkpoint.tensor_states import as_array
@@ -34,11 +33,11 @@ def write_groups(opened: Any, flat: Flattened, capacity: int, options: dict[str,
         array = as_array(flat.array(path))
         sizes = lengths + ended if path in followed else lengths
         starts = np.cumsum(sizes) - sizes
-        for name, place in zip(names, groups, strict=True):
-            if place is None:
+        for name, number in zip(names, groups, strict=True):
+            if number is None:
                 h5_files.leave(opened, (name, *path), (spare, *shape[1:]), array.dtype, options)
             else:
-                h5_files.write(opened, (name, *path), array[starts[place] : starts[place] + sizes[place]], options)
+                h5_files.write(opened, (name, *path), array[starts[number] : starts[number] + sizes[number]], options)
 
 
 def refuse_name(path: Path) -> None:
@@ -79,21 +78,6 @@ class Groups:
             if held.size > 64:
                 raise ValueError(f"{held.name} should be a number")
             return held[()].tolist()
-
-    def numbers(self) -> dict[Path, Any]:
-        """All numbers."""
-        return {path: self.number(path) for path in self._numbers}
-
-    def tensors(self) -> dict[Path, torch.Tensor]:
-        """Every array of every group, by the name of the group and its own."""
-        found = {}
-        with h5_files.faults_of(self._path):
-            for name, part in self._parts.items():
-                for path, held in part.items():
-                    memory = np.empty(held.shape, held.dtype)
-                    h5_files.read(held, memory)
-                    found[name, *path] = torch.from_numpy(memory)
-        return found
 
     def keep_filled(self, episodes: Path, filled: int, capacity: int, lanes: int) -> None:
         """Look at the groups of rows that were written only: the first `filled` of each lane, of which there is room for

@@ -41,7 +41,10 @@ def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
-        found = vars(found).get(step) if found is not None and hasattr(found, "__dict__") else None
+        try:  # past `__getattr__` of modules and classes, which may import
+            found = object.__getattribute__(found, "__dict__").get(step)
+        except AttributeError:
+            found = None
     if not isinstance(found, type) or not fits(found):
         raise CheckpointMismatch(f"{where}: items are of the class {name[:100]!r}: import its module before loading")
     return found

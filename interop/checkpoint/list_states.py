@@ -19,7 +19,7 @@ def saved_list(storage: Any, allow_pickle: bool) -> dict[str, Any]:
         **storage._setting(),
         **_ring(storage),
         "cursor": _saved_cursor(storage._last_cursor, len(storage)),
-        "items": save_items(storage._held(), allow_pickle),
+        "items": save_items(storage._held(), allow_pickle, unnamed=storage._AROUND),
     }
 
 
@@ -79,7 +79,7 @@ def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
         items = list(zip(items, told, strict=True))
     capacity = storage.max_size
     if len(items) > capacity:
-        raise CheckpointMismatch(f"{where} has {len(items)} items, there is room for {capacity}")
+        raise CheckpointMismatch(f"{where} has {len(items)} items, the storage a capacity of {capacity}")
     written, end = len(items), len(items) % capacity
     if "_ring" in state:
         ring = fields.fields("_ring")

@@ -9,13 +9,15 @@ import torch
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop.checkpoint.leaves import Leaf, Reading, put, take
 from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.structure import Structure, Taker, Unsaved, described, leaves_of
+from interop.checkpoint.structure import Structure, Taker, UnsavedError, described
 from interop.checkpoint.values import Form, reading_errors
 
 _FEW = 8  # items of a structure whose leaves share columns with those of other structures
 
 
-def save_items(items: Sequence[Any], allow_pickle: bool = False, where: str = "item {}") -> dict[str, Any]:
+def save_items(
+    items: Sequence[Any], allow_pickle: bool = False, where: str = "item {}", unnamed: int = 0
+) -> dict[str, Any]:
     """A saved tree of a list of values of the kinds of `values`.
 
     Items with the same keys, types, dtypes and numbers of dims are a group, of which each tensor is one array, or two where
@@ -25,6 +27,7 @@ def save_items(items: Sequence[Any], allow_pickle: bool = False, where: str = "i
         items: any number, alike or not.
         allow_pickle: have objects of other kinds pickled.
         where: what an item is, for messages; {} stands for its number.
+        unnamed: how many containers around an item are not named in messages.
 
     Raises:
         TypeError: an item holds an object of another kind; the message says which and where.
@@ -35,10 +38,12 @@ def save_items(items: Sequence[Any], allow_pickle: bool = False, where: str = "i
     rows: list[list[list[Any]]] = []  # of each group, the leaves of each item
     group = np.empty(len(items), np.int64)
     for place, item in enumerate(items):
-        taker.leaves = leaves = []
+        leaves: list[Any] = []
+        taker.leaves = leaves
         try:
             structure = taker.structure(item)
-        except Unsaved as error:
+        except UnsavedError as error:
+            del error.path[:unnamed]
             raise error.named(where.format(place)) from error.__cause__
         number = numbers.get(structure)
         if number is None:
@@ -52,11 +57,11 @@ def save_items(items: Sequence[Any], allow_pickle: bool = False, where: str = "i
         kinds: list[Leaf] = []
         tree: dict[str, Any] = {"form": described(structure, kinds)}
         if len(of) > _FEW or len(rows) == 1:
-            tree["columns"] = [put(leaf, list(column)) for leaf, column in zip(kinds, zip(*of, strict=True), strict=True)]
+            columns = zip(kinds, zip(*of, strict=True), strict=True)
+            tree["columns"] = [put(leaf, list(column)) for leaf, column in columns]
         else:
-            for leaves in of:
-                for leaf, value in zip(kinds, leaves, strict=True):
-                    pools.setdefault(leaf, []).append(value)
+            for leaf, value in ((leaf, value) for leaves in of for leaf, value in zip(kinds, leaves, strict=True)):
+                pools.setdefault(leaf, []).append(value)
         groups.append(tree)
     kept = [{"leaf": leaf.described(), "count": len(of), "values": put(leaf, of)} for leaf, of in pools.items()]
     return {"group": group.astype(np.min_scalar_type(len(rows))), "groups": groups, "pools": kept}
@@ -80,9 +85,9 @@ def load_items(
     """
     with reading_errors(where):
         fields = Fields(tree, where)
-        group = _groups(fields, most)
+        group = _groups(fields, most, where)
         described = [Fields(each, where) for each in fields.items("groups")]
-        if not all(len(each) == 0 or each.max() < len(described) for each in (group,)):
+        if group.size and group.max() >= len(described):
             raise fields.wrong("group", f"numbers of {len(described)} groups", group)
         counts = np.bincount(group, minlength=len(described)).tolist()
         forms = [Form.read(each.any("form"), where, device) for each in described]
@@ -114,13 +119,13 @@ def _odd(form: Form, pooled: dict[Leaf, Iterator[Any]], count: int) -> Iterator[
     return iter([form.build(([value] for value in row), 1)[0] for row in rows])
 
 
-def _groups(fields: Fields, most: int | None) -> np.ndarray:
+def _groups(fields: Fields, most: int | None, where: str) -> np.ndarray:
     """The number of the group of each item."""
     saved = fields.array("group", None, (None,))
     if saved.dtype.kind != "u":
         raise fields.wrong("group", "an array of numbers", saved)
     if most is not None and saved.shape[0] > most:
-        raise CheckpointCorrupt(f"{fields}: {saved.shape[0]} items where there is room for {most}")
+        raise CheckpointCorrupt(f"{where}: {saved.shape[0]} items where there is room for {most}")
     return np.asarray(saved).astype(np.int64)
 
 

@@ -27,17 +27,16 @@ def plain(value: Any, where: str) -> Any:
     "__batch_size" and "__device", which its `load_state_dict` takes. Other values are a dict with the entry "__saved".
     TypeError for what `values` does not save, naming where it is.
     """
-    try:
-        return _plain(value, where, 0)
-    except RecursionError as error:
-        raise ValueError(f"{where}: nested too deeply") from error
+    return _plain(value, where, 0)
 
 
 def _plain(value: Any, where: str, depth: int) -> Any:
+    if depth > MOST_DEEP:
+        raise ValueError(f"{where}: nested more than {MOST_DEEP} deep")
     kind = type(value)
     if kind in _ALONE:
         return value
-    if kind is Tensor and value.layout is torch.strided and not (value.is_nested or value.is_meta or value.is_quantized):
+    if kind is Tensor and not (value.layout is not torch.strided or value.is_meta or value.is_quantized):
         return value.detach().clone()
     if kind in (list, tuple):
         return kind([_plain(each, f"{where}, element {n}", depth + 1) for n, each in enumerate(value)])
@@ -92,7 +91,9 @@ def opened(value: Any, where: str, depth: int = 0) -> Any:
 
 def _tensordict(state: dict[str, Any], where: str, depth: int) -> TensorDict:
     if _BATCH in state:
-        entries = {key: opened(each, f"{where}, key {key!r}", depth + 1) for key, each in state.items() if key not in _MARKS}
+        entries = {
+            key: opened(each, f"{where}, key {key!r}", depth + 1) for key, each in state.items() if key not in _MARKS
+        }
         wrong = next((key for key, each in entries.items() if not isinstance(each, Tensor | TensorDict)), None)
         if wrong is not None:
             raise TypeError(f"{where}: {wrong!r} is no tensor")
@@ -102,7 +103,8 @@ def _tensordict(state: dict[str, Any], where: str, depth: int) -> TensorDict:
     others += [name for name, told in state._metadata.items() if "_type" in told]  # type: ignore[attr-defined]
     if others:
         raise TypeError(f"{where}: the entries {others[:5]} are no tensors")
-    return TensorDict({}, []).load_state_dict(state, strict=False).clone()  # type: ignore[no-any-return]
+    found: TensorDict = TensorDict({}, []).load_state_dict(state, strict=False).clone()
+    return found
 
 
 def _tensors(tree: Any) -> Any:

@@ -34,7 +34,7 @@ _TENSORS = (Tensor, MemoryMappedTensor, torch.nn.Parameter, torch.nn.Buffer)
 _NO_DATACLASS = (enum.Enum, BaseException, type, torch.nn.Module)
 
 
-class Unsaved(Exception):
+class UnsavedError(Exception):
     """A value cannot be saved. `path` leads to it from the outermost value."""
 
     def __init__(self, error: type[Exception], message: str) -> None:
@@ -50,7 +50,7 @@ class Taker:
     """Takes values apart.
 
     Args:
-        allow_pickle: what is of no other kind is pickled, and is an `Unsaved` otherwise.
+        allow_pickle: what is of no other kind is pickled, and is an `UnsavedError` otherwise.
 
     `leaves` has the values without structure of what was taken apart so far, in order.
     """
@@ -67,19 +67,21 @@ class Taker:
         if take is None:
             take = self._takers[type(value)] = _taker(type(value))
         if depth > MOST_DEEP:
-            raise Unsaved(ValueError, f"what is to be saved is nested more than {MOST_DEEP} deep")
+            raise UnsavedError(ValueError, f"what is to be saved is nested more than {MOST_DEEP} deep")
         return take(self, value, depth)
 
     def below(self, owner: Any, named: Iterable[tuple[str, Any]], depth: int) -> tuple[Structure, ...]:
         """The structures of what is in a container, each with a name for messages."""
         if id(owner) in self._open:
-            raise Unsaved(ValueError, f"a {type(owner).__name__} that contains itself cannot be saved")
+            raise UnsavedError(ValueError, f"a {type(owner).__name__} that contains itself cannot be saved")
         self._open.add(id(owner))
-        name, found = "", []
+        found: list[Structure] = []
+        name = ""
         try:
-            for name, value in named:
-                found.append(self.structure(value, depth + 1))
-        except Unsaved as error:
+            for each in named:
+                name = each[0]
+                found.append(self.structure(each[1], depth + 1))
+        except UnsavedError as error:
             error.path.insert(0, name)
             raise
         finally:
@@ -91,11 +93,11 @@ class Taker:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         if not self._allow_pickle:
             hint = "pass allow_pickle=True at save and at load to have it pickled, or save tensors and plain values instead"
-            raise Unsaved(TypeError, f"an object of type {name} cannot be saved{why}; {hint}")
+            raise UnsavedError(TypeError, f"an object of type {name} cannot be saved{why}; {hint}")
         try:
             self.leaves.append(pickled.to_bytes(value))
         except TypeError as error:
-            raise Unsaved(TypeError, str(error)) from error
+            raise UnsavedError(TypeError, str(error)) from error
         return ("pickled",)
 
 
@@ -147,13 +149,6 @@ def leaf_of(structure: Structure) -> Leaf:
     if structure[0] == "tensor":
         return Leaf("tensor", NAMES[structure[1]], structure[2], structure[3])
     return Leaf(*structure)
-
-
-def leaves_of(structure: Structure) -> list[Leaf]:
-    """The leaves of a structure in order."""
-    leaves: list[Leaf] = []
-    described(structure, leaves)
-    return leaves
 
 
 # ------------------------------------------------------------------ classes of the user's, by name
@@ -211,7 +206,7 @@ def _constant(kind: str, name: Callable[[Any], tuple[str, ...]]) -> Callable[[Ta
 def _tensor(taker: Taker, value: Tensor, depth: int) -> Structure:
     if value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized:
         what = "without memory" if value.is_meta else f"of layout {value.layout} and dtype {value.dtype}"
-        raise Unsaved(TypeError, f"a tensor {what} cannot be saved, only dense ones")
+        raise UnsavedError(TypeError, f"a tensor {what} cannot be saved, only dense ones")
     taker.leaves.append(value)
     return ("tensor", value.dtype, value.ndim, None if value.is_cpu else str(value.device))
 
@@ -292,7 +287,9 @@ def _dataclass(taker: Taker, value: Any, depth: int) -> Structure:
     more = {name for name in more if not isinstance(getattr(kind, name, None), functools.cached_property)}
     missing = [name for name in names if not hasattr(value, name)]
     if more or missing:
-        return taker.other(value, f" with attributes that are no fields ({sorted(more)}), or without fields ({missing})")
+        return taker.other(
+            value, f" with attributes that are no fields ({sorted(more)}), or without fields ({missing})"
+        )
     items = taker.below(value, ((f"field {name!r}", getattr(value, name)) for name in names), depth)
     return ("dataclass", class_name(kind), names, items)
 

@@ -20,6 +20,10 @@ _DEPTH = 32
 def read_items(folder: Folder, storage: Any) -> list[Any]:
     """The items by slot. CheckpointMismatch for a slot that was skipped, and for what pickle alone can read."""
     where = folder.where(_METADATA)
+    if not folder.kind(_METADATA) and folder.kind("storage_metadata.json"):
+        raise CheckpointMismatch(
+            f"{folder.where()}: was saved from a storage of tensors, here is a CompressedListStorage"
+        )
     described, places = folder.json(_METADATA), folder.json(_INDICES)
     if not isinstance(described, list) or not isinstance(places, list) or len(described) != len(places):
         raise CheckpointCorrupt(f"{where}: there should be one entry for each of {_INDICES}")

@@ -21,6 +21,7 @@ from interop.samplers import (
     PrioritizedSampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
+    SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
 )
 from interop.writers import RoundRobinWriter, TensorDictMaxValueWriter, WriterEnsemble
@@ -45,8 +46,6 @@ def sampler_tree(found: SamplerState, sampler: Any, where: str) -> Any:
         return _with(sampler, _members(sampler._samplers, found, sampler_tree, where), where)
     if not _same_kind(found, sampler, _SAMPLERS, Nothing, "one without a state, as RandomSampler is", where):
         return described(sampler, sampler._saved())
-    if isinstance(found, EpochLeft):
-        return described(sampler, sampler._asked(_epoch(found)))
     return _with(sampler, _state(found, sampler), where)
 
 
@@ -107,13 +106,12 @@ def _members(members: Any, found: Any, tree: Any, where: str) -> dict[str, Any]:
     return {"members": [tree(each, members[place], f"{where}/{place}") for place, each in states]}
 
 
-def _epoch(found: EpochLeft) -> dict[str, Any]:
-    left = np.zeros(0, np.int64) if found.left is None else found.left
-    return {"len_storage": found.length, "_sample_list": left, "drop_last": found.drop_last, "_ran_out": found.ran_out}
-
-
 def _state(found: SamplerState, sampler: Any) -> dict[str, Any]:
     """Entries of the saved tree of a sampler."""
+    if isinstance(found, EpochLeft):
+        left = np.zeros(0, np.int64) if found.left is None else found.left
+        state: dict[str, Any] = sampler._epoch.state_of(found.length, left, found.drop_last, found.ran_out)
+        return {**state, "outdated": False} if isinstance(sampler, SliceSamplerWithoutReplacement) else state
     if isinstance(found, Staleness):
         return {"consumer_version": found.consumer_version, "max_staleness": found.max_staleness}
     if isinstance(found, Consumed):

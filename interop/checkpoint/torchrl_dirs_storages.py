@@ -60,6 +60,8 @@ def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked"
     CheckpointMismatch where they are not what a storage of tensors holds here, or where the target must be known first.
     """
     where = folder.where(_METADATA)
+    if not folder.kind(_METADATA):
+        _refuse_others(folder)
     fields = Fields(folder.json(_METADATA), where)
     if fields.flag("is_pytree"):
         layout, files = _pytree(folder, fields.fields("metadata"), fields.any("metadata"), ndim, like)
@@ -73,15 +75,27 @@ def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked"
         raise CheckpointMismatch(
             f"{folder.where()}: the tensors do not have the same {ndim} leading dims, which count as items here"
         )
-    return Rows(layout, files, _filled(fields, lead, where), ndim)
+    return Rows(layout, files, _filled(fields, lead, math.prod(files[0].shape), where), ndim)
 
 
-def _filled(fields: Fields, shape: tuple[int, ...], where: str) -> int:
-    """How many rows of a storage of this shape were written."""
-    length, per_row = fields.whole("len", most=math.prod(shape)), math.prod(shape[1:])
-    if per_row == 0 or length % per_row:
+def _refuse_others(folder: Folder) -> None:
+    """CheckpointMismatch for the files of other storages and checkpointers."""
+    names = folder.entries()
+    if {"compressed_data", "data_indices.json"} & {*names}:
+        raise CheckpointMismatch(f"{folder.where()}: was saved from a CompressedListStorage, here are tensors")
+    files = [name for name in names if name.endswith(".h5")]
+    if files:
         raise CheckpointMismatch(
-            f"{where}: {length} items are no whole rows of {list(shape[1:])}: the storage was saved with another ndim"
+            f"{folder.where(files[0])}: files of torchrl's H5StorageCheckpointer cannot be read here: save with another one"
+        )
+
+
+def _filled(fields: Fields, shape: tuple[int, ...], most: int, where: str) -> int:
+    """How many rows of a storage of this shape were written; `most` items can be in its files by any count."""
+    length, per_row = fields.whole("len", most=most), math.prod(shape[1:])
+    if per_row == 0 or length % per_row or length > math.prod(shape):
+        raise CheckpointMismatch(
+            f"{where}: {length} items are no rows of {list(shape)}: the storage was saved with another ndim"
         )
     return length // per_row
 
@@ -93,7 +107,7 @@ def _hooked(content: Held, fields: Fields, ndim: int) -> Hooked:
     )
     if len(shape) != ndim or not shape[0]:
         raise CheckpointMismatch(f"{content.where}: was saved from a storage of shape {list(shape)}, here ndim={ndim}")
-    return Hooked(content, _filled(fields, shape, content.where), shape[0], shape[1:])
+    return Hooked(content, _filled(fields, shape, math.prod(shape), content.where), shape[0], shape[1:])
 
 
 # ---------------------------------------------------------------------- tensordicts

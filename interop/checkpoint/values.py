@@ -28,7 +28,7 @@ from interop.checkpoint.structure import (
     LEAVES,
     MOST_DEEP,
     Taker,
-    Unsaved,
+    UnsavedError,
     described,
     field_names,
     is_described,
@@ -40,7 +40,7 @@ from interop.codec import unchecked
 
 Columns = Iterator[list[Any]]  # the values of each leaf, in order
 Build = Callable[[Columns, int], list[Any]]  # makes so many values of them
-_FAULTS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+_FAULTS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, StopIteration)
 
 
 def encode(value: Any, where: str, allow_pickle: bool = False) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def encode(value: Any, where: str, allow_pickle: bool = False) -> dict[str, Any]
         leaves: list[Leaf] = []
         form = described(structure, leaves)
         return {"form": form, "leaves": [put(leaf, [each]) for leaf, each in zip(leaves, taker.leaves, strict=True)]}
-    except Unsaved as error:
+    except UnsavedError as error:
         raise error.named(where) from error.__cause__
 
 
@@ -274,7 +274,7 @@ def _dataclass_maker(fields: Fields, size: int, where: str) -> Make:
     _same_fields(found, field_names(found), names, where)
 
     def make(parts: tuple[Any, ...]) -> Any:
-        made = object.__new__(found)
+        made: Any = object.__new__(found)
         for name, part in zip(names, parts, strict=True):
             object.__setattr__(made, name, part)
         return made

@@ -379,7 +379,8 @@ def _taken_of(fields: Fields, length: int, now: _Standing) -> tuple[int, _Taken]
         return number, _Taken(past, past, ran_out, _NONE, ())
     undo = fields.fields("undo")
     before, after = _standing_of(undo.fields("before"), length), _standing_of(undo.fields("after"), length)
-    named, moved = integers(undo, "named", None, 0, length), ()
+    named = integers(undo, "named", None, 0, length)
+    moved: tuple[Any, ...] = ()
     if after.epoch != now.epoch:
         raise fields.wrong("undo", "of this epoch", after.epoch)
     if undo.any("moved") is not None:

@@ -47,7 +47,7 @@ def loading(sampler: Any, entries: Entries, rule: Rule) -> Callable[[], None]:
     slot, new_items = entries.whole("highest_slot", -1, max(filled - 1, -1)), entries.text("new_items")
     try:
         chosen = dataclasses.replace(sampler.rule, eps=eps)
-        dataclasses.replace(chosen, alpha=alpha, new_items=new_items)  # type: ignore[arg-type]  # which it checks
+        dataclasses.replace(chosen, alpha=alpha, new_items=new_items)  # which checks them
     except (TypeError, ValueError) as error:
         raise CheckpointCorrupt(f"the parameters of a {type(sampler).__name__}: {error}") from error
     if given.dtype != np.dtype(chosen.dtype) and not rule.cast:

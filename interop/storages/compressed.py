@@ -46,6 +46,7 @@ class CompressedListStorage(ListStorage):
     """
 
     _default_checkpointer = CompressedListStorageCheckpointer
+    _AROUND = 1
 
     def __init__(
         self,

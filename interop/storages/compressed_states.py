@@ -53,7 +53,8 @@ class Check:
         return ()
 
     def _tensor(self, packed: Any, metadata: dict[str, Any]) -> tuple[int, ...]:
-        shape, dtype = metadata.get("shape"), metadata.get("dtype")
+        shape: Any = metadata.get("shape")
+        dtype = metadata.get("dtype")
         fits = metadata.keys() == _TENSOR and isinstance(packed, Tensor) and self._is_shape(shape)
         if not fits or not isinstance(dtype, torch.dtype) or not isinstance(metadata["device"], torch.device):
             raise self._wrong("the metadata of a tensor is incomplete")
@@ -67,7 +68,8 @@ class Check:
         return tuple(shape)
 
     def _tensordict(self, packed: Any, metadata: dict[str, Any], depth: int) -> tuple[int, ...]:
-        fields, batch, device = metadata.get("fields"), metadata.get("batch_size"), metadata.get("device")
+        batch: Any = metadata.get("batch_size")
+        fields, device = metadata.get("fields"), metadata.get("device")
         if not isinstance(packed, dict) or not isinstance(fields, dict) or not self._is_shape(batch):
             raise self._wrong("the metadata of a tensordict is incomplete")
         if device is not None and not isinstance(device, torch.device):
@@ -92,6 +94,7 @@ class Check:
     def _extras(self, fields: dict[str, Any], metadata: dict[str, Any], dims: int) -> None:
         """Check the names of dims and the class of a tensordict, where it has them."""
         names, kind = metadata.get("names", [None] * dims), metadata.get("class")
+        expected: Any = getattr(kind, "__expected_keys__", ())
         if not isinstance(names, list) or len(names) != dims or not all(isinstance(n, str | None) for n in names):
             raise self._wrong("the names of dims are none")
         if not metadata.keys() - _HELD <= {"names", "class", "attributes"} or "type" not in metadata:
@@ -101,7 +104,7 @@ class Check:
             return
         if not isinstance(kind, type) or not is_tensorclass(kind) or not isinstance(attributes, dict):
             raise self._wrong("the class of an item is no tensorclass")
-        if not fields.keys() | attributes.keys() <= set(kind.__expected_keys__):
+        if not fields.keys() | attributes.keys() <= set(expected):
             raise self._wrong(f"the fields of {kind.__qualname__} are others")
 
     def _lazy_stack(self, packed: Any, metadata: dict[str, Any], depth: int) -> tuple[int, ...]:

@@ -137,10 +137,11 @@ def make(
     them is seen again. OSError where the disk is full.
     """
     files = Files()
-    owner, listed = None, []
+    owner, listed = None, list[str]()
     try:
         files.folder(root)
         owner = Owner(root)
+        listed = owner.listed
         if owner.is_new:
             files.adopt(owner.path)
         there = is_there(root)
@@ -151,8 +152,8 @@ def make(
             )
         if not there:
             owner.clear()
-            owner.list([])
-        listed = owner.listed
+            listed = []
+            owner.list(listed)
         names = [*sizes, *texts]
         for name in names:
             files.claim(root / name, existsok)

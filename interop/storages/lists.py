@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from torch import Tensor
 
 from interop.checkpoint import list_states
@@ -27,6 +27,7 @@ class ListStorage(Storage):
     """
 
     _default_checkpointer = ListStorageCheckpointer
+    _AROUND = 0  # containers around an item in what is saved
 
     def __init__(
         self, max_size: int | None = None, *, compilable: bool = False, device: torch.device | str | None = None
@@ -222,6 +223,8 @@ class ListStorage(Storage):
 def _requires_grad(held: Any) -> bool:
     if type(held) is TensorDict:
         return any(map(_requires_grad, held._tensordict.values()))
+    if isinstance(held, LazyStackedTensorDict):  # whose entries need not be alike
+        return any(map(_requires_grad, held.tensordicts))
     if is_tensor_collection(held):
         return any(map(_requires_grad, held.values(True, True)))
     return isinstance(held, Tensor) and held.requires_grad

@@ -246,11 +246,10 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def cleanup(self) -> bool:
         """Remove the files; False where there are none to remove. Only the process that made them, or opened them, may."""
-        if self._files is None:
+        if self._files is None or not self._files.remove():
             return False
-        removed = self._files.remove()
         self._release()
-        return removed
+        return True
 
 
 def _end(files: Files | None, owner: Owner | None, kept: KeptPriorities | None) -> None:

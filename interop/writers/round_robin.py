@@ -226,7 +226,7 @@ class RoundRobinWriter(Writer):
         def put() -> None:
             self._cursor, self._write_count = cursor, count
             if put_generations is not None:
-                storage._generations = counted
+                self._storage._generations = counted
                 put_generations()
 
         return put

@@ -19,6 +19,9 @@ from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor, ten
 NUMBER = "_-single-tensor-_.memmap"
 
 
+OWN = {"storage.json", "storage.state", "storage.lock"}
+
+
 def there(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
@@ -38,15 +41,17 @@ def test_a_storage_that_cleaned_up_leaves_the_files_of_the_next(tmp_path):
     second = stored(plain_tensor, tmp_path / "data")
     del first
     gc.collect()
-    assert there(tmp_path) == {"data", f"data/{NUMBER}"} and len(second) == 2
+    assert there(tmp_path) == {"data", f"data/{NUMBER}", *(f"data/{name}" for name in OWN)} and len(second) == 2
 
 
 def test_files_that_were_replaced_are_those_of_who_replaced_them(tmp_path):
     first = stored(nested_td, tmp_path / "data", auto_cleanup=True)
+    made = first._files
+    first.close()
     kept = stored(nested_td, tmp_path / "data", existsok=True)
     before = there(tmp_path)
-    assert first.cleanup() is False and there(tmp_path) == before
-    assert kept.cleanup() is True
+    assert first.cleanup() is False and made.remove() is False and there(tmp_path) == before
+    assert kept.cleanup() is True and there(tmp_path) == set()
 
 
 @pytest.mark.parametrize("rows", [plain_tensor, flat_td])
@@ -81,10 +86,13 @@ def test_a_link_is_replaced_not_followed(tmp_path):
 def test_who_has_a_file_open_keeps_it_when_it_is_replaced(tmp_path):
     old = LazyMemmapStorage(2**20, scratch_dir=tmp_path)
     old.set(slice(None), torch.ones(2**20))
+    with pytest.raises(RuntimeError, match="in use"):
+        LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True).set(0, torch.tensor(2.0))
+    old.close()
     new = LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True)
     new.set(0, torch.tensor(2.0))
     assert bool((old[:] == 1).all()) and new[:].tolist() == [2] and (tmp_path / NUMBER).stat().st_size == 40
-    assert there(tmp_path) == {NUMBER}
+    assert there(tmp_path) == {NUMBER, *OWN}
 
 
 def test_files_stay_where_new_ones_have_no_room(tmp_path):

@@ -12,6 +12,9 @@ from interop import LazyMemmapStorage, ReplayBuffer, TensorDictReplayBuffer
 from tests.interop.rows import KINDS, check_same, flat_td, nested_td, plain_tensor, steps
 
 
+OWN = {"storage.json", "storage.state", "storage.lock"}
+
+
 def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -22,7 +25,7 @@ def test_a_tensordict_takes_a_file_for_each_key_and_a_folder_for_each_level(tmp_
     buffer = ReplayBuffer(storage=storage)
     buffer.extend(nested_td([0, 1, 2]))
     assert files(tmp_path / "data") == {
-        "obs.memmap", "next/pixels.memmap", "next/reward.memmap", "meta.json", "next/meta.json",
+        "obs.memmap", "next/pixels.memmap", "next/reward.memmap", "meta.json", "next/meta.json", *OWN,
     }  # fmt: skip
     assert json.loads((tmp_path / "data" / "meta.json").read_text())["shape"] == [5]
     opened = TensorDict.load_memmap(tmp_path / "data")
@@ -40,14 +43,14 @@ def test_rows_of_any_kind_live_in_files(tmp_path, kind):
 
 def test_a_lone_tensor_and_pytrees_have_names_of_their_own(tmp_path, monkeypatch):
     ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "one")).extend(plain_tensor([1]))
-    assert files(tmp_path / "one") == {"_-single-tensor-_.memmap"}
+    assert files(tmp_path / "one") == {"_-single-tensor-_.memmap", *OWN}
     ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "two")).extend(
         {"a": (torch.zeros(1), [torch.ones(1)])}
     )
-    assert files(tmp_path / "two") == {"a/0.memmap", "a/1/0.memmap"}
+    assert files(tmp_path / "two") == {"a/0.memmap", "a/1/0.memmap", *OWN}
     monkeypatch.setenv("SINGLE_TENSOR_BUFFER_NAME", "only")
     ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "three")).extend(plain_tensor([1]))
-    assert files(tmp_path / "three") == {"only.memmap"}
+    assert files(tmp_path / "three") == {"only.memmap", *OWN}
 
 
 def test_without_a_folder_there_are_no_files(tmp_path, monkeypatch):

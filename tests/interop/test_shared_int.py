@@ -86,8 +86,8 @@ def test_processes_forked_and_spawned_at_any_time_share_one_value():
 def test_the_memory_of_a_value_is_not_given_to_another():
     """A worker may still have it."""
     numbers = [SharedInt() for _ in range(3)]  # their neighbours keep the page
-    memory = numbers.pop(1)._cell.data_ptr()
-    assert all(SharedInt()._cell.data_ptr() != memory for _ in range(600))
+    memory = numbers.pop(1)._view.ctypes.data
+    assert all(SharedInt()._view.ctypes.data != memory for _ in range(600))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="descriptors are counted in /proc")

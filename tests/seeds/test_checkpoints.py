@@ -37,7 +37,7 @@ def test_dumps_and_loads(prioritized: bool) -> None:
         td = TensorDict(
             {"obs": torch.randn(100, 3, 4), "next": {"obs": torch.randn(100, 3, 4)}, "td_error": torch.rand(100)}, [100]
         )
-        rb.extend(td)
+        rb.extend(td if prioritized else td.exclude("td_error"))
         sample = rb.sample(32)
         if prioritized:
             rb.update_tensordict_priority(sample)

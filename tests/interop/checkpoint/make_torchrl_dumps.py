@@ -18,7 +18,20 @@ from torchrl.data.replay_buffers import samplers, writers
 from torchrl.envs import RewardScaling
 
 HERE = Path(__file__).parent / "torchrl_dumps"
-DTYPES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128".split()
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
 
 
 @tensorclass
@@ -43,7 +56,9 @@ def rows(count, start=0):
 
 def every_dtype(count):
     at = torch.arange(count)
-    return TensorDict({name: (at % 2 if name == "bool" else at * 3).to(getattr(torch, name)) for name in DTYPES}, [count])
+    return TensorDict(
+        {name: (at % 2 if name == "bool" else at * 3).to(getattr(torch, name)) for name in DTYPES}, [count]
+    )
 
 
 def lanes(time, first=0):
@@ -87,7 +102,10 @@ def buffers():
     yield "tensorclass", wrote(plain(), step), step[:1]
     below = TensorDict({"step": step, "a": torch.arange(5)}, [5])
     yield "tensorclass_below", wrote(plain(), below), below[:1]
-    tree = {"a": torch.arange(5), "b": (torch.arange(10.0).reshape(5, 2), [torch.tensor([True, False, True, True, False])])}
+    tree = {
+        "a": torch.arange(5),
+        "b": (torch.arange(10.0).reshape(5, 2), [torch.tensor([True, False, True, True, False])]),
+    }
     tree |= {"c.d": torch.arange(5) + 7, "e/f": torch.arange(5) + 9}
     yield "pytree", wrote(plain(), tree), None
     yield "one_tensor", wrote(plain(), torch.arange(5)), torch.tensor([50])
@@ -126,7 +144,6 @@ def buffers():
     flat = rows(5).exclude("next", "nothing")
     yield "compressed_tensordicts", wrote(compressed, flat), flat[:1]
 
-
     scaling = RewardScaling(loc=0.5, scale=2.0, in_keys=[("next", "reward")])
     yield "transforms", wrote(td(transform=scaling), rows(5)), rows(1, 50)
     members = [wrote(td(), rows(5)), wrote(td(storage=rl.LazyTensorStorage(6), sampler=without()), rows(6), draws=1)]
@@ -152,13 +169,17 @@ def steps(count, start=0):
     no = torch.zeros_like(done)
     after = {"obs": at[:, None] + 1 + done * 1000, "reward": at[:, None].float(), "done": done, "terminated": done}
     return TensorDict(
-        {"obs": at[:, None], "action": at % 3, "done": no, "terminated": no, "next": TensorDict(after, [count])}, [count]
+        {"obs": at[:, None], "action": at % 3, "done": no, "terminated": no, "next": TensorDict(after, [count])},
+        [count],
     )
 
 
 def fixed(data):
     return rl.ReplayBuffer(
-        storage=rl.TensorStorage(data), writer=rl.ImmutableDatasetWriter(), sampler=samplers.RandomSampler(), batch_size=3
+        storage=rl.TensorStorage(data),
+        writer=rl.ImmutableDatasetWriter(),
+        sampler=samplers.RandomSampler(),
+        batch_size=3,
     )
 
 
@@ -186,7 +207,7 @@ def described(buffer):
     if isinstance(buffer, rl.ReplayBufferEnsemble):
         return {"members": [described(each) for each in buffer._rbs]}
     storage = buffer._storage
-    items = [storage.get(each) for each in range(len(storage))] if isinstance(storage, rl.ListStorage) else buffer[:]
+    items = [storage.get(each) for each in range(len(storage))] if isinstance(storage, rl.ListStorage) else storage[:]
     found = {"length": len(buffer), "leaves": leaves(items)}
     if isinstance(storage, rl.TensorStorage):
         found["ndim"] = storage.ndim

@@ -162,7 +162,9 @@ arrays = hnp.arrays(_dtypes, _shapes).map(lambda array: array.astype(array.dtype
 numbers = hnp.arrays(hnp.scalar_dtypes().filter(lambda dtype: dtype.itemsize <= 16 and dtype.kind in "biufcmM"), ())
 scalars = numbers.filter(lambda array: array.dtype.char not in "gG").map(lambda array: array[()])
 tensors = st.builds(lambda dtype, shape: tensor_of(dtype, *shape), st.sampled_from(every_dtype()), _shapes)
-keys = st.one_of(texts, st.integers(), st.booleans(), st.none(), st.tuples(st.integers(0, 3), texts), st.binary(max_size=3))
+keys = st.one_of(
+    texts, st.integers(), st.booleans(), st.none(), st.tuples(st.integers(0, 3), texts), st.binary(max_size=3)
+)
 
 
 @st.composite
@@ -180,8 +182,10 @@ def tensordicts(draw: Any, inner: Any = None) -> Any:
         elif kind == 2:
             entries[key] = NonTensorData(draw(plain if inner is None else inner), batch_size=batch)
         else:
-            entries[key] = lazy_stack([TensorDict({"x": torch.ones(*batch[1:], n + 1)}, batch[1:]) for n in range(batch[0])]) \
-                if batch and batch[0] else torch.zeros(batch)  # fmt: skip
+            below = [
+                TensorDict({"x": torch.ones(*batch[1:], n + 1)}, batch[1:]) for n in range(batch[0] if batch else 0)
+            ]
+            entries[key] = lazy_stack(below) if below else torch.zeros(batch)
     return TensorDict._new_unsafe(entries, torch.Size(batch), names=names)
 
 

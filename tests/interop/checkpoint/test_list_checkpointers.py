@@ -135,8 +135,7 @@ def test_a_state_dict_is_a_snapshot(kind):
     back.load_state_dict(state)
     first = back.get(0)
     assert not first["t"].any() and not first["l"][0].any() and not first["a"].any()
-    held = state["_storage"][0]["t"] if kind is not CompressedListStorage else state["_storage"][0]["t"]
-    held[:] = 5
+    state["_storage"][0]["t"][:] = 5
     assert not back.get(0)["t"].any()
 
 
@@ -175,7 +174,7 @@ def test_other_capacities_are_refused(kind, tmp_path):
             target.load_state_dict(state)
         assert unchanged(target, before)
     del state["_ring"]
-    with pytest.raises(CheckpointMismatch, match="5 items, there is room for 3"):
+    with pytest.raises(CheckpointMismatch, match="5 items, the storage a capacity of 3"):
         kind(3).load_state_dict(state)
 
 
@@ -197,9 +196,9 @@ def test_other_kinds_of_storages_are_refused(tmp_path):
             if kind is not saved:
                 with pytest.raises(CheckpointMismatch):
                     target.loads(tmp_path / str(n))
-                with pytest.raises((CheckpointMismatch, TypeError)) if CompressedListStorage in (kind, saved) else _fine():
+            if CompressedListStorage in {kind, saved} and kind is not saved:
+                with pytest.raises(CheckpointMismatch, match="_metadata"):
                     target.load_state_dict(filled(saved, [tensordict_of(1)]).state_dict())
-                    before = fingerprint(target)
             assert unchanged(target, before)
     filled(LazyStackStorage, [tensordict_of(1)], stack_dim=-1).dumps(tmp_path / "s")
     with pytest.raises(CheckpointMismatch, match="stack_dim is -1, in the storage 0"):
@@ -213,26 +212,18 @@ def test_other_kinds_of_storages_are_refused(tmp_path):
     assert same(back.get(0), torch.ones(2))
 
 
-class _fine:  # noqa: N801
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *raised):
-        pass
-
-
 @each_kind
 def test_the_cursor_of_the_last_write(kind):
     for cursor in (3, slice(1, 3), [0, 2], torch.tensor([1, 0]), np.array([2]), range(2), None):
-        storage = filled(kind, ["a", "b", "c", "d"])
+        storage = filled(kind, ["a", "b", "c", "d"]) if cursor is not None else kind(20)
         if cursor is not None:
-            storage.set(cursor, "x" if cursor == 3 else ["x"] * len(np.arange(4)[cursor]))
-        else:
-            storage._empty()
+            storage.set(cursor, "x" if isinstance(cursor, int) else ["x"] * len(np.arange(4)[cursor]))
         back = kind(20)
         back._restoring(through_json(storage._saved()))()
-        left, right = ([] if c is None else np.arange(20)[c].tolist() for c in (back._last_cursor, storage._last_cursor))
-        assert left == right
+        places = [
+            [] if c is None else np.arange(20)[c].ravel().tolist() for c in (back._last_cursor, storage._last_cursor)
+        ]
+        assert places[0] == places[1]
 
 
 def test_tensors_go_to_the_device_of_the_storage(tmp_path):
@@ -311,7 +302,8 @@ def test_a_list_of_texts_with_a_sampler_saves_and_loads(tmp_path):
 
 def test_priorities_stay_with_their_items(tmp_path):
     def built():
-        return TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=CompressedListStorage(5), batch_size=8)
+        storage = CompressedListStorage(5)
+        return TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=storage, batch_size=8)
 
     buffer = built()
     buffer.extend(TensorDict({"obs": torch.arange(3.0), "td_error": torch.tensor([0.0, 2.0, 0.0])}, [3]))
@@ -356,11 +348,18 @@ BOMB = torch.Size([2**40])
 @pytest.mark.parametrize(
     ("item", "changes"),
     [
-        *((torch.ones(4), {name: each}) for name in ("shape", "dtype", "device", "type") for each in (..., None, "float32")),
-        *((torch.ones(4), {"shape": each}) for each in (BOMB, torch.Size([5]), torch.Size([-1]), [4], torch.Size([2**62, 4]))),
+        *(
+            (torch.ones(4), {name: each})
+            for name in ("shape", "dtype", "device", "type")
+            for each in (..., None, "float32")
+        ),
+        *((torch.ones(4), {"shape": each}) for each in (BOMB, torch.Size([5]), torch.Size([-1]), [4])),
         *((torch.ones(4), {"dtype": each}) for each in (torch.float64, torch.device("cpu"), torch.int8)),
         *((torch.ones(4), {"type": each}) for each in ("tensordict", "lazy_stack", "non_tensor", "x", ["tensor"])),
-        *((others(1), {"batch_size": each}) for each in (torch.Size([3]), torch.Size([2, 9]), [2], ..., torch.Size([-1]))),
+        *(
+            (others(1), {"batch_size": each})
+            for each in (torch.Size([3]), torch.Size([2, 9]), [2], ..., torch.Size([-1]))
+        ),
         *((others(1), {"fields": each}) for each in ({}, [], {"x": {"type": "other"}, "s": {"type": "other"}}, ...)),
         *((others(1), {"names": each}) for each in (["t", "u"], "t", [3], {})),
         *((others(2), {"class": each}) for each in (Settings, "os:system", ...)),
@@ -397,15 +396,14 @@ def test_entries_that_do_not_agree_are_refused():
         before = fingerprint(target)
         for name in saved:
             for wrong in (..., None, -1, 2**63, "x", 1.5, [], {}, np.zeros(3), np.array([9]), True):
-                if name == "cursor" and (wrong is None or wrong is True):
+                if name == "cursor" and (wrong is None or str(wrong) == "-1"):
                     continue
                 edited = {key: each for key, each in saved.items() if key != name}
                 if wrong is not ...:
                     edited[name] = wrong
-                if wrong == saved[name] if np.isscalar(wrong) else False:
-                    continue
                 with pytest.raises(CheckpointError):
                     target._restoring(edited)
+                    pytest.fail(f"{name}={wrong!r} was taken")
         assert unchanged(target, before)
         for junk in (None, 3, [], {}, "x"):
             with pytest.raises(CheckpointError):

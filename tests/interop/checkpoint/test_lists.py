@@ -76,7 +76,9 @@ def test_items_do_not_share_memory():
 def test_many_items_take_no_time():
     count = 20_000
     data = {"obs": torch.randn(count, 4), "action": torch.arange(count)}
-    items = list(TensorDict({**data, "next": TensorDict({"reward": torch.randn(count, 1)}, [count])}, [count]).unbind(0))
+    items = list(
+        TensorDict({**data, "next": TensorDict({"reward": torch.randn(count, 1)}, [count])}, [count]).unbind(0)
+    )
     start = time.perf_counter()
     tree = save_items(items)
     saved = time.perf_counter()
@@ -91,7 +93,7 @@ def test_an_item_that_cannot_be_saved_is_named():
     items = [{"a": 1}] * 7 + [{"a": 1, "env": [object()]}]
     with pytest.raises(TypeError, match=r"item 7, key 'env', element 0: an object of type object cannot be saved"):
         save_items(items)
-    with pytest.raises(ValueError, match="item 1, element 0: .*contains itself"):
+    with pytest.raises(ValueError, match=r"item 1, element 0: .*contains itself"):
         looped = []
         looped.append(looped)
         save_items([1, looped])

@@ -1,0 +1,48 @@
+"""Buffers of TED data, and what to say of two of them."""
+
+from typing import Any
+
+import torch
+
+from interop import LazyTensorStorage, ReplayBuffer
+from tests.interop.ted.model import Written, differences, paths, write
+
+CAPACITY = 5
+ENDS = {(1, 0), (4, 1), (4, 0), (7, 1)}
+
+
+def steps(count: int, lanes: tuple[int, ...] = (), seed: int = 0, **options: Any) -> Written:
+    """So many steps of each lane, one after the other."""
+    return write(count, lanes, count, ENDS, seed=seed, **options)
+
+
+def extended(buffer: Any, written: Written) -> Any:
+    """The buffer, with these steps written into it."""
+    data = written.data
+    buffer.extend(data.transpose(0, 1) if data.ndim > 1 else data)
+    return buffer
+
+
+def buffer_of(checkpointer: Any, lanes: tuple[int, ...] = (), storage: Any = LazyTensorStorage, **options: Any) -> Any:
+    """An empty buffer."""
+    items = CAPACITY * max(1, int(torch.tensor(lanes).prod()))
+    return ReplayBuffer(storage=storage(items, ndim=1 + len(lanes), **options), checkpointer=checkpointer)
+
+
+def state(buffer: Any) -> Any:
+    """What a buffer holds and where it stands."""
+    writer = buffer._writer.state_dict()
+    held = buffer[:] if len(buffer) else None
+    bits = (
+        {str(key): held.get(key).contiguous().view(-1).view(torch.uint8).tolist() for key in paths(held)}
+        if held is not None
+        else None
+    )
+    return len(buffer), writer["_cursor"], writer["_write_count"], bits
+
+
+def check_same(one: Any, another: Any) -> None:
+    """The same rows, bit for bit, and the same place to go on at."""
+    assert len(one) == len(another)
+    assert not differences(one[:], another[:])
+    assert state(one) == state(another)

@@ -1,0 +1,424 @@
+"""Folders in torchrl's layout that are damaged, or made to harm: a typed error, nothing run, nothing written, nothing lost."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import interop as rl
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from tests.interop.checkpoint.torchrl_dumps_targets import EXPECTED, FOLDER, TARGETS, content, same_bits
+
+SOME = (
+    *("uniform", "two_dims", "tensorclass_below", "pytree", "one_tensor", "epoch", "consuming", "stale", "generations"),
+    *("highest", "compressed", "priorities", "transforms", "ensemble", "flat", "nested"),
+)
+OTHER_JSON = (
+    *("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"len": 1e999}', '{"a": NaN}', '{"shape": [8], "shape": [8]}'),
+    *('{"_type": "<class \'os.system\'>"}', '{"cursor": -1}', '{"cursor": 70000000000000000000000, "len": true}'),
+)
+UNUSED = ("prefetch.pkl", "storage/metadata.json")  # the second of an ensemble of which all members were written
+
+
+def bytes_of(folder: Path) -> dict[str, Any]:
+    """Every file of a folder, and what each link is."""
+    found: dict[str, Any] = {}
+    for each in sorted(folder.rglob("*")):
+        name = str(each.relative_to(folder))
+        found[name] = os.readlink(each) if each.is_symlink() else each.read_bytes() if each.is_file() else None
+    return found
+
+
+def fingerprint(buffer: Any) -> Any:
+    """All that a load could change."""
+    members = (
+        [buffer[place] for place in range(len(EXPECTED["ensemble"]["members"]))] if is_ensemble(buffer) else [buffer]
+    )
+    with (
+        torch._tensor_str.printoptions(threshold=10_000)
+        if hasattr(torch._tensor_str, "printoptions")
+        else warnings.catch_warnings()
+    ):
+        return [
+            (
+                len(each),
+                {name: leaf.tolist() for name, leaf in _leaves(each).items()},
+                str(each._sampler.state_dict()),
+                str(each._writer.state_dict()),
+                str(each._transform.state_dict()),
+                each._batch_size,
+            )
+            for each in members
+        ]
+
+
+def _leaves(buffer: Any) -> Any:
+    from tests.interop.checkpoint.torchrl_dumps_targets import leaves
+
+    return leaves(content(buffer))
+
+
+def is_ensemble(buffer: Any) -> bool:
+    return isinstance(buffer, rl.ReplayBufferEnsemble)
+
+
+def load(buffer: Any, folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*the checkpoint counts")
+        buffer.loads(folder)
+
+
+class Victim:
+    """A copy of a dump, and a buffer that was loaded from the whole one."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder / name
+        shutil.copytree(FOLDER / name, self.folder)
+        self.fill()
+
+    def fill(self) -> None:
+        self.buffer = TARGETS[self.name]()
+        load(self.buffer, FOLDER / self.name)
+        self.before = fingerprint(self.buffer)
+
+    def restore(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(FOLDER / self.name, self.folder)
+
+    def attacked(self, damage: str) -> CheckpointError | None:
+        """Load the damaged copy: the error, or None where it came out whole."""
+        files, error = bytes_of(self.folder), None
+        try:
+            load(self.buffer, self.folder)
+        except CheckpointError as raised:
+            error = raised
+        assert bytes_of(self.folder) == files, f"{damage}: the folder was changed"
+        assert fingerprint(self.buffer) == self.before, damage
+        if error is None:
+            self.fill()
+        return error
+
+
+def damages(file: Path) -> Any:
+    """What can have happened to a file, each with what does it."""
+    raw = file.read_bytes()
+    yield "deleted", file.unlink
+    yield "emptied", lambda: file.write_bytes(b"")
+    yield "halved", lambda: file.write_bytes(raw[: len(raw) // 2])
+    yield "shorter by one", lambda: file.write_bytes(raw[:-1])
+    yield "extended", lambda: file.write_bytes(raw + bytes(64))
+    if file.suffix == ".json":
+        for text in OTHER_JSON:
+            yield f"now {text[:30]}", lambda text=text: file.write_text(text)
+    yield "a folder", lambda: (file.unlink(), file.mkdir())
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
+    victim = Victim(name, tmp_path)
+    files = [each for each in sorted(victim.folder.rglob("*")) if each.is_file()]
+    silent = []
+    for file in files:
+        relative = str(file.relative_to(victim.folder))
+        if not file.stat().st_size:
+            continue
+        for damage, do in list(damages(file)):
+            do()
+            error = victim.attacked(f"{relative} {damage}")
+            if error is None and relative not in UNUSED:
+                silent.append((relative, damage))
+            elif error is not None:
+                assert isinstance(error, CheckpointCorrupt | CheckpointMismatch)
+                assert str(victim.folder) in str(error) or "transforms" in str(error), (relative, damage, error)
+            victim.restore()
+    allowed = {("transform.t", "extended"), ("sampler/consuming_sampler.pt", "extended")}  # the ends of zip files
+    assert (
+        not {*silent}
+        - allowed
+        - {(f"storage/{n}_transform.pt", what) for n in "01" for what in ("extended", "deleted")}
+    )
+
+
+@pytest.mark.parametrize("name", ["uniform", "pytree", "consuming", "ensemble", "compressed", "priorities"])
+def test_links_and_pipes_are_refused(name, tmp_path):
+    victim = Victim(name, tmp_path / "copy")
+    outside = tmp_path / "outside"
+    for file in [each for each in sorted(victim.folder.rglob("*")) if each.is_file() and each.name not in UNUSED]:
+        relative = str(file.relative_to(victim.folder))
+        if relative in UNUSED or not file.stat().st_size:
+            continue
+        shutil.copy(file, outside)  # what the link leads to would be good
+        file.unlink()
+        file.symlink_to(outside)
+        assert isinstance(victim.attacked(relative), CheckpointCorrupt), relative
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(CheckpointCorrupt):
+            load(victim.buffer, victim.folder)
+        victim.restore()
+    for folder in [each for each in sorted(victim.folder.rglob("*")) if each.is_dir()]:
+        moved = tmp_path / "moved"
+        shutil.move(folder, moved)
+        folder.symlink_to(moved)
+        assert isinstance(victim.attacked(str(folder)), CheckpointCorrupt), folder
+        shutil.rmtree(moved)
+        victim.restore()
+
+
+# ---------------------------------------------------------------------- code
+
+
+class Canary:
+    """Pickled, it makes a file where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def edit(path: Path, change: Any) -> None:
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(change(found)))
+
+
+@pytest.fixture
+def canary(tmp_path):
+    yield tmp_path / "canary"
+    assert not (tmp_path / "canary").exists()
+
+
+def test_batches_that_were_drawn_ahead_are_not_unpickled(tmp_path, canary):
+    victim = Victim("uniform", tmp_path)
+    (victim.folder / "prefetch.pkl").write_bytes(pickle.dumps(Canary(canary)))
+    assert victim.attacked("prefetch") is None
+
+
+@pytest.mark.parametrize("name", ["other.pickle", "pickle.pkl"])
+@pytest.mark.parametrize("dump", ["uniform", "tensorclass_below", "non_tensors", "compressed", "flat"])
+def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
+    folder = tmp_path / dump
+    shutil.copytree(FOLDER / dump, folder)
+    for meta in list(folder.rglob("meta.json")):
+        (meta.parent / name).write_bytes(pickle.dumps(Canary(canary)))
+    edit_all = [
+        each for each in folder.rglob("meta.json") if "NonTensor" in each.read_text() and '"data"' in each.read_text()
+    ]
+    for meta in edit_all:
+        edit(meta, lambda found: {**found, "data": name})
+    buffer = (
+        rl.ReplayBuffer(storage=rl.LazyTensorStorage(8), batch_size=3) if dump == "non_tensors" else TARGETS[dump]()
+    )
+    with pytest.raises(CheckpointMismatch, match="pickle"):
+        load(buffer, folder)
+
+
+@pytest.mark.parametrize(
+    ("dump", "file"), [("transforms", "transform.t"), ("consuming", "sampler/consuming_sampler.pt")]
+)
+def test_files_of_torch_hold_no_code(dump, file, tmp_path, canary):
+    victim = Victim(dump, tmp_path)
+    for payload in (pickle.dumps(Canary(canary)), _saved(Canary(canary)), _saved({"_live_mask": Canary(canary)})):
+        (victim.folder / file).write_bytes(payload)
+        assert isinstance(victim.attacked("code"), CheckpointCorrupt)
+
+
+def _saved(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def test_dtypes_are_looked_up(tmp_path, canary):
+    evil = f"__import__('os').system('touch {canary}')"
+    for name, file, put in [
+        ("uniform", "storage/meta.json", lambda found: {**found, "traj": {**found["traj"], "dtype": evil}}),
+        (
+            "uniform",
+            "storage/meta.json",
+            lambda found: {**found, "_type": f"<class '{evil[:100]}'>".replace("'os'", "os")},
+        ),
+        ("one_tensor", "storage/storage_metadata.json", lambda found: _described(found, dtype=evil)),
+        ("generations", "writer/metadata.json", lambda found: {**found, "generation_dtype": evil}),
+        ("highest", "writer/metadata.json", lambda found: {**found, "dtype": evil}),
+        ("compressed", "storage/metadata.json", lambda found: [_typed(each, evil) for each in found]),
+    ]:
+        victim = Victim(name, tmp_path / str(len(os.listdir(tmp_path))))
+        edit(victim.folder / file, put)
+        assert victim.attacked(file) is not None
+
+
+def _described(found: Any, **entries: Any) -> Any:
+    (key,) = found["metadata"]
+    return {**found, "metadata": {key: {**found["metadata"][key], **entries}}}
+
+
+def _typed(item: Any, text: str) -> Any:
+    return {**item, "dtype": {"__type__": "torch.dtype", "value": text}}
+
+
+# ---------------------------------------------------------------------- paths and sizes
+
+
+@pytest.mark.parametrize(
+    "key", ["../outside", "/etc/passwd", "..", ".", "", "a/../../outside", "x\0y", "\ud800", "n" * 400]
+)
+def test_names_do_not_lead_out_of_the_folder(key, tmp_path):
+    (tmp_path / "outside.memmap").write_bytes(bytes(64))
+    described = {"device": "cpu", "shape": [8], "dtype": "torch.int64", "is_nested": False}
+    for entry in (described, {"type": "TensorDict"}):
+        victim = Victim("plain", tmp_path / str(len(os.listdir(tmp_path))))
+        edit(victim.folder / "storage/meta.json", lambda found, entry=entry: {**found, key: entry})
+        assert isinstance(victim.attacked(key), CheckpointCorrupt)
+    victim = Victim("pytree", tmp_path / "pytree")
+    edit(
+        victim.folder / "storage/storage_metadata.json",
+        lambda found: {**found, "metadata": {**found["metadata"], key: {"dtype": "torch.int64", "shape": [8]}}},
+    )
+    assert isinstance(victim.attacked(key), CheckpointMismatch)
+    assert (tmp_path / "outside.memmap").stat().st_size == 64
+
+
+@pytest.mark.parametrize(
+    "shape", [[2**42], [2**62, 2**62], [8, 2**40, 0], [-8], [8.0], "8", None, [True], [1] * 100, [0], [], [7], [9]]
+)
+def test_sizes_are_looked_at_before_memory_is_taken(shape, tmp_path):
+    victim = Victim("plain", tmp_path / "plain")
+    edit(victim.folder / "storage/meta.json", lambda found: {**found, "traj": {**found["traj"], "shape": shape}})
+    assert victim.attacked(str(shape)) is not None
+    victim = Victim("one_tensor", tmp_path / "one_tensor")
+    edit(victim.folder / "storage/storage_metadata.json", lambda found: _described(found, shape=shape))
+    assert victim.attacked(str(shape)) is not None
+    victim = Victim("generations", tmp_path / "generations")
+    edit(victim.folder / "writer/metadata.json", lambda found: {**found, "generation_shape": shape})
+    assert victim.attacked(str(shape)) is not None
+
+
+def test_a_description_that_is_too_long_is_not_read(tmp_path):
+    victim = Victim("plain", tmp_path)
+    with open(victim.folder / "storage/meta.json", "r+b") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(CheckpointCorrupt, match="bytes"):
+        load(victim.buffer, victim.folder)
+
+
+def test_nothing_is_decompressed_beyond_the_size_of_its_tensor(tmp_path):
+    victim = Victim("compressed", tmp_path)
+    bomb = zlib.compress(bytes(1 << 28), 9)
+    item = victim.folder / "storage/compressed_data/0"
+    (item / "data.memmap").write_bytes(bomb)
+    edit(item / "meta.json", lambda found: {**found, "data": {**found["data"], "shape": [len(bomb)]}})
+    assert isinstance(victim.attacked("bomb"), CheckpointCorrupt)
+    frame = bytes.fromhex("28b52ffd") + bytes([0xE0]) + (2**60).to_bytes(8, "little") + bytes(16)  # claims an exabyte
+    (item / "data.memmap").write_bytes(frame)
+    edit(item / "meta.json", lambda found: {**found, "data": {**found["data"], "shape": [len(frame)]}})
+    assert isinstance(victim.attacked("claim"), CheckpointCorrupt)
+
+
+# ---------------------------------------------------------------------- values that do not fit together
+
+
+def _rewrite(path: Path, dtype: Any, change: Any) -> None:
+    found = np.fromfile(path, dtype)
+    change(found)
+    found.tofile(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "dtype", "change"),
+    [
+        ("epoch", "sampler/_sample_list.memmap", np.int64, lambda found: found.__setitem__(0, 8)),
+        ("epoch", "sampler/_sample_list.memmap", np.int64, lambda found: found.__setitem__(0, -1)),
+        ("epoch", "sampler/_sample_list.memmap", np.int64, lambda found: found.__setitem__(0, found[1])),
+        ("epoch", "sampler/len_storage.memmap", np.int64, lambda found: found.__setitem__(0, -5)),
+        ("epoch", "sampler/len_storage.memmap", np.int64, lambda found: found.__setitem__(0, 2)),
+        ("epoch", "sampler/drop_last.memmap", np.uint8, lambda found: found.__setitem__(0, 7)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.nan)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.inf)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, -1)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, 5)),
+        ("priorities", "sampler/mintree.memmap", np.float64, lambda found: found.__setitem__(0, 5)),
+        ("priorities", "sampler/mintree.memmap", np.float64, lambda found: found.__setitem__(7, np.nan)),
+        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(1, found[3])),
+        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(1, 1e9)),
+        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(0, np.nan)),
+        ("generations", "writer/generation.memmap", np.int64, lambda found: found.__setitem__(0, -2)),
+        ("plain", "storage/next/done.memmap", np.uint8, lambda found: found.__setitem__(0, 2)),
+    ],
+)
+def test_values_that_cannot_be_are_refused(name, file, dtype, change, tmp_path):
+    victim = Victim(name, tmp_path)
+    _rewrite(victim.folder / file, dtype, change)
+    error = victim.attacked(file)
+    assert error is not None and os.path.dirname(file) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "entries"),
+    [
+        ("plain", "storage/storage_metadata.json", {"len": 9}),
+        ("plain", "storage/storage_metadata.json", {"len": -1}),
+        ("plain", "storage/storage_metadata.json", {"len": 2.0}),
+        ("plain", "storage/storage_metadata.json", {"is_pytree": True}),
+        ("plain", "storage/storage_metadata.json", {"is_pytree": 0}),
+        ("plain", "writer/metadata.json", {"cursor": 6}),
+        ("plain", "writer/metadata.json", {"cursor": 8}),
+        ("plain", "writer/metadata.json", {"write_count": -1}),
+        ("plain", "writer/metadata.json", {"rank_key": "obs"}),
+        ("plain", "buffer_metadata.json", {"batch_size": 0}),
+        ("plain", "buffer_metadata.json", {"batch_size": "3"}),
+        ("highest", "writer/metadata.json", {"rank_key": 3}),
+        ("highest", "writer/metadata.json", {"rank_key": []}),
+        ("priorities", "sampler/sampler_metadata.json", {"_alpha": -1.0}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_capacity": 8.5}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_capacity": 2.0**62}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0]}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0, 99.0]}),
+        ("priorities", "sampler/sampler_metadata.json", {"_eps": "0"}),
+        ("flat", "storage/shift/meta.json", {"data": "x"}),
+        ("flat", "storage/_storage_shape/meta.json", {"data": [2**40]}),
+        ("flat", "storage/_storage_shape/meta.json", {"data": [4, 2]}),
+        ("flat", "storage/is_full/meta.json", {"data": 3}),
+    ],
+)
+def test_entries_that_cannot_be_are_refused(name, file, entries, tmp_path):
+    victim = Victim(name, tmp_path)
+    edit(victim.folder / file, lambda found: {**found, **entries})
+    assert victim.attacked(str(entries)) is not None
+
+
+def test_early_versions_without_some_entries_are_read(tmp_path):
+    victim = Victim("plain", tmp_path)
+    edit(victim.folder / "writer/metadata.json", lambda found: {"cursor": found["cursor"]})
+    edit(victim.folder / "buffer_metadata.json", lambda found: {"batch_size": found["batch_size"]})
+    (victim.folder / "prefetch.pkl").unlink()
+    storage = victim.folder / "storage"  # keys were the names of files once
+    (storage / "we%2Fird%20.key%25.memmap").rename(storage / "weird.memmap")
+    text = (storage / "meta.json").read_text().replace("we/ird .key%", "we ird")
+    (storage / "meta.json").write_text(text)
+    (storage / "weird.memmap").rename(storage / "we ird.memmap")
+    buffer = TARGETS["plain"]()
+    load(buffer, victim.folder)
+    assert len(buffer) == 5 and buffer._writer._cursor == 5
+    same_bits(buffer._storage[:].select("obs", "we ird"), {
+        "obs": EXPECTED["plain"]["leaves"]["obs"], "we ird": EXPECTED["plain"]["leaves"]["we/ird .key%"]
+    })  # fmt: skip
+
+
+def test_files_of_an_earlier_dump_in_the_same_folder_do_not_matter(tmp_path):
+    victim = Victim("compressed", tmp_path)
+    shutil.copytree(victim.folder / "storage/compressed_data/0", victim.folder / "storage/compressed_data/2")
+    assert victim.attacked("an item more") is None
+    victim = Victim("plain", tmp_path / "plain")
+    (victim.folder / "storage/old.memmap").write_bytes(bytes(8))
+    assert victim.attacked("a tensor more") is None

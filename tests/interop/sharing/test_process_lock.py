@@ -1,0 +1,217 @@
+"""The lock among processes: whoever ends gives it back, forks do not hold it, threads and nested turns are counted."""
+
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+
+from interop import LazyTensorStorage, ReplayBuffer
+from interop.storages.access import Access
+from interop.storages.process_lock import ProcessLock
+
+
+def test_only_one_process_holds_it_and_the_kernel_frees_it(in_a_fork):
+    in_a_fork("""
+        import os, signal, time
+        from interop.storages.process_lock import ProcessLock
+
+        lock = ProcessLock()
+        for how in ("exit", "kill"):
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                lock.acquire()
+                os.write(writing, b"x")
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(0)
+            os.read(reading, 1)
+            start = time.monotonic()
+            lock.acquire()
+            assert 0.1 < time.monotonic() - start < 1.3
+            os.waitpid(child, 0)
+            lock.release()
+    """)
+
+
+def test_a_forked_child_does_not_hold_what_its_parent_holds_and_frees_nothing(in_a_fork):
+    in_a_fork("""
+        import os, time
+        from interop.storages.process_lock import ProcessLock
+
+        lock = ProcessLock()
+        lock.acquire()
+        for _ in range(3):  # children that end, that close the file, and that drop the object
+            child = os.fork()
+            if child == 0:
+                lock.release()
+                del lock
+                os._exit(0)
+            os.waitpid(child, 0)
+        child = os.fork()
+        if child == 0:
+            start = time.monotonic()
+            lock.acquire()
+            os._exit(0 if 0.2 < time.monotonic() - start < 5 else 1)
+        time.sleep(0.3)
+        lock.release()
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(in_a_fork):
+    in_a_fork("""
+        import os, signal, threading, time
+        from interop import LazyMemmapStorage, ReplayBuffer
+        import torch
+
+        buffer = ReplayBuffer(storage=LazyMemmapStorage(100))
+        buffer.extend(torch.arange(4))
+        heard = []
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        (reading, writing), parent = os.pipe(), os.getpid()
+        child = os.fork()
+        if child == 0:
+            with buffer.storage._access:
+                os.write(writing, b"x")
+                for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT):
+                    time.sleep(0.2)
+                    os.kill(parent, number)
+                time.sleep(0.2)
+            os._exit(0)
+        os.read(reading, 1)
+        try:
+            buffer.extend(torch.arange(3))
+            raise SystemError("was not interrupted")
+        except KeyboardInterrupt:
+            assert heard == [1, 1] and len(buffer) == 4
+        os.waitpid(child, 0)
+        other = os.fork()
+        if other == 0:  # nothing is held here
+            buffer.extend(torch.arange(2))
+            os._exit(0)
+        start = time.monotonic()
+        assert os.waitpid(other, 0)[1] == 0 and time.monotonic() - start < 5 and len(buffer) == 6
+        thread = threading.Thread(target=buffer.extend, args=(torch.arange(1),))
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive() and len(buffer) == 7
+    """)
+
+
+def test_a_copy_is_another_lock():
+    lock = ProcessLock()
+    twin = pickle.loads(pickle.dumps(lock))
+    assert twin is not lock and twin._descriptor != lock._descriptor
+
+
+class Held:
+    """A storage, as far as its lock is concerned."""
+
+    def _begin_turn(self):
+        pass
+
+
+def held_elsewhere(access):
+    """Whether another process would have to wait."""
+    import fcntl
+    import subprocess
+    import sys
+
+    code = "import fcntl, sys\ntry: fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)\nexcept OSError: sys.exit(7)"
+    descriptor = access.processes._descriptor
+    assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    done = subprocess.run([sys.executable, "-S", "-c", code, str(descriptor)], pass_fds=[descriptor])
+    return done.returncode == 7
+
+
+def test_turns_within_turns_and_a_turn_that_began_before_it_was_shared():
+    storage = Held()
+    access = Access(storage)
+    with access:
+        access.share()  # in the middle of a turn
+        assert held_elsewhere(access)
+        with access:
+            pass
+        assert held_elsewhere(access)
+    assert not held_elsewhere(access)
+    with access, access:
+        assert held_elsewhere(access)
+    assert not held_elsewhere(access)
+
+
+def test_a_turn_of_another_thread_that_began_before_it_was_shared():
+    storage, entered, leave = Held(), threading.Event(), threading.Event()
+    access = Access(storage)
+
+    def hold():
+        with access:
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait(20)
+    access.share()
+    assert held_elsewhere(access)
+    leave.set()
+    thread.join(20)
+    assert not held_elsewhere(access)
+
+
+def test_no_turn_is_left_held_when_sharing_begins_while_threads_take_turns():
+    storage = Held()
+    for _ in range(60):
+        access, stop = Access(storage), threading.Event()
+
+        def take(access=access, stop=stop):
+            while not stop.is_set():
+                with access, access:
+                    pass
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002)
+        access.share()
+        time.sleep(0.002)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert not access._begun and access._depth == 0
+    assert not held_elsewhere(access)
+
+
+def test_an_error_at_the_begin_of_a_turn_ends_it():
+    class Refusing(Held):
+        def _begin_turn(self):
+            raise RuntimeError("no")
+
+    storage = Refusing()
+    access = Access(storage)
+    access.share()
+    with pytest.raises(RuntimeError, match="no"):
+        access.acquire()
+    assert not held_elsewhere(access) and access._depth == 0
+
+
+def test_a_turn_costs_little():
+    """About 1 us for one process, 3 us among several; the bounds are those of a busy machine."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
+    buffer.extend(torch.zeros(8))
+
+    def cost(count=3000):
+        best = 1.0
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(count):
+                with buffer.storage._access:
+                    pass
+            best = min(best, (time.perf_counter() - start) / count)
+        return best
+
+    alone = cost()
+    buffer.share()
+    assert alone < 10e-6 and cost() < 40e-6
