@@ -22,6 +22,7 @@ from interop.checkpoint.checkpointers import (
 )
 from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
+from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
@@ -67,6 +68,7 @@ __all__ = [
     "CheckpointMismatch",
     "Compose",
     "CompressedListStorage",
+    "CompressedListStorageCheckpointer",
     "ConditionalUpdateResult",
     "ConsumingSampler",
     "Flat2TED",
@@ -84,6 +86,7 @@ __all__ = [
     "LazyTensorStorage",
     "LinearScheduler",
     "ListStorage",
+    "ListStorageCheckpointer",
     "Nested2TED",
     "NestedStorageCheckpointer",
     "PrioritizedReplayBuffer",

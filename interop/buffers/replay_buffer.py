@@ -161,11 +161,12 @@ class ReplayBuffer(Joined):
                 writer = getattr(buffer, "_writer", None)
                 if writer is not None:
                     writer.refuse("empty")
-            self._storage._empty()
-            for buffer in self._storage.attached():
-                forget = getattr(buffer, "_forget", None)
-                if forget is not None:
-                    forget(empty_write_count)
+            with self._storage._step():
+                self._storage._empty()
+                for buffer in self._storage.attached():
+                    forget = getattr(buffer, "_forget", None)
+                    if forget is not None:
+                        forget(empty_write_count)
 
     def _forget(self, empty_write_count: bool) -> None:
         """The storage was emptied."""

@@ -162,7 +162,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         dtypes = {tuple(key): dtype_named(name, where) for key, name in fields.items("dtypes")}
         with h5_files.reading(path) as opened, h5_files.faults_of(path):
             for key, held in h5_files.datasets(opened, path).items():
-                array = h5_files.read(held)
+                array = held.read()
                 if key in dtypes:
                     data.set(key, as_tensor(array, dtypes[key]))
                 else:

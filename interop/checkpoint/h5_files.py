@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,13 +122,33 @@ def faults_of(path: Path) -> Iterator[None]:
         raise CheckpointCorrupt(f"{path}: cannot be read as an H5 file ({error})") from error
 
 
-def datasets(opened: Any, path: Path) -> dict[tuple[str, ...], Any]:
+class Stored(NamedTuple):
+    """A dataset that can be read."""
+
+    held: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    has_data: bool
+
+    def read(self, memory: np.ndarray | None = None) -> np.ndarray:
+        """The values, in memory of this shape and dtype. ValueError where there are none, which reads as zeros."""
+        memory = np.empty(self.shape, self.dtype) if memory is None else memory
+        if memory.size and not self.has_data:
+            raise ValueError(f"{self.held.name} is without data")
+        if memory.ndim == 0 or not memory.size:
+            memory[...] = self.held[()]
+        else:
+            self.held.read_direct(memory)
+        return memory
+
+
+def datasets(opened: Any, path: Path) -> dict[tuple[str, ...], Stored]:
     """Every dataset of an open file by its path. CheckpointCorrupt for what is not a dataset of numbers in this file.
 
     Links of other kinds, virtual datasets and data in other files are not followed; nothing of the data is read.
     """
     h5py = h5py_module()
-    found: dict[tuple[str, ...], Any] = {}
+    found: dict[tuple[str, ...], Stored] = {}
     seen = {_place(opened)}
     rest: list[tuple[tuple[str, ...], Any]] = [((), opened)]
     while rest:
@@ -147,8 +167,7 @@ def datasets(opened: Any, path: Path) -> dict[tuple[str, ...], Any]:
             if isinstance(held, h5py.Group):
                 rest.append((here, held))
             elif isinstance(held, h5py.Dataset):
-                _refuse_dataset(held, f"{path}: {shown!r}")
-                found[here] = held
+                found[here] = _stored(held, f"{path}: {shown!r}")
             else:
                 raise CheckpointCorrupt(f"{path}: {shown!r} is a {type(held).__name__}, no dataset")
     return found
@@ -159,27 +178,16 @@ def _place(held: Any) -> int:
     return place
 
 
-def _refuse_dataset(held: Any, where: str) -> None:
-    if held.is_virtual or held.external is not None or held.id.get_create_plist().get_external_count():
+def _stored(held: Any, where: str) -> Stored:
+    made, dtype, shape = held.id.get_create_plist(), held.dtype, held.shape
+    if made.get_layout() == h5py_module().h5d.VIRTUAL or made.get_external_count():
         raise CheckpointCorrupt(f"{where} has its data in other files")
-    if held.shape is None or held.dtype.char not in _KINDS:
-        raise CheckpointCorrupt(f"{where} is of {held.dtype}, no array of numbers")
-    size, stored = math.prod(held.shape) * held.dtype.itemsize, held.id.get_storage_size()
-    filtered = bool(held.id.get_create_plist().get_nfilters())
-    if stored and size > stored * (_TIMES_SMALLER if filtered else 1):
+    if shape is None or dtype.char not in _KINDS:
+        raise CheckpointCorrupt(f"{where} is of {dtype}, no array of numbers")
+    size, stored = math.prod(shape) * dtype.itemsize, held.id.get_storage_size()
+    if stored and size > stored * (_TIMES_SMALLER if made.get_nfilters() else 1):
         raise CheckpointCorrupt(f"{where} says {size} bytes, of which {stored} are there")
-
-
-def read(held: Any, memory: np.ndarray | None = None) -> np.ndarray:
-    """A dataset, in memory of its shape and dtype. ValueError for one that has no data, and reads as zeros."""
-    memory = np.empty(held.shape, held.dtype) if memory is None else memory
-    if memory.size and not held.id.get_storage_size():
-        raise ValueError(f"{held.name} is without data")
-    if memory.ndim == 0 or not memory.size:
-        memory[...] = held[()]
-    else:
-        held.read_direct(memory)
-    return memory
+    return Stored(held, shape, dtype, bool(stored))
 
 
 def write(opened: Any, path: tuple[str, ...], array: np.ndarray, options: dict[str, Any]) -> None:

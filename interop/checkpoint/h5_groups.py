@@ -1,5 +1,6 @@
 """The rows of a storage in an H5 file: a group for each trajectory, lane after lane, and some numbers beside."""
 
+import math
 import re
 from pathlib import Path as File
 from typing import Any
@@ -56,8 +57,8 @@ class Groups:
 
     def __init__(self, opened: Any, path: File) -> None:
         self._path = path
-        self._parts: dict[str, dict[Path, Any]] = {}
-        self._numbers: dict[Path, Any] = {}
+        self._parts: dict[str, dict[Path, h5_files.Stored]] = {}
+        self._numbers: dict[Path, h5_files.Stored] = {}
         with h5_files.faults_of(path):
             for (first, *rest), held in h5_files.datasets(opened, path).items():
                 if rest and _GROUP.fullmatch(first):
@@ -75,9 +76,9 @@ class Groups:
         if held is None:
             return None
         with h5_files.faults_of(self._path):
-            if held.size > 64:
-                raise ValueError(f"{held.name} should be a number")
-            return held[()].tolist()
+            if math.prod(held.shape) > 64:
+                raise ValueError(f"{path[-1]!r} should be a number")
+            return held.read().tolist()
 
     def keep_filled(self, episodes: Path, filled: int, capacity: int, lanes: int) -> None:
         """Look at the groups of rows that were written only: the first `filled` of each lane, of which there is room for
@@ -122,6 +123,6 @@ class Groups:
         start = 0
         with h5_files.faults_of(self._path):
             for held in all_of_it:
-                h5_files.read(held, memory[start : start + held.shape[0]])
+                held.read(memory[start : start + held.shape[0]])
                 start += held.shape[0]
         return memory

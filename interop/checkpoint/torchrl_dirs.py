@@ -3,12 +3,15 @@
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, manifest
+from interop.checkpoint import h5_files
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
+from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.layouts import saved_layout
 from interop.checkpoint.list_states import restoring_list
 from interop.checkpoint.rule import EXACT, Rule
@@ -19,9 +22,10 @@ from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
 from interop.checkpoint.torchrl_dirs_hooked import unhooked
 from interop.checkpoint.torchrl_dirs_samplers import SamplerState, read_sampler, read_torch_file
 from interop.checkpoint.torchrl_dirs_states import of_each, sampler_tree, writer_tree
-from interop.checkpoint.torchrl_dirs_storages import Hooked, read_rows
+from interop.checkpoint.torchrl_dirs_storages import METADATA, Hooked, read_rows
 from interop.checkpoint.torchrl_dirs_writers import RoundRobin, WriterState, read_writer
 from interop.checkpoint.values import encode
+from interop.samplers import SliceSamplerWithoutReplacement
 from interop.storages import CompressedListStorage, LazyFrameStorage, StorageEnsemble, TensorStorage
 
 _BUFFER = "buffer_metadata.json"
@@ -91,7 +95,34 @@ def _restoring(
             storage = held["_storage"]
             rows = storage._empty if folder is None else _restoring_storage(folder, storage, writer, rule)
             ready += [buffer._forgetting(), rows]
-        return Together([*ready, restored])
+        return Together([*ready, restored, *_renumbering(held["_sampler"], held["_storage"])])
+
+
+def _renumbering(sampler: Any, storage: Any) -> list[Callable[[], None]]:
+    """What makes the numbers of trajectories that are left those that they have here, once the rows are there.
+
+    torchrl counts them by the row in which they end. Here they are counted as they were written or, where they are drawn
+    in order, by the row in which they begin.
+    """
+    if not isinstance(sampler, SliceSamplerWithoutReplacement):
+        return []
+
+    def put() -> None:
+        try:
+            sampler._synced(storage)
+            index = sampler._index
+            found = index.trajectories(1)
+            numbers = np.lexsort((index.rows_at(found[:, 2]), found[:, 0]))
+            if not sampler.shuffle:
+                numbers = np.argsort(index.order_of(found))[numbers]
+        except (KeyError, TypeError, ValueError, RuntimeError):  # rows without trajectories: the next draw will say so
+            return
+        epoch = sampler._epoch
+        with epoch.lock:
+            if len(numbers) == epoch.length:
+                epoch._standing = epoch._standing._replace(again=numbers[epoch._standing.again])
+
+    return [put]
 
 
 def _restoring_members(
@@ -124,6 +155,9 @@ def _restoring_storage(folder: Folder, storage: Any, writer: WriterState, rule: 
         return _restoring_items(storage, read_items(folder, storage), writer, folder.where(), rule)
     if not isinstance(storage, TensorStorage) or isinstance(storage, LazyFrameStorage):
         raise CheckpointMismatch(f"{folder.where()}: nothing that torchrl writes fits a {type(storage).__name__}")
+    files = [name for name in folder.entries() if name.endswith(".h5")]
+    if files and not folder.kind(METADATA):
+        return _restoring_h5(folder, files[0], storage, rule)
     rows = read_rows(folder, storage.ndim, storage._layout)
     end, written = _ring_end(rows.rows, rows.room, writer, folder.where())
     ring = {"ndim": storage.ndim, "lanes": list(rows.lanes), "capacity": rows.room, "filled": rows.rows}
@@ -133,6 +167,17 @@ def _restoring_storage(folder: Folder, storage: Any, writer: WriterState, rule: 
         return restoring_data(storage, data[: rows.rows], ring, rule)
     saved = {"layout": saved_layout(rows.layout), "ring": ring, "columns": rows}
     return storage._restoring(saved, rule)
+
+
+def _restoring_h5(folder: Folder, name: str, storage: Any, rule: Rule) -> Callable[[], None]:
+    """The same for an H5 file, by the checkpointer of the storage where it is for these, else by one of the usual keys."""
+    place = Path(folder.where(name))
+    if folder.kind(name) != "file":
+        raise CheckpointCorrupt(f"{place}: is no plain file")
+    held = storage.checkpointer
+    checkpointer = held if isinstance(held, H5StorageCheckpointer) else H5StorageCheckpointer()
+    with h5_files.reading(place) as opened:
+        return checkpointer._load_alone(storage, opened, place, rule)
 
 
 def _ring_end(rows: int, room: int, writer: WriterState, where: str) -> tuple[int, int]:

@@ -189,7 +189,8 @@ def _consumed(folder: Folder) -> Consumed:
     known = fields.whole("_known_storage_len")
     drawn, live = fields.any("_sample_count"), fields.any("_live_mask")
     if drawn is None and live is None and not known:
-        drawn, live = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
+        drawn = torch.zeros(0, dtype=torch.int64, device="cpu")
+        live = drawn.bool()
     for name, held, kinds in (
         ("_sample_count", drawn, (torch.int64, torch.int32)),
         ("_live_mask", live, (torch.bool,)),

@@ -17,7 +17,7 @@ from interop.codec import Branch, Layout, Leaf, LeafSpec
 
 _TORCH = {held: dtype for dtype, held in DTYPES.items()}
 _SINGLE = "_-single-tensor-_"  # what a storage of nothing but one tensor calls it
-_METADATA = "storage_metadata.json"
+METADATA = "storage_metadata.json"
 _SHAPE = "_storage_shape"  # an entry of what hooks have made
 
 
@@ -59,10 +59,10 @@ def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked"
 
     CheckpointMismatch where they are not what a storage of tensors holds here, or where the target must be known first.
     """
-    where = folder.where(_METADATA)
-    if not folder.kind(_METADATA):
+    where = folder.where(METADATA)
+    if not folder.kind(METADATA):
         _refuse_others(folder)
-    fields = Fields(folder.json(_METADATA), where)
+    fields = Fields(folder.json(METADATA), where)
     if fields.flag("is_pytree"):
         layout, files = _pytree(folder, fields.fields("metadata"), fields.any("metadata"), ndim, like)
     else:
@@ -79,15 +79,9 @@ def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked"
 
 
 def _refuse_others(folder: Folder) -> None:
-    """CheckpointMismatch for the files of other storages and checkpointers."""
-    names = folder.entries()
-    if {"compressed_data", "data_indices.json"} & {*names}:
+    """CheckpointMismatch for the files of other storages."""
+    if {"compressed_data", "data_indices.json"} & {*folder.entries()}:
         raise CheckpointMismatch(f"{folder.where()}: was saved from a CompressedListStorage, here are tensors")
-    files = [name for name in names if name.endswith(".h5")]
-    if files:
-        raise CheckpointMismatch(
-            f"{folder.where(files[0])}: files of torchrl's H5StorageCheckpointer cannot be read here: save with another one"
-        )
 
 
 def _filled(fields: Fields, shape: tuple[int, ...], most: int, where: str) -> int:
@@ -166,7 +160,7 @@ def _pytree(
     folder: Folder, fields: Fields, described: dict[str, Any], ndim: int, like: Layout | None
 ) -> tuple[Layout, list[Tensor]]:
     """Files are named after the paths in the target: names that are described lead nowhere."""
-    where = folder.where(_METADATA)
+    where = folder.where(METADATA)
     if like is None and [*described] == [_SINGLE]:
         like = Layout(Leaf(), (LeafSpec((), (), torch.float32),))
     if like is None:

@@ -273,9 +273,9 @@ class PrioritizedSampler(DrawingSampler):
         if storage is None or kept is None or kept is self._kept:
             return
         self._kept = kept
-        if not kept.bind(self) or self._filled:
+        if not kept.bind(self) or self._filled or not len(storage):
             self._keep_all()
-        elif len(storage):
+        else:
             values, highest, slot = kept.read(len(storage))
             known = {"priorities": good_priorities(values, self.rule.dtype), "highest": highest, "highest_slot": slot}
             self._make(storage)

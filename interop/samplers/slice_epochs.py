@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fbuf.checkpoint import CheckpointMismatch
 from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
@@ -148,10 +149,13 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return {**SamplerWithoutReplacement._as_dict(self, epoch), "_outdated": state["outdated"]}
 
     def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        epoch = SamplerWithoutReplacement._of_dict(self, given)
-        return (
-            {**epoch, "slices": None, "outdated": given.get("_outdated", False)} if isinstance(epoch, dict) else epoch
-        )
+        if ("_outdated" in given) != ("_epoch" in given):
+            raise CheckpointMismatch(f"the state is of items without replacement, not that of a {type(self).__name__}")
+        rest = {key: value for key, value in given.items() if key != "_outdated"}
+        epoch = SamplerWithoutReplacement._of_dict(self, rest)
+        if not isinstance(epoch, dict):
+            return epoch
+        return {**epoch, "slices": None, "outdated": given.get("_outdated", False)}
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {SamplerWithoutReplacement.__repr__(self).partition('(')[2]}"

@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import torch
 
-from fbuf.checkpoint import Fields
+from fbuf.checkpoint import CheckpointMismatch, Fields
 from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.epoch import Epoch
 from interop.storages import Storage
+
+_DOCUMENTED = {"len_storage", "_sample_list", "drop_last", "_ran_out"}
 
 
 class SamplerWithoutReplacement(DrawingSampler):
@@ -93,8 +95,10 @@ class SamplerWithoutReplacement(DrawingSampler):
     def _of_dict(self, given: Mapping[str, Any]) -> Any:
         """All of an epoch; without it what is left is enough."""
         fields = Fields(given, f"the state of a {type(self).__name__}")
-        if "_epoch" in fields:
+        if "_epoch" in fields and given.keys() == _DOCUMENTED | {"_epoch"}:
             return fields.any("_epoch")
+        if given.keys() != _DOCUMENTED:
+            raise CheckpointMismatch(f"the state of a {type(self).__name__} has no {sorted(map(str, given))[:12]}")
         length = fields.whole("len_storage", most=2**48)
         left = integers(fields, "_sample_list", None, 0, length)
         if np.unique(left).size < left.size:

@@ -18,20 +18,8 @@ from torchrl.data.replay_buffers import samplers, writers
 from torchrl.envs import RewardScaling
 
 HERE = Path(__file__).parent / "torchrl_dumps"
-DTYPES = [
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-]
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+DTYPES += ["complex64", "complex128"]
 
 
 @tensorclass

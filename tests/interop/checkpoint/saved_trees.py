@@ -23,7 +23,26 @@ def through_json(tree: Any) -> Any:
     return lift(described, lambda _, number: arrays[number])
 
 
-WRONG = [None, True, "x", -1, 0, 1, 2**40, 2**63 - 1, -(2**62), 1.5, math.nan, math.inf, -0.5, 1e300, [], {}, [1], ["a"]]
+WRONG = [
+    None,
+    True,
+    "x",
+    -1,
+    0,
+    1,
+    2**40,
+    2**63 - 1,
+    -(2**62),
+    1.5,
+    math.nan,
+    math.inf,
+    -0.5,
+    1e300,
+    [],
+    {},
+    [1],
+    ["a"],
+]
 
 
 def wrong_arrays(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,9 +1,12 @@
 """Buffers of TED data, and what to say of two of them."""
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from fbuf.checkpoint import Writing
 from interop import LazyTensorStorage, ReplayBuffer
 from tests.interop.ted.model import Written, differences, paths, write
 
@@ -46,3 +49,23 @@ def check_same(one: Any, another: Any) -> None:
     assert len(one) == len(another)
     assert not differences(one[:], another[:])
     assert state(one) == state(another)
+
+
+def rewritten(path: Path, checkpointer: Any, storage: Any, change: Any) -> None:
+    """A checkpoint with sums that are right and another description."""
+    with Writing(path) as out:
+        described = copy.deepcopy(checkpointer._described(storage, out))
+        change(described["content"])
+        out.write(described)
+
+
+def put(*steps_: Any) -> Any:
+    """What puts a value, or what it makes of the one that is there, at a place in a tree."""
+    *path, last, value = steps_
+
+    def change(tree: Any) -> None:
+        for step in path:
+            tree = tree[step]
+        tree[last] = value(tree[last]) if callable(value) else value
+
+    return change

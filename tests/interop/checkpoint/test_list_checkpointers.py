@@ -10,13 +10,14 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_st
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from interop import (
     CompressedListStorage,
+    CompressedListStorageCheckpointer,
     LazyStackStorage,
     ListStorage,
+    ListStorageCheckpointer,
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.rule import Rule
 from tests.interop.checkpoint.saved_values import Pair, Settings, Step, same, through_json
 

@@ -1,6 +1,6 @@
 """What is loaded is data: nothing in it is run, nothing is imported, and no other file is read or written."""
 
-import ast
+import contextlib
 import hashlib
 import itertools
 import json
@@ -16,8 +16,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import fbuf
-import interop
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from fbuf.checkpoint.manifest import NAME, Manifest
 from fbuf.checkpoint.tree import dump_json
@@ -87,17 +85,29 @@ NAMES = [
     "tests.interop.checkpoint.saved_values:Step.__init__",
 ]
 TEXTS = [
-    f"__import__('os').system({TOUCH!r})", f"torch.float32, __import__('os').system({TOUCH!r})", f"!!python/object/apply:os.system [{TOUCH}]",
-    "torch.float32", "float32;", "O", "object", "V8", "f4,f4", "(3,)f4", "U" + "9" * 30, "datetime64[7D/3]",
-    "cpu\n", "cuda:0; import os", "cpu:99999", "meta", f"/tmp/{CANARY}", f"../{CANARY}", "../../etc/passwd", "/etc/passwd", "a\0b", "x" * 10_000,
-]  # fmt: skip
+    f"__import__('os').system({TOUCH!r})",
+    f"torch.float32, __import__('os').system({TOUCH!r})",
+    f"!!python/object/apply:os.system [{TOUCH}]",
+    *("torch.float32", "float32;", "O", "object", "V8", "f4,f4", "(3,)f4", "U" + "9" * 30, "datetime64[7D/3]"),
+    *("cpu\n", "cuda:0; import os", "cpu:99999", "meta", f"/tmp/{CANARY}", f"../{CANARY}", "../../etc/passwd"),
+    *("/etc/passwd", "a\0b", "x" * 10_000),
+]
 NUMBERS = [-1, 2**40, 2**62, 2**63 - 1, -(2**63), 0.5, 1e300, True]
 NESTED: list = []
 for _ in range(180):
     NESTED = [NESTED]
-PAYLOADS = [*NAMES, *TEXTS, *NUMBERS, None, [], {}, NESTED, {"kind": "pickled"}, {"$dict": {}}, {"$array": ["float32", [2**40], 0]},
-            {"$array": ["uint8", [4 * 2**40], 0]}, {"$array": [TEXTS[0], [1], 0]}, {"$array": ["uint8", [1], -5]},
-            {"$columns": [2**40, 1, 0, [["uint8", [2**20]]]]}, {"$float": "9" * 400}, {"$unknown": 1}]  # fmt: skip
+MARKED = [
+    {"kind": "pickled"},
+    {"$dict": {}},
+    *(
+        {"$array": each}
+        for each in (["float32", [2**40], 0], ["uint8", [2**42], 0], [TEXTS[0], [1], 0], ["uint8", [1], -5])
+    ),
+    {"$columns": [2**40, 1, 0, [["uint8", [2**20]]]]},
+    {"$float": "9" * 400},
+    {"$unknown": 1},
+]
+PAYLOADS = [*NAMES, *TEXTS, *NUMBERS, *MARKED, None, [], {}, NESTED]
 
 
 @pytest.fixture(autouse=True)
@@ -274,10 +284,8 @@ def test_shapes_of_terabytes():
         with pytest.raises(CheckpointCorrupt):
             decode({"form": form, "leaves": [column]})
     batch = {"kind": "tensordict", "keys": [], "batch": [2**62] * 3, "device": None, "names": None, "items": []}
-    try:
-        decode({"form": batch, "leaves": []})  # a tensordict without entries has no memory
-    except CheckpointError:
-        pass
+    with contextlib.suppress(CheckpointError):  # without entries it has no memory
+        decode({"form": batch, "leaves": []})
     for count in (2**62, 10**9):
         pool = {"leaf": {"kind": "int"}, "count": count, "values": [1]}
         with pytest.raises(CheckpointError):
@@ -310,9 +318,18 @@ def rewritten(folder, tree):
     (folder / NAME).write_bytes(found.encoded())
 
 
+def standing(buffer):
+    """What a refused load leaves as it was."""
+    storage, writer = buffer.storage, buffer._writer
+    items = None if isinstance(storage, LazyTensorStorage) else [*map(id, storage._storage)]
+    rows = storage[:]["x"].sum().item() if items is None else 0
+    return items, rows, len(storage), storage._ledger.written, storage._ledger.edits, writer._cursor, buffer._batch_size
+
+
 KINDS = [ListStorage, LazyStackStorage, CompressedListStorage, LazyTensorStorage]
 
 
+@pytest.mark.filterwarnings("ignore:the buffer had batch_size")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_manifests(kind, tmp_path):
     filled(kind).dumps(tmp_path / "c")
@@ -322,11 +339,12 @@ def test_manifests(kind, tmp_path):
     refused = 0
     for attack in attacks(tree, each=6):
         rewritten(tmp_path / "c", attack)
-        before = contents(tmp_path / "c")
+        before, held = contents(tmp_path / "c"), standing(target)
         try:
             target.loads(tmp_path / "c")
-        except REFUSALS as error:
-            refused += isinstance(error, CheckpointError)
+        except CheckpointError:
+            refused += 1
+            assert standing(target) == held
         assert contents(tmp_path / "c") == before
     assert refused > 50
     rewritten(tmp_path / "c", tree)
@@ -410,50 +428,3 @@ def test_pickles_in_folders_of_torchrl(payload, tmp_path):
                 TensorDictReplayBuffer(storage=kind(10)).loads(tmp_path / golden.name)
             except (*REFUSALS, RuntimeError, KeyError):
                 continue
-
-
-# ---------------------------------------------------------------------- sources
-
-SOURCES = [path for package in (fbuf, interop) for path in sorted(Path(package.__file__).parent.rglob("*.py"))]
-# What reads pickles: those that both ends ask for, and what processes of one family tell each other.
-READERS = {"interop/checkpoint/pickled.py": {"loads"}, "interop/storages/first_write.py": {"loads"}}
-READERS["interop/ted/gathered.py"] = {"TensorDict.load_memmap"}  # of the folder that it has just written
-FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "joblib", "_pickle"}
-
-
-def _name(node):
-    return f"{_name(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _faults(path):
-    """Calls in a source that run what they read."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module in FORBIDDEN:
-            yield f"from {node.module} import"
-        if not isinstance(node, ast.Call):
-            continue
-        name = _name(node.func)
-        first, last = name.partition(".")[0], name.rpartition(".")[2]
-        given = {each.arg: each.value for each in node.keywords}
-        if name in ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "builtins.eval", "builtins.exec"):
-            yield name
-        if first in FORBIDDEN and last in ("load", "loads", "Unpickler", "full_load", "unsafe_load", "open"):
-            yield last
-        if name == "torch.load" and getattr(given.get("weights_only"), "value", None) is not True:
-            yield name
-        if (
-            "allow_pickle" in given
-            and first in ("np", "numpy")
-            and getattr(given["allow_pickle"], "value", None) is not False
-        ):
-            yield name
-        if getattr(given.get("shell"), "value", False) is not False:
-            yield f"{name}(shell=True)"
-        if last == "load_memmap" or name in ("np.fromregex", "torch.hub.load", "torch.jit.load", "runpy.run_path"):
-            yield name
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
-def test_no_source_runs_what_it_reads(path):
-    name = str(path.relative_to(Path(interop.__file__).parents[1]))
-    assert set(_faults(path)) == READERS.get(name, set())

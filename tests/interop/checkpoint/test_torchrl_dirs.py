@@ -41,7 +41,7 @@ def test_every_row_and_counter_is_that_of_the_dump(name):
 
 
 def test_every_dump_is_one():
-    assert {*TARGETS, "non_tensors", "h5", "h5_full", "h5_two_dims"} == EXPECTED.keys()
+    assert {*TARGETS, "non_tensors"} == EXPECTED.keys()
     assert all(is_torchrl_dump(FOLDER / name) for name in EXPECTED)
 
 
@@ -249,7 +249,6 @@ def tensors(size: int = 8, **given: Any) -> rl.ReplayBuffer:
         ("pytree", lambda: tensors(), "write one item"),
         ("non_tensors", lambda: tensors(), "'name'"),
         ("ensemble", lambda: tensors(), "SamplerEnsemble"),
-        ("h5", lambda: tensors(), "H5|h5"),
     ],
 )  # fmt: skip
 def test_a_dump_of_something_else_is_refused(name, build, match):

@@ -1,0 +1,57 @@
+"""Children that do one thing and are killed."""
+
+import os
+import select
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+HUNG = "hung"
+
+
+def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0) -> tuple[str, bytes]:
+    """Do this in a child; "done", "failed", "killed" or "hung", and what it told.
+
+    Args:
+        do: its result, some bytes or None, is what it tells; an error is too.
+        after: seconds after which it is killed.
+        most: seconds after which it is taken to hang.
+    """
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads that a child does not have
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.close(reading)
+            told = do() or b""
+            code = 0
+        except BaseException:
+            told = traceback.format_exc().encode()
+        finally:
+            os.write(writing, told)
+            os._exit(code)
+    os.close(writing)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)
+    how = HUNG
+    told = b""
+    until = time.monotonic() + most
+    while select.select([reading], [], [], max(0, until - time.monotonic()))[0]:
+        piece = os.read(reading, 1 << 16)
+        told += piece
+        if not piece:
+            how = ""
+            break
+    if how:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if not how:
+        how = "killed" if os.WIFSIGNALED(status) else "failed" if os.WEXITSTATUS(status) else "done"
+    return how, told

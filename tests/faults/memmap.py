@@ -1,0 +1,429 @@
+"""Kills a process that writes to a memory-mapped storage, anywhere, and looks at what is opened again.
+
+A child runs a program of writes and acknowledges each over a pipe. It is killed by SIGKILL before the k-th line that it
+executes in the library, or at a random time; some are opened by another child that is killed while it does that. Then all
+that was acknowledged has to be there, no row torn, and length, cursor, count and priorities are those of the last call
+that was acknowledged or of the one under way.
+
+    python -m tests.faults.memmap --kills 1000 --seed 0
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter
+from interop.samplers.given import flat_slots
+from interop.storages import journal
+
+CAPACITY = 12
+STARTS = ("new", "half full", "wrapped")
+_HERE = str(Path(__file__).resolve().parents[2] / "interop") + os.sep
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def leaves(ids):
+    """Everything in a row follows from its id."""
+    ids = torch.as_tensor(ids, dtype=torch.int64)
+    wide = ids.unsqueeze(-1)
+    return {
+        "id": ids,
+        "floats": (wide * torch.tensor([1.0, 0.5, -3.0])).to(torch.float32),
+        "bytes": ((wide * torch.tensor([1, 7, 11, 13, 17])) % 251).to(torch.uint8),
+        "next": {"flag": wide % 2 == 1, "half": wide.to(torch.bfloat16)},
+    }
+
+
+def rows(ids):
+    return TensorDict(leaves(ids), torch.as_tensor(ids).shape)
+
+
+class Noted(RandomSampler):
+    """Keeps priorities as a prioritized sampler does, without entering JAX, which a forked child could not."""
+
+    KEPT = True
+    highest = 1.0
+
+    def _keep(self, storage):
+        kept = storage._keeps_priorities()
+        if kept is not None and not kept.are_of(self):
+            kept.bind(self)
+            self.highest = kept.read(len(storage))[1]
+            self._top(kept)
+        self._kept = kept
+        return kept
+
+    def _top(self, kept):
+        kept.give(np.zeros(0, np.int64), 0.0, self.highest)
+
+    def mark_update(self, index, *, storage=None):
+        self._keep(storage).begin(flat_slots(index, storage)[0], self.highest)
+
+    def update_priority(self, index, priority, *, storage=None):
+        values = priority.numpy()
+        kept = self._keep(storage)
+        self.highest = max(self.highest, values.max())
+        kept.give(flat_slots(index, storage)[0], values, self.highest)
+
+    def _empty(self):
+        self.highest = 1.0
+        self._top(self._kept)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a buffer holds, and what is to be written next."""
+
+    ids: tuple = ()
+    priorities: tuple = ()
+    cursor: int = 0
+    count: int = 0
+    highest: float = 1.0
+    fresh: int = 1
+    lanes: int = 1
+
+    def extended(self, count):
+        """The state after `count` more rows."""
+        ids, priorities, capacity = list(self.ids), list(self.priorities), CAPACITY // self.lanes
+        for row in range(self.cursor, self.cursor + count):
+            for lane in range(self.lanes):
+                place = row % capacity * self.lanes + lane
+                new = self.fresh + (row - self.cursor) * self.lanes + lane
+                if place == len(ids):
+                    ids.append(new)
+                    priorities.append(self.highest)
+                else:
+                    ids[place], priorities[place] = new, self.highest
+        return replace(
+            self,
+            ids=tuple(ids),
+            priorities=tuple(priorities),
+            cursor=(self.cursor + count) % capacity,
+            count=self.count + count,
+            fresh=self.fresh + count * self.lanes,
+        )
+
+    def seen(self):
+        return self.ids, self.priorities, self.cursor, self.count, self.highest
+
+
+@dataclass
+class Call:
+    """One call of a program: what it leads from and to, and in between where it may be done in parts."""
+
+    name: str
+    arguments: tuple
+    before: State
+    after: State
+    between: list = field(default_factory=list)
+
+
+def program(state, length, rng, in_parts):
+    """Random calls from a state on."""
+    calls = []
+    for _ in range(length):
+        filled = len(state.ids)
+        kinds = ["extend", "extend", "add"] + ["set", "priorities", "priorities"] * (filled > 0)
+        name = "empty" if filled and rng.random() < 0.04 else rng.choice(kinds)
+        between = []
+        if name in ("extend", "add"):
+            count = 1 if name == "add" else rng.choice([1, 2, 3, 5, 7, CAPACITY // state.lanes, 15, 30])
+            after = state.extended(count)
+            arguments = (count, state.fresh)
+            between = [state.extended(done) for done in range(1, count)] if in_parts else []
+        elif name == "set":
+            chosen = sorted(rng.sample(range(filled // state.lanes), rng.randint(1, filled // state.lanes)))
+            ids, new = list(state.ids), state.fresh
+            for place, row in enumerate(chosen):
+                for lane in range(state.lanes):
+                    ids[row * state.lanes + lane] = new + place * state.lanes + lane
+                between += [replace(state, ids=tuple(ids), fresh=0)] if in_parts else []
+            after = replace(state, ids=tuple(ids), fresh=new + len(chosen) * state.lanes)
+            arguments = (tuple(chosen), new)
+        elif name == "priorities":
+            chosen = rng.sample(range(filled), rng.randint(1, filled))
+            given = [rng.choice([0.0, 0.25, 1.0, 2.0, 8.0]) for _ in chosen]
+            priorities = list(state.priorities)
+            for place, value in zip(chosen, given, strict=True):
+                priorities[place] = value
+            highest = max(state.highest, *given)
+            after = replace(state, priorities=tuple(priorities), highest=highest)
+            arguments = (tuple(chosen), tuple(given))
+        else:
+            after = replace(State(lanes=state.lanes), fresh=state.fresh)
+            arguments = ()
+        calls.append(Call(name, arguments, state, after, between))
+        state = after
+    return calls
+
+
+def run(buffer, call, lanes):
+    if call.name in ("extend", "add", "set"):
+        which, new = call.arguments
+        count = len(which) if call.name == "set" else which
+        ids = torch.arange(new, new + count * lanes)
+        data = rows(ids if lanes == 1 else ids.reshape(count, lanes))
+        if call.name == "set":
+            buffer.storage[torch.tensor(which)] = data
+        elif call.name == "add":
+            buffer.add(data[0])
+        elif lanes == 1:
+            buffer.extend(data)
+        else:
+            buffer.extend(data.transpose(0, 1))  # a buffer takes [lanes, rows]
+    elif call.name == "priorities":
+        slots, given = call.arguments
+        index = torch.tensor(slots)
+        index = index if lanes == 1 else torch.stack([index // lanes, index % lanes], -1)
+        buffer.update_priority(index, torch.tensor(given, dtype=torch.float64))
+    else:
+        buffer.empty()
+
+
+# ------------------------------------------------------------------ the child
+
+
+def started(folder, lanes):
+    """A buffer on what is there, or on new files."""
+    try:
+        storage = LazyMemmapStorage.open(folder)
+    except FileNotFoundError:
+        storage = LazyMemmapStorage(CAPACITY, scratch_dir=folder, ndim=1 if lanes == 1 else 2)
+    buffer = ReplayBuffer(storage=storage, sampler=Noted())
+    if storage.initialized:
+        buffer.sampler._keep(storage)
+    return buffer
+
+
+def killed_at_line(line, everywhere):
+    """Have this process killed before it executes the `line`-th line, of the library or of anything."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if not (everywhere or frame.f_code.co_filename.startswith(_HERE)):
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    return lambda: count
+
+
+def child(folder, calls, lanes, line, acknowledge, everywhere=False):
+    """Never returns."""
+    code = 1
+    try:
+        lines = killed_at_line(line, everywhere) if line is not None else None
+        buffer = started(folder, lanes)
+        os.write(acknowledge, b"\xff\xff")  # is open
+        for number, call in enumerate(calls, 1):
+            run(buffer, call, lanes)
+            os.write(acknowledge, number.to_bytes(2, "little"))
+        sys.settrace(None)
+        if lines is not None:
+            os.write(acknowledge, b"\xfe\xff" + lines().to_bytes(4, "little"))
+        code = 0
+    except BaseException:
+        sys.settrace(None)
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def forked(folder, calls, lanes, line=None, after=None, everywhere=False):
+    """Run a child, killed before a line or some seconds after it has begun; what it said, and whether it was killed."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        child(folder, calls, lanes, line, writing, everywhere)
+    os.close(writing)
+    said = b""
+    deadline = None
+    while True:
+        wait = None if deadline is None else max(0.0, deadline - time.perf_counter())
+        if not select.select([reading], [], [], 60 if wait is None else wait)[0]:
+            os.kill(pid, signal.SIGKILL)
+            if wait is None:
+                raise AssertionError("the child hangs")
+            deadline = None
+            continue
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        said += part
+        if after is not None and deadline is None:
+            deadline = time.perf_counter() + after
+            after = None
+    os.close(reading)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status not in (0, -signal.SIGKILL):
+        raise AssertionError(f"the child failed with {status}")
+    return said, status != 0
+
+
+def acknowledged(said):
+    """The last call that returned, and the lines of a child that came to its end."""
+    words = [int.from_bytes(said[at : at + 2], "little") for at in range(0, len(said) - 1, 2)]
+    lines = None
+    if 0xFFFE in words:
+        at = words.index(0xFFFE)
+        lines = int.from_bytes(said[2 * at + 2 : 2 * at + 6], "little")
+        words = words[:at]
+    return max((word for word in words if word != 0xFFFF), default=0), lines
+
+
+# ------------------------------------------------------------------ what is there
+
+
+def found(folder, lanes):
+    """The state of a storage after it was opened; AssertionError for a torn row. None where there is none."""
+    try:
+        storage = LazyMemmapStorage.open(folder)
+    except FileNotFoundError:
+        return None
+    writer = RoundRobinWriter()
+    writer.register_storage(storage)
+    length = len(storage)
+    ids = storage[:]["id"].reshape(-1).clone()
+    assert ids.numel() == length
+    stored = storage[:]
+    wanted = leaves(ids.reshape(stored.shape))
+    for key in ("floats", "bytes", ("next", "flag"), ("next", "half")):
+        one = wanted[key[0]][key[1]] if isinstance(key, tuple) else wanted[key]
+        assert torch.equal(torch.as_tensor(stored[key]).float(), one.float()), f"torn rows: {key} of {ids.tolist()}"
+    kept = storage._keeps_priorities()
+    priorities, highest, _ = kept.read(length)
+    assert not storage._journal.active and not kept.active
+    return tuple(ids.tolist()), tuple(priorities.tolist()), writer._cursor, writer.write_count, highest
+
+
+def check(folder, calls, state, last, lanes):
+    """How what is there fits a program of which `last` calls were acknowledged; AssertionError where it does not."""
+    there = found(folder, lanes)
+    settled = calls[last - 1].after if last else state
+    if there is None:
+        assert last == 0 and not settled.ids, f"{last} calls were acknowledged, and there is no storage"
+        return "no storage yet"
+    if there == settled.seen():
+        return "as acknowledged"
+    assert last < len(calls), f"all was acknowledged: {there} is not {settled.seen()}"
+    call = calls[last]
+    if there == call.after.seen():
+        return "the call under way has happened"
+    for each in call.between:
+        if there == each.seen():
+            return "a part of the call under way has happened"
+    raise AssertionError(f"after {last} calls, in {call.name}{call.arguments}:\n{there}\n{settled.seen()}\n{call.after.seen()}")
+
+
+# ------------------------------------------------------------------ kills
+
+
+def template(folder, start, lanes, seed):
+    """A folder to begin with, and its state."""
+    state, calls = State(lanes=lanes), []
+    for count in {"new": [], "half full": [3, 2], "wrapped": [5, 7, 9]}[start]:
+        calls.append(Call("extend", (count, state.fresh), state, state.extended(count)))
+        state = calls[-1].after
+    if calls:
+        buffer = started(folder, lanes)
+        for call in calls:
+            run(buffer, call, lanes)
+        buffer.storage.close()
+    return state
+
+
+def many(kills, seed, quiet=False):
+    """Kill so many children; how often what was found."""
+    rng, counts = random.Random(seed), Counter()
+    largest = journal._LARGEST
+    root = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    try:
+        while counts["kills"] < kills:
+            lanes, start, in_parts = rng.choice([1, 2]), rng.choice(STARTS), rng.random() < 0.3
+            journal._LARGEST = 60 if in_parts else largest
+            begun, folder = root / "begun", root / "folder"
+            shutil.rmtree(begun, ignore_errors=True)
+            state = template(begun, start, lanes, seed)
+            calls = program(state, 12, rng, in_parts)
+
+            def fresh(begun=begun, folder=folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                if begun.exists():
+                    shutil.copytree(begun, folder)
+
+            everywhere = start == "new" and rng.random() < 0.3  # the first write: at each file operation
+            some = calls[:1] if everywhere else calls
+            fresh()
+            said, _ = forked(folder, some, lanes, line=0, everywhere=everywhere)
+            last, lines = acknowledged(said)
+            assert last == len(some)
+            check(folder, some, state, last, lanes)
+            for _ in range(min(20, kills - counts["kills"])):
+                fresh()
+                timed = rng.random() < 0.3
+                if timed:
+                    said, killed = forked(folder, calls, lanes, after=rng.uniform(0, 0.006))
+                else:
+                    said, killed = forked(folder, some, lanes, line=rng.randint(1, lines), everywhere=everywhere)
+                counts["kills"] += killed
+                counts["at a random time" if timed else "before a line"] += killed
+                if rng.random() < 0.3 and (folder / "storage.json").exists():
+                    again, killed = forked(folder, [], lanes, line=rng.randint(1, 400))
+                    counts["while it was opened"] += killed
+                last, _ = acknowledged(said)
+                counts[check(folder, calls, state, last, lanes)] += 1
+                counts[f"start: {start}"] += 1
+                goes_on(folder, lanes)
+            if not quiet:
+                print(dict(counts), flush=True)
+    finally:
+        journal._LARGEST = largest
+        shutil.rmtree(root, ignore_errors=True)
+    return counts
+
+
+def goes_on(folder, lanes):
+    """The next start works, whatever was killed."""
+    buffer = started(folder, lanes)
+    before = buffer.write_count
+    ids = torch.arange(1000, 1000 + 2 * lanes)
+    buffer.extend(rows(ids) if lanes == 1 else rows(ids.reshape(lanes, 2)))
+    assert buffer.write_count == before + 2 and set(buffer[:]["id"].reshape(-1).tolist()) >= set(ids.tolist())
+    del buffer
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    begun = time.perf_counter()
+    torch.set_num_threads(1)
+    total = many(given.kills, given.seed, quiet=True)
+    for name, count in sorted(total.items()):
+        print(f"{count:6} {name}")
+    print(f"{total['kills']} kills in {time.perf_counter() - begun:.0f} s: 0 torn, 0 lost")

@@ -1,0 +1,53 @@
+"""No source reads pickles, or runs what it reads, but in the places that are listed here."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fbuf
+import interop
+
+SOURCES = [path for package in (fbuf, interop) for path in sorted(Path(package.__file__).parent.rglob("*.py"))]
+# What reads pickles: those that both ends ask for, and what processes of one family tell each other.
+READERS = {"interop/checkpoint/pickled.py": {"loads"}, "interop/storages/first_write.py": {"loads"}}
+READERS["interop/ted/gathered.py"] = {"TensorDict.load_memmap"}  # of the folder that it has just written
+FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "joblib", "_pickle"}
+
+
+def _name(node):
+    return f"{_name(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _faults(path):
+    """Calls in a source that run what they read."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in FORBIDDEN:
+            yield f"from {node.module} import"
+        if not isinstance(node, ast.Call):
+            continue
+        name = _name(node.func)
+        first, last = name.partition(".")[0], name.rpartition(".")[2]
+        given = {each.arg: each.value for each in node.keywords}
+        if name in ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "builtins.eval", "builtins.exec"):
+            yield name
+        if first in FORBIDDEN and last in ("load", "loads", "Unpickler", "full_load", "unsafe_load", "open"):
+            yield last
+        if name == "torch.load" and getattr(given.get("weights_only"), "value", None) is not True:
+            yield name
+        if (
+            "allow_pickle" in given
+            and first in ("np", "numpy")
+            and getattr(given["allow_pickle"], "value", None) is not False
+        ):
+            yield name
+        if getattr(given.get("shell"), "value", False) is not False:
+            yield f"{name}(shell=True)"
+        if last == "load_memmap" or name in ("np.fromregex", "torch.hub.load", "torch.jit.load", "runpy.run_path"):
+            yield name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_no_source_runs_what_it_reads(path):
+    name = str(path.relative_to(Path(interop.__file__).parents[1]))
+    assert set(_faults(path)) == READERS.get(name, set())

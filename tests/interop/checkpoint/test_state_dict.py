@@ -1,0 +1,291 @@
+"""State dicts of samplers and writers: documented keys, copies of plain values and tensors, all or nothing."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fbuf.checkpoint import CheckpointError, CheckpointMismatch
+from interop import (
+    ConsumingSampler,
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    StalenessAwareSampler,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    WriterEnsemble,
+)
+from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
+from interop.transforms.chain import Compose
+from tests.interop.checkpoint.resuming import go_on, joined
+from tests.interop.checkpoint.saved_trees import through_json
+from tests.interop.pair_history import PRIORITIZED, SAMPLERS, Cell, items
+from tests.interop.rows import check_same
+
+EPOCH = {"len_storage", "_sample_list", "drop_last", "_ran_out"}
+TREES = {"_schema_version", "_alpha", "_beta", "_eps", "_max_priority", "_sum_tree", "_min_tree"}
+DOCUMENTED: dict[str, set[str]] = {
+    "RandomSampler": set(),
+    "SliceSampler": set(),
+    "SamplerWithoutReplacement": EPOCH,
+    "SliceSamplerWithoutReplacement": EPOCH,
+    "PrioritizedSampler": TREES,
+    "PrioritizedSliceSampler": TREES,
+}
+
+
+def through_torch(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def buffer_with(sampler: str, writer: str = "RoundRobinWriter", turns: int = 7) -> tuple[Any, Cell]:
+    cell = Cell("LazyTensorStorage", 1, sampler, writer, "TensorDictReplayBuffer")
+    buffer = joined(cell, 0)
+    go_on(buffer, cell, 0, turns)
+    return buffer, cell
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_state_dict_is_a_copy_that_weights_only_reads_and_that_goes_on(sampler: str) -> None:
+    buffer, cell = buffer_with(sampler)
+    state = buffer.sampler.state_dict()
+    assert DOCUMENTED.get(sampler, set()) <= set(state) and (state or sampler in ("RandomSampler", "SliceSampler"))
+    kept = through_torch(state)
+    check_same(kept, state)
+    go_on(buffer, cell, 7, 4)
+    check_same(state, kept)  # later writes and draws do not change it
+    twin, _ = buffer_with(sampler, turns=9)
+    twin.sampler.load_state_dict(kept)
+    if sampler in PRIORITIZED:
+        kept["_priorities"].fill_(77)
+    check_same(twin.sampler.state_dict(), state)
+
+
+@pytest.mark.parametrize("writer", ["RoundRobinWriter", "TensorDictRoundRobinWriter", "TensorDictMaxValueWriter"])
+def test_state_dicts_of_writers(writer: str) -> None:
+    buffer, cell = buffer_with("RandomSampler", writer)
+    state = buffer.writer.state_dict()
+    assert {"_cursor", "_write_count"} <= set(state)
+    kept = through_torch(state)
+    go_on(buffer, cell, 7, 4)
+    check_same(state, kept)
+    twin, _ = buffer_with("RandomSampler", writer, 3)
+    twin.writer.load_state_dict(kept)
+    check_same(twin.writer.state_dict(), kept)
+
+
+def test_a_counting_writer_tells_its_generations() -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(track_generations=True))
+
+    one, other = make(), make()
+    one.extend(torch.arange(6))
+    state = one.writer.state_dict()
+    assert state["_generation"].tolist() == [2, 2, 1, 1]
+    other.writer.load_state_dict(through_torch(state))
+    one.extend(torch.arange(2))
+    assert state["_generation"].tolist() == [2, 2, 1, 1]
+    assert other.writer.generations_of(torch.arange(4)).tolist() == [1, 1, 0, 0]
+
+
+def test_the_trees_of_a_prioritized_sampler_are_its_weights() -> None:
+    sampler, storage = PrioritizedSampler(6, 0.5, 1.0, eps=0.5), LazyTensorStorage(6)
+    storage.set(slice(0, 3), torch.arange(3))
+    sampler.mark_update([0, 1, 2], storage=storage)
+    sampler.update_priority([0, 2], [3.5, 0.0])
+    state = sampler.state_dict()
+    top = torch.finfo(torch.float32).max
+    assert torch.allclose(state["_sum_tree"], torch.tensor([2.0, 1.5**0.5, 0.5**0.5, 0, 0, 0]))
+    assert torch.allclose(state["_min_tree"], torch.tensor([2.0, 1.5**0.5, 0.5**0.5, top, top, top]))
+    assert state["_max_priority"] == [3.5, None]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_weights_alone_are_turned_back_into_priorities(alpha: float) -> None:
+    """As others write them."""
+    sampler, storage = PrioritizedSampler(6, alpha, 1.0, eps=0.5), LazyTensorStorage(6)
+    storage.set(slice(0, 4), torch.arange(4))
+    sampler.mark_update([0, 1, 2, 3], storage=storage)
+    sampler.update_priority([0, 2, 3], [3.5, 0.0, 1.0])
+    state = {key: value for key, value in sampler.state_dict().items() if key in TREES}
+    twin = PrioritizedSampler(6, alpha, 1.0, eps=0.5)
+    twin.load_state_dict(through_torch(state))
+    assert len(twin.priorities) == 4 and twin.default_priority == 3.5
+    if alpha:
+        assert torch.allclose(twin.priorities, sampler.priorities, atol=1e-6)
+    weights = twin.state_dict()["_sum_tree"]
+    assert torch.allclose(weights, state["_sum_tree"])
+
+
+def test_what_is_left_of_an_epoch_is_enough() -> None:
+    sampler, storage = SamplerWithoutReplacement(), LazyTensorStorage(10)
+    storage.set(slice(0, 10), torch.arange(10))
+    sampler.load_state_dict(
+        {"len_storage": 10, "_sample_list": torch.tensor([7, 1, 4]), "drop_last": False, "_ran_out": False}
+    )
+    assert sampler.sample(storage, 2)[0].tolist() == [7, 1]
+    assert sampler.sample(storage, 2)[0].tolist() == [4] and sampler.ran_out
+    assert sorted(sampler.sample(storage, 20)[0].tolist()) == list(range(10))
+    before = repr(sampler.state_dict())
+    for left in ([1, 1], [10], [-1], [1.0]):
+        with pytest.raises(CheckpointError):
+            sampler.load_state_dict(
+                {"len_storage": 10, "_sample_list": torch.tensor(left), "drop_last": False, "_ran_out": False}
+            )
+    assert repr(sampler.state_dict()) == before
+
+
+def test_priorities_are_never_dropped_without_a_word() -> None:
+    prioritized = PrioritizedSampler(6, 0.5, 1.0)
+    for other in (RandomSampler(), SliceSampler(slice_len=2), SamplerWithoutReplacement(), ConsumingSampler()):
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(prioritized.state_dict())
+        with pytest.raises(CheckpointMismatch):
+            prioritized.load_state_dict(other.state_dict())
+    for wrong in (None, [], 3, {"_schema_version": 2}):
+        with pytest.raises(CheckpointError):
+            prioritized.load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+def test_ensembles_have_the_states_of_their_members() -> None:
+    def make() -> SamplerEnsemble:
+        return SamplerEnsemble(PrioritizedSampler(6, 0.5, 1.0), StalenessAwareSampler(), p=[1, 3])
+
+    one, other = make(), make()
+    storage = LazyTensorStorage(6)
+    storage.set(slice(0, 3), torch.arange(3))
+    one[0].mark_update([0, 1], storage=storage)
+    one[0].update_priority([1], [9.0])
+    one[1].consumer_version = 5
+    state = through_torch(one.state_dict())
+    assert {"0", "1"} <= set(state)
+    other.load_state_dict(state)
+    assert other[0].priorities.tolist() == [1, 9] and other[1].consumer_version == 5
+    before = repr(other.state_dict())
+    for wrong in ({}, {"0": state["0"]}, {**state, "1": state["0"]}, {**state, "2": {}}, {**state, "x": 1}, []):
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert repr(other.state_dict()) == before
+    with pytest.warns(UserWarning, match="num_buffer_sampled=3"):
+        one.num_buffer_sampled = 3
+        other.load_state_dict(one.state_dict())
+    assert other.num_buffer_sampled == 3
+
+
+def test_writers_of_an_ensemble() -> None:
+    def make() -> WriterEnsemble:
+        buffers.append(ReplayBuffer(storage=LazyTensorStorage(4)))
+        buffers.append(
+            TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(rank_key="x"))
+        )
+        return WriterEnsemble(buffers[-2].writer, buffers[-1].writer, ImmutableDatasetWriter())
+
+    buffers: list[Any] = []
+    one = make()
+    buffers[0].extend(torch.arange(6))
+    buffers[1].extend(items(np.arange(6), False))
+    state = through_torch(one.state_dict())
+    assert set(state) == {"0", "1", "2"} and state["2"] == {}
+    assert sorted(state["1"]["_current_top_values"]) == [[2.0, 2], [3.0, 3], [4.0, 0], [5.0, 1]]
+    other = make()
+    other.load_state_dict(state)
+    assert other[0].write_count == 6 and other[0]._cursor == 2 and other[1].write_count == 6
+    with pytest.raises(CheckpointError):
+        other.load_state_dict({"0": state["0"]})
+
+
+# ------------------------------------------------------------------ schedulers and transforms
+
+
+def test_schedulers_go_on() -> None:
+    def make(sampler: Any) -> SchedulerList:
+        return SchedulerList(
+            [
+                LinearScheduler(sampler, "beta", 1.0, 10),
+                StepScheduler(sampler, "alpha", 0.5, 3),
+                LambdaScheduler(sampler, "beta", lambda step: 1 / step),
+            ]
+        )
+
+    one, other = (PrioritizedSampler(9, 0.8, 0.4) for _ in range(2))
+    first, second = make(one), make(other)
+    for _ in range(4):
+        first.schedulers[0].step()
+    saved = through_json(first._saved())
+    check_same(through_torch(first.state_dict()), first.state_dict())
+    second._restoring(saved)()
+    assert second.state_dict() == first.state_dict() and second.schedulers[0].step_count == 4
+    for number in range(3):
+        for key in saved["members"][number]["state"]:
+            for wrong in (None, "x", -3, float("nan"), [], {}):
+                member = saved["members"][number]
+                state = {**member["state"], key: wrong}
+                if wrong is None and key in ("min_value", "max_value"):
+                    continue
+                members = [*saved["members"]]
+                members[number] = {**member, "state": state}
+                try:
+                    second._restoring({"members": members})
+                except CheckpointError:
+                    continue
+                assert isinstance(wrong, int), (key, wrong)
+    assert second.state_dict() == first.state_dict()
+    with pytest.raises(CheckpointMismatch, match="StepScheduler"):
+        second.schedulers[0].loads
+        second._restoring({"members": saved["members"][::-1]})
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor([factor]), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.bfloat16))
+
+    def forward(self, data: Any) -> Any:
+        return data * self.factor
+
+
+class Counted(Scaled):
+    count = 0
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: Any) -> None:
+        if state["count"] < 0:
+            raise ValueError("less than nothing was counted")
+        self.count = state["count"]
+
+
+def test_the_state_of_transforms_is_that_of_their_modules() -> None:
+    one, other = (Compose(lambda data: data, Scaled(factor), Counted(factor)) for factor in (2.0, 3.0))
+    one.transforms[2].function.count = 8
+    saved = through_json(one._saved())
+    assert Compose(lambda data: data)._saved() == Compose()._saved()
+    put = other._restoring(saved)
+    assert other.transforms[1].function.factor.item() == 3
+    put()
+    assert other.transforms[1].function.factor.item() == 2 and other.transforms[2].function.count == 8
+    one.transforms[2].function.count = -1
+    before = repr(other.state_dict())
+    with pytest.raises(CheckpointMismatch, match="less than nothing"):
+        other._restoring(through_json(one._saved()))
+    with pytest.raises(CheckpointMismatch, match="only in the checkpoint"):
+        Compose(Scaled(1.0))._restoring(saved)
+    wide = Scaled(1.0)
+    wide.factor = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    with pytest.raises(CheckpointMismatch, match=r"of shape \[1\], here .* of shape \[3\]"):
+        Compose(lambda data: data, wide, Counted(1.0))._restoring(saved)
+    assert repr(other.state_dict()) == before

@@ -1,0 +1,123 @@
+"""Buffers of torchrl are saved by it and loaded here: they hold the same, and go on at the same slots."""
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import interop as ours
+
+theirs = pytest.importorskip("torchrl.data.replay_buffers")
+
+
+def rows(count: int, start: int, lanes: int, episode: int) -> TensorDict:
+    """Steps of episodes, each lane for itself; a lane of 0 is no dim of its own."""
+    at = torch.arange(start, start + count)
+    at = at[:, None] + 1000 * torch.arange(lanes) if lanes else at
+    done = (at % episode == episode - 1)[..., None]
+    no = torch.zeros_like(done)
+    after = {"obs": at[..., None] + 1 + done * 500_000, "reward": at[..., None] * 0.5, "done": done, "terminated": done}
+    root = {"obs": at[..., None], "action": (at % 3).to(torch.int8), "done": no, "terminated": no}
+    return TensorDict({**root, "next": TensorDict(after, at.shape)}, at.shape)
+
+
+def pair(kind: str, lanes: int, capacity: int) -> list[Any]:
+    """A buffer of each library, built alike."""
+    made = []
+    for library in (theirs, ours):
+        storage = getattr(library, "LazyMemmapStorage" if kind == "memmap" else "LazyTensorStorage")
+        given: dict[str, Any] = {"ndim": 2} if lanes else {}
+        storage = storage(capacity * max(lanes, 1), **given)
+        extra = {"dim_extend": 0} if lanes else {}
+        if kind == "generations":
+            extra["writer"] = library.TensorDictRoundRobinWriter(track_generations=True)
+        buffer = library.TensorDictReplayBuffer(storage=storage, batch_size=4, **extra)
+        if kind in ("Flat", "Nested"):
+            buffer._storage.checkpointer = getattr(library, f"{kind}StorageCheckpointer")()
+        made.append(buffer)
+    return made
+
+
+def same(one: TensorDict, other: TensorDict) -> bool:
+    one, other = one.exclude("index"), other.exclude("index")
+    keys = set(one.keys(True, True))
+    return keys == set(other.keys(True, True)) and all(torch.equal(one[key], other[key]) for key in keys)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "memmap", "generations", "Flat", "Nested"])
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_saved_buffer_goes_on_here(kind, lanes, seed, tmp_path):
+    chance = random.Random(f"{kind} {lanes} {seed}")
+    capacity, episode = chance.randint(3, 12), chance.randint(2, 5)
+    there, here = pair(kind, lanes, capacity)
+    start = 0
+    for _ in range(chance.randint(1, 6)):
+        count = chance.randint(1, min(capacity, 5))
+        there.extend(rows(count, start, lanes, episode))
+        start += count
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        there.dumps(tmp_path / "dump")
+    here.loads(tmp_path / "dump")
+    assert len(here) == len(there)
+    assert same(here[:], there[:])
+    assert (here._writer._cursor, here._writer.write_count) == (there._writer._cursor, there._writer._write_count)
+    for _ in range(4):
+        count = chance.randint(1, min(capacity, 5))
+        more = rows(count, start, lanes, episode)
+        start += count
+        assert torch.equal(here.extend(more.clone()).cpu(), torch.as_tensor(there.extend(more.clone())))
+        assert same(here[:], there[:])
+    if kind == "generations":
+        every = torch.arange(capacity)
+        assert torch.equal(here._writer.generations_of(every), there._writer.generations_of(every))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_epoch_of_slices_goes_on_with_the_trajectories_that_are_left(seed, tmp_path):
+    chance = random.Random(seed)
+    capacity, episode = 24, chance.randint(2, 5)
+    made = []
+    for library in (theirs, ours):
+        sampler = library.SliceSamplerWithoutReplacement(
+            slice_len=1, traj_key="episode", strict_length=False, shuffle=bool(seed % 2)
+        )
+        storage = library.LazyTensorStorage(capacity)
+        made.append(library.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=2))
+    there, here = made
+    at = torch.arange(chance.choice([18, 24, 31, 40]))
+    for part in at.split(6):
+        there.extend(TensorDict({"step": part, "episode": part // episode}, [len(part)]))
+    torch.manual_seed(seed)
+    seen = [int(each) for _ in range(2) for each in there.sample()["episode"]]
+    there.dumps(tmp_path / "dump")
+    here.loads(tmp_path / "dump")
+    episodes = set(here[:]["episode"].tolist())
+    left = len(episodes) - len(seen)
+    drawn = [int(each) for _ in range(left // 2) for each in here.sample()["episode"]]
+    assert len({*drawn}) == len(drawn)
+    assert not {*drawn} & {*seen}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_epoch_goes_on_with_the_items_that_are_left(seed, tmp_path):
+    chance = random.Random(seed)
+    made = []
+    for library in (theirs, ours):
+        sampler = library.SamplerWithoutReplacement()
+        storage = library.LazyTensorStorage(chance.choice([9]))
+        made.append(library.ReplayBuffer(storage=storage, sampler=sampler, batch_size=2))
+    there, here = made
+    there.extend(rows(chance.randint(5, 14), 0, 0, 3))
+    for _ in range(chance.randint(0, 7)):
+        there.sample()
+    there.dumps(tmp_path / "dump")
+    here.loads(tmp_path / "dump")
+    if there._sampler._sample_list is not None:
+        left = there._sampler._sample_list.tolist()
+        drawn = [int(slot) for _ in range(-(-len(left) // 2)) for slot in here._sampler.sample(here._storage, 2)[0]]
+        assert drawn == left

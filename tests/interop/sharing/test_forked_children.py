@@ -1,0 +1,223 @@
+"""What a forked child may do with a buffer, and what it refuses."""
+
+import pytest
+
+
+def test_nothing_hangs_after_jax_and_threads_of_torch_were_used(in_a_fork):
+    """Their threads are not there in a child. Large writes and reads are what torch would use threads for."""
+    in_a_fork("""
+        import os, time, torch, jax
+        from tensordict import TensorDict
+        from interop import (
+            LazyMemmapStorage, LazyTensorStorage, SamplerWithoutReplacement, SliceSampler, TensorDictReplayBuffer,
+        )
+
+        def data(first, count=64):
+            ids = torch.arange(first, first + count)
+            return TensorDict({"id": ids, "pixels": (ids % 251)[:, None].expand(-1, 40_000).float(),
+                               "episode": ids // 16}, [count])
+
+        jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((64, 64))).block_until_ready()
+        torch.set_num_threads(2)
+        torch.zeros(4_000_000).add_(1).clone()
+        buffers = []
+        for storage in (LazyTensorStorage, LazyMemmapStorage):
+            for sampler in (None, SamplerWithoutReplacement(), SliceSampler(num_slices=4, traj_key="episode")):
+                buffer = TensorDictReplayBuffer(storage=storage(256), sampler=sampler, batch_size=64)
+                buffer.extend(data(0))
+                buffer.sample()
+                buffers.append(buffer)
+        for turn in range(20):
+            child = os.fork()
+            if child == 0:
+                buffer = buffers[turn % len(buffers)]
+                buffer.extend(data(64 + 64 * turn))
+                for _ in range(2):
+                    batch = buffer.sample()
+                    assert (batch["pixels"][:, -1] == (batch["id"] % 251)).all()
+                assert torch.get_num_threads() == 2
+                os._exit(0)
+            until = time.monotonic() + 20
+            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+                time.sleep(0.01)
+            assert ended == (child, 0), (turn, ended)
+        assert sum(buffer.write_count for buffer in buffers) == 64 * (len(buffers) + 20)
+    """)
+
+
+def test_memory_that_is_not_shared_is_read_until_the_parent_writes_and_never_written(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from interop import ListStorage, ReplayBuffer, TensorStorage, LazyTensorStorage
+
+        def refused(call):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "fork" in str(error), error
+                return True
+            return False
+
+        def lists():
+            buffer = ReplayBuffer(storage=ListStorage(10))
+            buffer.extend(list(range(4)))
+            return buffer, lambda: buffer.extend([7]), lambda: buffer[3] == 3
+
+        def given():
+            buffer = ReplayBuffer(storage=TensorStorage(torch.arange(10)))
+            return buffer, lambda: buffer.extend(torch.tensor([7])), lambda: buffer[3] == 3
+
+        def unwritten():
+            buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+            return buffer, lambda: buffer.extend(torch.tensor([7])), lambda: len(buffer) == 0
+
+        for make in (lists, given, unwritten):
+            buffer, write, right = make()
+            (to_child, go), (heard, told) = os.pipe(), os.pipe()
+            child = os.fork()
+            if child == 0:
+                assert right()
+                before = len(buffer)
+                for change in (write, buffer.empty, lambda: buffer.__setitem__(0, torch.tensor(1))):
+                    assert refused(change)
+                assert right() and len(buffer) == before
+                os.write(told, b"x")
+                os.read(to_child, 1)
+                assert refused(buffer.sample.__get__(buffer)) if False else refused(lambda: buffer[0])
+                assert refused(lambda: buffer.sample(2)) and refused(lambda: len(buffer))
+                os._exit(0)
+            os.read(heard, 1)
+            count = buffer.write_count
+            write()
+            assert buffer.write_count == count + 1
+            os.write(go, b"x")
+            assert os.waitpid(child, 0)[1] == 0, make
+    """)
+
+
+def test_counters_of_one_process_are_not_used_by_two(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from interop import LazyTensorStorage, ListStorage, ReplayBuffer, RoundRobinWriter
+
+        shared = [
+            ReplayBuffer(storage=LazyTensorStorage(10, compilable=True)),
+            ReplayBuffer(storage=LazyTensorStorage(10), writer=RoundRobinWriter(compilable=True)),
+        ]
+        apart = ReplayBuffer(storage=ListStorage(10, compilable=True), writer=RoundRobinWriter(compilable=True))
+        for buffer in (*shared, apart):
+            buffer.extend(torch.arange(4))
+        told = apart.storage._counts()
+        child = os.fork()
+        if child == 0:
+            for buffer in shared:
+                try:
+                    buffer.extend(torch.arange(2))
+                    os._exit(1)
+                except RuntimeError as error:
+                    assert "compilable" in str(error)
+            apart.extend(torch.arange(2))
+            assert len(apart) == 6
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [len(buffer) for buffer in (*shared, apart)] == [4, 4, 4] and apart.storage._counts() == told
+    """)
+
+
+def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from tensordict import TensorDict
+        from interop import (
+            ConsumingSampler, LazyTensorStorage, PrioritizedSampler, TensorDictMaxValueWriter, TensorDictReplayBuffer,
+        )
+
+        data = TensorDict({"key": torch.arange(4.0)}, [4])
+        parts = [
+            {"sampler": PrioritizedSampler(10, 0.6, 0.4)},
+            {"writer": TensorDictMaxValueWriter("key")},
+            {"sampler": ConsumingSampler()},
+        ]
+        buffers = [TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, **each) for each in parts]
+        for buffer in buffers:
+            buffer.extend(data)
+        buffers[0].sample()
+        child = os.fork()
+        if child == 0:
+            for buffer in buffers:
+                try:
+                    buffer.extend(data)
+                    os._exit(1)
+                except RuntimeError:
+                    pass
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and [len(buffer) for buffer in buffers] == [4, 4, 4]
+    """)
+
+
+def test_a_child_whose_memory_has_moved_reads_nothing_old(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from interop import LazyTensorStorage, ReplayBuffer
+
+        buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+        buffer.extend(torch.arange(3))
+        (to_child, go) = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(to_child, 1)
+            for call in (lambda: buffer[:], lambda: buffer.sample(2), lambda: buffer.extend(torch.arange(2))):
+                try:
+                    call()
+                    os._exit(1)
+                except RuntimeError as error:
+                    assert "moved" in str(error)
+            os._exit(0)
+        with buffer.storage._access:
+            buffer.storage._rows.share()  # as for a worker that is spawned
+        buffer.extend(torch.arange(3))
+        os.write(go, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_a_fork_while_threads_write_and_draw(in_a_fork, prefetch):
+    """A child begins between turns: nothing is half-done in it, and it waits for nobody that is not there."""
+    in_a_fork(
+        """
+        import os, threading, time, torch
+        from interop import LazyTensorStorage, TensorDictReplayBuffer
+        from tests.faults.sharing import counters_wrong, rows, torn
+
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=16, prefetch=prefetch)
+        buffer.extend(rows(torch.arange(400)))
+        stop, written = threading.Event(), [0, 0]
+
+        def write(place):
+            while not stop.is_set():
+                buffer.extend(rows(torch.arange(8)))
+                written[place] += 8
+
+        threads = [threading.Thread(target=write, args=(place,)) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(15):
+            buffer.sample()
+            child = os.fork()
+            if child == 0:
+                for _ in range(5):
+                    buffer.extend(rows(torch.arange(1000, 1008)))
+                    assert torn(buffer.sample()) == 0
+                os._exit(0)
+            until = time.monotonic() + 20
+            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+                time.sleep(0.002)
+            assert ended == (child, 0)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert counters_wrong(buffer, 400 + sum(written) + 15 * 40) == 0 and torn(buffer[:]) == 0
+        """,
+        prefetch=prefetch,
+    )
