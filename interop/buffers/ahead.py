@@ -41,13 +41,18 @@ class Ahead:
     was_read: bool = False  # what is stored has been read, so an error came later
 
     @classmethod
-    def of(cls, sampler: Sampler, storage: Storage, batch_size: int, epoch: int) -> "Ahead | None":
-        """The next batch of the queue; None where it cannot be drawn, which who asks for it will be told."""
+    def of(
+        cls, sampler: Sampler, storage: Storage, batch_size: int, epoch: int, generator: torch.Generator | None
+    ) -> "Ahead | None":
+        """The next batch of the queue; None where it cannot be drawn, which who asks for it will be told.
+
+        Its key is taken from the generator of the buffer: that of the sampler is another one while a thread draws by a key.
+        """
         try:
             drawn = reserved(sampler, storage, batch_size)
         except Exception:
             return None
-        return cls(batch_size, epoch, None if drawn is not None else randomness.key(sampler._rng), drawn)
+        return cls(batch_size, epoch, None if drawn is not None else randomness.key(generator), drawn)
 
     def _draws(self) -> Iterator[Drawn]:
         every = [self.drawn, *(part.drawn for part in self.parts or ())]

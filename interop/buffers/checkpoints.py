@@ -89,13 +89,13 @@ class Saveable:
         rule = Rule(strict, cast, allow_pickle)
         self._storage  # type: ignore[attr-defined]  # noqa: B018
         with self._turns(), self._queue_still():
-            if is_torchrl_dump(path):
-                restoring_dump(self, path, rule)()
-                return
-            restored = load(path, lambda source: self._restoring_from(source, rule), verify)
+            if foreign := is_torchrl_dump(path):
+                restored = restoring_dump(self, path, rule)
+            else:
+                restored = load(path, lambda source: self._restoring_from(source, rule), verify)
             restored()
             settle(self._drawn_from(), [self.__dict__["_prefetch"]])
-        self._latest_checkpoint = Path(path).absolute()
+        self._latest_checkpoint = None if foreign else Path(path).absolute()
 
     def dump(self, *args: Any, **kwargs: Any) -> None:
         """An alias of `dumps`."""
@@ -187,14 +187,16 @@ class Saveable:
         return self._drop_ahead  # type: ignore[attr-defined]
 
     def _rejoining(self, batch_size: int | None) -> Callable[[], None]:
+        size = self._batch_size if batch_size is None else batch_size
+        if self._batch_size not in (None, size):  # told now, while a filter may make an error of it
+            warnings.warn(
+                f"the buffer had batch_size={self._batch_size}, the checkpoint has {size}, which counts",
+                UserWarning,
+                stacklevel=5,
+            )
+
         def rejoin() -> None:
-            if self._batch_size is not None and batch_size != self._batch_size:
-                warnings.warn(
-                    f"the buffer had batch_size={self._batch_size}, the checkpoint has {batch_size}, which counts",
-                    UserWarning,
-                    stacklevel=4,
-                )
-            self._batch_size = batch_size
+            self._batch_size = size
             self._rejoin()  # type: ignore[attr-defined]
 
         return rejoin
@@ -235,28 +237,23 @@ class Saveable:
             return state
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Copy what `state_dict` gave into a buffer built alike. An error of a component leaves all as it was."""
+        """Copy what `state_dict` gave into a buffer built alike. After an error nothing has changed."""
         self._storage  # type: ignore[attr-defined]  # noqa: B018
-        fields = Fields(state_dict, "the state_dict of a buffer")
+        where = "the state_dict of a buffer"
+        fields = Fields(state_dict, where)
         with self._turns(), self._queue_still():
             held = self.__dict__
-            before = {name: held[name].state_dict() for name in ("_storage", "_sampler", "_writer")}
-            done: list[str] = []
-            try:
-                for name in before:
-                    done.append(name)
-                    held[name].load_state_dict(fields.any(name))
-                rng, batch_size = fields.any("_rng"), fields.any("_batch_size")
-                saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
-                generator = _restoring_generator(held["_rng"], saved, "the state_dict of a buffer")
-                queued = fields.any("_prefetch_state") if "_prefetch_state" in fields else None
-                queue = self._restoring_queue(_arrays(queued), EXACT)
-                held["_transform"].load_state_dict(fields.any("_transforms"))
-            except BaseException:
-                for name in reversed(done):
-                    held[name].load_state_dict(before[name])
-                raise
-            Together([self._forgetting(), generator, self._rejoining(batch_size), queue])()
+            rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
+            saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
+            ready: list[Callable[[], None]] = [self._forgetting()]
+            with abandoned_on_error(ready):
+                ready += [held[name]._from_dict(fields.any(name)) for name in ("_storage", "_sampler", "_writer")]
+                ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", EXACT))
+                ready.append(_restoring_generator(held["_rng"], saved, where))
+                queued = _arrays(fields.any("_prefetch_state")) if "_prefetch_state" in fields else None
+                size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
+                ready += [self._rejoining(size), self._restoring_queue(queued, EXACT)]
+            Together(ready)()
             settle(self._drawn_from(), [held["_prefetch"]])
 
     # ------------------------------------------------------------------ batches drawn ahead

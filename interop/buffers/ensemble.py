@@ -16,6 +16,7 @@ from interop import randomness
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
+from interop.buffers.checkpoints import SaveableEnsemble
 from interop.buffers.fused import reserved, seeded
 from interop.buffers.gathering import Gathering, described, mark
 from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
@@ -35,7 +36,7 @@ from interop.writers import WriterEnsemble
 _SAMPLE, _GET = SamplerEnsemble.sample, StorageEnsemble.get
 
 
-class ReplayBufferEnsemble(Unwritable):
+class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
     """Several replay buffers, sampled from together; its length is their number.
 
     A batch [n, k] is drawn in n parts of k items, each from one member. The rows of a member go through its own
@@ -180,7 +181,7 @@ class ReplayBufferEnsemble(Unwritable):
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch of the queue: members and keys are drawn now, in the order in which batches are given out."""
         if not self._draws_itself:
-            return Ahead(batch_size, epoch, randomness.key(self._sampler._rng))
+            return Ahead(batch_size, epoch, randomness.key(self._rng))
         ahead = Ahead(batch_size, epoch, parts=[])
         assert ahead.parts is not None
         try:
@@ -189,7 +190,7 @@ class ReplayBufferEnsemble(Unwritable):
             for place in self._sampler.choose():
                 member = self._members[place]
                 drawn = reserved(member._sampler, member._storage, each)
-                key = None if drawn is not None else randomness.key(member._sampler._rng)
+                key = None if drawn is not None else randomness.key(member._rng)
                 ahead.parts.append(Part(place, key, drawn))
         except Exception:  # which who asks for the batch will be told
             ahead.take_back()
@@ -208,7 +209,7 @@ class ReplayBufferEnsemble(Unwritable):
             rows = gathering.rows() if batch is None else [batch]
         else:
             key = None if ahead is None else ahead.key
-            with contextlib.nullcontext() if key is None else Turn(self), seeded(self.sampler, key):
+            with contextlib.nullcontext() if self._prefetch is None else Turn(self), seeded(self.sampler, key):
                 rows, told = self._asked(batch_size)
         if ahead is not None:
             ahead.was_read = True
@@ -250,7 +251,7 @@ class ReplayBufferEnsemble(Unwritable):
 
     def _random_state(self) -> list[tuple[torch.Generator, Tensor]]:
         """Every generator that a draw may use, and how it stands."""
-        used = {id(rng): rng for rng in (self._sampler._rng, *(member._sampler._rng for member in self._members))}
+        used = {id(rng): rng for rng in (self._rng, *(member._rng for member in self._members))}
         return [(rng, rng.get_state()) for rng in (each or torch.default_generator for each in used.values())]
 
     def _asked(self, batch_size: int) -> tuple[list[Any], list[Any]]:

@@ -214,7 +214,7 @@ class ReplayBuffer(Joined):
 
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch to be made by a thread; None where it cannot be drawn."""
-        return Ahead.of(self._sampler, self._storage, batch_size, epoch)
+        return Ahead.of(self._sampler, self._storage, batch_size, epoch, self._rng)
 
     def _make(self, ahead: Ahead) -> Any:
         """What a thread runs."""

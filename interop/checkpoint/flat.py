@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fbuf.checkpoint import CheckpointCorrupt, Fields, Source, Writing
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Plan, Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.codec import Layout
-from interop.storages import TensorStorage
+from interop.storages import LazyFrameStorage, TensorStorage
 from interop.ted import Flat2TED, TED2Flat
 from interop.ted.entries import Entries, Names, Path
 from interop.ted.flattening import Flattened, Rebuilt, Specs
@@ -62,6 +62,8 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         """RuntimeError or ValueError for what cannot be saved."""
         if not isinstance(storage, TensorStorage):
             raise ValueError(f"a {type(self).__name__} saves tensordicts in tensors, got a {type(storage).__name__}")
+        if isinstance(storage, LazyFrameStorage):
+            raise ValueError("a LazyFrameStorage has each frame once already: save it by a TensorStorageCheckpointer")
         if storage._layout is None:
             raise RuntimeError("Cannot save a non-initialized storage.")
         if not storage._layout.is_tensordict:
@@ -105,6 +107,10 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
     def _put(self, storage: Any, content: "Content", ring: Ring, rule: Rule, where: str) -> Callable[[], None]:
         """Have the rows in the storage, and before that in the hands of the user's hooks."""
+        if isinstance(storage, LazyFrameStorage):  # it takes rows in the order of time alone
+            raise CheckpointMismatch(
+                f"{where}: flat rows cannot be loaded into a LazyFrameStorage, use a LazyTensorStorage"
+            )
         if len(self._load_hooks) == self._own[1]:
             return Plan(storage, content.layout, ring, rule, where).filled_by(content.fill)
         made = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in content.expected()]

@@ -1,7 +1,7 @@
 """The layout of items as a saved tree."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def _node(saved: Any, path: tuple[Any, ...], paths: list[Any], where: str, depth
 
 
 def _is_container(kind: type) -> bool:
-    return is_tensorclass(kind) or issubclass(kind, tuple | list | dict) or issubclass(kind, Mapping)
+    return is_tensorclass(kind) or issubclass(kind, tuple | list | dict)
 
 
 def _path(steps: Any, where: str) -> tuple[str | int, ...]:

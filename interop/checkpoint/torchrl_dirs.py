@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, manifest
-from interop.checkpoint import h5_files
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
-from interop.checkpoint.h5 import H5StorageCheckpointer
+from interop.checkpoint.component import described
 from interop.checkpoint.layouts import saved_layout
 from interop.checkpoint.list_states import restoring_list
 from interop.checkpoint.rule import EXACT, Rule
@@ -19,10 +18,10 @@ from interop.checkpoint.tensor_states import restoring_data
 from interop.checkpoint.torchrl_dirs_compressed import read_items
 from interop.checkpoint.torchrl_dirs_entries import Held, read_entries
 from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
-from interop.checkpoint.torchrl_dirs_hooked import unhooked
+from interop.checkpoint.torchrl_dirs_hooked import SHAPE, flat_of_h5, lengthened, unhooked
 from interop.checkpoint.torchrl_dirs_samplers import SamplerState, read_sampler, read_torch_file
 from interop.checkpoint.torchrl_dirs_states import of_each, sampler_tree, writer_tree
-from interop.checkpoint.torchrl_dirs_storages import METADATA, Hooked, read_rows
+from interop.checkpoint.torchrl_dirs_storages import METADATA, Hooked, Rows, hooked, read_rows
 from interop.checkpoint.torchrl_dirs_writers import RoundRobin, WriterState, read_writer
 from interop.checkpoint.values import encode
 from interop.samplers import SliceSamplerWithoutReplacement
@@ -82,14 +81,15 @@ def _restoring(
     """
     held = buffer.__dict__
     names: tuple[str, ...] = ("sampler", "writer")
-    rest = {**rest, "sampler": sampler_tree(sampler, held["_sampler"], f"{where}, sampler")}
     ready: list[Callable[[], None]] = []
     with abandoned_on_error(ready):
         if isinstance(held["_storage"], StorageEnsemble) and folder is not None:
-            names = ("sampler",)  # each member has its writer
+            names = ("sampler",)  # each member has its writer; what members are chosen by is not saved
+            rest = {**rest, "sampler": described(held["_sampler"], buffer._saved_sampler())}
             ready += _restoring_members(buffer._members, folder, sampler, writer, where, rule)
         else:
-            rest["writer"] = writer_tree(writer, held["_writer"], f"{where}, writer")
+            drawn = sampler_tree(sampler, held["_sampler"], f"{where}, sampler")
+            rest = {**rest, "sampler": drawn, "writer": writer_tree(writer, held["_writer"], f"{where}, writer")}
         restored: Callable[[], None] = buffer._restoring_rest(Fields(rest, where), names, where, rule)
         if not ready:  # rows are the last to be read, for they take the most memory, and the first to be put in
             storage = held["_storage"]
@@ -157,27 +157,34 @@ def _restoring_storage(folder: Folder, storage: Any, writer: WriterState, rule: 
         raise CheckpointMismatch(f"{folder.where()}: nothing that torchrl writes fits a {type(storage).__name__}")
     files = [name for name in folder.entries() if name.endswith(".h5")]
     if files and not folder.kind(METADATA):
-        return _restoring_h5(folder, files[0], storage, rule)
+        return _restoring_h5(folder, files[0], storage, writer, rule)
     rows = read_rows(folder, storage.ndim, storage._layout)
-    end, written = _ring_end(rows.rows, rows.room, writer, folder.where())
-    ring = {"ndim": storage.ndim, "lanes": list(rows.lanes), "capacity": rows.room, "filled": rows.rows}
-    ring |= {"written": written, "end": end}
     if isinstance(rows, Hooked):
-        data = unhooked(rows.content, storage.checkpointer)
-        return restoring_data(storage, data[: rows.rows], ring, rule)
-    saved = {"layout": saved_layout(rows.layout), "ring": ring, "columns": rows}
-    return storage._restoring(saved, rule)
+        return _restoring_hooked(rows, storage, writer, folder.where(), rule)
+    ring = _ring(rows, storage, writer, folder.where())
+    return storage._restoring({"layout": saved_layout(rows.layout), "ring": ring, "columns": rows}, rule)
 
 
-def _restoring_h5(folder: Folder, name: str, storage: Any, rule: Rule) -> Callable[[], None]:
-    """The same for an H5 file, by the checkpointer of the storage where it is for these, else by one of the usual keys."""
+def _restoring_h5(folder: Folder, name: str, storage: Any, writer: WriterState, rule: Rule) -> Callable[[], None]:
+    """The same for an H5 file."""
     place = Path(folder.where(name))
     if folder.kind(name) != "file":
         raise CheckpointCorrupt(f"{place}: is no plain file")
-    held = storage.checkpointer
-    checkpointer = held if isinstance(held, H5StorageCheckpointer) else H5StorageCheckpointer()
-    with h5_files.reading(place) as opened:
-        return checkpointer._load_alone(storage, opened, place, rule)
+    data, told = flat_of_h5(place)
+    rows = hooked(data, told.get("_len"), told.get(SHAPE), storage.ndim, str(place))
+    lengthened(data, rows.rows, (rows.room, *rows.lanes), str(place))
+    return _restoring_hooked(rows, storage, writer, str(place), rule)
+
+
+def _restoring_hooked(rows: Hooked, storage: Any, writer: WriterState, where: str, rule: Rule) -> Callable[[], None]:
+    data = unhooked(rows.data, storage.checkpointer, where)
+    return restoring_data(storage, data[: rows.rows], _ring(rows, storage, writer, where), rule)
+
+
+def _ring(rows: Rows | Hooked, storage: Any, writer: WriterState, where: str) -> dict[str, Any]:
+    end, written = _ring_end(rows.rows, rows.room, writer, where)
+    ring = {"ndim": storage.ndim, "lanes": list(rows.lanes), "capacity": rows.room, "filled": rows.rows}
+    return {**ring, "written": written, "end": end}
 
 
 def _ring_end(rows: int, room: int, writer: WriterState, where: str) -> tuple[int, int]:

@@ -42,8 +42,6 @@ _WRITERS: dict[type, tuple[type, str]] = {
 
 def sampler_tree(found: SamplerState, sampler: Any, where: str) -> Any:
     """The saved tree of a sampler. What torchrl does not save is as it is in the sampler."""
-    if isinstance(sampler, SamplerEnsemble):
-        return _with(sampler, _members(sampler._samplers, found, sampler_tree, where), where)
     if not _same_kind(found, sampler, _SAMPLERS, Nothing, "one without a state, as RandomSampler is", where):
         return described(sampler, sampler._saved())
     return _with(sampler, _state(found, sampler), where)
@@ -51,8 +49,6 @@ def sampler_tree(found: SamplerState, sampler: Any, where: str) -> Any:
 
 def writer_tree(found: WriterState, writer: Any, where: str) -> Any:
     """The saved tree of a writer."""
-    if isinstance(writer, WriterEnsemble):
-        return _with(writer, _members(writer._writers, found, writer_tree, where), where)
     if not _same_kind(found, writer, _WRITERS, NoWriter, "one that does not write", where):
         return described(writer, writer._saved())
     if isinstance(found, RoundRobin):
@@ -99,11 +95,6 @@ def of_each(found: Any, count: int, where: str) -> list[Any]:
     if not isinstance(found, Members | Writers | Nothing | NoWriter) or any(place >= count for place in members):
         raise CheckpointMismatch(f"{where}: an ensemble of {count} members did not write this")
     return [members.get(place, nothing) for place in range(count)]
-
-
-def _members(members: Any, found: Any, tree: Any, where: str) -> dict[str, Any]:
-    states = enumerate(of_each(found, len(members), where))
-    return {"members": [tree(each, members[place], f"{where}/{place}") for place, each in states]}
 
 
 def _state(found: SamplerState, sampler: Any) -> dict[str, Any]:

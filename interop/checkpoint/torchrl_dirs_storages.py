@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, StoredColumns
 from interop.bridge import DTYPES, numpy_view
 from interop.checkpoint.torchrl_dirs_entries import Entry, Held, Plain, read_entries
 from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
+from interop.checkpoint.torchrl_dirs_hooked import SHAPE, flat_of
 from interop.codec import Branch, Layout, Leaf, LeafSpec
 
 _TORCH = {held: dtype for dtype, held in DTYPES.items()}
 _SINGLE = "_-single-tensor-_"  # what a storage of nothing but one tensor calls it
 METADATA = "storage_metadata.json"
-_SHAPE = "_storage_shape"  # an entry of what hooks have made
 
 
 class Rows(StoredColumns):
@@ -48,7 +48,7 @@ class Rows(StoredColumns):
 class Hooked:
     """TED data that the hooks of torchrl's checkpointers have made flat or nested, and the rows that it is of."""
 
-    content: Held
+    data: TensorDictBase
     rows: int
     room: int
     lanes: tuple[int, ...]
@@ -67,8 +67,9 @@ def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked"
         layout, files = _pytree(folder, fields.fields("metadata"), fields.any("metadata"), ndim, like)
     else:
         content = read_entries(folder)
-        if isinstance(content, Held) and isinstance(content.entries.get(_SHAPE), Plain):
-            return _hooked(content, fields, ndim)
+        shape = content.entries.get(SHAPE) if isinstance(content, Held) else None
+        if isinstance(content, Held) and isinstance(shape, Plain):
+            return hooked(flat_of(content), fields.any("len"), shape.value, ndim, content.where)
         layout, files = _tensordict(content, ndim, like)
     lead = files[0].shape[:ndim]
     if len(lead) < ndim or any(file.shape[:ndim] != lead for file in files):
@@ -94,14 +95,13 @@ def _filled(fields: Fields, shape: tuple[int, ...], most: int, where: str) -> in
     return length // per_row
 
 
-def _hooked(content: Held, fields: Fields, ndim: int) -> Hooked:
-    told = content.entries[_SHAPE]
-    shape = Fields({"shape": told.value if isinstance(told, Plain) else None}, f"{content.where}, {_SHAPE}").wholes(
-        "shape"
-    )
-    if len(shape) != ndim or not shape[0]:
-        raise CheckpointMismatch(f"{content.where}: was saved from a storage of shape {list(shape)}, here ndim={ndim}")
-    return Hooked(content, _filled(fields, shape, math.prod(shape), content.where), shape[0], shape[1:])
+def hooked(data: TensorDictBase, length: Any, shape: Any, ndim: int, where: str) -> Hooked:
+    """Flat data of so many items in a storage of this shape. CheckpointMismatch for one of another number of dims."""
+    fields = Fields({"len": length, SHAPE: shape}, where)
+    sizes = fields.wholes(SHAPE)
+    if len(sizes) != ndim or not sizes[0]:
+        raise CheckpointMismatch(f"{where}: was saved from a storage of shape {list(sizes)}, here ndim={ndim}")
+    return Hooked(data, _filled(fields, sizes, math.prod(sizes), where), sizes[0], sizes[1:])
 
 
 # ---------------------------------------------------------------------- tensordicts

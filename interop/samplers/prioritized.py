@@ -372,8 +372,6 @@ class PrioritizedSampler(DrawingSampler):
 
     def _empty(self) -> None:
         self._clear()
-        if self._kept is not None and self._kept.are_of(self):
-            self._kept.give(np.zeros(0, np.int64), 0.0, *self._top())
         self._kept = None
 
     # ------------------------------------------------------------------ checkpoints

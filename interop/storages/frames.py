@@ -161,9 +161,8 @@ class LazyFrameStorage(TensorStorage):
         with self._access:
             return frames_of(self)
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        with self._access:
-            restoring_frames_of(self, state_dict)()
+    def _from_dict(self, given: Any) -> Callable[[], None]:
+        return restoring_frames_of(self, given)
 
     def __getstate__(self) -> dict[str, Any]:
         rows = self._rows

@@ -9,7 +9,7 @@ import numpy as np
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.storages.undo import Cell, Memory, Rows, Undo
 
-LENGTH, WRITTEN, END, EDITS, WRITER = range(5)  # cells; the last is where those of the writer are that wrote last
+LENGTH, WRITTEN, END, EDITS, WRITER, EMPTIED = range(6)  # cells; WRITER is where those of the last one to write are
 _WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor and a count each
 _LARGEST = 8 << 20  # bytes of rows in a record, where a row is not larger
 _PAGE = 4096
@@ -165,6 +165,17 @@ class Journal(Undo):
         """This writer was the last to write."""
         if self.memory is not None:
             self._cells[WRITER] = writer._cursor_cell.place
+
+    @property
+    def emptied(self) -> int:
+        """How often the storage was emptied."""
+        found: int = self._cells[EMPTIED] if self.memory is not None else 0
+        return found
+
+    def empty(self) -> None:
+        """Count that it was."""
+        if self.memory is not None:
+            self._cells[EMPTIED] += 1
 
     # ------------------------------------------------------------------ rows
 

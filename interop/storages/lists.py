@@ -184,7 +184,10 @@ class ListStorage(Storage):
         TypeError for an item of another kind than it gives, `CheckpointMismatch` for more items than there is room for.
         """
         with self._still():
-            list_states.restoring_state(self, state_dict)()
+            self._from_dict(state_dict)()
+
+    def _from_dict(self, given: Any) -> Callable[[], None]:
+        return list_states.restoring_state(self, given)
 
     def _setting(self) -> dict[str, Any]:
         """What a checkpoint must have in common with the storage."""

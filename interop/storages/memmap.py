@@ -152,7 +152,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._owner, self._files = make(root, sizes, texts, described, self.existsok)
         self._journal = self._journal or Journal()
         if PRIORITIES in sizes:
-            self._priorities = KeptPriorities(Memory(sizes[PRIORITIES], root / PRIORITIES), math.prod(lead[1:]))
+            memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
+            self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal)
 
     def _finish(self) -> None:
         """Give all up when the storage goes, or the interpreter ends."""
@@ -183,7 +184,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._files.claim(path, existsok=True, aside=True)
         self._files.reserve(path, size)
         self._files.put_in_place()
-        kept = KeptPriorities(Memory(size, path), self._per_row)
+        kept = KeptPriorities(Memory(size, path), self._per_row, self._journal)
         self._journal.add(journal.PRIORITIES, 8 * self._per_row, kept.by_row)
         return kept
 
@@ -385,13 +386,12 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows,
     """Put rows into a storage, with the counters and priorities that are in its folder."""
     storage._journal = None
     storage._adopt(layout, rows)
-    size = KeptPriorities.size(storage.max_size)
+    size, found = KeptPriorities.size(storage.max_size), Journal()
     if os.path.lexists(root / PRIORITIES):
         check_size(root / PRIORITIES, size)
         memory = Memory(size, root / PRIORITIES, private=owner is None)
-        storage._priorities = KeptPriorities(memory, storage._per_row, opened=True, closed=owner is None)
+        storage._priorities = KeptPriorities(memory, storage._per_row, found, opened=True, closed=owner is None)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
-    found = Journal()
     if owner is None:
         found.read(storage, state)
         storage._journal = ReadOnly(str(root), *found.writer)

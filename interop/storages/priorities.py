@@ -8,9 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
+from interop.storages.journal import Journal
 from interop.storages.undo import Memory, Undo
 
-_HIGHEST, _SLOT, _KNOWN, _CELLS = range(4)  # cells; the last is how many
+_HIGHEST, _SLOT, _SINCE, _CELLS = range(4)  # cells; the last is how many
 _LOG = 1 << 20  # bytes
 _BEFORE = Undo.before_log(_CELLS) + _LOG
 
@@ -22,8 +23,11 @@ class KeptPriorities(Undo):
     made, is the complement of a NaN, which stands for that.
     """
 
-    def __init__(self, memory: Memory, per_row: int, *, opened: bool = False, closed: bool = False) -> None:
+    def __init__(
+        self, memory: Memory, per_row: int, journal: Journal, *, opened: bool = False, closed: bool = False
+    ) -> None:
         self.memory = memory
+        self._journal = journal
         self._per_row = per_row
         self._unread = opened  # whether nobody has taken up what a process before this one has left
         self._closed = closed
@@ -65,7 +69,7 @@ class KeptPriorities(Undo):
     def read(self, length: int) -> tuple[np.ndarray, float, int]:
         """The priorities of the first items, the highest one, which new items get, and where it is, or -1."""
         highest, slot = 1.0, -1
-        if length and self._cells[_KNOWN]:
+        if length and self._cells[_SINCE] == self._journal.emptied + 1:
             highest, slot = float(self._top[0]), int(self._cells[_SLOT])
         values = (~self._values[:length]).view(np.float64)
         values[np.isnan(values)] = highest
@@ -99,7 +103,8 @@ class KeptPriorities(Undo):
                 part = slots[start : start + self.most]
                 self.save(part)
                 self._values[part] = ~np.ascontiguousarray(given[start : start + self.most]).view(np.int64)
-            self._top[0], self._cells[_SLOT], self._cells[_KNOWN] = highest, highest_slot, 1
+            self._top[0], self._cells[_SLOT] = highest, highest_slot
+            self._cells[_SINCE] = self._journal.emptied + 1  # what was the highest before the storage was emptied is not
 
     @property
     def _open(self) -> bool:

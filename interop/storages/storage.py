@@ -1,7 +1,6 @@
 """What every storage does."""
 
 import contextlib
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -95,6 +94,18 @@ class Storage(Component):
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Have `hook(data, out=None)` change what was loaded."""
         self.checkpointer.register_load_hook(hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the content, as tensors and plain values."""
+        raise NotImplementedError(f"{type(self).__name__} does not define state_dict()")
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave in."""
+        raise NotImplementedError(f"{type(self).__name__} does not define load_state_dict()")
+
+    def _from_dict(self, given: Any) -> Callable[[], None]:
+        """Check what `state_dict` gave; what is returned puts it in. Here the storage of a user checks it then."""
+        return partial(self.load_state_dict, given)
 
     def _still(self) -> Any:
         return self._access
@@ -249,7 +260,7 @@ class Storage(Component):
         if starting_a_worker():
             self._refuse_to_share()
             self._share()
-            kept = {"_turns": self._access.give()}
+            kept: dict[str, Any] = {"_turns": self._access.give()}
         else:
             kept = {"_journal": None, "_priorities": None}
         state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, **kept}

@@ -1,8 +1,9 @@
-"""Children that do one thing and are killed."""
+"""Children that do one thing and are killed, and folders for that."""
 
 import os
 import select
 import signal
+import tempfile
 import time
 import traceback
 import warnings
@@ -55,3 +56,9 @@ def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0
     if not how:
         how = "killed" if os.WIFSIGNALED(status) else "failed" if os.WEXITSTATUS(status) else "done"
     return how, told
+
+
+def scratch(name: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder in memory where there is one: a kill loses nothing that was written to either, and this is faster."""
+    memory = "/dev/shm"
+    return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=memory if os.access(memory, os.W_OK) else None)

@@ -66,7 +66,6 @@ class Noted(RandomSampler):
             kept.bind(self)
             self.highest = kept.read(len(storage))[1]
             self._top(kept)
-        self._kept = kept
         return kept
 
     def _top(self, kept):
@@ -83,7 +82,6 @@ class Noted(RandomSampler):
 
     def _empty(self):
         self.highest = 1.0
-        self._top(self._kept)
 
 
 @dataclass(frozen=True)

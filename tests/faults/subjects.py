@@ -1,6 +1,5 @@
 """What is saved while something goes wrong: states of `fbuf`, and buffers of every storage, sampler and checkpointer."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from interop import (
 )
 from tests.fbuf import every_pair as core
 from tests.fbuf.checkpoint.trees import held
+from tests.faults.children import scratch
 from tests.faults.signatures import signature
 from tests.interop.checkpoint.resuming import cells, go_on, joined, name_of
 from tests.interop.checkpoint.ted_buffers import buffer_of, extended, steps
@@ -53,7 +53,7 @@ class Subject:
     ) -> None:
         self.name, self.save, self.hidden = name, save, hidden
         self._read, self._state = read, state
-        self._folder = tempfile.TemporaryDirectory(prefix="subject-")
+        self._folder = scratch("subject")
         self.old, self.new = Path(self._folder.name, "old"), Path(self._folder.name, "new")
         save(self.old)
 

@@ -57,7 +57,8 @@ def wrong_arrays(array: np.ndarray) -> Iterator[np.ndarray]:
     yield np.array(array.reshape(-1)[:1].sum())
     if array.size:
         for value in (-1, -7, 2**31 - 1, math.nan, math.inf, 0):
-            if array.dtype.kind == "f" or math.isfinite(value):
+            can_be = array.dtype.kind == "f" or (math.isfinite(value) and (value >= 0 or array.dtype.kind == "i"))
+            if can_be:
                 changed = array.copy()
                 changed.reshape(-1)[-1] = value
                 yield changed

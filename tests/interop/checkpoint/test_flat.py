@@ -14,19 +14,22 @@ from torch import Tensor
 from interop import (
     CheckpointCorrupt,
     CheckpointMismatch,
+    Flat2TED,
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
+    LazyFrameStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     NestedStorageCheckpointer,
     ReplayBuffer,
+    TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
     TensorStorageCheckpointer,
 )
 from interop.checkpoint.rule import Rule
-from tests.interop.checkpoint.ted_buffers import buffer_of, check_same, extended, put, rewritten, state, steps
+from tests.interop.checkpoint.ted_buffers import CAPACITY, buffer_of, check_same, extended, put, rewritten, state, steps
 from tests.interop.ted.model import copied, differences
 
 KINDS = [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer]
@@ -189,6 +192,15 @@ def test_hooks_of_the_users(tmp_path: Path, kind: Any) -> None:
     check_same(other, buffer)
 
 
+def test_the_hooks_by_themselves(tmp_path: Path) -> None:
+    buffer, other = (ReplayBuffer(storage=LazyTensorStorage(10, ndim=2)) for _ in range(2))
+    extended(buffer, steps(8, (2,))).register_save_hook(TED2Flat())
+    other.register_load_hook(Flat2TED())
+    buffer.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    check_same(other, buffer)
+
+
 @each_kind
 def test_a_load_hook_of_the_users_is_given_the_rows(tmp_path: Path, kind: Any) -> None:
     buffer, other = extended(buffer_of(kind()), steps(4)), buffer_of(kind())
@@ -235,6 +247,21 @@ def test_what_cannot_be_saved(tmp_path: Path, kind: Any) -> None:
         lists.dumps(tmp_path / "saved")
     with pytest.raises(TypeError, match="unexpected keyword"):
         kind(down_keys=("done",))
+
+
+@each_kind
+def test_frames_are_saved_once_already(tmp_path: Path, kind: Any) -> None:
+    frames = ReplayBuffer(storage=LazyFrameStorage(CAPACITY, obs_key="obs", stack=3, stack_dim=-1), checkpointer=kind())
+    flags = torch.zeros(2, 1, dtype=torch.bool)
+    obs = torch.tensor([[1.0, 1, 1], [1, 1, 2], [1, 2, 3]])
+    frames.extend(TensorDict({"obs": obs[:-1], "done": flags, "next": {"obs": obs[1:], "done": flags}}, [2]))
+    with pytest.raises(ValueError, match="LazyFrameStorage has each frame once"):
+        frames.dumps(tmp_path / "saved")
+    extended(buffer_of(kind()), steps(8)).storage.dumps(tmp_path / "saved")
+    before = copied(frames[:])
+    with pytest.raises(CheckpointMismatch, match="cannot be loaded into a LazyFrameStorage"):
+        frames.storage.loads(tmp_path / "saved")
+    assert not differences(frames[:], before)
 
 
 @each_kind

@@ -277,7 +277,8 @@ def test_when_a_thread_draws_makes_no_difference(sampler: str) -> None:
 
 
 def ensemble(seed: int, depth: int | None = 3, choice: Any = SamplerEnsemble) -> Any:
-    kinds = [RandomSampler(), SamplerWithoutReplacement(), PrioritizedSampler(24, 0.7, 0.5), Own()]
+    held = SamplerWithoutReplacement() if choice is SamplerEnsemble else RandomSampler()
+    kinds = [RandomSampler(), held, PrioritizedSampler(24, 0.7, 0.5), Own()]
     members = [
         TensorDictReplayBuffer(storage=LazyTensorStorage(24), sampler=kind, batch_size=2, prefetch=place or None)
         for place, kind in enumerate(kinds)
@@ -288,7 +289,7 @@ def ensemble(seed: int, depth: int | None = 3, choice: Any = SamplerEnsemble) ->
     if choice is not SamplerEnsemble:
         whole._sampler.__class__ = choice
     for place, member in enumerate(members):
-        member.extend(items(np.arange(20 + place), False).select("x", "obs"))
+        member.extend(items(np.arange(16 + 2 * place), False).select("x", "obs"))
     return whole
 
 
@@ -299,7 +300,6 @@ def test_an_ensemble_draws_the_same_ahead_whenever_threads_run(choice: Any) -> N
         whole = ensemble(0, choice=choice)
         whole.append_transform(lambda data, delay=delay: time.sleep(delay * np.random.rand()) or data)
         seen.append([whole.sample().clone() for _ in range(8)])
-    assert same([batch.to_dict() for batch in seen[0]] == [] and 1, False)
     for one, other in zip(*seen, strict=True):
         assert torch.equal(one["x"], other["x"]) and torch.equal(one["index", "index"], other["index", "index"])
 
@@ -314,7 +314,7 @@ def test_an_epoch_of_a_member_is_exact_though_ensembles_draw_ahead_of_it() -> No
     whole.append_transform(lambda data: data)  # what is ahead is dropped
     while not member.sampler.ran_out:
         seen.append(member.sample()["x"])
-    count = torch.bincount(torch.cat(seen), minlength=21)
+    count = torch.bincount(torch.cat(seen), minlength=18)
     assert count.max() - count.min() <= 1
 
 
@@ -337,7 +337,7 @@ def test_what_an_ensemble_chooses_by_is_saved(tmp_path: Path) -> None:
     def make(**choice: Any) -> Any:
         members = [ReplayBuffer(storage=ListStorage(4), batch_size=2) for _ in range(3)]
         for member in members:
-            member.extend([1, 2, 3])
+            member.extend([torch.tensor(each) for each in range(3)])
         return ReplayBufferEnsemble(*members, batch_size=4, generator=torch.Generator().manual_seed(0), **choice)
 
     one = make(p=[1, 0, 3], num_buffer_sampled=2)

@@ -242,7 +242,7 @@ def test_schedulers_go_on() -> None:
                     continue
                 assert isinstance(wrong, int), (key, wrong)
     assert second.state_dict() == first.state_dict()
-    with pytest.raises(CheckpointMismatch, match="StepScheduler"):
+    with pytest.raises(CheckpointMismatch, match="from a LambdaScheduler, to be loaded into a LinearScheduler"):
         second.schedulers[0].loads
         second._restoring({"members": saved["members"][::-1]})
 

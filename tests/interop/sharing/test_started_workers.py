@@ -54,7 +54,7 @@ def nothing(*_):
 
 
 def buffer_with(storage=None, **parts):
-    buffer = TensorDictReplayBuffer(storage=storage or LazyTensorStorage(8), batch_size=2, **parts)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8) if storage is None else storage, batch_size=2, **parts)
     buffer.extend(TensorDict({"key": torch.arange(4.0)}, [4]))
     return buffer
 
@@ -93,7 +93,6 @@ def use(buffers, answers):
         assert torn(prefetching.sample()) == 0
     prefetching.extend(rows(torch.arange(64, 80)))
     answers.put(("late", len(late), late.storage.initialized))
-    answers.get_nowait() if False else None
     late.extend(rows(torch.arange(10)))
     named.extend(rows(torch.arange(4, 8)))
     assert named.storage.cleanup() is False
