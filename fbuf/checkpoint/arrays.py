@@ -8,7 +8,7 @@ import numpy as np
 
 from fbuf.checkpoint.dtypes import name_of
 
-_SMALLEST, _LARGEST, _PARTS = 1 << 18, 1 << 24, 512
+_SMALLEST, _LARGEST, _PARTS = 1 << 18, 1 << 24, 256
 
 
 class Columns:

@@ -12,13 +12,14 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from fbuf.checkpoint import manifest
+from fbuf.checkpoint import direct, manifest
 from fbuf.checkpoint.arrays import as_bytes, row_bytes
 from fbuf.checkpoint.dtypes import BY_NAME
 from fbuf.checkpoint.errors import CheckpointCorrupt
 from fbuf.checkpoint.manifest import FileEntry, Manifest
 from fbuf.checkpoint.tree import lift
 
+_NOTHING = np.zeros(0, np.uint8)
 _THREADS = min(4, os.cpu_count() or 1)
 Verify = Literal["full", "size"]
 _Result = TypeVar("_Result")
@@ -153,16 +154,20 @@ class Source:
         """Fill pieces of memory, [bytes] uint8 each, with a file."""
         handle = self._open(entry)
         try:
-            checksum = 0
-            for piece in pieces:
-                view = memoryview(piece)  # type: ignore[arg-type]
-                while view:
-                    count = os.readv(handle, [view])
-                    if not count:
-                        raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
-                    view = view[count:]
+            checksum, wanted = 0, iter(pieces)
+            rest = next(wanted, _NOTHING)
+            for piece in direct.read(handle, entry.size):
                 if self._full:
-                    checksum = zlib.crc32(piece, checksum)  # type: ignore[arg-type]
+                    checksum = zlib.crc32(piece.data, checksum)
+                while piece.size:
+                    while not rest.size:
+                        rest = next(wanted)
+                    count = min(rest.size, piece.size)
+                    rest[:count], rest, piece = piece[:count], rest[count:], piece[count:]
+            if rest.size or any(each.size for each in wanted):
+                raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
+        except StopIteration:
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: is longer than it was") from None
         except OSError as error:
             raise manifest.unreadable(self._at(entry.name), error) from error
         finally:
@@ -178,8 +183,8 @@ class Source:
         handle = self._open(entry)
         checksum = 0
         try:
-            while piece := os.read(handle, 1 << 20):
-                checksum = zlib.crc32(piece, checksum)
+            for piece in direct.read(handle, entry.size):
+                checksum = zlib.crc32(piece.data, checksum)
         except OSError as error:
             raise manifest.unreadable(self._at(entry.name), error) from error
         finally:

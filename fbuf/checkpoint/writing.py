@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from fbuf._version import __version__
-from fbuf.checkpoint import manifest
+from fbuf.checkpoint import direct, manifest
 from fbuf.checkpoint.arrays import Columns, as_bytes
 from fbuf.checkpoint.dtypes import name_of
 from fbuf.checkpoint.errors import CheckpointError
@@ -149,8 +149,8 @@ class Writing:
     def _put(self, name: str, pieces: Sequence[np.ndarray]) -> FileEntry:
         """Make a file of these bytes, or link one that has them."""
         # A copy: what is checked is what is written, whoever edits the memory meanwhile.
-        content = memoryview(np.concatenate(pieces) if pieces else b"")  # type: ignore[arg-type]
-        entry = FileEntry(name, len(content), zlib.crc32(content))
+        content = direct.joined(list(pieces))
+        entry = FileEntry(name, content.size, zlib.crc32(content.data))
         path = self._folder / name
         for known in self._known.get((entry.size, entry.checksum), ()):
             if entry.size and _holds(known, content):
@@ -159,7 +159,7 @@ class Writing:
                     return entry
                 except OSError:  # on another disk, or linked too often
                     break
-        _write(path, content)
+        direct.write_new(path, content)
         return entry
 
     def _commit(self) -> None:
@@ -179,7 +179,7 @@ class Writing:
             _flush(folder)
         beside = self.path / f".{manifest.NAME}.{secrets.token_hex(8)}.tmp"
         try:
-            _write(beside, memoryview(content), flushed=True)
+            direct.write_new(beside, np.frombuffer(content, np.uint8), flushed=True)
             os.fsync(self._handle)
             if self._is_first:
                 self._flush_above()
@@ -309,7 +309,7 @@ def _raised(error: OSError) -> None:
     raise error
 
 
-def _holds(path: Path, content: memoryview) -> bool:
+def _holds(path: Path, content: np.ndarray) -> bool:
     """Whether a file has just these bytes."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -317,28 +317,16 @@ def _holds(path: Path, content: memoryview) -> bool:
         return False
     try:
         found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != len(content):
+        if not stat.S_ISREG(found.st_mode) or found.st_size != content.size:
             return False
         at = 0
-        while at < len(content):
-            piece = os.read(handle, 1 << 20)
-            if not piece or piece != content[at : at + len(piece)]:
+        for piece in direct.read(handle, content.size):
+            if not np.array_equal(piece, content[at : at + piece.size]):
                 return False
-            at += len(piece)
-        return True
+            at += piece.size
+        return at == content.size
     except OSError:
         return False
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, content: memoryview, flushed: bool = False) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
-    try:
-        while content:
-            content = content[os.write(handle, content) :]
-        if flushed:
-            os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -97,11 +97,16 @@ class Ahead:
             if part.drawn is not None and epoch is not None:
                 part.drawn = part.drawn.bound(epoch)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the epochs still hold what was drawn for it."""
+        return all(drawn.is_held for drawn in self._draws())
+
     def fits(self, members: Sequence[Any]) -> bool:
-        """Whether what was drawn is stored."""
+        """Whether what was drawn is held, and stored."""
         places = [(0, self.drawn), *((part.place, part.drawn) for part in self.parts or ())]
         return all(
-            drawn.of is not None and (drawn.slots < len(members[place]._storage)).all()
+            drawn.is_held and (drawn.slots < len(members[place]._storage)).all()
             for place, drawn in places
             if drawn is not None
         )

@@ -94,7 +94,7 @@ class Prefetch:
         finally:  # the wait may be interrupted
             with self._mutex:
                 self._taking = [job for job in self._taking if job is not oldest]
-                valid = epoch == self.epoch
+                valid = epoch == self.epoch and oldest.is_held  # not where a state was put into the sampler
                 if not valid:
                     oldest.take_back()
                 elif not finished or (error is not None and not oldest.failed):

@@ -81,10 +81,11 @@ def lengthened(data: TensorDictBase, filled: int, shape: tuple[int, ...], where:
     not as many that were never written.
     """
     done, items = data.get("done", None), math.prod(shape)
-    if not isinstance(done, torch.Tensor) or done.numel() != items or filled == shape[0]:
+    if not isinstance(done, torch.Tensor) or done.numel() != items or not 0 < filled < shape[0]:
         return data
-    ends, unwritten = done.reshape(-1) != 0, shape[0] - filled
-    spare = unwritten + int(ends[items - unwritten :].sum())
+    ends = (done != 0).reshape(-1, shape[0])  # lane after lane
+    ends[:, filled - 1] = True
+    spare = shape[0] - filled + int(ends[-1, filled:].sum())
     for key in data.keys(True, True):
         value = data.get(key)
         if not isinstance(value, torch.Tensor) or not value.ndim:

@@ -54,7 +54,8 @@ def writer_tree(found: WriterState, writer: Any, where: str) -> Any:
     if isinstance(found, RoundRobin):
         generations = None if found.generations is None else found.generations + 1  # a number is of writes here
         tracks = generations is not None or writer.tracks_generations
-        state: dict[str, Any] = {"cursor": found.cursor, "write_count": found.write_count or 0, "ring": None}
+        count = found.cursor if found.write_count is None else found.write_count
+        state: dict[str, Any] = {"cursor": found.cursor, "write_count": count, "ring": None}
         return _with(writer, {**state, "generations": generations, "tracks_generations": tracks}, where)
     assert isinstance(found, Highest)
     count = len(found.ranks)

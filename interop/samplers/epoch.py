@@ -312,6 +312,12 @@ class Drawn:
         return self._epoch
 
     @property
+    def is_held(self) -> bool:
+        """Whether they are what the epoch still holds: not after another state was put into it."""
+        epoch = self._epoch
+        return epoch is not None and epoch.life is self._life and self.number in epoch._held
+
+    @property
     def info(self) -> dict[Any, Any]:
         """What to tell about them; the dict is the caller's."""
         return dict(self._info)

@@ -74,6 +74,14 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def loads(self, *args: Any, **kwargs: Any) -> None:
+        super().loads(*args, **kwargs)
+        self._epoch.keep(())  # what was drawn ahead in the buffer that was saved remains to be drawn
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._epoch.keep(())
+
     def _entries(self) -> dict[str, Any]:
         return self._epoch.saved()
 

@@ -105,8 +105,12 @@ class Access:
         if self._threads:
             torch.set_num_threads(self._threads)
             self._threads = 0
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            if (storage := self._storage()) is not None:
+                storage._end_turn()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     # ------------------------------------------------------------------ processes
 

@@ -100,15 +100,15 @@ class LazyTensorStorage(TensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if starting_a_worker():
+        if starting_a_worker() or self._first is None:
             return state
-        return {**state, "_first": self._first is not None}
+        return {**state, "_first": None, "_apart": self._rows is None}  # a copy has memory of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        apart = state.pop("_apart", False)
         super().__setstate__(state)
-        if isinstance(self._first, bool):  # a copy, in memory of its own
-            apart = self._first and self._rows is None
-            self._first = FirstWrite(self, self._cleanup_memmap) if apart else None
+        if apart:
+            self._first = FirstWrite(self, self._cleanup_memmap)
 
     # ------------------------------------------------------------------ memory
 

@@ -13,9 +13,9 @@ from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.component import Component
 from interop.numbers import whole
 from interop.processes import starting_a_worker
+from interop.storages import following
 from interop.storages.access import Access
 from interop.storages.ledger import Ledger
-
 
 _NOT_GUARDED = contextlib.nullcontext()
 
@@ -42,6 +42,8 @@ class Storage(Component):
     _generations: Any = None  # of its rows, where a writer counts them
     _journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
     _priorities: Any = None  # of its items, where they are kept beside them
+    _watched = False  # whether priorities are kept for what other processes write
+    _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
     _pid: int  # of the process that made it
     _access: Access
     _listeners: "_Listeners"
@@ -155,6 +157,12 @@ class Storage(Component):
     def _begin_turn(self) -> None:
         """This process has the turn, after another one perhaps: know what that one did."""
         self._recover()
+        if self._seen is not None and os.getpid() == self._pid and self._seen != following.standing(self):
+            following.follow(self, self._seen)
+
+    def _end_turn(self) -> None:
+        """Another process may have the next turn."""
+        self._seen = following.standing(self) if self._watched else None
 
     def _recover(self) -> None:
         """Take back what a process was writing when it ended. For a turn that is within no other."""
@@ -211,6 +219,10 @@ class Storage(Component):
 
     def attach(self, buffer: Any) -> None:
         """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
+        self._listen_to(buffer)
+        self._watched = self._notes_writes and following.watched(self)
+
+    def _listen_to(self, buffer: Any) -> None:
         if any(each is buffer for each in self.attached()):
             return
         try:
@@ -263,7 +275,7 @@ class Storage(Component):
             kept: dict[str, Any] = {"_turns": self._access.give()}
         else:
             kept = {"_journal": None, "_priorities": None}
-        state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, **kept}
+        state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
         del state["_access"], state["_counting"]
         return state
 

@@ -1,0 +1,454 @@
+"""Tensors, tensordicts and pytrees in preallocated memory."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor, is_tensor_collection
+from torch import Tensor
+
+from interop.checkpoint import tensor_states
+from interop.checkpoint.checkpointers import TensorStorageCheckpointer
+from interop.checkpoint.rule import EXACT, Rule
+from interop.codec import Layout, stack_items
+from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, spelled_out, whole_rows
+from interop.numbers import whole
+from interop.processes import starting_a_worker
+from interop.shared_int import counter
+from interop.storages import guarded
+from interop.storages.journal import Journal
+from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
+from interop.storages.storage import Storage
+
+
+class TensorStorage(Storage):
+    """Items in memory that the user gives: a tensor, tensordict, tensorclass or pytree of tensors, taken to be full.
+
+    Args:
+        storage: the memory; its leaves share their first `ndim` dims.
+        max_size: must agree with the size of `storage` where both are given.
+        device: where the memory is; "auto" leaves it where it is.
+        ndim: how many leading dims count as items: 1 for rows, 2 for [time, environments].
+        compilable: keep the length local to this process.
+    """
+
+    _default_checkpointer = TensorStorageCheckpointer
+    _last: Any = None
+    _last_run: range | None = None
+    _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+    ) -> None:
+        if storage is None and max_size is None:
+            raise ValueError("TensorStorage needs the memory to use (storage=...), or a max_size")
+        self.ndim = ndim = whole("ndim", ndim)
+        self.device: torch.device | str = device if device == "auto" else torch.device(device)
+        self._layout: Layout | None = None
+        self._rows: Rows | None = None
+        self._lanes: tuple[int, ...] = ()
+        self._per_row = 1  # items
+        self._length = counter(compilable)
+        if storage is None:
+            super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked above
+            return
+        layout = Layout.of(storage, ndim)
+        tensors = _some(layout.flatten(storage, ndim))
+        shape = tensors[0].shape[:ndim]
+        if max_size is not None and max_size != shape[0]:
+            raise ValueError(f"max_size={max_size} does not agree with the size of the storage, {shape[0]}")
+        if any(0 in [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in tensors):
+            raise ValueError("a tensor of the storage was expanded: its rows share memory. Pass storage.clone()")
+        super().__init__(math.prod(shape), compilable=compilable)
+        self.device = tensors[0].device if device == "auto" else torch.device(device)
+        self._adopt(layout, TorchRows([_given(tensor).to(self.device) for tensor in tensors], tuple(shape[1:])))
+        self._length.value = self.max_size
+
+    def _adopt(self, layout: Layout, rows: Rows) -> None:
+        self._layout, self._rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
+        if self._journal is not None:
+            self._journal.guard(self)
+        elif self._access.processes is not None:
+            self._start_journal()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether memory is there."""
+        return self._rows is not None
+
+    @property
+    def max_size(self) -> int:
+        return self._row_count * self._per_row  # the rows are whole
+
+    @property
+    def _row_count(self) -> int:
+        return _rows_for(self._max_size, self._per_row)
+
+    @property
+    def _filled_rows(self) -> int:
+        return self._length.value // self._per_row
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """The filled part: [rows, *lanes]; None before the first write."""
+        return torch.Size([self._filled_rows, *self._lanes]) if self._rows is not None else None
+
+    def row_capacity(self, data: Any) -> int:
+        if self._rows is not None or self.ndim == 1:
+            return self._row_count
+        return _rows_for(self._max_size, math.prod(self._lanes_of(data, batch=True)))
+
+    def _lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
+        """The lanes that data written first has: a batch of rows, a list of them, or one row."""
+        if isinstance(data, list) and data:
+            data, batch = data[0], False
+        shape = _some(Layout.of(data, 0).flatten(data, 0))[0].shape
+        if len(shape) < batch + self.ndim - 1:
+            raise RuntimeError(f"the storage has ndim={self.ndim}: data of shape {list(shape)} has too few dims")
+        return tuple(shape[batch:][: self.ndim - 1])
+
+    def __len__(self) -> int:
+        return self._length.value
+
+    @property
+    def _storage(self) -> Any:
+        """The whole memory as the user's type."""
+        if self._rows is None or self._layout is None:
+            return None
+        return self._build(self._rows.tensors, (self._row_count, *self._lanes))
+
+    def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
+        raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
+
+    def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        """The same, or what another process has allocated."""
+        return self._allocate(layout, lead)
+
+    def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None) -> list[Tensor]:
+        """The leaves of data with `dims` leading dims, checked; the first data fixes the layout and allocates.
+
+        KeyError, TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored
+        does not change.
+        """
+        layout = self._layout or Layout.of(data, dims)
+        leaves = _some(layout.flatten(data, dims))
+        found = tuple(leaves[0].shape[:dims])
+        if lead is not None and found != lead:
+            raise RuntimeError(f"the index names places of shape {lead}, data has {found}; nothing was written")
+        lanes = found[dims - self.ndim + 1 :] if self.ndim > 1 else ()
+        if self._rows is None:
+            if self.device == "auto":
+                self.device = leaves[0].device
+            rows = _rows_for(self._max_size, math.prod(lanes))
+            with torch.inference_mode(False), torch.device("cpu"):  # the memory outlives what the caller has set
+                self._adopt(layout, self._memory(layout, (rows, *lanes)))
+        elif lead is None and lanes != self._lanes:
+            raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
+        return leaves
+
+    def set_run(self, start: int, index: Tensor, data: Any, advance: guarded.Advance | None = None) -> None:
+        """Write rows one after the other from `start`, around the ring; `index` names them.
+
+        `advance(index, count, count)` is called for those that were written, in parts where the whole is large.
+        """
+        new = self._rows is None
+        leaves = self.admit(_stacked(data), self.ndim)
+        if leaves[0].shape[0] != index.shape[0]:
+            raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
+        count = leaves[0].shape[0]
+        self._refuse(range(start, start + count), leaves, True, new)
+        if self._journal is not None:
+            guarded.write_run(self, start, index, leaves, advance)
+        else:
+            self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
+            self._own_rows().write_run(start, leaves)
+            self._grow(min(start + count, self._row_count))
+            if advance is not None:
+                advance(index, count, count)
+        self._last_run = range(start, start + count)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes.
+
+        Of equal places the last wins. IndexError for rows out of range, RuntimeError where the length would grow over
+        rows that were never written, and the errors of `admit`: then nothing was written. O(batch).
+        """
+        data, new = _stacked(data), self._rows is None
+        lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
+        rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self._filled_rows
+        # A place is counted from the end of the filled part, like a place that is read.
+        places = resolved(cursor, filled, rows if new or set_cursor else filled, (rows, *lanes))
+        named = indexed((rows, *lanes), places)
+        if new and not whole_rows(places):
+            raise RuntimeError("the first write must be of whole rows, to tell what a row is; nothing was written")
+        reached, gapless = reach(places, filled) if set_cursor else (0, True)
+        if not gapless:
+            raise RuntimeError(
+                f"a write up to row {reached - 1} where {filled} are stored must be of whole rows and leave no gap: what "
+                "was never written would count as stored; nothing was written"
+            )
+        leaves = self.admit(data, len(named), named)
+        self._refuse(places, leaves, set_cursor, new)
+        if self._journal is not None:
+            guarded.write_at(self, places, leaves, reached if set_cursor else None)
+        else:
+            self._enter(places, set_cursor, rows)
+            self._own_rows().write_at(places, leaves)
+            if set_cursor:
+                self._grow(reached)
+        if set_cursor:
+            self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
+
+    def _enter(self, places: Any, set_cursor: bool, rows: int) -> None:
+        """Enter a write in the ledger."""
+        row = places[0] if isinstance(places, tuple) else places
+        if not set_cursor:
+            self._ledger.edit(row)
+        elif isinstance(row, int) and whole_rows(places):
+            self._ledger.run(row, 1, rows)
+        elif isinstance(row, slice) and row.step in (None, 1) and row.start < row.stop and whole_rows(places):
+            self._ledger.run(row.start, row.stop - row.start, rows)
+        else:
+            self._ledger.edit(None, end=_behind(row) % rows)
+
+    def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
+        """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
+        try:
+            self._own_rows().refuse(places, leaves, in_order)
+        except BaseException:
+            if new:
+                self._layout, self._rows, self._lanes, self._per_row = None, None, (), 1
+            raise
+
+    @property
+    def _last_cursor(self) -> Any:
+        """What the last write named."""
+        if self._last_run is not None:  # its index is the caller's to change; another is made when asked for
+            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop, device="cpu") % self._row_count
+        return self._last
+
+    @_last_cursor.setter
+    def _last_cursor(self, cursor: Any) -> None:
+        self._last, self._last_run = cursor, None
+
+    def _grow(self, reached: int) -> None:
+        if reached > self._filled_rows:
+            self._length.value = reached * self._per_row
+
+    def get(self, index: Any) -> Any:
+        """What is stored at index, over the filled part: a view for ints and slices, a copy for arrays and masks.
+
+        RuntimeError before the first write, IndexError out of range.
+        """
+        rows, filled = self._own_rows(), (self._filled_rows, *self._lanes)
+        if isinstance(index, tuple):
+            index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
+            if self.ndim > 1 and len(index) == self.ndim and all(_is_long(each) for each in index):
+                flat = torch.zeros((), dtype=torch.int64, device="cpu")
+                for axis, each in enumerate(index):
+                    flat = flat * filled[axis] + in_range(each, filled[axis])
+                return self._read(flat)
+            index = index[0] if len(index) == 1 else index
+        single = as_int(index)
+        if single is not None and not -filled[0] <= single < filled[0]:
+            raise IndexError(f"index {single} is out of range: {filled[0]} rows are stored")
+        if single is not None or is_basic(index):
+            place = index if single is None else single
+            return self._build(rows.at(filled[0], place), indexed(filled, place), locked=self._MAPPED)
+        if isinstance(index, tuple):
+            return self._build(rows.at(filled[0], index), indexed(filled, index))
+        place = as_tensor(index)
+        if place.dtype == torch.bool:
+            if tuple(place.shape) != filled[: place.ndim]:
+                raise IndexError(f"the mask has shape {list(place.shape)}, the filled part {list(filled)}")
+            place = place.to(rows.device)
+            return self._build(rows.at(filled[0], place), indexed(filled, place.cpu()))
+        place = in_range(place, filled[0])
+        if self.ndim == 1:
+            return self._read(place)
+        return self._build(rows.at(filled[0], place.to(rows.device)), (*place.shape, *filled[1:]))
+
+    def is_live(self, index: Any) -> bool:
+        return is_basic(index)
+
+    def _read(self, slots: Tensor) -> Any:
+        """Copies of the items at flat slots, in their shape."""
+        rows, shape = self._own_rows(), tuple(slots.shape)
+        if len(shape) == 1:
+            return self._build(rows.read(slots), shape)
+        return self._build([leaf.reshape((*shape, *leaf.shape[1:])) for leaf in rows.read(slots.reshape(-1))], shape)
+
+    def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> Any:
+        """Items around tensors that were read."""
+        return self._build(leaves, batch_size)
+
+    def _build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], locked: bool = False) -> Any:
+        assert self._layout is not None
+        device = self.device if isinstance(self.device, torch.device) else None
+        built = self._layout.build(leaves, batch_size, device)
+        if locked and is_tensor_collection(built):
+            built.lock_()
+        return built
+
+    def _own_rows(self) -> Rows:
+        if self._rows is None:
+            raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
+        return self._rows
+
+    def flatten(self) -> Storage:
+        """A storage over a copy of the content with the item dims merged into one; self where there is only one."""
+        rows = self._own_rows()
+        if self.ndim == 1:
+            return self
+        kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self._filled_rows, slice(None))]
+        return TensorStorage(self._build(kept, (len(self),)), device=self.device)
+
+    def contains(self, index: Any) -> Any:
+        if self.ndim == 1:
+            return super().contains(index)
+        rows = self._filled_rows
+        if isinstance(index, Tensor):
+            return (index >= -rows) & (index < rows)
+        return -rows <= index < rows if isinstance(index, int) else super().contains(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in range(self._filled_rows):
+            yield self[row]
+
+    @property
+    def _notes_writes(self) -> bool:
+        return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
+
+    def _is_shared(self) -> bool:
+        return self._rows is not None and self._rows.forked
+
+    def _empty(self) -> None:
+        with self._part():
+            self._ledger.edit(None, end=0)
+            self._length.value = 0
+            if self._journal is not None:
+                self._journal.empty()
+        self._last_cursor = None
+
+    def _start_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.shared = True
+        elif not self._compilable and guarded.can_guard(self):
+            self._journal = guarded.started(self)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _saved(self) -> dict[str, Any]:
+        return tensor_states.saved_rows(self)
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        return tensor_states.restoring_rows(self, saved, rule)
+
+    def _release(self) -> None:
+        """Give back what `_allocate` took, which was not used."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the filled rows and of how they fill the ring: "_storage", "initialized", "_len" and more.
+
+        It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
+        """
+        with self._access:
+            return tensor_states.state_of(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave in. After an error nothing has changed."""
+        with self._access:
+            self._from_dict(state_dict)()
+
+    def _from_dict(self, given: Any) -> Callable[[], None]:
+        return tensor_states.restoring_state(self, given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        rows = state.pop("_rows")
+        if rows is None:
+            length = self._length if starting_a_worker() else copy.copy(self._length)
+            return {**state, "_length": length, "_tensors": None}
+        in_jax = isinstance(rows, JaxRows)
+        if not starting_a_worker():  # a pickle or copy is a buffer of its own
+            tensors = [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]
+            return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
+        with self._access:
+            rows.share()
+        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
+
+    def _refuse_to_share(self) -> None:
+        super()._refuse_to_share()
+        if self._rows is None and not self._is_shared():
+            raise RuntimeError(
+                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
+                "allocate their own. Call extend() or add() first, or build it with shared_init=True where it has that"
+            )
+        if isinstance(self._rows, JaxRows):
+            raise RuntimeError(
+                f"Cannot share a {type(self).__name__} on {self._rows.device} between processes, they would not see each "
+                "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
+        super().__setstate__(state)
+        self._rows = None
+        if tensors is not None:
+            in_jax = in_jax and rows_in_jax(tensors[0].device)
+            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._kept(tensors), self._lanes)
+        if self._journal is not None:
+            self._journal.attach(self)
+
+    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Unpickled rows in the kind of memory of this storage."""
+        return tensors
+
+    def __repr__(self) -> str:
+        data = "<empty>" if self._rows is None else self[:]
+        body = f"data={data},\nshape={self.shape},\nlen={len(self)},\nmax_size={self.max_size}"
+        return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
+
+
+def _behind(rows: Any) -> int:
+    """The row behind the last one that resolved places name."""
+    if isinstance(rows, slice):
+        named = range(rows.start, rows.stop, rows.step or 1)
+        return named[-1] + 1 if named else 0
+    return int(rows if isinstance(rows, int) else rows[-1] if rows.numel() else -1) + 1
+
+
+def _stacked(data: Any) -> Any:
+    return stack_items(data) if isinstance(data, list) else data
+
+
+def _some(leaves: list[Tensor]) -> list[Tensor]:
+    if not leaves:
+        raise RuntimeError("cannot store items without any tensor")
+    return leaves
+
+
+def _given(tensor: Tensor) -> Tensor:
+    """The user's memory, without a graph; whole memory maps as they are, so that workers open the same files."""
+    mapped = isinstance(tensor, MemoryMappedTensor) and getattr(tensor, "index", None) is None
+    return tensor if mapped else tensor.detach()
+
+
+def _rows_for(items: int, per_row: int) -> int:
+    """How many whole rows have room for items."""
+    if per_row == 0:
+        raise RuntimeError("the data has a batch dim of size 0: its rows would hold no items; nothing was written")
+    return -(-items // per_row)
+
+
+def _is_long(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.int64

@@ -30,7 +30,13 @@ from tests.faults.killing import NONE, Counts, told
 from tests.faults.subjects import Subject, every
 
 FAULTS = ("ENOSPC", "EIO", "EDQUOT", "EINTR", "MemoryError", "short")
-TIDYING = ("unlink", "rmdir", "scandir", "listdir", "stat")  # what removes leftovers, which the next writer does as well
+TIDYING = (
+    "unlink",
+    "rmdir",
+    "scandir",
+    "listdir",
+    "stat",
+)  # what removes leftovers, which the next writer does as well
 
 
 def _failing(fault: str, point: int) -> Any:

@@ -9,7 +9,20 @@ from typing import Any
 
 import numpy as np
 
-CHANGING = ("mkdir", "open", "write", "fsync", "link", "rename", "replace", "unlink", "rmdir", "chmod", "ftruncate", "close")
+CHANGING = (
+    "mkdir",
+    "open",
+    "write",
+    "fsync",
+    "link",
+    "rename",
+    "replace",
+    "unlink",
+    "rmdir",
+    "chmod",
+    "ftruncate",
+    "close",
+)
 READING = ("read", "readv", "fstat", "stat", "listdir", "scandir")
 OTHERS = ((fcntl, "flock"), (np, "concatenate"))
 Hook = Callable[[int, str, str, tuple[Any, ...], Any], Any]

@@ -133,7 +133,9 @@ def run(points: int, seed: int = 0, seconds: float | None = None) -> dict[str, A
         left = points - counts["points"]
         if (points >= 0 and left <= 0) or (seconds is not None and time.monotonic() - begun > seconds):
             break
-        kill_subject(make(), counts, None if points < 0 else min(max(PARTS, points // len(makers)), left + left % 2), rng)
+        kill_subject(
+            make(), counts, None if points < 0 else min(max(PARTS, points // len(makers)), left + left % 2), rng
+        )
         counts["subjects"] += 1
     return {"test": "killing", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
 

@@ -4,10 +4,11 @@ The power may fail after each operation. Then a write to a file is certain to be
 a name only if its folder was; of all others any may be missing. Every loss of up to three of them, of all at once, and of
 all but one is tried after each operation; what is there must be the old checkpoint or the new one.
 
-    python -m tests.faults.losing --states 1000 --seed 0
+    python -m tests.faults.losing --states 5000 --seed 0
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -56,19 +57,32 @@ class Recording:
             self.steps.append(("link" if name == "link" else "rename", str(args[0]), str(args[1])))
 
 
-def record(subject: Subject, path: Path) -> list[Step]:
-    """Save to that path; what was done. Not the removal of what counts no more, which comes last."""
+class _Cut(BaseException):
+    pass
+
+
+def record(subject: Subject, path: Path, cut: bool = False) -> list[Step]:
+    """Save to that path; what was done. With `cut` it ends right after the new one was put in place."""
     recording = Recording()
     real = shutil.rmtree
-    removed: list[str] = []
-    shutil.rmtree = lambda folder, **options: removed.append(str(folder))  # type: ignore[assignment]
+
+    def hook(number: int, name: str, when: str, args: tuple[Any, ...], result: Any) -> None:
+        if cut and when == "before" and recording.steps and recording.steps[-1][0] == "rename":
+            raise _Cut
+        recording(number, name, when, args, result)
+
+    def remove(folder: Any, **options: Any) -> None:
+        recording.steps.append(("remove", str(folder)))
+        kept, recording.steps = recording.steps, []
+        real(folder, **options)
+        recording.steps = kept
+
+    shutil.rmtree = remove  # type: ignore[assignment]
     try:
-        with watched(recording, readings=True):
+        with contextlib.suppress(_Cut), watched(hook, readings=True):
             subject.save(path)
     finally:
         shutil.rmtree = real
-    for each in removed:
-        real(each, ignore_errors=True)
     return recording.steps
 
 
@@ -90,7 +104,12 @@ class Disk:
     def copy(self) -> "Disk":
         """Another; files that two names lead to are still one."""
         known: dict[int, bytearray] = {}
-        return Disk({path: None if each is None else known.setdefault(id(each), bytearray(each)) for path, each in self.files.items()})
+        return Disk(
+            {
+                path: None if each is None else known.setdefault(id(each), bytearray(each))
+                for path, each in self.files.items()
+            }
+        )
 
     def do(self, step: Step) -> None:
         """What can still be done after what it needs was lost."""
@@ -108,6 +127,9 @@ class Disk:
             self.files[rest[0]] = self.files.pop(path)
         elif name in ("unlink", "rmdir"):
             self.files.pop(path, None)
+        elif name == "remove":
+            for each in [each for each in self.files if each == path or each.startswith(f"{path}/")]:
+                del self.files[each]
 
     def put(self, folder: Path, to: Path) -> None:
         """Make what is below `folder` as real files elsewhere."""
@@ -160,17 +182,17 @@ def losses(steps: list[Step], rng: random.Random, most: int) -> list[tuple[int, 
 
 
 def lose_subject(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
-    """Try the losses of saving it, over an old one and as a first one."""
-    for first in (False, True):
+    """Try the losses of saving it: over an old one, also where that had been cut short before, and as a first one."""
+    for first, again in ((False, False), (False, True), (True, False)):
         with scratch("losing") as folder:
             path = Path(folder, "above", "c")
             path.parent.mkdir()
             if not first:
                 shutil.copytree(subject.old, path)
             before = Disk.of(path.parent)
-            steps = record(subject, path)
+            steps = [*(record(subject, path, cut=True) if again else ()), *record(subject, path)]
             seen: dict[int, str] = {}
-            for place, (come, lost) in enumerate(losses(steps, rng, most // 2)):
+            for place, (come, lost) in enumerate(losses(steps, rng, most // 3)):
                 disk = before.copy()
                 for number in range(come):
                     if number not in lost:
@@ -181,10 +203,11 @@ def lose_subject(subject: Subject, counts: Counts, most: int, rng: random.Random
                     disk.put(path.parent, to)
                     seen[digest] = told(subject, to / "c")
                     shutil.rmtree(to, ignore_errors=True)
-                done = come == len(steps) and "new" or None
-                good = (done,) if done else ((NONE if first else "old"), "new")
+                good = ("new",) if come == len(steps) else (NONE if first else "old", "new")
                 missing = [steps[each][:2] for each in sorted(lost)]
-                counts.note(seen[digest], good, f"{subject.name}, after {come} {steps[come - 1][:2]}, without {missing}")
+                counts.note(
+                    seen[digest], good, f"{subject.name}, after {come} {steps[come - 1][:2]}, without {missing}"
+                )
             counts["different"] += len(seen)
 
 
@@ -204,7 +227,7 @@ def run(states: int, seed: int = 0, seconds: float | None = None) -> dict[str, A
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--states", type=int, default=1000)
+    parser.add_argument("--states", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,15 +1,14 @@
 """Kills a process that writes to a memory-mapped storage, anywhere, and looks at what is opened again.
 
-A child runs a program of writes and acknowledges each over a pipe. It is killed by SIGKILL before the k-th line that it
-executes in the library, or at a random time; some are opened by another child that is killed while it does that. Then all
-that was acknowledged has to be there, no row torn, and length, cursor, count and priorities are those of the last call
-that was acknowledged or of the one under way.
+A child runs a program of writes and acknowledges each over a pipe. It is killed by SIGKILL before a line that it executes
+in the library, each line being as likely as any other however often it is executed, or at a random time; some are opened by
+another child that is killed while it does that. Then all that was acknowledged has to be there, no row torn, and length,
+cursor, count and priorities are those of the last call that was acknowledged or of the one under way.
 
     python -m tests.faults.memmap --kills 1000 --seed 0
 """
 
 import argparse
-import contextlib
 import os
 import random
 import select
@@ -18,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,53 +210,50 @@ def started(folder, lanes):
 
 
 def killed_at_line(line, everywhere):
-    """Have this process killed before it executes the `line`-th line, of the library or of anything."""
-    count = 0
+    """Have this process killed before it executes the `line`-th line, of the library or of anything; the lines so far."""
+    lines = []
 
     def trace(frame, event, _):
-        nonlocal count
         if not (everywhere or frame.f_code.co_filename.startswith(_HERE)):
             return None
         if event == "line":
-            count += 1
-            if count == line:
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+            if len(lines) == line:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
     sys.settrace(trace)
-    return lambda: count
+    return lines
 
 
-def child(folder, calls, lanes, line, acknowledge, everywhere=False):
+def child(folder, calls, lanes, line, acknowledge, everywhere, report):
     """Never returns."""
     code = 1
     try:
-        lines = killed_at_line(line, everywhere) if line is not None else None
+        lines = [] if line is None else killed_at_line(line, everywhere)
         buffer = started(folder, lanes)
         os.write(acknowledge, b"\xff\xff")  # is open
         for number, call in enumerate(calls, 1):
             run(buffer, call, lanes)
             os.write(acknowledge, number.to_bytes(2, "little"))
         sys.settrace(None)
-        if lines is not None:
-            os.write(acknowledge, b"\xfe\xff" + lines().to_bytes(4, "little"))
+        if report is not None:
+            report.write_text("\n".join(f"{file}:{number}" for file, number in lines))
         code = 0
     except BaseException:
         sys.settrace(None)
-        import traceback
-
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def forked(folder, calls, lanes, line=None, after=None, everywhere=False):
+def forked(folder, calls, lanes, line=None, after=None, everywhere=False, report=None):
     """Run a child, killed before a line or some seconds after it has begun; what it said, and whether it was killed."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        child(folder, calls, lanes, line, writing, everywhere)
+        child(folder, calls, lanes, line, writing, everywhere, report)
     os.close(writing)
     said = b""
     deadline = None
@@ -283,14 +280,17 @@ def forked(folder, calls, lanes, line=None, after=None, everywhere=False):
 
 
 def acknowledged(said):
-    """The last call that returned, and the lines of a child that came to its end."""
+    """The last call that returned."""
     words = [int.from_bytes(said[at : at + 2], "little") for at in range(0, len(said) - 1, 2)]
-    lines = None
-    if 0xFFFE in words:
-        at = words.index(0xFFFE)
-        lines = int.from_bytes(said[2 * at + 2 : 2 * at + 6], "little")
-        words = words[:at]
-    return max((word for word in words if word != 0xFFFF), default=0), lines
+    return max((word for word in words if word != 0xFFFF), default=0)
+
+
+def lines_of(report):
+    """By line of the sources, when it is executed."""
+    when = {}
+    for number, line in enumerate(report.read_text().splitlines(), 1):
+        when.setdefault(line, []).append(number)
+    return list(when.values())
 
 
 # ------------------------------------------------------------------ what is there
@@ -340,7 +340,7 @@ def check(folder, calls, state, last, lanes):
 # ------------------------------------------------------------------ kills
 
 
-def template(folder, start, lanes, seed):
+def template(folder, start, lanes):
     """A folder to begin with, and its state."""
     state, calls = State(lanes=lanes), []
     for count in {"new": [], "half full": [3, 2], "wrapped": [5, 7, 9]}[start]:
@@ -357,49 +357,47 @@ def template(folder, start, lanes, seed):
 def many(kills, seed, quiet=False):
     """Kill so many children; how often what was found."""
     rng, counts = random.Random(seed), Counter()
-    largest = journal._LARGEST
+    sizes = journal._LARGEST, journal._PAGE
     root = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    begun, folder, report = root / "begun", root / "folder", root / "report"
     try:
         while counts["kills"] < kills:
             lanes, start, in_parts = rng.choice([1, 2]), rng.choice(STARTS), rng.random() < 0.3
-            journal._LARGEST = 60 if in_parts else largest
-            begun, folder = root / "begun", root / "folder"
+            journal._LARGEST, journal._PAGE = (200, 8) if in_parts else sizes
             shutil.rmtree(begun, ignore_errors=True)
-            state = template(begun, start, lanes, seed)
-            calls = program(state, 12, rng, in_parts)
+            state = template(begun, start, lanes)
+            everywhere = start == "new" and rng.random() < 0.3  # the first write: at each file operation
+            calls = program(state, 1 if everywhere else 12, rng, in_parts)
 
-            def fresh(begun=begun, folder=folder):
+            def run_once(begun=begun, folder=folder, **how):
                 shutil.rmtree(folder, ignore_errors=True)
                 if begun.exists():
                     shutil.copytree(begun, folder)
+                return forked(folder, calls, lanes, **how)  # noqa: B023
 
-            everywhere = start == "new" and rng.random() < 0.3  # the first write: at each file operation
-            some = calls[:1] if everywhere else calls
-            fresh()
-            said, _ = forked(folder, some, lanes, line=0, everywhere=everywhere)
-            last, lines = acknowledged(said)
-            assert last == len(some)
-            check(folder, some, state, last, lanes)
+            said, _ = run_once(line=0, everywhere=everywhere, report=report)
+            when = lines_of(report)
+            assert acknowledged(said) == len(calls)
+            check(folder, calls, state, len(calls), lanes)
+            forked(folder, [], lanes, line=0, report=report)
+            opening = lines_of(report)
             for _ in range(min(20, kills - counts["kills"])):
-                fresh()
                 timed = rng.random() < 0.3
                 if timed:
-                    said, killed = forked(folder, calls, lanes, after=rng.uniform(0, 0.006))
+                    said, killed = run_once(after=rng.uniform(0, 0.006))
                 else:
-                    said, killed = forked(folder, some, lanes, line=rng.randint(1, lines), everywhere=everywhere)
+                    said, killed = run_once(line=rng.choice(rng.choice(when)), everywhere=everywhere)
                 counts["kills"] += killed
                 counts["at a random time" if timed else "before a line"] += killed
                 if rng.random() < 0.3 and (folder / "storage.json").exists():
-                    again, killed = forked(folder, [], lanes, line=rng.randint(1, 400))
-                    counts["while it was opened"] += killed
-                last, _ = acknowledged(said)
-                counts[check(folder, calls, state, last, lanes)] += 1
+                    counts["while it was opened"] += forked(folder, [], lanes, line=rng.choice(rng.choice(opening)))[1]
+                counts[check(folder, calls, state, acknowledged(said), lanes)] += 1
                 counts[f"start: {start}"] += 1
                 goes_on(folder, lanes)
             if not quiet:
                 print(dict(counts), flush=True)
     finally:
-        journal._LARGEST = largest
+        journal._LARGEST, journal._PAGE = sizes
         shutil.rmtree(root, ignore_errors=True)
     return counts
 

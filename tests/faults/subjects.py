@@ -25,10 +25,10 @@ from interop import (
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
 )
-from tests.fbuf import every_pair as core
-from tests.fbuf.checkpoint.trees import held
 from tests.faults.children import scratch
 from tests.faults.signatures import signature
+from tests.fbuf import every_pair as core
+from tests.fbuf.checkpoint.trees import held
 from tests.interop.checkpoint.resuming import cells, go_on, joined, name_of
 from tests.interop.checkpoint.ted_buffers import buffer_of, extended, steps
 from tests.interop.pair_history import WRITERS, Cell

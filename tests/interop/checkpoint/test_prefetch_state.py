@@ -163,6 +163,23 @@ def test_a_draw_that_was_held_before_loading_does_not_come_back(tmp_path: Path) 
     assert sorted(torch.cat([batch["x"] for batch in again]).tolist()) == list(range(24)) and first
 
 
+@pytest.mark.parametrize("way", ["file", "dict"])
+def test_a_sampler_that_is_loaded_by_itself_has_what_was_ahead_remain(way: str, tmp_path: Path) -> None:
+    buffer = made("without replacement", 0)
+    first = drawn(buffer, 1)
+    for each in (buffer, made("without replacement", 0, None)):
+        if way == "file":
+            buffer.sampler.dumps(tmp_path / "c")
+            each.sampler.loads(tmp_path / "c")
+        else:
+            each.sampler.load_state_dict(buffer.sampler.state_dict())
+        seen = torch.cat([batch["x"] for batch in (*first, *each)]).tolist()
+        assert sorted(seen) == list(range(24)) and each.sampler.ran_out
+        if each is buffer:
+            buffer = made("without replacement", 0)
+            first = drawn(buffer, 1)
+
+
 def test_saving_does_not_wait_for_batches_nor_raise_their_errors(tmp_path: Path) -> None:
     buffer, go = made("without replacement", 0), threading.Event()
     drawn(buffer, 1)
@@ -257,6 +274,7 @@ def test_what_cannot_be_drawn_is_not_taken_over() -> None:
     drawn(buffer, 2)
     saved = through_json(buffer._prefetch._saved())
     saved["waiting"][1]["drawn"]["slots"] = np.array([3, 24])
+    buffer.sampler._restoring(through_json(buffer.sampler._saved()))()
     buffer._prefetch._restoring(saved, members=[buffer])()
     assert len(buffer._prefetch) == 2
     assert Prefetch(2)._saved() == {"waiting": []}
@@ -272,6 +290,7 @@ def test_when_a_thread_draws_makes_no_difference(sampler: str) -> None:
         buffer = made(sampler, 0)
         buffer.append_transform(lambda data, delay=delay: time.sleep(delay * np.random.rand()) or data)
         seen.append(drawn(buffer, 12))
+        settled(buffer)
         assert buffer.sampler._rng is buffer._rng
     assert same(*seen)
 

@@ -268,3 +268,15 @@ def test_keys_of_one_side_need_strict_to_be_off():
     buffer.loads(FOLDER / "memmap", strict=False)
     assert len(buffer) == 7
     torch.testing.assert_close(buffer[:]["traj"], torch.arange(7) // 4)
+
+
+@pytest.mark.parametrize(
+    "name", ["uniform", "dtypes", "pytree", "consuming", "priorities", "compressed_tensordicts", "flat", "h5"]
+)
+def test_settings_of_torch_do_not_matter(name):
+    buffer = TARGETS[name]()
+    with torch.device("meta"), torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*the checkpoint counts")
+        buffer.loads(FOLDER / name)
+    check(buffer, EXPECTED[name])
+    buffer.sample()

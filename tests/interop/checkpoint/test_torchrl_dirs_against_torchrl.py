@@ -35,7 +35,7 @@ def pair(kind: str, lanes: int, capacity: int) -> list[Any]:
         if kind == "generations":
             extra["writer"] = library.TensorDictRoundRobinWriter(track_generations=True)
         buffer = library.TensorDictReplayBuffer(storage=storage, batch_size=4, **extra)
-        if kind in ("Flat", "Nested"):
+        if kind in ("Flat", "Nested", "H5"):
             buffer._storage.checkpointer = getattr(library, f"{kind}StorageCheckpointer")()
         made.append(buffer)
     return made
@@ -47,7 +47,7 @@ def same(one: TensorDict, other: TensorDict) -> bool:
     return keys == set(other.keys(True, True)) and all(torch.equal(one[key], other[key]) for key in keys)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "memmap", "generations", "Flat", "Nested"])
+@pytest.mark.parametrize("kind", ["tensor", "memmap", "generations", "Flat", "Nested", "H5"])
 @pytest.mark.parametrize("lanes", [0, 2])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_saved_buffer_goes_on_here(kind, lanes, seed, tmp_path):

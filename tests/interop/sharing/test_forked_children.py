@@ -1,0 +1,267 @@
+"""What a forked child may do with a buffer, and what it refuses."""
+
+import pytest
+
+
+def test_nothing_hangs_after_jax_and_threads_of_torch_were_used(in_a_fork):
+    """Their threads are not there in a child. Large writes and reads are what torch would use threads for."""
+    in_a_fork("""
+        import os, time, torch, jax
+        from tensordict import TensorDict
+        from interop import (
+            LazyMemmapStorage, LazyTensorStorage, SamplerWithoutReplacement, SliceSampler, TensorDictReplayBuffer,
+        )
+
+        def data(first, count=16):
+            ids = torch.arange(first, first + count)
+            return TensorDict({"id": ids, "pixels": (ids % 251)[:, None].expand(-1, 40_000).float(),
+                               "episode": ids // 8}, [count])
+
+        jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((64, 64))).block_until_ready()
+        torch.set_num_threads(2)
+        torch.zeros(4_000_000).add_(1).clone()
+        buffers = []
+        for storage in (LazyTensorStorage, LazyMemmapStorage):
+            slices = SliceSampler(num_slices=4, traj_key="episode", strict_length=False)
+            for sampler in (None, SamplerWithoutReplacement(), slices):
+                buffer = TensorDictReplayBuffer(storage=storage(64), sampler=sampler)
+                buffer.extend(data(0))
+                buffer.sample(16)
+                buffers.append(buffer)
+        batches = [data(16 + 16 * turn) for turn in range(20)]  # in the child torch would hang in this
+        for turn in range(20):
+            child = os.fork()
+            if child == 0:
+                buffer = buffers[turn % len(buffers)]
+                buffer.extend(batches[turn])
+                for _ in range(2):
+                    batch = buffer.sample(32)
+                    assert (batch["pixels"][:, -1] == (batch["id"] % 251)).all()
+                assert torch.get_num_threads() == 2
+                os._exit(0)
+            until = time.monotonic() + 20
+            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+                time.sleep(0.01)
+            assert ended == (child, 0), (turn, ended)
+        assert sum(buffer.write_count for buffer in buffers) == 16 * (len(buffers) + 20)
+    """)
+
+
+def test_memory_that_is_not_shared_is_read_until_the_parent_writes_and_never_written(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from interop import ListStorage, ReplayBuffer, TensorStorage, LazyTensorStorage
+
+        def refused(call):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "fork" in str(error), error
+                return True
+            return False
+
+        def lists():
+            buffer = ReplayBuffer(storage=ListStorage(10))
+            buffer.extend(list(range(4)))
+            return buffer, lambda: buffer.extend([7]), lambda: buffer[3] == 3
+
+        def given():
+            buffer = ReplayBuffer(storage=TensorStorage(torch.arange(10)))
+            return buffer, lambda: buffer.extend(torch.tensor([7])), lambda: buffer[3] == 3
+
+        def unwritten():
+            buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+            return buffer, lambda: buffer.extend(torch.tensor([7])), lambda: len(buffer) == 0
+
+        for make in (lists, given, unwritten):
+            buffer, write, right = make()
+            (to_child, go), (heard, told) = os.pipe(), os.pipe()
+            child = os.fork()
+            if child == 0:
+                assert right()
+                before = len(buffer)
+                for change in (write, buffer.empty, lambda: buffer.__setitem__(0, torch.tensor(1))):
+                    assert refused(change)
+                assert right() and len(buffer) == before
+                os.write(told, b"x")
+                os.read(to_child, 1)
+                assert refused(lambda: buffer[0]) and refused(lambda: buffer.sample(2)) and refused(lambda: len(buffer))
+                os._exit(0)
+            os.read(heard, 1)
+            count = buffer.write_count
+            write()
+            assert buffer.write_count == count + 1
+            os.write(go, b"x")
+            assert os.waitpid(child, 0)[1] == 0, make
+    """)
+
+
+def test_counters_of_one_process_are_not_used_by_two(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from interop import LazyTensorStorage, ListStorage, ReplayBuffer, RoundRobinWriter
+
+        shared = [
+            ReplayBuffer(storage=LazyTensorStorage(10, compilable=True)),
+            ReplayBuffer(storage=LazyTensorStorage(10), writer=RoundRobinWriter(compilable=True)),
+        ]
+        apart = ReplayBuffer(storage=ListStorage(10, compilable=True), writer=RoundRobinWriter(compilable=True))
+        for buffer in (*shared, apart):
+            buffer.extend(torch.arange(4))
+        told = apart.storage._counts()
+        child = os.fork()
+        if child == 0:
+            for buffer in shared:
+                try:
+                    buffer.extend(torch.arange(2))
+                    os._exit(1)
+                except RuntimeError as error:
+                    assert "compilable" in str(error)
+            apart.extend(torch.arange(2))
+            assert len(apart) == 6
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [len(buffer) for buffer in (*shared, apart)] == [4, 4, 4] and apart.storage._counts() == told
+    """)
+
+
+def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from tensordict import TensorDict
+        from interop import (
+            ConsumingSampler, LazyTensorStorage, PrioritizedSampler, TensorDictMaxValueWriter, TensorDictReplayBuffer,
+        )
+
+        data = TensorDict({"key": torch.arange(4.0)}, [4])
+        parts = [
+            {"sampler": PrioritizedSampler(10, 0.6, 0.4)},
+            {"writer": TensorDictMaxValueWriter("key")},
+            {"sampler": ConsumingSampler()},
+        ]
+        buffers = [TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, **each) for each in parts]
+        for buffer in buffers:
+            buffer.extend(data)
+        buffers[0].sample()
+        child = os.fork()
+        if child == 0:
+            for buffer in buffers:
+                try:
+                    buffer.extend(data)
+                    os._exit(1)
+                except RuntimeError:
+                    pass
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and [len(buffer) for buffer in buffers] == [4, 4, 4]
+    """)
+
+
+def test_a_child_whose_memory_has_moved_reads_nothing_old(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from interop import LazyTensorStorage, ReplayBuffer
+
+        buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+        buffer.extend(torch.arange(3))
+        (to_child, go) = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(to_child, 1)
+            for call in (lambda: buffer[:], lambda: buffer.sample(2), lambda: buffer.extend(torch.arange(2))):
+                try:
+                    call()
+                    os._exit(1)
+                except RuntimeError as error:
+                    assert "moved" in str(error)
+            os._exit(0)
+        with buffer.storage._access:
+            buffer.storage._rows.share()  # as for a worker that is spawned
+        buffer.extend(torch.arange(3))
+        os.write(go, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_a_fork_while_threads_write_and_draw(in_a_fork, prefetch):
+    """A child begins between turns: nothing is half-done in it, and it waits for nobody that is not there."""
+    in_a_fork(
+        """
+        import os, threading, time, torch
+        from interop import LazyTensorStorage, TensorDictReplayBuffer
+        from tests.faults.sharing import counters_wrong, rows, torn
+
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(400), batch_size=16, prefetch=prefetch)
+        buffer.extend(rows(torch.arange(400)))
+        stop, written = threading.Event(), [0, 0]
+
+        def write(place):
+            while not stop.is_set():
+                buffer.extend(rows(torch.arange(8)))
+                written[place] += 8
+
+        threads = [threading.Thread(target=write, args=(place,)) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(15):
+            buffer.sample()
+            child = os.fork()
+            if child == 0:
+                for _ in range(5):
+                    buffer.extend(rows(torch.arange(1000, 1008)))
+                    assert torn(buffer.sample()) == 0
+                os._exit(0)
+            until = time.monotonic() + 20
+            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+                time.sleep(0.002)
+            assert ended == (child, 0)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert counters_wrong(buffer, 400 + sum(written) + 15 * 40) == 0 and torn(buffer[:]) == 0
+        """,
+        prefetch=prefetch,
+    )
+
+
+def test_priorities_of_the_parent_follow_what_a_worker_writes(in_a_fork):
+    """The worker has a buffer without priorities on the storage, as one that is started gets it."""
+    in_a_fork("""
+        import os, torch
+        from interop import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+
+        for ndim, capacity in ((1, 8), (2, 16)):
+            storage = LazyTensorStorage(capacity, ndim=ndim)
+            item = torch.ones(8, 2) if ndim == 2 else torch.ones(8)
+            one = {"dim_extend": 0}
+            drawn = ReplayBuffer(storage=storage, sampler=PrioritizedSampler(capacity, 1.0, 1.0), batch_size=64, **one)
+            plain = ReplayBuffer(storage=storage, writer=drawn.writer, **one)
+
+            def child(*calls):
+                if (started := os.fork()) == 0:
+                    storage.detach(drawn)
+                    for call in calls:
+                        call()
+                    os._exit(0)
+                assert os.waitpid(started, 0)[1] == 0
+
+            def per_row():
+                drawn.sample()
+                return drawn.sampler.priorities.reshape(storage.shape[0], -1)[:, 0].tolist()
+
+            drawn.extend(item[:5])
+            index = torch.arange(5) if ndim == 1 else torch.cartesian_prod(torch.arange(5), torch.arange(2))
+            drawn.update_priority(index, 0.25)
+            low, high = drawn.sampler.priorities[0].item(), drawn.sampler.default_priority
+            child(lambda: plain.extend(2 * item[:2]))
+            assert per_row() == [low] * 5 + [high] * 2
+            child(lambda: plain.extend(3 * item[:3]), lambda: plain.extend(3 * item[:1]))  # around the end
+            assert per_row() == [high] * 3 + [low] * 2 + [high] * 3
+            child(lambda: plain.extend(item.repeat(3, *(1 for _ in range(ndim - 1)))))
+            assert per_row() == [high] * 8
+            drawn.update_priority(0 if ndim == 1 else torch.zeros(1, 2, dtype=torch.int64), 0.25)
+            drawn.extend(item[:2])  # its own
+            assert per_row() == [high] * 8
+            child(plain.empty, lambda: plain.extend(5 * item[:3]))
+            assert per_row() == [high] * 3 and len(drawn) == 3 * (capacity // 8)
+    """)
