@@ -32,11 +32,10 @@ def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor],
             first = max(done, count - capacity)  # of the rows before it nothing stays
             row = (start + first) % capacity
             over = _around(row, stop - first, capacity, filled)
-            if not journal.fits(sum(map(len, over))):
-                if filled < capacity:  # a ring that is not full has rows in its first places only
-                    first, row = done, (start + done) % capacity
-                stop = min(count, first + min(journal.most, capacity))
-                over = _around(row, stop - first, capacity, filled)
+            if not journal.fits(sum(map(len, over))):  # all in order then: a part is what as many rows alone would leave
+                first, row = done, (start + done) % capacity
+                stop = min(count, done + min(journal.most, capacity))
+                over = _around(row, stop - done, capacity, filled)
             journal.reserve(sum(map(len, over)))
             part = leaves
             if stop - first < count:

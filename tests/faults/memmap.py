@@ -1,8 +1,8 @@
 """Kills a process that writes to a memory-mapped storage, anywhere, and looks at what is opened again.
 
 A child runs a program of writes and acknowledges each over a pipe. It is killed by SIGKILL before a line that it executes
-in the library, each line being as likely as any other however often it is executed, or at a random time; some are opened by
-another child that is killed while it does that. Then all that was acknowledged has to be there, no row torn, and length,
+in the library, each being as likely as any other however often it is executed, and those that guard writes more likely, or
+at a random time; some are opened by another child that is killed while it does that. Then all that was acknowledged has to be there, no row torn, and length,
 cursor, count and priorities are those of the last call that was acknowledged or of the one under way.
 
     python -m tests.faults.memmap --kills 1000 --seed 0
@@ -32,6 +32,7 @@ from interop.storages import journal
 
 CAPACITY = 12
 STARTS = ("new", "half full", "wrapped")
+_GUARDS = ("undo.py", "priorities.py", "guarded.py", "rows.py")
 _HERE = str(Path(__file__).resolve().parents[2] / "interop") + os.sep
 
 
@@ -286,11 +287,16 @@ def acknowledged(said):
 
 
 def lines_of(report):
-    """By line of the sources, when it is executed."""
+    """By line of the sources, when it is executed: of those that guard writes, and of all."""
     when = {}
     for number, line in enumerate(report.read_text().splitlines(), 1):
         when.setdefault(line, []).append(number)
-    return list(when.values())
+    guards = [numbers for line, numbers in when.items() if any(name in line for name in _GUARDS)]
+    return guards, list(when.values())
+
+
+def some_line(rng, lines):
+    return rng.choice(rng.choice(rng.choice(lines)))
 
 
 # ------------------------------------------------------------------ what is there
@@ -386,11 +392,11 @@ def many(kills, seed, quiet=False):
                 if timed:
                     said, killed = run_once(after=rng.uniform(0, 0.006))
                 else:
-                    said, killed = run_once(line=rng.choice(rng.choice(when)), everywhere=everywhere)
+                    said, killed = run_once(line=some_line(rng, when), everywhere=everywhere)
                 counts["kills"] += killed
                 counts["at a random time" if timed else "before a line"] += killed
                 if rng.random() < 0.3 and (folder / "storage.json").exists():
-                    counts["while it was opened"] += forked(folder, [], lanes, line=rng.choice(rng.choice(opening)))[1]
+                    counts["while it was opened"] += forked(folder, [], lanes, line=some_line(rng, opening))[1]
                 counts[check(folder, calls, state, acknowledged(said), lanes)] += 1
                 counts[f"start: {start}"] += 1
                 goes_on(folder, lanes)

@@ -259,8 +259,9 @@ def test_priorities_of_the_parent_follow_what_a_worker_writes(in_a_fork):
             assert per_row() == [high] * 3 + [low] * 2 + [high] * 3
             child(lambda: plain.extend(item.repeat(3, *(1 for _ in range(ndim - 1)))))
             assert per_row() == [high] * 8
-            drawn.update_priority(0 if ndim == 1 else torch.zeros(1, 2, dtype=torch.int64), 0.25)
-            drawn.extend(item[:2])  # its own
+            drawn.update_priority(3 if ndim == 1 else torch.tensor([[3, 0]]), 0.25)
+            assert per_row() == [high] * 3 + [low] + [high] * 4
+            drawn.extend(item[:2])  # its own, from row 3 on
             assert per_row() == [high] * 8
             child(plain.empty, lambda: plain.extend(5 * item[:3]))
             assert per_row() == [high] * 3 and len(drawn) == 3 * (capacity // 8)

@@ -9,8 +9,7 @@ def none_bad(counts: Counts) -> bool:
     return counts.bad == 0 and counts.rows > 0
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["written", "unwritten"])
-@pytest.mark.parametrize("full", [False, True], ids=["filling", "full"])
+@pytest.mark.parametrize(("full", "late"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("kind", STORAGES)
 def test_forked(in_a_fork, kind, processes, full, late):
@@ -18,7 +17,7 @@ def test_forked(in_a_fork, kind, processes, full, late):
         """
         from tests.faults.sharing import race
 
-        counts = race(kind, "fork", processes, 150, full=full, late=late)
+        counts = race(kind, "fork", processes, 80, full=full, late=late)
         assert counts.bad == 0 and counts.reads > 0, counts
         """,
         kind=kind,
@@ -28,11 +27,8 @@ def test_forked(in_a_fork, kind, processes, full, late):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "full", "late"), [("tensor", "spawn", True, False), ("memmap", "forkserver", True, True)]
-)
-def test_started(kind, method, full, late):
-    assert none_bad(race(kind, method, 2, 150, full=full, late=late))
+def test_started():
+    assert none_bad(race("memmap", "forkserver", 2, 150, full=True, late=True))
 
 
 @pytest.mark.slow

@@ -44,7 +44,8 @@ def test_the_example_forked(in_a_fork):
     """)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_example(method):
     check_example(method)
 
@@ -86,7 +87,8 @@ def test_what_cannot_be_shared_says_so_at_the_start_and_what_to_use(make, cure, 
 
 def use(buffers, answers):
     """Every assertion about a worker at once: one takes seconds to start."""
-    prefetching, late, named = buffers
+    prefetching, late, named, example = buffers
+    worker(example)
     assert all(buffer._process_lock is not None for buffer in buffers)
     assert prefetching.storage is not late.storage and len(prefetching._prefetch) == 0
     for _ in range(3):
@@ -107,11 +109,13 @@ def test_a_started_worker_with_several_buffers(tmp_path, method):
     late = TensorDictReplayBuffer(storage=LazyMemmapStorage(20, shared_init=True), batch_size=4)
     named = TensorDictReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir=tmp_path / "held", auto_cleanup=True))
     named.extend(rows(torch.arange(4)))
+    example = TensorDictReplayBuffer(storage=LazyMemmapStorage(21))
+    example.extend(TensorDict({"a": torch.zeros(10)}, [10]))
     with pytest.raises(ValueError, match="prefetch"):
         prefetching.share()
     context = multiprocessing.get_context(method)
     answers = context.Queue()
-    process = context.Process(target=use, args=((prefetching, late, named), answers))
+    process = context.Process(target=use, args=((prefetching, late, named, example), answers))
     process.start()
     assert answers.get(timeout=100) == ("late", 0, False)
     assert answers.get(timeout=100) == "written"
@@ -122,7 +126,7 @@ def test_a_started_worker_with_several_buffers(tmp_path, method):
     late.extend(rows(torch.arange(10, 25)))
     assert late[:]["id"].sort().values.tolist() == list(range(5, 25)) and counters_wrong(late, 25) == 0
     assert len(named) == 8 and (tmp_path / "held" / "id.memmap").exists()
-    del named
+    assert len(example) == 20 and example["_data", "a"].tolist() == [0.0] * 10 + [1.0] * 10
     assert prefetching._process_lock is not None and prefetching.share(False)._process_lock is not None
 
 
