@@ -191,7 +191,7 @@ class Writing:
             raise
         self._name = ""  # it counts now, whatever comes
         os.fsync(self._handle)
-        with contextlib.suppress(OSError):  # what is left is removed by the next writer
+        with contextlib.suppress(OSError):  # what is left is removed by the next one
             self._sweep(keep=self._folder.name)
 
     def _inside(self) -> tuple[list[Path], list[str]]:
@@ -264,15 +264,16 @@ class Writing:
 
     def _sweep(self, keep: str | None) -> None:
         """Remove what writers left that were killed, and data folders that count no more."""
-        if keep is None:
+        left = [name for name in os.listdir(self._handle) if _OURS.fullmatch(name) and name != keep]
+        if keep is None or not left:
             return
-        for name in os.listdir(self._handle):
-            if _OURS.fullmatch(name) and name != keep:
-                if name.startswith("."):
-                    with contextlib.suppress(OSError):
-                        os.unlink(self.path / name)
-                else:
-                    shutil.rmtree(self.path / name, ignore_errors=True)
+        os.fsync(self._handle)  # the manifest that counts may be that of a writer that was killed before it did this
+        for name in left:
+            if name.startswith("."):
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path / name)
+            else:
+                shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _close(self, failed: bool) -> None:
         try:

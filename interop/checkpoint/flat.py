@@ -122,10 +122,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
     def _opened(self, fields: Fields, source: Source) -> Any:
         """A context with the flat arrays that were saved."""
-        found = {}
-        for each in fields.items("arrays"):
-            path, array = each if isinstance(each, list) and len(each) == 2 else ((), None)
-            found[tuple(path) if isinstance(path, list) else ()] = array
+        found = dict(pairs(fields, "arrays"))
         return contextlib.nullcontext(Stored(found))
 
     def _check(self, content: "Content", fields: Fields) -> None:
@@ -220,8 +217,21 @@ class Content:
         return as_tensor(np.require(self._arrays.read(path), requirements="W"), self._dtypes[path])
 
 
+def pairs(fields: Fields, name: str) -> list[tuple[Path, Any]]:
+    """A list of pairs of a key and something. CheckpointCorrupt for anything else."""
+    found = fields.items(name)
+    if not all(isinstance(each, list) and len(each) == 2 and is_path(each[0]) for each in found):
+        raise fields.wrong(name, "a list of pairs", found)
+    return [(tuple(path), value) for path, value in found]
+
+
+def is_path(value: Any) -> bool:
+    """Whether this is a key as it is saved."""
+    return isinstance(value, list) and bool(value) and all(isinstance(step, str) for step in value)
+
+
 def _paths(fields: Fields, name: str) -> tuple[Path, ...]:
     found = fields.items(name)
-    if not all(isinstance(path, list) and path and all(isinstance(step, str) for step in path) for path in found):
+    if not all(map(is_path, found)):
         raise fields.wrong(name, "a list of keys", found)
     return tuple(map(tuple, found))

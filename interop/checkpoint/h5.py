@@ -15,7 +15,7 @@ from tensordict import NonTensorData, TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields, Source, Verify, Writing
 from interop.checkpoint import h5_files
-from interop.checkpoint.flat import Content, given
+from interop.checkpoint.flat import Content, given, pairs
 from interop.checkpoint.h5_groups import Groups, refuse_name, write_groups
 from interop.checkpoint.layouts import dtype_name, dtype_named
 from interop.checkpoint.nested import NestedStorageCheckpointer
@@ -159,7 +159,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         if "hooked_file" not in fields:
             return super()._load(storage, saved, source, rule)
         path, data = source.file(fields.text("hooked_file")), TensorDict({}, device="cpu")
-        dtypes = {tuple(key): dtype_named(name, where) for key, name in fields.items("dtypes")}
+        dtypes = {key: dtype_named(name, where) for key, name in pairs(fields, "dtypes")}
         with h5_files.reading(path) as opened, h5_files.faults_of(path):
             for key, held in h5_files.datasets(opened, path).items():
                 array = held.read()

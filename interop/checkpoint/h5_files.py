@@ -161,8 +161,10 @@ def datasets(opened: Any, path: Path) -> dict[tuple[str, ...], Stored]:
                 raise CheckpointCorrupt(f"{path}: {shown!r} leads elsewhere, by a {type(link).__name__}")
             held = group[name]
             place = _place(held)
-            if place in seen or len(here) > _MOST_DEEP:
-                raise CheckpointCorrupt(f"{path}: {shown!r} is there twice, or nested too deeply")
+            if place in seen:
+                raise CheckpointCorrupt(f"{path}: {shown!r} is there under another name too")
+            if len(here) > _MOST_DEEP:
+                raise CheckpointCorrupt(f"{path}: {shown!r} is nested too deeply")
             seen.add(place)
             if isinstance(held, h5py.Group):
                 rest.append((here, held))

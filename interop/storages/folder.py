@@ -89,8 +89,8 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process took it, and is no worker of the one that did."""
-        return self._pid == os.getpid()
+        """Whether this process took it, which is no worker of the one that did, and still has it."""
+        return self._pid == os.getpid() and self._handle >= 0
 
     def close(self) -> None:
         """Give it up, as far as this process goes."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from interop.storages.journal import Journal, counted
-from interop.storages.undo import Memory
 from interop.storages.rows import TorchRows, chosen_items, last_of_equal
+from interop.storages.undo import Memory
 
 _PATIENCE = 1.0  # seconds
 Advance = Callable[[Tensor, int, int], None]
@@ -32,7 +32,9 @@ def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor],
             first = max(done, count - capacity)  # of the rows before it nothing stays
             row = (start + first) % capacity
             over = _around(row, stop - first, capacity, filled)
-            if not journal.fits(sum(map(len, over))):  # all in order then: a part is what as many rows alone would leave
+            if not journal.fits(
+                sum(map(len, over))
+            ):  # all in order then: a part is what as many rows alone would leave
                 first, row = done, (start + done) % capacity
                 stop = min(count, done + min(journal.most, capacity))
                 over = _around(row, stop - done, capacity, filled)
@@ -67,7 +69,7 @@ def _write_part(
 
 def _around(row: int, count: int, capacity: int, below: int) -> list[range]:
     """The rows below one of those from `row` on around the ring."""
-    found = [range(row, min(row + count, below)), range(0, min(row + count - capacity, below))]
+    found = [range(row, min(row + count, below)), range(min(row + count - capacity, below))]
     return [each for each in found if len(each)]
 
 

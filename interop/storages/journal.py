@@ -127,9 +127,10 @@ class Journal(Undo):
 
     def _look(self) -> None:
         """See to it that the columns are those of the rows: their memory may have moved."""
-        if self._rows is not None and self._rows._numpy is not self._seen:
-            self._seen = self._rows._numpy
-            self._watch(list(self._seen))
+        held = None if self._rows is None else self._rows._numpy
+        if held is not None and held is not self._seen:
+            self._seen = held
+            self._watch(list(held))
 
     # ------------------------------------------------------------------ writers
 

@@ -15,19 +15,17 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.codec import Layout, LeafSpec
+from interop.codec import Layout
 from interop.processes import starting_a_worker
 from interop.storages import journal
 from interop.storages.files import Files
 from interop.storages.folder import DESCRIPTION, LOCK, OWN, PRIORITIES, STATE, Owner, check_size, description, make
 from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
+from interop.storages.maps import anonymous, bytes_of, file_names, from_file
 from interop.storages.priorities import KeptPriorities
 from interop.storages.rows import Rows, TorchRows
 from interop.storages.undo import Memory
-
-_SINGLE = "_-single-tensor-_"
-_ALIGNED = 64  # bytes
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -109,23 +107,22 @@ class LazyMemmapStorage(LazyTensorStorage):
         shapes = [(*lead, *spec.shape) for spec in layout.leaves]
         dtypes = [spec.dtype for spec in layout.leaves]
         if self.scratch_dir is None:
-            allocate = _anonymous if self._first is None else self._first.allocate
+            allocate = anonymous if self._first is None else self._first.allocate
             return TorchRows(allocate(shapes, dtypes), lead[1:])
         root = Path(self.scratch_dir)
-        names = [file_name(spec) for spec in layout.leaves]
-        taken = [name for place, name in enumerate(names) if name in names[:place] or any(_below(each, name) for each in names)]
-        if taken:
-            raise ValueError(f"two keys would share the file {taken[0]}: rename one (a number and its text are alike)")
+        names = file_names(layout.leaves)
         if reserved := [name for name in names if name.split("/")[0] in OWN]:
             raise ValueError(f"the key of {reserved[0]} has the name of a file of the storage: rename it")
-        sizes = {name: _bytes(*each) for name, *each in zip(names, shapes, dtypes, strict=True)}
+        sizes = dict(zip(names, map(bytes_of, shapes, dtypes), strict=True))
         texts = self._descriptions(layout, lead) if layout.is_tensordict else {}
         if self._first is None:
             self._own(root, layout, lead, sizes, texts)
         else:
             self._files = _made(root, sizes, texts, self.existsok)
         try:
-            tensors = [from_file(root / name, *each) for name, *each in zip(names, shapes, dtypes, strict=True)]
+            tensors = [
+                from_file(root / name, shape, dtype) for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+            ]
         except BaseException:
             self._release()
             raise
@@ -153,16 +150,16 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._journal = self._journal or Journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
-            self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal)
+            self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal, self._owner)
 
     def _finish(self) -> None:
         """Give all up when the storage goes, or the interpreter ends."""
-        self._ending = weakref.finalize(self, _end, self._files if self.auto_cleanup else None, self._owner, self._priorities)
+        self._ending = weakref.finalize(self, _end, self._files if self.auto_cleanup else None, self._owner)
 
     def _release(self) -> None:
         if self._files is not None:
             self._files.remove()
-        _end(None, self._owner, self._priorities)
+        _end(None, self._owner)
         self._files = self._owner = self._priorities = None
         if self.scratch_dir is not None and self._first is None:
             self._journal = Journal()
@@ -184,7 +181,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._files.claim(path, existsok=True, aside=True)
         self._files.reserve(path, size)
         self._files.put_in_place()
-        kept = KeptPriorities(Memory(size, path), self._per_row, self._journal)
+        kept = KeptPriorities(Memory(size, path), self._per_row, self._journal, owner)
         self._journal.add(journal.PRIORITIES, 8 * self._per_row, kept.by_row)
         return kept
 
@@ -224,7 +221,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         if any(isinstance(tensor, MemoryMappedTensor) for tensor in tensors):
             return tensors
-        maps = _anonymous([tuple(tensor.shape) for tensor in tensors], [tensor.dtype for tensor in tensors])
+        maps = anonymous([tuple(tensor.shape) for tensor in tensors], [tensor.dtype for tensor in tensors])
         for kept, tensor in zip(maps, tensors, strict=True):
             kept.copy_(tensor)
         return maps
@@ -238,7 +235,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self._owner is not None:
-            weakref.finalize(self, _end, None, self._owner, self._priorities)
+            weakref.finalize(self, _end, None, self._owner)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if starting_a_worker() and isinstance(self._journal, ReadOnly):
@@ -253,53 +250,12 @@ class LazyMemmapStorage(LazyTensorStorage):
         return True
 
 
-def _end(files: Files | None, owner: Owner | None, kept: KeptPriorities | None) -> None:
+def _end(files: Files | None, owner: Owner | None) -> None:
     """The storage is gone, for this process."""
-    if kept is not None:
-        kept.close()
     if files is not None:
         files.remove()
     if owner is not None:
         owner.close()
-
-
-class _Part:
-    """Bytes of one anonymous map, for a leaf: a map of its own would take two descriptors for each."""
-
-    def __init__(self, whole: Any, start: int, stop: int) -> None:
-        self._whole, self._start, self._stop = whole, start, stop
-
-    @property
-    def buffer(self) -> memoryview:
-        return memoryview(self._whole.buffer)[self._start : self._stop]
-
-
-def _anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Memory maps of zeros without a file, together in one."""
-    sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
-    whole = MemoryMappedTensor.empty(torch.Size([max(1, starts[-1])]), dtype=torch.uint8)._handler
-    return [
-        MemoryMappedTensor.from_handler(_Part(whole, start, start + size), dtype, shape)
-        if size
-        else torch.empty(shape, dtype=dtype, device="cpu")
-        for shape, dtype, start, size in zip(shapes, dtypes, starts, sizes, strict=False)
-    ]
-
-
-def from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype, *, private: bool = False) -> Tensor:
-    """A tensor in a file; what is written to a private one stays in this process."""
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    if private:
-        return torch.from_file(str(path), shared=False, dtype=dtype, size=math.prod(shape), device="cpu").reshape(shape)
-    return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
-
-
-def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return max(1, math.prod(shape) * dtype.itemsize)
 
 
 def _made(root: Path, sizes: dict[str, int], texts: dict[str, str], existsok: bool) -> Files:
@@ -327,23 +283,6 @@ def _folders(node: Any, folder: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _below(name: str, other: str) -> bool:
-    """Whether a file would be in a folder that has the name of another file."""
-    return name.startswith(other + "/")
-
-
-def file_name(spec: LeafSpec) -> str:
-    """The file of a leaf, in the folder of the storage."""
-    if not spec.path:
-        return os.environ.get("SINGLE_TENSOR_BUFFER_NAME", _SINGLE) + ".memmap"
-    parts = [str(part) for part in spec.path]
-    if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
-        raise ValueError(f"the key {spec.path} cannot name a file: keys must not be empty or contain '/'")
-    if any(type(part) not in (str, int) for part in spec.path):
-        raise ValueError(f"the key {spec.path} cannot name a file: keys must be texts or integers")
-    return "/".join(parts) + ".memmap"
-
-
 # ------------------------------------------------------------------ opening
 
 
@@ -356,13 +295,13 @@ def opened(kind: type[Any], root: Path, writes: bool) -> Any:
         layout, lanes = layout_of(fields.any("layout"), str(root / DESCRIPTION)), fields.wholes("lanes")
         rows, files = fields.whole("rows"), fields.fields("files")
         storage = kind(fields.whole("capacity", 1), scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
-        names = [file_name(spec) for spec in layout.leaves]
+        names = file_names(layout.leaves)
         shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
         if len(lanes) != storage.ndim - 1 or rows != -(-storage._max_size // max(math.prod(lanes), 1)):
             raise CheckpointCorrupt(f"{root / DESCRIPTION}: {rows} rows of {lanes} do not make up the capacity")
         for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
-            if files.whole(name) != _bytes(shape, spec.dtype):
-                raise files.wrong(name, f"{_bytes(shape, spec.dtype)} bytes", files.any(name))
+            if files.whole(name) != bytes_of(shape, spec.dtype):
+                raise files.wrong(name, f"{bytes_of(shape, spec.dtype)} bytes", files.any(name))
             check_size(root / name, files.whole(name))
         check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
         if owner is not None:
@@ -390,7 +329,7 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows,
     if os.path.lexists(root / PRIORITIES):
         check_size(root / PRIORITIES, size)
         memory = Memory(size, root / PRIORITIES, private=owner is None)
-        storage._priorities = KeptPriorities(memory, storage._per_row, found, opened=True, closed=owner is None)
+        storage._priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
     if owner is None:
         found.read(storage, state)

@@ -1,6 +1,5 @@
 """Priorities of items in a file beside them."""
 
-import os
 import weakref
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
+from interop.storages.folder import Owner
 from interop.storages.journal import Journal
 from interop.storages.undo import Memory, Undo
 
@@ -24,15 +24,13 @@ class KeptPriorities(Undo):
     """
 
     def __init__(
-        self, memory: Memory, per_row: int, journal: Journal, *, opened: bool = False, closed: bool = False
+        self, memory: Memory, per_row: int, journal: Journal, owner: Owner | None, *, opened: bool = False
     ) -> None:
         self.memory = memory
-        self._journal = journal
+        self._journal, self._owner = journal, owner
         self._per_row = per_row
         self._unread = opened  # whether nobody has taken up what a process before this one has left
-        self._closed = closed
         self._of: Any = None
-        self._pid = os.getpid()
         self._begin(memory.bytes[:_BEFORE], _CELLS)
         self._use(_CELLS)
         self._values = memory.bytes[_BEFORE:].view(np.int64)
@@ -49,10 +47,6 @@ class KeptPriorities(Undo):
     def by_row(self) -> np.ndarray:
         """What the file holds, [rows, items of a row]."""
         return self._values.reshape(-1, self._per_row)
-
-    def close(self) -> None:
-        """Write nothing any more: the folder is another one's."""
-        self._closed = True
 
     # ------------------------------------------------------------------ whose they are
 
@@ -104,8 +98,11 @@ class KeptPriorities(Undo):
                 self.save(part)
                 self._values[part] = ~np.ascontiguousarray(given[start : start + self.most]).view(np.int64)
             self._top[0], self._cells[_SLOT] = highest, highest_slot
-            self._cells[_SINCE] = self._journal.emptied + 1  # what was the highest before the storage was emptied is not
+            self._cells[_SINCE] = (
+                self._journal.emptied + 1
+            )  # what was the highest before the storage was emptied is not
 
     @property
     def _open(self) -> bool:
-        return not self._closed and self._pid == os.getpid()
+        """Whether the folder is this process's, and not a worker's or another one's by now."""
+        return self._owner is not None and self._owner.is_here

@@ -170,7 +170,7 @@ class Storage(Component):
             self._journal.recover()
 
     def _step(self) -> contextlib.AbstractContextManager[Any]:
-        """A time, within no other, after which all that was written and counted in it counts; or nothing, if it breaks off."""
+        """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""
         return _NOT_GUARDED if self._journal is None else self._journal.outermost()
 
     def _part(self) -> contextlib.AbstractContextManager[Any]:

@@ -18,7 +18,6 @@ from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.shared_int import counter
 from interop.storages import guarded
-from interop.storages.journal import Journal
 from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.storage import Storage
 

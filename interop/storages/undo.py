@@ -8,7 +8,6 @@ matter, for which there are checkpoints.
 
 import mmap
 import os
-import weakref
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -64,7 +63,7 @@ class Cell(SharedInt):
 
     def __init__(self, memory: Memory, place: int) -> None:
         self.memory, self.place = memory, place
-        self._view: Any = memoryview(memory.bytes[8 * (_HEAD + place) :][:8]).cast("q")
+        self._view: Any = memoryview(memory.bytes.data)[8 * (_HEAD + place) :][:8].cast("q")
 
     @property
     def value(self) -> int:
@@ -122,10 +121,10 @@ class Undo:
     def _begin(self, memory: np.ndarray, cells: int) -> None:
         """Use this memory, of zeros or as a record before left it."""
         words = memory[: self.before_log(cells)].view(np.int64)
-        held: Any = memoryview(words)
+        held: Any = memoryview(words.data)
         self._head, self._cells, self._kept = held[:_HEAD], held[_HEAD : _HEAD + cells], held[_HEAD + cells :]
         self._log = memory[words.nbytes :]
-        self._words: Any = memoryview(self._log).cast("q")
+        self._words: Any = memoryview(self._log.data).cast("q")
         self._columns: list[_Column] = []
         self._extras: dict[int, _Column] = {}  # by bit: not every process has them
         self._sizes: dict[int, int] = {}  # bytes a row of all there can be

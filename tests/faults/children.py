@@ -58,7 +58,8 @@ def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0
     return how, told
 
 
-def scratch(name: str) -> tempfile.TemporaryDirectory[str]:
+def scratch(name: str, disk: bool = False) -> tempfile.TemporaryDirectory[str]:
     """A folder in memory where there is one: a kill loses nothing that was written to either, and this is faster."""
     memory = "/dev/shm"
-    return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=memory if os.access(memory, os.W_OK) else None)
+    here = None if disk or not os.access(memory, os.W_OK) else memory
+    return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=here)

@@ -66,7 +66,7 @@ def _half(handle: int, content: Any) -> int:
 
 def fail_subject(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
     """Have some of its operations fail."""
-    with scratch("failing") as folder:
+    with scratch("failing", disk=True) as folder:
         for first in (False, True):
             path = Path(folder, "c")
             if not first:

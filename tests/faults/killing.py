@@ -87,7 +87,7 @@ class Counts(collections.Counter[str]):
             self[what] += 1
         else:
             self["wrong"] += 1
-            self.wrong += [f"{where}: {what}"] if len(self.wrong) < 20 else []
+            self.wrong += [f"{where}: {what}"] if len(self.wrong) < 5 else []
 
     def result(self) -> dict[str, Any]:
         return {**self, "wrong": self["wrong"], "first wrong": self.wrong}

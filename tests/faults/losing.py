@@ -1,8 +1,8 @@
 """Loses what was written and not flushed: the operations of a save are recorded, and done again on a model of a disk.
 
-The power may fail after each operation. Then a write to a file is certain to be there only if the file was flushed since, and
-a name only if its folder was; of all others any may be missing. Every loss of up to three of them, of all at once, and of
-all but one is tried after each operation; what is there must be the old checkpoint or the new one.
+The power may fail after each operation. Then a write to a file is certain to be there only if the file was flushed since,
+and a name only if its folder was; of all others any may be missing. Every loss of up to three of them, of all at once, and
+of all but one is tried after each operation; what is there must be the old checkpoint or the new one.
 
     python -m tests.faults.losing --states 5000 --seed 0
 """
@@ -67,7 +67,7 @@ def record(subject: Subject, path: Path, cut: bool = False) -> list[Step]:
     real = shutil.rmtree
 
     def hook(number: int, name: str, when: str, args: tuple[Any, ...], result: Any) -> None:
-        if cut and when == "before" and recording.steps and recording.steps[-1][0] == "rename":
+        if cut and name == "fsync" and recording.steps[-1][0] == "rename":
             raise _Cut
         recording(number, name, when, args, result)
 

@@ -2,8 +2,9 @@
 
 A child runs a program of writes and acknowledges each over a pipe. It is killed by SIGKILL before a line that it executes
 in the library, each being as likely as any other however often it is executed, and those that guard writes more likely, or
-at a random time; some are opened by another child that is killed while it does that. Then all that was acknowledged has to be there, no row torn, and length,
-cursor, count and priorities are those of the last call that was acknowledged or of the one under way.
+at a random time; some are opened by another child that is killed while it does that. Then all that was acknowledged has to
+be there, no row torn, and length, cursor, count and priorities are those of the last call that was acknowledged or of the
+one under way.
 
     python -m tests.faults.memmap --kills 1000 --seed 0
 """
@@ -340,7 +341,8 @@ def check(folder, calls, state, last, lanes):
     for each in call.between:
         if there == each.seen():
             return "a part of the call under way has happened"
-    raise AssertionError(f"after {last} calls, in {call.name}{call.arguments}:\n{there}\n{settled.seen()}\n{call.after.seen()}")
+    states = "\n".join(map(repr, (there, settled.seen(), call.after.seen())))
+    raise AssertionError(f"after {last} calls, in {call.name}{call.arguments}:\n{states}")
 
 
 # ------------------------------------------------------------------ kills

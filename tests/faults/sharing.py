@@ -231,6 +231,8 @@ CELLS = ("race", "kills", "endings")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", default="all", help=f"all, or some of {', '.join(CELLS)}, with commas")
+    parser.add_argument("--methods", default=",".join(METHODS), help="how processes start")
+    parser.add_argument("--processes", default="2,4,8", help="writers of a race")
     parser.add_argument("--batches", type=int, default=10000, help="of each writer")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
@@ -243,9 +245,11 @@ def main() -> int:
         whole += counts
         print(f"{name:44s} {counts}", flush=True)
 
-    for method in METHODS:
+    for method in options.methods.split(","):
         if "race" in chosen:
-            for kind, processes, full, late in itertools.product(STORAGES, (2, 4, 8), (False, True), (False, True)):
+            for kind, processes, full, late in itertools.product(
+                STORAGES, map(int, options.processes.split(",")), (False, True), (False, True)
+            ):
                 name = f"race {kind} {method} x{processes}{' full' if full else ''}{' unwritten' if late else ''}"
                 told(name, race(kind, method, processes, options.batches, full=full, late=late))
         if "kills" in chosen:

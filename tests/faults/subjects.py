@@ -30,7 +30,7 @@ from tests.faults.signatures import signature
 from tests.fbuf import every_pair as core
 from tests.fbuf.checkpoint.trees import held
 from tests.interop.checkpoint.resuming import cells, go_on, joined, name_of
-from tests.interop.checkpoint.ted_buffers import buffer_of, extended, steps
+from tests.interop.checkpoint.ted_buffers import buffer_of, steps
 from tests.interop.pair_history import WRITERS, Cell
 
 Dump = Callable[[Path], None]
@@ -42,17 +42,27 @@ class Subject:
     Args:
         name: of it.
         save: saves what it is now.
-        read: loads a checkpoint into something that is made alike, and gives all that it holds then.
+        make: makes something alike, to be loaded into.
+        load: loads a checkpoint into that.
+        holds: all that such a thing holds.
         state: all that it holds now, for whether saving changes it.
         old: the folder of what it was once, and of what it is now in `new`; made here.
         hidden: whether code in C writes files too, whose operations cannot be seen.
     """
 
     def __init__(
-        self, name: str, save: Dump, read: Callable[[Path], Any], state: Callable[[], Any], hidden: bool = False
+        self,
+        name: str,
+        save: Dump,
+        make: Callable[[], Any],
+        load: Callable[[Any, Path], Any],
+        holds: Callable[[Any], Any],
+        state: Callable[[], Any],
+        hidden: bool = False,
     ) -> None:
         self.name, self.save, self.hidden = name, save, hidden
-        self._read, self._state = read, state
+        self.make, self.load, self.holds = make, load, holds
+        self._state = state
         self._folder = scratch("subject")
         self.old, self.new = Path(self._folder.name, "old"), Path(self._folder.name, "new")
         save(self.old)
@@ -67,7 +77,9 @@ class Subject:
     def signature(self, path: Path) -> str:
         """What a checkpoint holds: its tree, each array of it, and what is loaded from it."""
         tree = signature(load(path, lambda source: held(source.tree)))
-        found = signature(self._read(path))
+        target = self.make()
+        self.load(target, path)
+        found = signature(self.holds(target))
         return found if self.hidden else f"{tree} {found}"
 
     def state(self) -> str:
@@ -79,8 +91,13 @@ def states_of(buffer: Any) -> Any:
     """All that a buffer holds."""
     if getattr(buffer.storage.checkpointer, "allow_pickle", False):  # its objects are in no state_dict
         return list(buffer.storage), buffer.sampler.state_dict(), buffer.writer.state_dict()
-    filled = len(buffer) and not isinstance(buffer, ReplayBufferEnsemble)
-    return buffer.state_dict(), len(buffer), buffer[:] if filled else None
+    storage = buffer.storage
+    rows: Any = None
+    if isinstance(storage, ListStorage):
+        rows = list(storage)
+    elif len(buffer) and not isinstance(buffer, ReplayBufferEnsemble):
+        rows = buffer[:]
+    return buffer.state_dict(), len(buffer), rows
 
 
 def _forgetful(buffer: Any) -> Dump:
@@ -93,19 +110,57 @@ def _forgetful(buffer: Any) -> Dump:
     return save
 
 
-def _reading(make: Callable[[], Any]) -> Callable[[Path], Any]:
-    def read(path: Path) -> Any:
-        buffer = make()
-        buffer.loads(path)
-        return states_of(buffer)
+class Target:
+    """What something is loaded into: it holds what a subject was once."""
 
-    return read
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.renew()
+
+    def renew(self) -> None:
+        """Have it hold that again."""
+        self._held = self.subject.make()
+        self.load(self.subject.old)
+
+    def load(self, path: Path) -> None:
+        """Load a checkpoint."""
+        self.subject.load(self._held, path)
+
+    def used(self) -> str:
+        """What goes wrong when it is used; nothing may, but that there can be nothing to draw."""
+        if not isinstance(self._held, dict) and len(self._held):
+            try:
+                if not isinstance(self._held, ReplayBufferEnsemble):
+                    self._held.storage[:]
+                self._held.sample(2)
+            except RuntimeError:
+                pass
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+        return ""
+
+    def state(self) -> str:
+        """What it holds."""
+        return signature(self.subject.holds(self._held))
+
+
+def targets(makers: list[Callable[[], Subject]]) -> Iterator[Target]:
+    """A target of each subject."""
+    return (Target(make()) for make in makers)
 
 
 def _of_buffer(name: str, make: Callable[[], Any], change: Callable[[Any, int], Any], hidden: bool = False) -> Subject:
     buffer = make()
     change(buffer, 0)
-    subject = Subject(name, _forgetful(buffer), _reading(make), lambda: states_of(buffer), hidden)
+    subject = Subject(
+        name,
+        _forgetful(buffer),
+        make,
+        lambda target, path: target.loads(path),
+        states_of,
+        lambda: states_of(buffer),
+        hidden,
+    )
     change(buffer, 1)
     return subject.changed()
 
@@ -129,8 +184,10 @@ def _ted(kind: Any, sampler: Any) -> Subject:
         buffer.set_sampler(sampler())
         return buffer
 
+    stream = steps(7, (2,)).data.transpose(0, 1)
+
     def change(buffer: Any, turn: int) -> None:
-        extended(buffer, steps((3, 4)[turn], (2,), seed=turn))
+        buffer.extend(stream[:, 3:] if turn else stream[:, :3])
         buffer.sample(2)
 
     name = f"{kind.__name__}-{make().sampler.__class__.__name__}"
@@ -205,7 +262,9 @@ def _state(sampler: str) -> Subject:
     subject = Subject(
         f"fbuf {sampler}",
         lambda path: save_state(path, held["now"]),
-        lambda path: load_state(path, held["now"]),
+        lambda: {"now": {"state": state, "large": np.zeros(200_000, np.int64)}},
+        lambda target, path: target.update(now=load_state(path, target["now"])),
+        lambda target: target["now"],
         lambda: held["now"],
     )
     held["now"] = {"state": numbered(1), "large": np.arange(200_000)[::-1]}

@@ -64,15 +64,15 @@ def test_processes_forked_and_spawned_at_any_time_share_one_value():
             return child
 
         if __name__ == "__main__":
-            number, pipes = SharedInt(10), os.pipe()
-            before = forked(number, pipes)
+            number, first, last = SharedInt(10), os.pipe(), os.pipe()
+            before = forked(number, first)
             spawn = multiprocessing.get_context("spawn")
             process = spawn.Process(target=setattr, args=(number, "value", number.value + 1))
             process.start()
             process.join(60)
-            after = forked(number, pipes)
+            after = forked(number, last)
             others = [SharedInt(3) for _ in range(600)]
-            for child in (before, after):
+            for child, pipes in ((before, first), (after, last)):
                 os.write(pipes[1], b"x")
                 os.waitpid(child, 0)
             print(number.value, {each.value for each in others})

@@ -4,10 +4,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import h5py
 import torch
 
 from fbuf.checkpoint import Writing
-from interop import LazyTensorStorage, ReplayBuffer
+from interop import H5StorageCheckpointer, LazyTensorStorage, ReplayBuffer
 from tests.interop.ted.model import Written, differences, paths, write
 
 CAPACITY = 5
@@ -69,3 +70,19 @@ def put(*steps_: Any) -> Any:
         tree[last] = value(tree[last]) if callable(value) else value
 
     return change
+
+
+def everything(path: Path) -> dict[str, Any]:
+    """The datasets of a file."""
+    found: dict[str, Any] = {}
+    with h5py.File(path) as opened:
+        opened.visititems(lambda name, held: found.update({name: held[()]}) if isinstance(held, h5py.Dataset) else None)
+    return found
+
+
+def alone(tmp_path: Path, lanes: tuple[int, ...] = (), count: int = 8, **options: Any) -> tuple[Any, Path]:
+    """A buffer, and a file by itself of its rows."""
+    rows = steps(count, lanes, observations={"obs": ((3,), torch.float32), ("deep", "more"): ((), torch.int16)})
+    buffer = extended(buffer_of(H5StorageCheckpointer(**options), lanes), rows)
+    buffer.storage.dumps(tmp_path / "rows.h5")
+    return buffer, tmp_path / "rows.h5"

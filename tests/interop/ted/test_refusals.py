@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
 from interop import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+from interop.ted import refusals
 from tests.interop.ted.model import Written, as_tuple, copied, differences, paths, rings, write
 
 FOLLOWED = ["obs", ("agent", "pixels"), ("agent", "deep", "half"), "count", "wave"]
@@ -32,6 +33,14 @@ def flat_of(written: Written, **options):
     return written.told(TED2Flat(**options))(written.data)
 
 
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Data is compared in pieces of a few rows."""
+    monkeypatch.setattr(refusals, "_CHUNK", 3)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("small_pieces")
 @given(rings(), st.data())
 def test_the_first_row_that_would_be_lost_is_named(written: Written, draws: st.DataObject) -> None:
     data = written.data
@@ -86,6 +95,8 @@ def test_whatever_is_not_refused_comes_back(seed: int) -> None:
         assert not differences(Flat2TED()(flat), data)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("small_pieces")
 @given(rings(), st.data())
 def test_flags_of_the_root_are_not_lost(written: Written, draws: st.DataObject) -> None:
     data = written.data

@@ -1,0 +1,161 @@
+"""H5 files that somebody made to lead elsewhere, or to take what memory there is."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from interop import CheckpointCorrupt, CheckpointMismatch, H5StorageCheckpointer
+from tests.interop.checkpoint.ted_buffers import alone, buffer_of, everything, extended, state, steps
+
+
+def replaced(name: str, **options: Any) -> Any:
+    """What puts another dataset in the place of one."""
+
+    def do(opened: Any) -> None:
+        del opened[name]
+        opened.create_dataset(name, **options)
+
+    return do
+
+
+def secret(folder: Path, shape: tuple[int, ...]) -> None:
+    """Files with numbers that must not be seen, which would fit."""
+    with h5py.File(folder / "secret.h5", "w") as opened:
+        opened["rows"] = np.full(shape, 7, np.float32)
+    (folder / "secret.bin").write_bytes(bytes([7]) * 48)
+
+
+def virtual(opened: Any, folder: Path) -> None:
+    shape = opened["traj_0/obs"].shape
+    layout = h5py.VirtualLayout(shape=shape, dtype=np.float32)
+    layout[:] = h5py.VirtualSource(str(folder / "secret.h5"), "rows", shape=shape)
+    del opened["traj_0/obs"]
+    opened.create_virtual_dataset("traj_0/obs", layout)
+
+
+def linked(name: str, link: Any) -> Any:
+    def do(opened: Any, folder: Path) -> None:
+        if name in opened:
+            del opened[name]
+        opened[name] = link(opened, folder)
+
+    return do
+
+
+HOSTILE = {
+    "an external link": linked(
+        "traj_0/obs", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "rows")
+    ),
+    "an external group": linked("traj_0", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "/")),
+    "an external link of another name": linked("x", lambda opened, folder: h5py.ExternalLink("secret.h5", "/")),
+    "a soft link": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/traj_0/next")),
+    "a soft link to nothing": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/nothing")),
+    "a group in itself": linked("traj_0/again", lambda opened, folder: opened["traj_0"]),
+    "the root in a group": linked("traj_0/again", lambda opened, folder: opened["/"]),
+    "a dataset twice": linked("traj_0/again", lambda opened, folder: opened["traj_0/obs"]),
+    "a type": linked("traj_0/again", lambda opened, folder: np.dtype("f8")),
+    "a virtual dataset": virtual,
+    "data in another file": lambda opened, folder: replaced(
+        "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32, external=[(str(folder / "secret.bin"), 0, 48)]
+    )(opened),
+    "objects": lambda opened, folder: replaced("traj_0/obs", data=["a", "b"])(opened),
+    "text": lambda opened, folder: replaced("traj_0/obs", data=np.array([b"abc", b"def"]))(opened),
+    "references": lambda opened, folder: replaced("traj_0/obs", data=opened["traj_1"].ref, dtype=h5py.ref_dtype)(
+        opened
+    ),
+    "records": lambda opened, folder: replaced("traj_0/obs", data=np.zeros(3, [("a", "f4")]))(opened),
+    "nothing at all": lambda opened, folder: replaced("traj_0/obs", data=h5py.Empty("f4"))(opened),
+    "rows that are not there": lambda opened, folder: replaced(
+        "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32
+    )(opened),
+    "rows of any size": lambda opened, folder: replaced(
+        "traj_0/obs", shape=(4, 2**40), dtype=np.float32, chunks=(1, 1024), compression="gzip"
+    )(opened),
+    "a row of any size": lambda opened, folder: huge(opened),
+    "another shape": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 2), np.float32))(opened),
+    "another dtype": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), np.float64))(opened),
+    "the other byte order": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), ">f4"))(opened),
+    "a number for rows": lambda opened, folder: replaced("traj_0/done", data=True)(opened),
+    "no done": lambda opened, folder: opened.__delitem__("traj_0/done"),
+    "a dataset less": lambda opened, folder: opened.__delitem__("traj_1/action"),
+    "a group less": lambda opened, folder: opened.__delitem__("traj_1"),
+    "a group more": lambda opened, folder: opened.copy("traj_1", "traj_2"),
+    "another name": lambda opened, folder: opened.move("traj_1", "traj_7"),
+    "no shape": lambda opened, folder: opened.__delitem__("_storage_shape"),
+    "a strange shape": lambda opened, folder: replaced("_storage_shape", data=[-1])(opened),
+    "a shape of any size": lambda opened, folder: replaced("_storage_shape", data=np.arange(1000))(opened),
+    "no length": lambda opened, folder: opened.__delitem__("_len"),
+    "no rows": lambda opened, folder: replaced("_len", data=0)(opened),
+    "a length beyond": lambda opened, folder: replaced("_len", data=999)(opened),
+    "a shift beyond": lambda opened, folder: replaced("shift", data=999)(opened),
+    "a shift of another kind": lambda opened, folder: replaced("shift", data=1.5)(opened),
+}
+
+
+def huge(opened: Any) -> None:
+    """One chunk of four thousand million is there."""
+    del opened["traj_0/obs"]
+    opened.create_dataset("traj_0/obs", shape=(4, 2**40), dtype=np.float32, chunks=(1, 1024), compression="gzip")
+    opened["traj_0/obs"][0, :1024] = 1
+
+
+SAID = {
+    "an external link": "leads elsewhere, by a ExternalLink",
+    "an external group": "leads elsewhere, by a ExternalLink",
+    "an external link of another name": "leads elsewhere, by a ExternalLink",
+    "a soft link": "leads elsewhere, by a SoftLink",
+    "a group in itself": "under another name too",
+    "the root in a group": "under another name too",
+    "a dataset twice": "under another name too",
+    "a virtual dataset": "has its data in other files",
+    "data in another file": "has its data in other files",
+    "objects": "no array of numbers",
+    "references": "no array of numbers",
+    "rows that are not there": "is without data",
+    "a row of any size": "bytes, of which",
+    "a group less": "instead of 1 lanes",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_files_that_are_not_what_they_should_be(tmp_path: Path, what: str) -> None:
+    _, path = alone(tmp_path)
+    secret(tmp_path, everything(path)["traj_0/obs"].shape)
+    with h5py.File(path, "r+") as opened:
+        HOSTILE[what](opened, tmp_path)
+    before = {each: each.read_bytes() for each in tmp_path.iterdir()}
+    full, _ = alone(tmp_path / "..", count=4)
+    for target in (buffer_of(H5StorageCheckpointer()), full):
+        held = state(target)
+        with pytest.raises((CheckpointCorrupt, CheckpointMismatch)) as caught:
+            target.storage.loads(path)
+        assert "rows.h5" in str(caught.value)
+        assert SAID.get(what, "") in str(caught.value)
+        assert state(target) == held
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("what", ["an external link", "a virtual dataset", "data in another file", "a row of any size"])
+def test_the_same_in_a_checkpoint_whose_sums_are_right(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret(tmp_path, (4, 3))
+    checkpointer = H5StorageCheckpointer()
+    buffer = extended(buffer_of(checkpointer), steps(8, observations={"obs": ((3,), torch.float32)}))
+    write = checkpointer._write
+
+    def hostile(opened: Any, flat: Any, storage: Any) -> None:
+        write(opened, flat, storage)
+        HOSTILE[what](opened, tmp_path)
+
+    monkeypatch.setattr(checkpointer, "_write", hostile)
+    buffer.storage.dumps(tmp_path / "saved")
+    for target in (buffer_of(H5StorageCheckpointer()), extended(buffer_of(H5StorageCheckpointer()), steps(3))):
+        held = state(target)
+        with pytest.raises(CheckpointCorrupt, match=rf"checkpoint\.h5.*{SAID[what]}"):
+            target.storage.loads(tmp_path / "saved")
+        assert state(target) == held
