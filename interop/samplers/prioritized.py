@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +78,7 @@ class PrioritizedSampler(DrawingSampler):
                 f"JAX does not see the device {self._wanted_device}: install a JAX that does, or use the CPU"
             )
         self._lock = Lock()
+        self._pid = os.getpid()
         self._clear()
 
     def _clear(self) -> None:
@@ -216,10 +218,10 @@ class PrioritizedSampler(DrawingSampler):
             self._apply()
 
     def refuse_a_stranger(self) -> None:
-        if not may_use_jax():
+        if os.getpid() != self._pid or not may_use_jax():
             raise RuntimeError(
-                "a prioritized sampler cannot be used in a process forked after JAX had started: use the spawn start "
-                "method, or sample in the parent"
+                "a prioritized sampler cannot be used in a process forked from the one that made it, nor one forked after JAX "
+                "had started: sample in the parent, and start workers that have a buffer with a RandomSampler"
             )
 
     def _make(self, storage: Storage | None) -> None:
@@ -420,7 +422,7 @@ class PrioritizedSampler(DrawingSampler):
             return {**super().__getstate__(), "_state": jax.tree.map(np.array, self._state), "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _pid=os.getpid())
         if self._state is not None:
             with bridge.exact():
                 self._state = jax.device_put(self._state, bridge.jax_device(self.device))

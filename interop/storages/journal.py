@@ -14,7 +14,7 @@ _WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor 
 _LARGEST = 8 << 20  # bytes of rows in a record, where a row is not larger
 _PAGE = 4096
 _TRIES, _PAUSE = 200, 1e-3  # seconds that a step of another process may take
-PRIORITIES, GENERATIONS = 1, 2  # further columns
+PRIORITIES = 1  # a further column
 
 
 class Journal(Undo):
@@ -33,7 +33,7 @@ class Journal(Undo):
     @staticmethod
     def size(row: int, leaves: int, per_row: int, rows: int) -> int:
         """Bytes of memory for rows of so many bytes, leaves and items."""
-        row += 8 * (per_row + 2)  # with priorities, generations, its number
+        row += 8 * (per_row + 1)  # with priorities, and its number
         log = max(min(_LARGEST, rows * row), row) + 16 * (leaves + 8)
         return -(-(Undo.before_log(_CELLS) + log) // _PAGE) * _PAGE
 
@@ -117,7 +117,6 @@ class Journal(Undo):
         self._rows, self._seen = storage._rows, None
         kept = storage._priorities
         self.add(PRIORITIES, 8 * storage._per_row, None if kept is None else kept.by_row)
-        self.add(GENERATIONS, 8, None)
         self._look()
 
     def _count(self, storage: Any) -> None:

@@ -34,18 +34,24 @@ class LazyMemmapStorage(LazyTensorStorage):
     Disk space in `scratch_dir` is reserved before the first row: a full disk is an OSError at the first write, and
     nothing stays behind. Anonymous maps take space as they are written. Workers, forked or spawned, see the same rows.
 
+    What is in `scratch_dir` survives the process, killed by SIGKILL even: `open` goes on with the rows of the last call
+    that returned, or of the one under way; calls that write over more than about 8 MiB are kept in part, as if they had
+    been of fewer rows. Edits in place, by `set_` or of views, have no such guard. One storage at a time, with the workers
+    that it is given to, writes to a folder. What the system has not yet written when the power fails is lost, and rows may
+    be torn then: for that there are checkpoints.
+
     Args:
         max_size: capacity in items.
         scratch_dir: folder of the files; None for anonymous maps that vanish with the last process that has them.
         device: "cpu" or "auto"; anything else is a ValueError.
         ndim: how many leading dims of the stored layout count as items.
-        existsok: put new files in the place of those that are there; otherwise they are a RuntimeError. Who has the old
-            ones open keeps them.
-        compilable: keep the length local to this process.
+        existsok: put new files in the place of those that are there, whose rows are gone; otherwise they are a
+            RuntimeError, see `open`. A storage that another one has open for writing always is.
+        compilable: keep the length local to this process, where there is no `scratch_dir`.
         auto_cleanup: remove the files when the storage goes or the interpreter ends; by default only without
             `scratch_dir`. A process that a signal kills, SIGTERM among them, leaves its files.
         shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
-            makes the files, and the others have them from their next use on.
+            makes the files, and the others have them from their next use on. These are not opened again.
     """
 
     _MAPPED = True
@@ -230,7 +236,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         state = {**super().__getstate__(), "_files": None, "_ending": None}  # they stay with the process that made them
         if starting_a_worker():
             return state
-        return {**state, "scratch_dir": None, "_owner": None}  # a copy has memory of its own
+        return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -323,7 +329,7 @@ def opened(kind: type[Any], root: Path, writes: bool) -> Any:
 
 def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows, root: Path) -> None:
     """Put rows into a storage, with the counters and priorities that are in its folder."""
-    storage._journal = None
+    storage._journal, storage._reopened = None, True
     storage._adopt(layout, rows)
     size, found = KeptPriorities.size(storage.max_size), Journal()
     if os.path.lexists(root / PRIORITIES):

@@ -42,6 +42,7 @@ class Storage(Component):
     _generations: Any = None  # of its rows, where a writer counts them
     _journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
     _priorities: Any = None  # of its items, where they are kept beside them
+    _reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether priorities are kept for what other processes write
     _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
     _pid: int  # of the process that made it

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 HUNG = "hung"
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0) -> tuple[str, bytes]:
@@ -60,6 +61,4 @@ def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0
 
 def scratch(name: str, disk: bool = False) -> tempfile.TemporaryDirectory[str]:
     """A folder in memory where there is one: a kill loses nothing that was written to either, and this is faster."""
-    memory = "/dev/shm"
-    here = None if disk or not os.access(memory, os.W_OK) else memory
-    return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=here)
+    return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=None if disk else MEMORY)

@@ -125,8 +125,10 @@ def test_counters_of_one_process_are_not_used_by_two(in_a_fork):
     """)
 
 
-def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork):
-    in_a_fork("""
+@pytest.mark.parametrize("jax_started", [False, True])
+def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork, jax_started):
+    in_a_fork(
+        """
         import os, torch
         from tensordict import TensorDict
         from interop import (
@@ -142,7 +144,8 @@ def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork):
         buffers = [TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, **each) for each in parts]
         for buffer in buffers:
             buffer.extend(data)
-        buffers[0].sample()
+        if jax_started:
+            buffers[0].sample()
         child = os.fork()
         if child == 0:
             for buffer in buffers:
@@ -153,7 +156,9 @@ def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork):
                     pass
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0 and [len(buffer) for buffer in buffers] == [4, 4, 4]
-    """)
+        """,
+        jax_started=jax_started,
+    )
 
 
 def test_a_child_whose_memory_has_moved_reads_nothing_old(in_a_fork):

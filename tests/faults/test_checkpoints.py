@@ -1,0 +1,96 @@
+"""Short forms of what `python -m tests.faults` does at length."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults import damaging, failing, killing, losing
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A child that was forked has no others."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+def check(result: dict[str, Any], least: int) -> None:
+    """Nothing is wrong, and something was done."""
+    assert not result["wrong"], result["first wrong"]
+    assert result["points"] >= least, result
+
+
+def test_whoever_is_killed_leaves_the_old_one_or_the_new_one() -> None:
+    result = killing.run(72, seed=1)
+    check(result, 72)
+    assert result["old"] and result["new"] and result["restarts"]
+
+
+def test_at_random_times() -> None:
+    result = killing.run_random(6, megabytes=20)
+    check(result, 6)
+
+
+def test_an_operation_that_fails_leaves_the_old_one() -> None:
+    result = failing.run(150, seed=1)
+    check(result, 150)
+    assert result["raised"] > 50
+
+
+def test_a_full_disk() -> None:
+    result = failing.run_full()
+    if "skipped" in result:
+        pytest.skip(result["skipped"])
+    check(result, 100)
+    assert result["ENOSPC"] > 20 and result["saved"] > 20
+
+
+def test_what_was_not_flushed_may_be_lost() -> None:
+    result = losing.run(900, seed=1)
+    check(result, 900)
+    assert result["old"] and result["new"] and result["different"] > 100
+
+
+def test_damage_is_told_by_the_name_of_the_file() -> None:
+    check(damaging.run(200, 1, damaging.damage_files, "damaging"), 200)
+
+
+@pytest.mark.filterwarnings("ignore:.*the checkpoint counts:UserWarning", "ignore:the buffer had batch_size:UserWarning")
+def test_descriptions_that_are_made_up() -> None:
+    check(damaging.run(300, 1, damaging.describe, "describing"), 300)
+
+
+@pytest.mark.slow
+def test_every_point_of_some() -> None:
+    check(killing.run(600, seed=2), 600)
+
+
+# ------------------------------------------------------------------ whether these tests can fail
+
+
+def test_what_is_not_flushed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fbuf.checkpoint.writing._flush", lambda path: None)
+    assert losing.run(900, seed=1)["wrong"] > 10
+
+
+def test_what_is_not_put_in_place_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = killing.os.rename
+
+    def in_two_steps(one: Any, other: Any) -> None:
+        if Path(other).exists():
+            killing.os.unlink(other)
+        real(one, other)
+
+    monkeypatch.setattr("fbuf.checkpoint.writing.os.rename", in_two_steps)
+    assert killing.run(100, seed=1)["wrong"] > 0
+
+
+def test_what_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fbuf.checkpoint.reading.zlib.crc32", lambda content, before=0: before)
+    monkeypatch.setattr("fbuf.checkpoint.reading.Source.check_rest", lambda self: None)
+    assert damaging.run(100, 1, damaging.damage_files, "damaging")["wrong"] > 0

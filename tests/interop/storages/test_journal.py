@@ -1,0 +1,364 @@
+"""The undo record: all of a step counts, or nothing, wherever it breaks off."""
+
+import copy
+import multiprocessing
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, RoundRobinWriter, TensorStorage
+from interop.storages import journal
+from interop.storages.journal import Journal
+from interop.storages.undo import Cell, Memory, Undo
+from tests.interop.rows import KINDS, check_same, nested_td
+
+
+class Record(Undo):
+    """Of two arrays and some counters."""
+
+    def __init__(self, memory, rows, cells=6):
+        self._begin(memory, cells)
+        self._use(cells)
+        self._watch(rows)
+
+
+def record(log=4096):
+    memory = np.zeros(Undo.before_log(6) + log, np.uint8)
+    rows = [np.arange(40, dtype=np.float32).reshape(10, 2, 2), np.arange(10, dtype=np.int64)[::-1]]  # one is not dense
+    return Record(memory, rows), memory, rows
+
+
+def change(undo, rows, saved):
+    undo.save(saved)
+    at = slice(saved.start, saved.stop) if isinstance(saved, range) else saved
+    for array in rows:
+        array[at] = 99
+    undo._cells[0] += 1
+
+
+class Stop(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("saved", [range(2, 5), np.array([7, 1, 7, 0])], ids=["run", "list"])
+def test_a_step_that_breaks_off_is_undone(saved):
+    undo, _, rows = record()
+    before = copy.deepcopy(rows)
+    with pytest.raises(Stop), undo:
+        change(undo, rows, saved)
+        change(undo, rows, range(4, 9))
+        raise Stop
+    check_same([torch.from_numpy(r.copy()) for r in rows], [torch.from_numpy(r.copy()) for r in before])
+    assert undo._cells[0] == 0 and not undo.active and undo.commits == 0
+
+
+def test_a_step_that_ends_counts():
+    undo, _, rows = record()
+    with undo:
+        change(undo, rows, range(2, 5))
+        with undo:
+            change(undo, rows, range(6, 7))
+    assert undo._cells[0] == 2 and (rows[1] == 99).sum() == 4 and not undo.recover() and undo.commits == 1
+
+
+def test_what_was_done_before_a_cut_counts():
+    undo, _, rows = record()
+    with pytest.raises(Stop), undo:
+        change(undo, rows, range(2, 3))
+        undo.cut()
+        change(undo, rows, range(5, 6))
+        raise Stop
+    assert undo._cells[0] == 1 and (rows[1] == 99).nonzero()[0].tolist() == [2]
+
+
+def test_putting_back_may_be_killed_and_begun_again():
+    undo, memory, rows = record()
+    before = copy.deepcopy(rows)
+    undo.__enter__()
+    change(undo, rows, np.array([3, 8]))
+    change(undo, rows, range(7, 10))
+
+    lines = 0
+
+    def run_to(line):
+        nonlocal lines
+        lines = 0
+
+        def trace(frame, event, _):
+            nonlocal lines
+            lines += event == "line"
+            if lines == line:
+                sys.settrace(None)
+                raise Stop
+            return trace
+
+        sys.settrace(trace)
+        try:
+            Record(memory, rows).recover()
+        except Stop:
+            pass
+        finally:
+            sys.settrace(None)
+
+    for line in range(1, 60, 3):
+        run_to(line)
+    assert Record(memory, rows).recover() or lines  # by the last at the latest
+    assert all(np.array_equal(*each) for each in zip(rows, before, strict=True)) and undo._cells[0] == 0
+
+
+def test_an_interrupt_at_the_end_of_a_step_undoes_it_at_the_next_one():
+    undo, _, rows = record()
+    undo.__enter__()
+    change(undo, rows, range(2, 5))  # and `__exit__` never came
+    with undo.outermost():
+        assert undo._cells[0] == 0 and rows[1].tolist() == list(range(9, -1, -1))
+        change(undo, rows, range(1))
+    assert undo._cells[0] == 1 and undo._depth == 0
+
+
+def test_room_is_made_by_letting_count_what_was_done():
+    undo, _, rows = record(log=8 * 40)
+    assert undo.most < 10 and undo.fits(undo.most) and not undo.fits(undo.most + 2)
+    with pytest.raises(Stop), undo:
+        change(undo, rows, range(undo.most))
+        undo.reserve(undo.most)
+        change(undo, rows, range(undo.most))
+        raise Stop
+    assert undo._cells[0] == 1 and (rows[1] == 99).sum() == undo.most
+
+
+def test_a_record_that_is_damaged_is_not_followed():
+    undo, memory, rows = record()
+    undo.__enter__()
+    change(undo, rows, range(2, 5))
+    undo._head[1] += 8
+    with pytest.raises(RuntimeError, match="damaged"):
+        Record(memory, rows).recover()
+
+
+# ------------------------------------------------------------------ storages
+
+
+def named(tmp_path, capacity, **options):
+    return LazyMemmapStorage(capacity, scratch_dir=tmp_path / "data", **options)
+
+
+def guarded(kind, tmp_path, capacity):
+    """A buffer whose writes are guarded."""
+    if kind == "named":
+        return ReplayBuffer(storage=named(tmp_path, capacity))
+    buffer = ReplayBuffer(storage=(LazyTensorStorage if kind == "tensor" else LazyMemmapStorage)(capacity))
+    buffer.extend(nested_td([0]))
+    buffer.storage._start_journal()
+    buffer.empty()
+    return buffer
+
+
+def state(buffer):
+    ledger = buffer.storage._ledger
+    counts = (len(buffer), buffer._writer._cursor, buffer.write_count, ledger.written, ledger.end)
+    rows = buffer[:].clone().unlock_() if len(buffer) else None
+    return counts, rows
+
+
+@pytest.mark.parametrize("kind", ["named", "tensor", "memmap"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_write_that_breaks_off_anywhere_leaves_what_was(kind, in_parts, tmp_path, monkeypatch):
+    if in_parts:
+        monkeypatch.setattr(journal, "_LARGEST", 300)
+        monkeypatch.setattr(journal, "_PAGE", 8)
+    buffer = guarded(kind, tmp_path, 8)
+    buffer.extend(nested_td(range(6)))
+    writes = [
+        lambda: buffer.extend(nested_td([10, 11, 12, 13, 14])),
+        lambda: buffer.add(nested_td([20])[0]),
+        lambda: buffer._writer.write_at([5, 0, 5], nested_td([30, 31, 32])),
+        lambda: buffer.__setitem__(slice(None), nested_td(range(40, 40 + len(buffer)))),
+        lambda: buffer.empty(),
+    ]
+    for write in writes:
+        before, number = state(buffer), 0
+        while True:
+            number += 1
+            left = [number]
+
+            def trace(frame, event, _, left=left):
+                if "/storages/" in frame.f_code.co_filename and event == "line" and frame.f_code.co_name in _WITHIN:
+                    left[0] -= 1
+                    if not left[0]:
+                        sys.settrace(None)
+                        raise Stop
+                return trace
+
+            sys.settrace(trace)
+            try:
+                write()
+            except Stop:
+                sys.settrace(None)
+                after = state(buffer)
+                if in_parts and after[0] != before[0]:
+                    before = after  # a part counts
+                    continue
+                if not in_parts:
+                    assert after[0] == before[0]
+                    check_same(after[1], before[1])
+                continue
+            finally:
+                sys.settrace(None)
+            break
+        assert number > 3
+
+
+_WITHIN = ("write_run", "_write_part", "write_at", "_write_parts", "_copy", "run", "edit", "_grow")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["extend", "add", "set"]), st.integers(1, 25)), max_size=12),
+    st.sampled_from([60, 300, 8 << 20]),
+)
+def test_writes_in_parts_are_those_of_a_storage_without_a_journal(writes, largest):
+    largest, journal._LARGEST = journal._LARGEST, largest
+    page, journal._PAGE = journal._PAGE, 8
+    try:
+        plain, other = ReplayBuffer(storage=LazyTensorStorage(7)), ReplayBuffer(storage=LazyTensorStorage(7))
+        for buffer in (plain, other):
+            buffer.extend(nested_td([0, 1]))
+        other.storage._start_journal()
+        fresh = 2
+        for call, count in writes:
+            for buffer in (plain, other):
+                if call == "extend":
+                    buffer.extend(nested_td(range(fresh, fresh + count)))
+                elif call == "add":
+                    buffer.add(nested_td([fresh])[0])
+                else:
+                    index = torch.arange(count) * 5 % len(buffer)
+                    buffer[index] = nested_td(range(fresh, fresh + count))
+            fresh += count
+            assert state(plain)[0] == state(other)[0]
+            check_same(state(plain)[1], state(other)[1])
+            assert not other.storage._journal.active
+    finally:
+        journal._LARGEST, journal._PAGE = largest, page
+
+
+def test_rows_and_lanes_are_put_back(tmp_path):
+    data = TensorDict({"a": torch.arange(24.0).reshape(2, 4, 3)}, [2, 4])
+    buffer = ReplayBuffer(storage=named(tmp_path, 12, ndim=2))
+    buffer.extend(data)
+    before = buffer.storage[:].clone()
+    with pytest.raises(Stop), buffer.storage._step():
+        buffer.storage[1, 1] = TensorDict({"a": torch.zeros(3)}, [])
+        buffer.storage[torch.tensor([0, 2]), torch.tensor([1, 0])] = TensorDict({"a": torch.ones(2, 3)}, [2])
+        raise Stop
+    assert torch.equal(buffer.storage[:]["a"], before["a"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_any_kind_are_put_back(kind, tmp_path):
+    rows = KINDS[kind]
+    buffer = ReplayBuffer(storage=named(tmp_path, 4))
+    buffer.extend(rows([0, 1, 2, 3]))
+    with pytest.raises(Stop), buffer.storage._step():
+        buffer.storage.set_run(0, torch.arange(2), rows([7, 8]))
+        raise Stop
+    check_same(buffer[:], rows([0, 1, 2, 3]))
+
+
+def test_private_storages_have_no_journal():
+    for storage in (LazyTensorStorage(4), LazyMemmapStorage(4), TensorStorage(torch.zeros(4, 2))):
+        ReplayBuffer(storage=storage).extend(torch.ones(2, 2))
+        assert storage._journal is None
+    compilable = LazyTensorStorage(4, compilable=True)
+    ReplayBuffer(storage=compilable).extend(torch.ones(2, 2))
+    compilable._start_journal()
+    assert compilable._journal is None
+
+
+def test_counters_move_into_the_journal_with_what_they_stand_at(tmp_path):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    second = ReplayBuffer(storage=buffer.storage)
+    buffer.extend(torch.arange(3))
+    second.extend(torch.arange(1))
+    buffer.storage._start_journal()
+    cells = buffer._writer._cursor_cell, second._writer._cursor_cell, buffer.storage._length
+    assert all(isinstance(cell, Cell) for cell in cells) and [cell.value for cell in cells] == [3, 1, 3]
+    third = ReplayBuffer(storage=buffer.storage)
+    third.extend(torch.arange(2))
+    assert (third._writer._cursor, second._writer._cursor, buffer._writer._cursor) == (2, 1, 3)
+    twin = copy.deepcopy(buffer)
+    twin.extend(torch.arange(1))
+    assert twin.storage._journal is None and (buffer._writer._cursor, twin._writer._cursor) == (3, 0)
+    assert pickle.loads(pickle.dumps(buffer))._writer._cursor == 3
+
+
+def test_a_writer_that_leaves_takes_its_count_along(tmp_path):
+    buffer = ReplayBuffer(storage=named(tmp_path, 4))
+    buffer.extend(torch.arange(3))
+    writer = buffer._writer
+    buffer.set_storage(LazyTensorStorage(4))
+    buffer.extend(torch.arange(2))
+    assert (writer._cursor, writer.write_count) == (2, 5) and not isinstance(writer._cursor_cell, Cell)
+
+
+def test_many_writers_come_and_go(tmp_path):
+    storage = named(tmp_path, 4)
+    ReplayBuffer(storage=storage).extend(torch.arange(3))
+    for _ in range(1000):
+        RoundRobinWriter().register_storage(storage)
+    assert storage._journal._head[3] < 100
+
+
+def test_places_of_writers_that_others_may_have_are_not_given_twice():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+    buffer.extend(torch.arange(3))
+    buffer.storage._start_journal()
+    with pytest.raises(RuntimeError, match="too many writers"):
+        for _ in range(1000):
+            RoundRobinWriter().register_storage(buffer.storage)
+
+
+def test_a_large_row_has_room(tmp_path):
+    storage = named(tmp_path, 3)
+    storage.set(slice(0, 3), torch.zeros(3, journal._LARGEST // 4 + 10))
+    assert storage._journal.most == 1
+    with pytest.raises(Stop), storage._step():
+        storage.set(1, torch.ones(journal._LARGEST // 4 + 10))
+        raise Stop
+    assert not storage[:].any()
+
+
+def _killed_in_a_write(buffer, pipe):
+    with buffer.storage._access, buffer.storage._step():
+        buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
+        buffer.storage._length.value = 1
+        pipe.send("written")
+        multiprocessing.Event().wait()
+
+
+@pytest.mark.parametrize("kind", ["named", "tensor"])
+def test_the_parent_puts_back_what_a_started_worker_was_killed_in(kind, tmp_path):
+    buffer = ReplayBuffer(storage=named(tmp_path, 4) if kind == "named" else LazyTensorStorage(4))
+    buffer.extend(nested_td([0, 1, 2, 3]))
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    worker = context.Process(target=_killed_in_a_write, args=(buffer, there))
+    worker.start()
+    assert here.recv() == "written"
+    assert buffer.storage._journal.active and isinstance(buffer.storage._journal, Journal)
+    worker.kill()
+    worker.join(60)
+    check_same(buffer[:], nested_td([0, 1, 2, 3]))
+    buffer.extend(nested_td([4]))
+    check_same(buffer[:], nested_td([4, 1, 2, 3]))
+
+
+def test_memory_without_a_file_is_zero():
+    memory = Memory(10_000)
+    assert memory.bytes.size == 10_000 and not memory.bytes.any()
