@@ -8,7 +8,7 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
 from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.tensor_states import restoring_data, saved_ring
+from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
 
 
 class StorageCheckpointerBase:
@@ -104,6 +104,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             return {"rows": storage._saved()}
         from interop.checkpoint.values import encode
 
+        refuse_frames(storage)
         self._tell_hooks(storage)
         data = storage[:]
         for hook in self._save_hooks:

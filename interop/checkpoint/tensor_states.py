@@ -62,6 +62,7 @@ def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
 def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Callable[[], None]:
     """The same for rows that are there as data of the user's kind: all that are filled, [rows, *lanes]."""
     where = f"the checkpoint of a {type(storage).__name__}"
+    refuse_frames(storage)
     found = Ring(Fields(ring, where))
     try:
         layout = Layout.of(data, found.ndim)
@@ -79,6 +80,15 @@ def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Ca
                 array[...] = as_array(leaf)
 
     return plan.filled_by(fill)
+
+
+def refuse_frames(storage: Any) -> None:
+    """CheckpointMismatch for a storage whose rows cannot be written in any other order than that of time."""
+    if storage._OF_FRAMES:
+        raise CheckpointMismatch(
+            f"a {type(storage).__name__} keeps frames in the order of time, and hooks and other checkpointers would give it "
+            "rows in another: use a TensorStorageCheckpointer without hooks"
+        )
 
 
 class Ring:

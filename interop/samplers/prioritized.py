@@ -220,8 +220,8 @@ class PrioritizedSampler(DrawingSampler):
     def refuse_a_stranger(self) -> None:
         if os.getpid() != self._pid or not may_use_jax():
             raise RuntimeError(
-                "a prioritized sampler cannot be used in a process forked from the one that made it, nor one forked after JAX "
-                "had started: sample in the parent, and start workers that have a buffer with a RandomSampler"
+                "a prioritized sampler cannot be used in a process forked from the one that made it, or after JAX had "
+                "started: sample in the parent, and start workers that have a buffer with a RandomSampler"
             )
 
     def _make(self, storage: Storage | None) -> None:

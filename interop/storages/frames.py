@@ -51,6 +51,8 @@ class LazyFrameStorage(TensorStorage):
         compilable: keep the length local to this process.
     """
 
+    _OF_FRAMES = True
+
     def __init__(
         self,
         max_size: int,

@@ -20,7 +20,7 @@ def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor],
     """`TensorStorage.set_run` in steps, of as many rows as fit into the journal: after each the writer's counters move."""
     journal: Journal = storage._journal
     count, capacity, rows = index.shape[0], storage._row_count, storage._own_rows()
-    with journal:
+    with journal.part():
         if start >= storage._filled_rows and start + count <= capacity:
             _write_part(storage, start, count, start, count, (), leaves)
             if advance is not None:
@@ -78,7 +78,7 @@ def write_at(storage: Any, places: Any, leaves: Sequence[Tensor], reached: int |
     journal: Journal = storage._journal
     rows, filled = storage._own_rows(), storage._filled_rows
     over = counted(places[0] if isinstance(places, tuple) else places, filled)
-    with journal:
+    with journal.part():
         storage._enter(places, reached is not None, storage._row_count)
         if journal.fits(len(over)):
             journal.reserve(len(over))

@@ -55,7 +55,7 @@ class Journal(Undo):
         self._count(storage)
         for writer in list(self._waiting):
             self.enlist(writer)
-        if self._depth:  # in the first write
+        if self._inside:  # in the first write
             self._arm()
 
     def resume(self, storage: Any, memory: Memory) -> None:
@@ -206,7 +206,7 @@ class ReadOnly:
     def __init__(self, folder: str, cursor: int, count: int) -> None:
         self._folder, self._cursor, self._count = folder, cursor, count
 
-    def outermost(self) -> "ReadOnly":
+    def part(self) -> "ReadOnly":
         return self
 
     def __enter__(self) -> None:

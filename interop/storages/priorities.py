@@ -90,7 +90,7 @@ class KeptPriorities(Undo):
         if not self._open:
             return
         given = np.broadcast_to(np.asarray(values, np.float64), slots.shape)
-        with self.outermost():
+        with self:
             for start in range(0, slots.size, self.most):
                 if start:
                     self.cut()

@@ -172,11 +172,11 @@ class Storage(Component):
 
     def _step(self) -> contextlib.AbstractContextManager[Any]:
         """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""
-        return _NOT_GUARDED if self._journal is None else self._journal.outermost()
+        return _NOT_GUARDED if self._journal is None else self._journal
 
     def _part(self) -> contextlib.AbstractContextManager[Any]:
         """The same, and a part of the step that it is in."""
-        return _NOT_GUARDED if self._journal is None else self._journal
+        return _NOT_GUARDED if self._journal is None else self._journal.part()
 
     def _keeps_priorities(self) -> Any:
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the

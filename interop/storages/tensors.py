@@ -36,6 +36,7 @@ class TensorStorage(Storage):
     _default_checkpointer = TensorStorageCheckpointer
     _last: Any = None
     _last_run: range | None = None
+    _OF_FRAMES = False  # whether rows can be written in one order only
     _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
     def __init__(

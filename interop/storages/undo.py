@@ -6,10 +6,11 @@ in their order, and what they went into is shared memory or a file: nothing has 
 matter, for which there are checkpoints.
 """
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from interop.storages.lock import renew_in_children
 _ACTIVE, _USED, _ARMED, _CELLS, _COMMITS = range(5)  # words of the head; the first is not zero in a step
 _HEAD = 8  # words
 _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, how many, which extras
+_PART = contextlib.nullcontext()
 Rows = range | np.ndarray
 
 
@@ -111,10 +113,10 @@ def _index(rows: Rows) -> Any:
 class Undo:
     """A record of counters and rows: `with undo:` is a step, of which all counts or, where it breaks off, nothing.
 
-    A step within a step is a part of it. Who uses it holds a lock.
+    A step is within no other; `with undo.part():` is a part of the one that it is in. Who uses it holds a lock.
     """
 
-    _depth = 0  # steps within each other
+    _inside = False  # whether this process is in a step
     _head: Any = None
     _last_spans: tuple[Any, list[Any], int]
 
@@ -143,7 +145,7 @@ class Undo:
         self._now, self._before = self._cells[:cells], self._kept[:cells]
 
     def _renew(self) -> None:
-        self._depth = 0
+        self._inside = False
 
     @property
     def active(self) -> bool:
@@ -159,17 +161,23 @@ class Undo:
     # ------------------------------------------------------------------ a step
 
     def __enter__(self) -> None:
-        if not self._depth and self._head is not None:
+        if self._inside:  # one that an interrupt kept from ending
+            self.recover()
+        if self._head is not None:
             self._arm()
-        self._depth += 1  # last: an interrupt before it has begun nothing
+        self._inside = True  # last: an interrupt before it has begun nothing
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        if self._depth == 1 and self._head is not None:
+        if self._head is not None:
             if kind is None:
                 self._commit()
             else:
                 self.recover()
-        self._depth -= self._depth > 0
+        self._inside = False
+
+    def part(self) -> contextlib.AbstractContextManager[Any]:
+        """A part of the step that this process is in, or else a step."""
+        return _PART if self._inside else self
 
     def _arm(self) -> None:
         head = self._head
@@ -187,13 +195,6 @@ class Undo:
         """Have what was done of the step count, and begin another one for the rest."""
         self._commit()
         self._arm()
-
-    def outermost(self) -> Self:
-        """The same, for a step that is within no other: one that an interrupt kept from ending is undone."""
-        if self._depth:
-            self.recover()
-            self._depth = 0
-        return self
 
     # ------------------------------------------------------------------ rows
 

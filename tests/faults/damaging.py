@@ -26,7 +26,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismat
 from fbuf.checkpoint.tree import dump_json
 from tests.faults.children import scratch
 from tests.faults.killing import Counts
-from tests.faults.subjects import Target, every, targets
+from tests.faults.subjects import Subject, Target, every, targets
 
 FLIPS = 32
 
@@ -55,16 +55,16 @@ def damages(path: Path, others: list[Path], rng: random.Random) -> Iterator[tupl
 
         return do
 
-    yield "deleted", path.unlink
-    yield "empty", put(b"")
-    yield "half", put(good[: len(good) // 2])
-    yield "a byte less", put(good[:-1])
-    yield "more", put(good + bytes(64))
+    contents = {"empty": b"", "half": good[: len(good) // 2], "a byte less": good[:-1], "more": good + bytes(64)}
     for place in rng.sample(range(8 * len(good)), min(FLIPS, 8 * len(good))):
         byte, bit = divmod(place, 8)
-        yield f"bit {place}", put(good[:byte] + bytes([good[byte] ^ (1 << bit)]) + good[byte + 1 :])
+        contents[f"bit {place}"] = good[:byte] + bytes([good[byte] ^ (1 << bit)]) + good[byte + 1 :]
     for other in others:
-        yield f"that of {other.parent.name}/{other.name}", put(other.read_bytes())
+        contents[f"that of {other.parent.name}/{other.name}"] = other.read_bytes()
+    yield "deleted", path.unlink
+    for what, content in contents.items():
+        if content != good:
+            yield what, put(content)
 
     def replace(make: Callable[[], Any]) -> Callable[[], None]:
         def do() -> None:
@@ -277,11 +277,17 @@ def describe(target: Target, counts: Counts, most: int, rng: random.Random) -> N
                 counts.note(f"took {grown} kB", (), where)
 
 
-def run(points: int, seed: int, do: Callable[[Target, Counts, int, random.Random], None], name: str) -> dict[str, Any]:
+def run(
+    points: int,
+    seed: int,
+    do: Callable[[Target, Counts, int, random.Random], None],
+    name: str,
+    makers: list[Callable[[], Subject]] | None = None,
+) -> dict[str, Any]:
     """So many points, over subjects in an order of their own."""
     rng = random.Random(seed)
     counts, begun = Counts(), time.monotonic()
-    makers = every(seed)
+    makers = every(seed) if makers is None else makers
     for target in targets(makers):
         if counts["points"] >= points:
             break

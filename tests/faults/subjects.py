@@ -1,5 +1,6 @@
 """What is saved while something goes wrong: states of `fbuf`, and buffers of every storage, sampler and checkpointer."""
 
+import functools
 import shutil
 import tempfile
 import weakref
@@ -95,11 +96,13 @@ def states_of(buffer: Any) -> Any:
     """All that a buffer holds."""
     if getattr(buffer.storage.checkpointer, "allow_pickle", False):  # its objects are in no state_dict
         return list(buffer.storage), buffer.sampler.state_dict(), buffer.writer.state_dict()
+    if isinstance(buffer, ReplayBufferEnsemble):
+        return [states_of(member) for member in buffer._members], buffer._rng.get_state()
     storage = buffer.storage
     rows: Any = None
     if isinstance(storage, ListStorage):
         rows = list(storage)
-    elif len(buffer) and not isinstance(buffer, ReplayBufferEnsemble):
+    elif len(buffer):
         rows = buffer[:]
     return buffer.state_dict(), len(buffer), rows
 
@@ -136,7 +139,7 @@ class Target:
             try:
                 if not isinstance(self._held, ReplayBufferEnsemble):
                     self._held.storage[:]
-                self._held.sample(2)
+                self._held.sample(**({} if self._held.batch_size else {"batch_size": 2}))
             except (RuntimeError, KeyError):  # or keys that are named otherwise
                 pass
             except Exception as error:
@@ -281,6 +284,25 @@ def states() -> Iterator[Callable[[], Subject]]:
     """States of `fbuf`."""
     for sampler in core.SAMPLERS:
         yield lambda sampler=sampler: _state(sampler)  # type: ignore[misc]
+
+
+@functools.cache
+def few() -> list[Callable[[], Subject]]:
+    """Some that are different, and made quickly and once."""
+    chosen = (
+        "LazyTensorStorage-1-SamplerWithoutReplacement-TensorDictRoundRobinWriter",
+        "LazyStackStorage-1-RandomSampler-TensorDictMaxValueWriter",
+    )
+    makers = [
+        lambda: _state("Uniform"),
+        *(lambda cell=cell: _of_cell(cell) for cell in cells(tuple(WRITERS)) if name_of(cell).startswith(chosen)),
+    ]  # type: ignore[misc]
+    makers += [
+        lambda: _ted(H5StorageCheckpointer, RandomSampler),
+        lambda: _ted(NestedStorageCheckpointer, RandomSampler),
+        *list(others())[:3],
+    ]
+    return [functools.cache(each) for each in makers]
 
 
 def every(seed: int) -> list[Callable[[], Subject]]:

@@ -1,5 +1,6 @@
 """Short forms of what `python -m tests.faults` does at length."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests.faults import damaging, failing, killing, losing
+from tests.faults.subjects import few
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +28,8 @@ def check(result: dict[str, Any], least: int) -> None:
 
 
 def test_whoever_is_killed_leaves_the_old_one_or_the_new_one() -> None:
-    result = killing.run(72, seed=1)
-    check(result, 72)
+    result = killing.run(90, 1, few())
+    check(result, 90)
     assert result["old"] and result["new"] and result["restarts"]
 
 
@@ -37,7 +39,7 @@ def test_at_random_times() -> None:
 
 
 def test_an_operation_that_fails_leaves_the_old_one() -> None:
-    result = failing.run(150, seed=1)
+    result = failing.run(160, 1, few())
     check(result, 150)
     assert result["raised"] > 50
 
@@ -51,18 +53,20 @@ def test_a_full_disk() -> None:
 
 
 def test_what_was_not_flushed_may_be_lost() -> None:
-    result = losing.run(900, seed=1)
+    result = losing.run(900, 1, few())
     check(result, 900)
     assert result["old"] and result["new"] and result["different"] > 100
 
 
 def test_damage_is_told_by_the_name_of_the_file() -> None:
-    check(damaging.run(200, 1, damaging.damage_files, "damaging"), 200)
+    check(damaging.run(200, 1, damaging.damage_files, "damaging", few()), 200)
 
 
-@pytest.mark.filterwarnings("ignore:.*the checkpoint counts:UserWarning", "ignore:the buffer had batch_size:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*the checkpoint counts:UserWarning", "ignore:the buffer had batch_size:UserWarning"
+)
 def test_descriptions_that_are_made_up() -> None:
-    check(damaging.run(300, 1, damaging.describe, "describing"), 300)
+    check(damaging.run(300, 1, damaging.describe, "describing", few()), 300)
 
 
 @pytest.mark.slow
@@ -75,22 +79,31 @@ def test_every_point_of_some() -> None:
 
 def test_what_is_not_flushed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fbuf.checkpoint.writing._flush", lambda path: None)
-    assert losing.run(900, seed=1)["wrong"] > 10
+    assert losing.run(900, 1, few())["wrong"] > 10
 
 
 def test_what_is_not_put_in_place_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = killing.os.rename
+    class TwoSteps:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
 
-    def in_two_steps(one: Any, other: Any) -> None:
-        if Path(other).exists():
-            killing.os.unlink(other)
-        real(one, other)
+        def rename(self, one: Path, other: Path) -> None:
+            if other.exists():
+                os.unlink(other)
+            os.rename(one, other)
 
-    monkeypatch.setattr("fbuf.checkpoint.writing.os.rename", in_two_steps)
-    assert killing.run(100, seed=1)["wrong"] > 0
+    monkeypatch.setattr("fbuf.checkpoint.writing.os", TwoSteps())
+    assert killing.run(-1, 1, few()[2:3])["wrong"] > 0
 
 
 def test_what_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fbuf.checkpoint.reading.zlib.crc32", lambda content, before=0: before)
-    monkeypatch.setattr("fbuf.checkpoint.reading.Source.check_rest", lambda self: None)
-    assert damaging.run(100, 1, damaging.damage_files, "damaging")["wrong"] > 0
+    class Right(int):
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    class Sums:
+        def crc32(self, *args: Any) -> int:
+            return Right()
+
+    monkeypatch.setattr("fbuf.checkpoint.reading.zlib", Sums())
+    assert damaging.run(100, 1, damaging.damage_files, "damaging", few())["wrong"] > 0
