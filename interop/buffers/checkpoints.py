@@ -164,7 +164,7 @@ class Saveable:
         rest = self._restoring_rest(fields, ("sampler", "writer"), where, rule)
         # Last to be read, for it is the largest, and first to be put in.
         rows = storage.checkpointer._restoring(storage, fields.any("storage"), source, rule)
-        return Together([self._forgetting(), rows, rest])
+        return InOneStep(storage, [self._forgetting(), rows, rest])
 
     def _restoring_rest(self, fields: Fields, names: Sequence[str], where: str, rule: Rule) -> Callable[[], None]:
         """The same for all but the storage."""
@@ -253,7 +253,7 @@ class Saveable:
                 queued = _arrays(fields.any("_prefetch_state")) if "_prefetch_state" in fields else None
                 size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
                 ready += [self._rejoining(size), self._restoring_queue(queued, EXACT)]
-            Together(ready)()
+            InOneStep(held["_storage"], ready)()
             settle(self._drawn_from(), [held["_prefetch"]])
 
     # ------------------------------------------------------------------ batches drawn ahead
@@ -268,6 +268,18 @@ class Saveable:
         queue = self.__dict__["_prefetch"]
         if queue is not None and len(queue):
             queue.redraw(self)
+
+
+class InOneStep(Together):
+    """Parts that are put into a storage and what goes with it: of which all count, or none, if the process is killed."""
+
+    def __init__(self, storage: Any, parts: list[Callable[[], None]]) -> None:
+        super().__init__(parts)
+        self._storage = storage
+
+    def __call__(self) -> None:
+        with self._storage._step():
+            super().__call__()
 
 
 class SaveableEnsemble(Saveable):

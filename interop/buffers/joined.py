@@ -301,7 +301,11 @@ class Joined(Saveable):
         return self
 
     def _rejoin(self) -> None:
-        """The storage holds other rows than before: have the other buffers on it know."""
+        """The storage holds other rows than before: have what keeps something beside them, and other buffers, know."""
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler._keep(self._storage)
+        if isinstance(self._writer, RoundRobinWriter) and self._storage._journal is not None:
+            self._storage._journal.wrote(self._writer)
         for buffer in self._storage.attached():
             if buffer is not self and isinstance(buffer, Joined):
                 buffer._sampler._empty()

@@ -202,6 +202,8 @@ class Restored:
     def __call__(self) -> None:
         storage, ring = self._storage, self._ring
         storage._empty()  # what a reader of another process, or after a crash, sees is nothing rather than a mixture
+        if storage._journal is not None and storage._journal.active:
+            storage._journal.cut()
         if self._rows is not None:
             storage._adopt(self._layout, self._rows)
         if self._held and ring.filled:

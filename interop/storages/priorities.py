@@ -35,6 +35,7 @@ class KeptPriorities(Undo):
         self._use(_CELLS)
         self._values = memory.bytes[_BEFORE:].view(np.int64)
         self._watch([self._values])
+        self._most = self.most
         self._top: Any = self._cells[_HIGHEST : _HIGHEST + 1].cast("B").cast("d")
         self.recover()
 
@@ -89,14 +90,18 @@ class KeptPriorities(Undo):
         """Keep the priorities of items, of equal ones the last, and what new items get."""
         if not self._open:
             return
-        given = np.broadcast_to(np.asarray(values, np.float64), slots.shape)
+        bits = ~np.asarray(values, np.float64).view(np.int64)
         with self:
-            for start in range(0, slots.size, self.most):
-                if start:
+            if slots.size <= self._most:
+                self.save(slots)
+                self._values[slots] = bits
+            else:
+                bits = np.broadcast_to(bits, slots.shape)
+                for start in range(0, slots.size, self._most):
                     self.cut()
-                part = slots[start : start + self.most]
-                self.save(part)
-                self._values[part] = ~np.ascontiguousarray(given[start : start + self.most]).view(np.int64)
+                    part = slice(start, start + self._most)
+                    self.save(slots[part])
+                    self._values[slots[part]] = bits[part]
             self._top[0], self._cells[_SLOT] = highest, highest_slot
             self._cells[_SINCE] = (
                 self._journal.emptied + 1

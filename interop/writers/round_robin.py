@@ -46,8 +46,8 @@ class RoundRobinWriter(Writer):
         """Write to this storage from now on; into another one than before from its first row."""
         if self.tracks_generations and storage._reopened and storage._generations is None and len(storage):
             raise RuntimeError(
-                "how often rows were written is not kept in files: use a writer without track_generations, or a storage that "
-                "was not opened"
+                "how often rows were written is not kept in files: use a writer without track_generations on a storage that "
+                "was opened"
             )
         before = getattr(self, "_storage", storage)
         if before is not storage:

@@ -23,8 +23,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, ReplayBuffer
-from tests.faults.children import scratch
+from interop import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    LazyTensorStorage,
+    NestedStorageCheckpointer,
+    ReplayBuffer,
+)
+from tests.faults.children import forked, scratch
 from tests.faults.file_operations import nothing, watched
 from tests.faults.killing import NONE, Counts, told
 from tests.faults.subjects import Subject, every
@@ -184,13 +190,56 @@ def run_full() -> dict[str, Any]:
     return {"test": "a full disk", **counts.result()}
 
 
+def _ted(rows: int, seed: int) -> TensorDict:
+    """One episode, 1 kB a row."""
+    obs = torch.from_numpy(np.random.default_rng(seed).random((rows + 1, 250), np.float32))
+    done = torch.arange(rows)[:, None] == rows - 1
+    root = {"obs": obs[:-1], "done": torch.zeros(rows, 1, dtype=torch.bool)}
+    after = TensorDict({"obs": obs[1:], "done": done, "reward": torch.ones(rows, 1)}, [rows])
+    return TensorDict({**root, "next": after}, [rows])
+
+
+def run_full_elsewhere() -> dict[str, Any]:
+    """The same for checkpointers whose files others write, in children, since such code may bring a process down."""
+    counts = Counts()
+    with scratch("full") as folder, small_disk(Path(folder), "4m") as mounted:
+        if not mounted:
+            return {"test": "a full disk, other checkpointers", "skipped": "nothing can be mounted here", "wrong": 0}
+        path = Path(folder, "c")
+        for kind in (FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer):
+            for rows in range(150, 4500, 217):
+                shutil.rmtree(path, ignore_errors=True)
+                kept: TensorDict | None = None
+                for size in (rows // 2, rows):
+                    buffer = ReplayBuffer(storage=LazyTensorStorage(size), checkpointer=kind())
+                    buffer.extend(_ted(size, size))
+
+                    def save(buffer: Any = buffer, first: bool = kept is None) -> bytes:
+                        try:
+                            buffer.dumps(path)
+                        except OSError as error:
+                            return f"OSError, {_left(path, first)}".encode() if error.errno else b"no errno"
+                        return b"saved"
+
+                    where = f"{kind.__name__}, {rows} rows, {'first' if kept is None else 'over'}"
+                    how, told_ = forked(save)
+                    counts.note(told_.decode() if how == "done" else how, ("saved", "OSError, []"), where)
+                    kept = buffer[:] if told_ == b"saved" else kept
+                    if kept is not None:
+                        other = ReplayBuffer(storage=LazyTensorStorage(len(kept)), checkpointer=kind())
+                        other.loads(path)
+                        same = bool((other[:] == kept).all())
+                        counts.note("loaded" if same else "something else was loaded", ("loaded",), where)
+    return {"test": "a full disk, other checkpointers", **counts.result()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = [run(options.points, options.seed), run_full()]
+    results = [run(options.points, options.seed), run_full(), run_full_elsewhere()]
     for each in results:
         print(json.dumps(each))
     return any(each["wrong"] for each in results)

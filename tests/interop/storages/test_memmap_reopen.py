@@ -519,7 +519,7 @@ def test_descriptions_that_do_not_fit_are_refused(change, tmp_path):
     with pytest.raises((CheckpointCorrupt, ValueError)):
         LazyMemmapStorage.open(tmp_path)
     path.write_text("[" * 100_000)
-    with pytest.raises(CheckpointCorrupt, match="storage.json"):
+    with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
         LazyMemmapStorage.open(tmp_path)
 
 
