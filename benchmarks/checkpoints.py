@@ -22,7 +22,7 @@ from typing import Any
 
 import measure
 import torch
-from tensordict import MemoryMappedTensor
+from tensordict import MemoryMappedTensor, TensorDict
 from torch_rows import fill, transitions
 
 import interop
@@ -138,6 +138,11 @@ class Table:
         ]
 
 
+def others(rows: TensorDict, turn: int) -> TensorDict:
+    """Rows that differ from these, and from those of other turns, in every leaf."""
+    return rows.apply(lambda leaf: ~leaf if leaf.dtype == torch.bool else leaf + turn + 1)
+
+
 def main() -> int:
     parser = measure.arguments("Checkpoints of six-leaf rows with priorities: dumps, loads, and the next dump")
     parser.add_argument(
@@ -165,7 +170,7 @@ def main() -> int:
                 table.take("loads", name, lambda fresh=fresh, folder=folder: fresh.load(folder))
                 assert len(fresh.buffer) == capacity
                 del fresh
-                side.buffer.extend(rows)
+                side.buffer.extend(others(rows, turn))
                 again = f"dumps again, 1 in {FRACTION} rows new"
                 table.take(again, name, lambda side=side, folder=folder: side.dump(folder))
                 shutil.rmtree(folder)

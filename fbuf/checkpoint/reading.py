@@ -20,7 +20,7 @@ from fbuf.checkpoint.manifest import FileEntry, Manifest
 from fbuf.checkpoint.tree import lift
 
 _NOTHING = np.zeros(0, np.uint8)
-_THREADS = min(4, os.cpu_count() or 1)
+_THREADS = 4  # they wait for the disk as much as they work
 Verify = Literal["full", "size"]
 _Result = TypeVar("_Result")
 

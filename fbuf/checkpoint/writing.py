@@ -30,7 +30,7 @@ from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import FileEntry, Manifest
 from fbuf.checkpoint.tree import lower
 
-_THREADS = min(4, os.cpu_count() or 1)
+_THREADS = 4  # they wait for the disk as much as they work
 _OURS = re.compile(rf"{manifest.FOLDER}[0-9a-f]{{16}}|\.{re.escape(manifest.NAME)}\.[0-9a-f]{{16}}\.tmp")
 _SMALL = 1 << 18  # bytes up to which arrays share a file
 _holders: set[tuple[int, int, int, int]] = set()  # folders, and the threads that write to them

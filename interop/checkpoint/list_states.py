@@ -43,7 +43,7 @@ def restoring_list(storage: Any, saved: Any, rule: Rule, given: list[Any] | None
         items = storage._checked(load_items(fields.any("items"), rule, where, storage._home(), storage.max_size), where)
     else:
         items = _kept(storage, given, where)
-    return _putting(storage, items, written, end, _cursor(fields, len(items)))
+    return _putting(storage, items, written, end, _cursor(fields, storage.max_size))
 
 
 def _kept(storage: Any, given: Any, where: str) -> list[Any]:
@@ -115,7 +115,8 @@ def _saved_cursor(cursor: Any, length: int) -> Any:
     return np.array(as_list(cursor, length), np.int64)
 
 
-def _cursor(fields: Fields, length: int) -> Any:
+def _cursor(fields: Fields, capacity: int) -> Any:
+    # Not of the items that are there: the list may have been emptied since.
     cursor = fields.any("cursor")
     if cursor is None:
         return None
@@ -125,8 +126,8 @@ def _cursor(fields: Fields, length: int) -> Any:
             raise fields.wrong("cursor", "the bounds of a slice", cursor)
         return slice(*bounds)
     if type(cursor) is int:
-        return fields.whole("cursor", -length, max(length - 1, 0))
+        return fields.whole("cursor", -capacity, max(capacity - 1, 0))
     places = np.array(fields.array("cursor", np.int64, (None,)))
-    if places.size and not (-length <= places.min() and places.max() < length):
+    if places.size and not (-capacity <= places.min() and places.max() < capacity):
         raise CheckpointCorrupt("the last write of a list was beyond its end")
     return torch.from_numpy(places)

@@ -201,7 +201,7 @@ class Journal(Undo):
 class ReadOnly:
     """What stands in the place of a journal where nothing may be written."""
 
-    shared = True
+    shared, active = True, False
 
     def __init__(self, folder: str, cursor: int, count: int) -> None:
         self._folder, self._cursor, self._count = folder, cursor, count
