@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # A download that breaks off is tried again.
 retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; done
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow faults lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,9 @@ test: lint  ## what CI runs
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/reliability.md
+	$(BIN)/python -m tests.faults
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ def reweight(rule: Any, state: Any, alpha: Array) -> Any:
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
 def refill(rule: Any, state: Any, priorities: Array, alpha: Array) -> Any:
-    """The state of a fresh sampler with items of these priorities, -1 for none, [capacity]: the same bits as of a history."""
+    """The state of a fresh sampler with items of these priorities, -1 for none, [capacity]: the bits of a history."""
     state = dataclasses.replace(state, priorities=state.priorities.at[: state.tree.capacity].set(priorities))
     if state.ranks is not None:
         state = dataclasses.replace(state, ranks=priority_tree.fill(state.ranks, priorities))

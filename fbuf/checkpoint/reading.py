@@ -30,7 +30,8 @@ def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verif
 
     Args:
         path: the folder.
-        use: is given the `Source`. What it returns counts only when all was checked: it should change nothing itself.
+        use: is given the `Source`. What it returns counts only when all was checked: it should change nothing itself, and
+            what it has taken is given back by `abandon()` of the result, if that has one.
         verify: "full" to compare the checksum of every byte, "size" for that of the manifest and the sizes of files.
 
     Raises:
@@ -44,11 +45,19 @@ def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verif
         with Source(path, verify) as source:
             try:
                 result = use(source)
-                source.check_rest()
+                try:
+                    source.check_rest()
+                except BaseException:
+                    getattr(result, "abandon", _nothing)()
+                    raise
                 return result
             except (CheckpointCorrupt, FileNotFoundError):
                 if not source.superseded():
                     raise
+
+
+def _nothing() -> None:
+    pass
 
 
 class Source:
@@ -264,6 +273,11 @@ class StoredColumns:
         found = [np.empty((self.rows, *shape), dtype) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         self.read_into(found)
         return found
+
+    def check(self) -> None:
+        """Compare the checksums of the files; nothing is kept."""
+        for entry in self._entries:
+            self._source._check(entry)
 
     def read_into(self, arrays: Sequence[np.ndarray | None]) -> None:
         """Fill arrays of [rows, ...], in one piece each; None for a column that is not wanted."""

@@ -56,6 +56,8 @@ class Writing:
     """
 
     def __init__(self, path: str | os.PathLike[str], previous: Iterable[str | os.PathLike[str]] = ()) -> None:
+        if not os.fspath(path):
+            raise FileNotFoundError("a checkpoint needs a folder, the path is empty")
         self.path = Path(os.fspath(path)).absolute()
         self._candidates = [self.path, *(Path(os.fspath(each)).absolute() for each in previous)]
         self._files: list[FileEntry] = []

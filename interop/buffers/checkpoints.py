@@ -18,6 +18,7 @@ from interop.checkpoint.checkpointers import Together, abandoned_on_error
 from interop.checkpoint.component import described, state_for
 from interop.checkpoint.rule import EXACT, Rule
 from interop.checkpoint.torchrl_dirs import is_torchrl_dump, restoring_dump
+from interop.interrupts import uninterrupted
 
 _KIND = "replay buffer"
 
@@ -247,12 +248,15 @@ class Saveable:
             saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
             ready: list[Callable[[], None]] = [self._forgetting()]
             with abandoned_on_error(ready):
-                ready += [held[name]._from_dict(fields.any(name)) for name in ("_storage", "_sampler", "_writer")]
+                ready.append(held["_sampler"]._from_dict(fields.any("_sampler")))
+                ready.append(held["_writer"]._from_dict(fields.any("_writer")))
                 ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", EXACT))
                 ready.append(_restoring_generator(held["_rng"], saved, where))
                 queued = _arrays(fields.any("_prefetch_state")) if "_prefetch_state" in fields else None
                 size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
-                ready += [self._rejoining(size), self._restoring_queue(queued, EXACT)]
+                rest = [self._rejoining(size), self._restoring_queue(queued, EXACT)]
+                # Last, for it may take memory, and first to be put in.
+                ready = [ready[0], held["_storage"]._from_dict(fields.any("_storage")), *ready[1:], *rest]
             InOneStep(held["_storage"], ready)()
             settle(self._drawn_from(), [held["_prefetch"]])
 
@@ -278,7 +282,7 @@ class InOneStep(Together):
         self._storage = storage
 
     def __call__(self) -> None:
-        with self._storage._step():
+        with uninterrupted(), self._storage._step():
             super().__call__()
 
 

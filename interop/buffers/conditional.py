@@ -69,6 +69,7 @@ def update_if_present(
     """
     with Turn(self):
         storage = self._storage
+        storage._recover()
         if not isinstance(storage, TensorStorage):
             raise RuntimeError(f"update_if_present() needs a storage of tensors by key, got {type(storage).__name__}")
         if not self._writer.tracks_generations:

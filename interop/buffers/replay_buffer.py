@@ -121,6 +121,7 @@ class ReplayBuffer(Joined):
         return torch.zeros(0, self._storage.ndim, dtype=torch.int64, device="cpu")
 
     def _write(self, stored: Any, many: bool) -> Any:
+        self._storage._recover()  # what an interrupt has left, of which the writer must not know
         listeners = self._storage.attached()
         for buffer in listeners:  # who could not be told of the write refuses it
             sampler = getattr(buffer, "_sampler", None)
@@ -156,6 +157,7 @@ class ReplayBuffer(Joined):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
         with Turn(self):
+            self._storage._recover()
             self._storage.refuse_a_stranger()
             for buffer in self._storage.attached():
                 writer = getattr(buffer, "_writer", None)
@@ -192,6 +194,8 @@ class ReplayBuffer(Joined):
                 )
             return self._batch_size
         batch_size = whole("batch_size", batch_size)
+        if batch_size >= 2**31:
+            raise ValueError(f"batch_size must be less than 2**31, got {batch_size}")
         if self._batch_size is not None and batch_size != self._batch_size:
             warnings.warn(
                 f"sample() was given batch_size={batch_size}, the buffer was built with {self._batch_size}: "
@@ -329,6 +333,7 @@ class ReplayBuffer(Joined):
             return
         with Turn(self):
             self._storage.refuse_a_stranger()
+            self._storage._recover()
             assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)
 
     update_if_present = update_if_present

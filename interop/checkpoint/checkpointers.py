@@ -24,7 +24,9 @@ class StorageCheckpointerBase:
         self._load_hooks: list[Callable[..., Any]] = []
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have `hook(data, path=None)` change what is saved, after those before it.
+        """Have `hook(data, path=None)` make what is saved of the data, after those before it.
+
+        The data may be views of what is stored: a hook makes others and changes no tensor in place.
 
         One with the attributes `shift` and `is_full` is told where the ring begins: the row behind the last one that was
         written, and whether all rows are. Hooks are not saved.

@@ -40,18 +40,25 @@ def restoring_frames(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]
         return empty
     layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
     if storage.ndim != ring.ndim or (storage._layout is not None and storage._layout.leaves != layout.leaves):
-        raise CheckpointMismatch(f"{where} does not fit: its items, or their dims, are others than those of the storage")
+        raise CheckpointMismatch(
+            f"{where} does not fit: its items, or their dims, are others than those of the storage"
+        )
     fresh = storage._rows is None
     rows = storage._allocate(layout, (ring.capacity, *ring.lanes))
     ours, theirs = _described(rows.scheme if fresh else storage._rows.scheme), fields.any("scheme")
     if not isinstance(theirs, dict) or ours != theirs or storage._max_size > ring.capacity * rows.scheme.per_row:
-        named = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]] or ["max_size"]
+        named = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]] or [
+            "max_size"
+        ]
         raise CheckpointMismatch(f"{where} does not fit: it was built with another {', '.join(named)}")
     rows._counts[:] = np.asarray(fields.array("counts", np.int64, rows._counts.shape))
     rows._latest[:] = np.asarray(fields.array("latest", np.int64, rows._latest.shape))
     counts = [int(count) for count in rows._counts]
     most = (ring.capacity - 1, ring.capacity, rows.scheme.frame_rows - 1, rows.scheme.finals, rows.scheme.finals)
-    if any(not 0 <= count <= limit for count, limit in zip(counts, most, strict=True)) or counts[_STORED] != ring.filled:
+    if (
+        any(not 0 <= count <= limit for count, limit in zip(counts, most, strict=True))
+        or counts[_STORED] != ring.filled
+    ):
         raise CheckpointCorrupt(f"{where}: its counts are not those of {ring.filled} rows")
     parts = _parts(rows, counts)
     for name, arrays in parts.items():

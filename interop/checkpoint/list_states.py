@@ -43,7 +43,7 @@ def restoring_list(storage: Any, saved: Any, rule: Rule, given: list[Any] | None
         items = storage._checked(load_items(fields.any("items"), rule, where, storage._home(), storage.max_size), where)
     else:
         items = _kept(storage, given, where)
-    return _putting(storage, items, written, end, _cursor(fields, storage.max_size))
+    return _putting(storage, items, written, end, _cursor(fields, len(items)))
 
 
 def _kept(storage: Any, given: Any, where: str) -> list[Any]:
@@ -106,17 +106,20 @@ def _ring(storage: Any) -> dict[str, Any]:
 
 
 def _saved_cursor(cursor: Any, length: int) -> Any:
-    """The place of the last write: None, an int, [start, stop, step] of a slice, or an array of places."""
+    """The place of the last write: None, an int, [start, stop, step] of a slice, or an array of places.
+
+    None too where these are there no more, since the list was emptied.
+    """
     single = None if cursor is None else as_int(cursor)
-    if cursor is None or single is not None:
-        return single
     if isinstance(cursor, slice):
         return [None if each is None else int(each) for each in (cursor.start, cursor.stop, cursor.step)]
-    return np.array(as_list(cursor, length), np.int64)
+    if cursor is None or single is not None:
+        return single if single is not None and -length <= single < length else None
+    places = np.array(as_list(cursor, length), np.int64)
+    return places if not places.size or -length <= places.min() <= places.max() < length else None
 
 
-def _cursor(fields: Fields, capacity: int) -> Any:
-    # Not of the items that are there: the list may have been emptied since.
+def _cursor(fields: Fields, length: int) -> Any:
     cursor = fields.any("cursor")
     if cursor is None:
         return None
@@ -126,8 +129,8 @@ def _cursor(fields: Fields, capacity: int) -> Any:
             raise fields.wrong("cursor", "the bounds of a slice", cursor)
         return slice(*bounds)
     if type(cursor) is int:
-        return fields.whole("cursor", -capacity, max(capacity - 1, 0))
+        return fields.whole("cursor", -length, max(length - 1, 0))
     places = np.array(fields.array("cursor", np.int64, (None,)))
-    if places.size and not (-capacity <= places.min() and places.max() < capacity):
+    if places.size and not (-length <= places.min() and places.max() < length):
         raise CheckpointCorrupt("the last write of a list was beyond its end")
     return torch.from_numpy(places)

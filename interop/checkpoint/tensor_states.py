@@ -56,6 +56,8 @@ def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
     plan = Plan(storage, layout, ring, rule, where)
+    if storage._rows is None and getattr(storage, "existsok", False):
+        columns.check()  # before new files take the place of those that are there
     return plan.filled_by(lambda arrays: columns.read_into(arrays))
 
 

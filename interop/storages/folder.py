@@ -209,6 +209,16 @@ def description(root: Path) -> Fields:
     return fields
 
 
+def reserve_again(path: Path) -> None:
+    """Have disk space for all of a file: a copy of it may have none for zeros. OSError where the disk has no room."""
+    if hasattr(os, "posix_fallocate") and (size := os.path.getsize(path)):
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+
+
 def check_size(path: Path, size: int) -> None:
     """CheckpointCorrupt for what is not a plain file of this size."""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.storages.undo import Cell, Memory, Rows, Undo
+from interop.storages.undo import ACTIVE, Cell, Memory, Rows, Undo
 
 LENGTH, WRITTEN, END, EDITS, WRITER, EMPTIED = range(6)  # cells; WRITER is where those of the last one to write are
 _WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor and a count each
@@ -25,6 +25,7 @@ class Journal(Undo):
 
     def __init__(self) -> None:
         self.memory: Memory | None = None
+        self._found_writer: tuple[int, int] | None = None  # of a storage that is only read
         self.shared = False  # whether other processes may have its cells
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # writers
         self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -74,24 +75,39 @@ class Journal(Undo):
         checked(storage, memory, self.writer)
 
     def read(self, storage: Any, memory: Memory) -> None:
-        """Give a storage the counters as they are now, of memory that is private: what was not ended is put back there."""
+        """Give a storage the counters as they are now, of memory that is private.
+
+        A step of a writer that is at work does not count yet; one that nobody goes on with is put back in that memory.
+        """
         self._open(storage, memory)
+        begun, found, goes_on = self._head[ACTIVE], self._snapshot(), False
         for _ in range(_TRIES):
-            before = self.commits
-            found = self._cells[:WRITER].tolist()
-            if not self.active and self.commits == before:
-                break
+            step, commits = self._head[ACTIVE], self.commits
+            seen = self._snapshot()
+            if (self._head[ACTIVE], self.commits) == (step, commits):
+                found, goes_on = seen, goes_on or step != begun
+                if not step or goes_on:
+                    break
             time.sleep(_PAUSE)
         else:
             self.recover()
-            found = self._cells[:WRITER].tolist()
+            found = self._snapshot()
+        self._found_writer = _writer_in(found, memory)
         storage._length.value = found[LENGTH]
         storage._ledger.restored(found[WRITTEN], found[END])
-        checked(storage, memory, self.writer)
+        checked(storage, memory, self._found_writer)
+
+    def _snapshot(self) -> list[int]:
+        """All cells, as they were before a step that is under way."""
+        held = self._kept if self.active else self._cells
+        found: list[int] = held[: self._counted].tolist()
+        return found
 
     @property
     def writer(self) -> tuple[int, int]:
         """The cursor and the count of the writer that wrote last."""
+        if self._found_writer is not None:
+            return self._found_writer
         last = self._cells[WRITER]
         return (self._cells[last], self._cells[last + 1]) if last else (0, 0)
 
@@ -222,9 +238,20 @@ class ReadOnly:
         """There is nothing to put back."""
         return False
 
+    def begin_turn(self) -> None:
+        """Nothing was begun."""
+
     def enlist(self, writer: Any) -> None:
         """Tell a writer where the one stands that wrote the rows."""
         writer._cursor, writer._write_count = self._cursor, self._count
+
+
+def _writer_in(cells: list[int], memory: Memory) -> tuple[int, int]:
+    """The cursor and the count of the writer that wrote last."""
+    last = cells[WRITER]
+    if last and not _WRITERS <= last < len(cells) - 1:
+        raise CheckpointCorrupt(f"{memory.path}: there is no writer {last}")
+    return (cells[last], cells[last + 1]) if last else (0, 0)
 
 
 def checked(storage: Any, memory: Memory, writer: tuple[int, int]) -> None:

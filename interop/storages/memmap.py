@@ -19,7 +19,18 @@ from interop.codec import Layout
 from interop.processes import starting_a_worker
 from interop.storages import journal
 from interop.storages.files import Files
-from interop.storages.folder import DESCRIPTION, LOCK, OWN, PRIORITIES, STATE, Owner, check_size, description, make
+from interop.storages.folder import (
+    DESCRIPTION,
+    LOCK,
+    OWN,
+    PRIORITIES,
+    STATE,
+    Owner,
+    check_size,
+    description,
+    make,
+    reserve_again,
+)
 from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.maps import anonymous, bytes_of, file_names, from_file
@@ -71,7 +82,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
         super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init)
-        self.scratch_dir = None if scratch_dir is None else str(scratch_dir).rstrip("/") + "/"
+        self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
         self._files: Files | None = None
@@ -100,7 +111,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         """
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', got {mode!r}")
-        return opened(cls, Path(scratch_dir), mode == "r+")
+        return opened(cls, Path(scratch_dir).absolute(), mode == "r+")
 
     def close(self) -> None:
         """Give up the folder, for another to open: nothing is written here any more. Nothing to do without a folder."""
@@ -169,6 +180,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._files = self._owner = self._priorities = None
         if self.scratch_dir is not None and self._first is None:
             self._journal = Journal()
+            for writer in list(self._counting):
+                self._journal.enlist(writer)
 
     def _journal_memory(self) -> Memory:
         assert self.scratch_dir is not None
@@ -311,6 +324,8 @@ def opened(kind: type[Any], root: Path, writes: bool) -> Any:
             check_size(root / name, files.whole(name))
         check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
         if owner is not None:
+            for name in (*names, STATE):
+                reserve_again(root / name)
             storage._files = Files()
             for name in {*owner.listed, LOCK}:
                 with contextlib.suppress(FileNotFoundError):
@@ -343,4 +358,5 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows,
         return
     found.resume(storage, state)
     storage._journal, storage._owner = found, owner
+    storage._access.more = True  # a turn begins with what an interrupt has left
     storage._finish()

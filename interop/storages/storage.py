@@ -163,12 +163,13 @@ class Storage(Component):
 
     def _end_turn(self) -> None:
         """Another process may have the next turn."""
-        self._seen = following.standing(self) if self._watched else None
+        shared = self._watched and self._access.processes is not None
+        self._seen = following.standing(self) if shared else None
 
     def _recover(self) -> None:
         """Take back what a process was writing when it ended. For a turn that is within no other."""
         if self._journal is not None:
-            self._journal.recover()
+            self._journal.begin_turn()
 
     def _step(self) -> contextlib.AbstractContextManager[Any]:
         """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""

@@ -76,6 +76,7 @@ class TensorStorage(Storage):
         self._layout, self._rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
         if self._journal is not None:
             self._journal.guard(self)
+            self._access.more = True  # a turn begins with what an interrupt has left
         elif self._access.processes is not None:
             self._start_journal()
 

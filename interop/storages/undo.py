@@ -21,7 +21,7 @@ from interop.processes import starting_a_worker
 from interop.shared_int import SharedInt
 from interop.storages.lock import renew_in_children
 
-_ACTIVE, _USED, _ARMED, _CELLS, _COMMITS = range(5)  # words of the head; the first is not zero in a step
+ACTIVE, _USED, _ARMED, _CELLS, _COMMITS = range(5)  # words of the head; the first is not zero in a step
 _HEAD = 8  # words
 _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, how many, which extras
 _PART = contextlib.nullcontext()
@@ -131,6 +131,8 @@ class Undo:
         self._extras: dict[int, _Column] = {}  # by bit: not every process has them
         self._sizes: dict[int, int] = {}  # bytes a row of all there can be
         self._measure()
+        if not (0 <= self._head[_CELLS] <= cells and 0 <= self.commits < 2**62 and 0 <= self._head[ACTIVE] < 2**62):
+            raise CheckpointCorrupt("the record to undo the last write by is damaged")
         self._use(max(self._head[_CELLS], 1))
         renew_in_children(self)
 
@@ -150,7 +152,7 @@ class Undo:
     @property
     def active(self) -> bool:
         """Whether a step was begun and is not over."""
-        return self._head is not None and bool(self._head[_ACTIVE])
+        return self._head is not None and bool(self._head[ACTIVE])
 
     @property
     def commits(self) -> int:
@@ -175,6 +177,12 @@ class Undo:
                 self.recover()
         self._inside = False
 
+    def begin_turn(self) -> None:
+        """Put back what a step did that an interrupt, or the end of its process, kept from ending. Within no step."""
+        if self._inside or self.active:
+            self.recover()
+            self._inside = False
+
     def part(self) -> contextlib.AbstractContextManager[Any]:
         """A part of the step that this process is in, or else a step."""
         return _PART if self._inside else self
@@ -185,10 +193,10 @@ class Undo:
             self._use(head[_CELLS])
         self._before[:] = self._now
         head[_USED], head[_ARMED] = 0, self._counted
-        head[_ACTIVE] = head[_COMMITS] + 1
+        head[ACTIVE] = head[_COMMITS] + 1
 
     def _commit(self) -> None:
-        self._head[_ACTIVE] = 0
+        self._head[ACTIVE] = 0
         self._head[_COMMITS] += 1
 
     def cut(self) -> None:
@@ -277,7 +285,7 @@ class Undo:
                 column.put_back(rows, held)
         armed = self._head[_ARMED]
         self._cells[:armed] = self._kept[:armed]
-        self._head[_ACTIVE] = 0
+        self._head[ACTIVE] = 0
         return True
 
     def _entries(self) -> Iterator[tuple[Rows, list[tuple[_Column, np.ndarray]]]]:

@@ -52,10 +52,15 @@ RUNS = [
     Run(
         "C1",
         "2, 4 and 8 processes write to one buffer",
-        "sharing --cells all --batches 10000",
-        "sharing --cells some --batches 300",
+        "sharing --cells race --batches 10000",
+        "sharing --cells race --batches 300 --methods fork",
     ),
-    Run("C2", "processes are killed while they hold the lock", "sharing --kills 200", "sharing --kills 10"),
+    Run(
+        "C2",
+        "processes are killed while they hold the lock",
+        "sharing --cells kills --kills 200",
+        "sharing --cells kills --kills 10",
+    ),
     Run(
         "C3",
         "threads do everything at once",
@@ -65,10 +70,10 @@ RUNS = [
     Run(
         "C4",
         "checkpoints while others write",
-        "threads --seconds 0 --dumps 500 --prefetches 0",
-        "threads --seconds 0 --dumps 50 --prefetches 0",
+        "threads --seconds 0 --dumps 100 --prefetches 0",
+        "threads --seconds 0 --dumps 10 --prefetches 0",
     ),
-    Run("C5", "signals to workers", "sharing --signals 50", "sharing --signals 5"),
+    Run("C5", "signals to workers", "sharing --cells endings", "sharing --cells endings --methods fork"),
     Run(
         "P1",
         "batches drawn ahead: slow, failing, many",
@@ -77,7 +82,6 @@ RUNS = [
     ),
     Run("S1", "files that would run code or lead elsewhere", "pytest tests/interop/checkpoint/test_no_code.py", ""),
 ]
-SIZES = ("points", "kills", "damages", "rows", "reads", "passed")
 
 
 def arguments_of(command: str) -> list[str]:
@@ -98,15 +102,18 @@ def result_of(said: str) -> tuple[int, int, str]:
     size = wrong = 0
     rest: list[str] = []
     for line in said.splitlines():
-        if found := re.search(r"(\d+) passed", line):
+        if found := re.match(r"(\d+) (passed|kills)", line):
             size += int(found[1])
-        if not line.startswith("{"):
-            continue
-        told = json.loads(line)
-        size += next((int(told[name]) for name in SIZES if isinstance(told.get(name), int)), 0)
-        wrong += int(told.get("wrong", 0))
-        skip = {*SIZES, "wrong", "test", "seconds", "first wrong", "operations", "megabytes"}
-        rest += [f"{value} {key}" for key, value in told.items() if key not in skip and value not in (0, [], "")]
+        elif line.startswith("all "):
+            told = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", line)}
+            size += told.pop("rows", 0)
+            rest.append(f"{told.pop('reads', 0)} batches read")
+            wrong += sum(told.values())
+        elif line.startswith("{"):
+            told = json.loads(line)
+            size, wrong = size + told.get("points", 0), wrong + told.get("wrong", 0)
+            skip = {"points", "wrong", "test", "seconds", "first wrong", "operations", "megabytes"}
+            rest += [f"{value} {key}" for key, value in told.items() if key not in skip and value not in (0, [], "")]
     return size, wrong, ", ".join(rest)
 
 
@@ -120,7 +127,8 @@ def run(each: Run, quick: bool) -> tuple[str, bool]:
     if done.returncode:
         sys.stderr.write(f"{shown(command)}: {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}\n")
     told = f"{wrong} wrong" if done.returncode == 0 or wrong else f"ended with {done.returncode}"
-    line = f"| {each.name} | {each.what} | {size} | {told}{f' ({rest})' if rest else ''} | {seconds:.0f} | `{shown(command)}` |"
+    told += f" ({rest})" if rest else ""
+    line = f"| {each.name} | {each.what} | {size} | {told} | {seconds:.0f} | `{shown(command)}` |"
     return line, done.returncode == 0 and not wrong
 
 

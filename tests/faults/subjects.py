@@ -104,7 +104,11 @@ def states_of(buffer: Any) -> Any:
         rows = list(storage)
     elif len(buffer):
         rows = buffer[:]
-    return buffer.state_dict(), len(buffer), rows
+    state = buffer.state_dict()
+    ranks = state["_writer"].get("_current_top_values")
+    if ranks is not None:  # a heap, in which many orders are one
+        state["_writer"]["_current_top_values"] = sorted(ranks)
+    return state, len(buffer), rows
 
 
 def _forgetful(buffer: Any) -> Dump:

@@ -3,7 +3,7 @@
 Each row tells in every leaf which one it is, and each write is of one whole block of rows, so that a checkpoint of two
 moments is seen: it would hold a part of a block, or a cursor that does not go with its rows.
 
-    python -m tests.faults.threads --seconds 60 --dumps 500 --prefetches 100
+    python -m tests.faults.threads --seconds 60 --dumps 100 --prefetches 100
 """
 
 import argparse
@@ -13,13 +13,14 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from fbuf import CheckpointError
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -188,20 +189,24 @@ def run(seconds: float, seed: int = 0) -> dict[str, Any]:
     return {"test": "threads", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
 
 
-def run_dumps(dumps: int, seed: int = 0) -> dict[str, Any]:
-    """So many checkpoints while others write, each of which must be of one moment."""
+def run_dumps(dumps: int, seed: int = 0, mixes: Iterable[str] = tuple(MIXES)) -> dict[str, Any]:
+    """So many checkpoints of each mix while others write, each of which must be of one moment."""
     counts, begun = Counts(), time.monotonic()
-    for mix in MIXES:
+    for mix in mixes:
         with scratch("threads") as folder:
             buffer, target = buffer_of(mix), buffer_of(mix)
             buffer.extend(block(0))
             every, save = crowd(buffer, Path(folder), seed, empties=False)
-            for _ in range(-(-dumps // len(MIXES))):
+            for _ in range(dumps):
                 if every.stop.is_set():
                     break
                 save()
-                target.loads(Path(folder, "c"))
-                counts.note(moment(target) or "of one moment", ("of one moment",), mix)
+                try:
+                    target.loads(Path(folder, "c"))
+                    found = moment(target) or "of one moment"
+                except CheckpointError as error:
+                    found = f"{type(error).__name__}: {error}"
+                counts.note(found, ("of one moment",), mix)
             for each in every.end():
                 counts.note(each, (), mix)
     return {"test": "dumps beside writers", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
@@ -256,7 +261,8 @@ def prefetching(seed: int, folder: Path) -> str:
                 return found
         elif what == "loads" and (folder / "c").exists():
             buffer.loads(folder / "c")
-            low = int(buffer.storage[:]["id"].min())
+            ids = buffer.storage[:]["id"]
+            low, first = int(ids.min()), int(ids.max()) // BLOCK + 1
         elif what == "extend":
             buffer.extend(block(first))
             first += 1
@@ -300,7 +306,7 @@ def _told(seed: int, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--dumps", type=int, default=500)
+    parser.add_argument("--dumps", type=int, default=100, help="of each mix")
     parser.add_argument("--prefetches", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

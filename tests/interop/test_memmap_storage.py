@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from interop import LazyMemmapStorage, ReplayBuffer, TensorDictReplayBuffer
 from tests.interop.rows import KINDS, check_same, flat_td, nested_td, plain_tensor, steps
 
-
 OWN = {"storage.json", "storage.state", "storage.lock"}
 
 

@@ -1,0 +1,275 @@
+"""Calls every public method of buffers, storages, samplers and writers with bad and extreme arguments, one at a time.
+
+A call that raises must have changed nothing, bit for bit; after one that does not, batches must be of rows that are there,
+and weights finite.
+
+    python -m tests.faults.arguments
+"""
+
+import argparse
+import contextlib
+import inspect
+import json
+import math
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from tests.faults.killing import Counts
+from tests.faults.signatures import signature
+from tests.faults.subjects import states_of
+
+CAPACITY, FILLED = 10, 7
+RIGHT = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    AttributeError,
+    OSError,
+    OverflowError,
+)
+
+
+def rows(count: int, start: int = 0, **changes: Any) -> TensorDict:
+    """Rows as they are stored."""
+    ids = torch.arange(start, start + count)
+    leaves = {"id": ids, "x": torch.ones(count, 3) * ids[:, None], "episode": ids // 3, "rank": ids.float()}
+    leaves |= {name: each for name, each in changes.items() if each is not None}
+    leaves = {name: each for name, each in leaves.items() if name not in changes or changes[name] is not None}
+    return TensorDict(leaves, [count])
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "tensor, uniform": lambda: (LazyTensorStorage(CAPACITY), RandomSampler(), TensorDictRoundRobinWriter()),
+    "tensor, epochs": lambda: (LazyTensorStorage(CAPACITY), SamplerWithoutReplacement(), TensorDictRoundRobinWriter()),
+    "tensor, prioritized": lambda: (
+        LazyTensorStorage(CAPACITY),
+        PrioritizedSampler(CAPACITY, 0.7, 0.5),
+        TensorDictRoundRobinWriter(),
+    ),
+    "memmap, prioritized": lambda: (
+        LazyMemmapStorage(CAPACITY),
+        PrioritizedSampler(CAPACITY, 0.7, 0.5),
+        TensorDictRoundRobinWriter(),
+    ),
+    "tensor, slices": lambda: (
+        LazyTensorStorage(CAPACITY),
+        SliceSampler(slice_len=2, traj_key="episode"),
+        TensorDictRoundRobinWriter(),
+    ),
+    "list, uniform": lambda: (ListStorage(CAPACITY), RandomSampler(), TensorDictRoundRobinWriter()),
+    "tensor, best": lambda: (LazyTensorStorage(CAPACITY), RandomSampler(), TensorDictMaxValueWriter("rank")),
+}
+
+
+def _numbered(items: Any) -> TensorDict:
+    """Goes for any items, which a list can hold."""
+    return TensorDict({"n": torch.arange(len(items))}, [len(items)])
+
+
+def made(kind: str) -> Any:
+    """A buffer with some rows."""
+    storage, sampler, writer = KINDS[kind]()
+    buffer = TensorDictReplayBuffer(
+        storage=storage,
+        sampler=sampler,
+        writer=writer,
+        batch_size=4,
+        generator=torch.Generator("cpu").manual_seed(0),
+        collate_fn=_numbered if isinstance(storage, ListStorage) else None,
+    )
+    buffer.extend(rows(FILLED))
+    return buffer
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    **{
+        repr(each): (lambda each=each: each) for each in (None, True, -1, 0, 1, FILLED, CAPACITY, 16, 100, 10**4, 10**6)
+    },
+    **{repr(each): (lambda each=each: each) for each in (2**31, 2**63, 2**70, -(2**40), 1.5, -0.5, 1e300, 5e-324)},
+    **{repr(each): (lambda each=each: each) for each in (math.nan, math.inf, -math.inf, 1j, "x", "", b"", (), [], {})},
+    **{repr(each): (lambda each=each: each) for each in ([1, 1.5], [[1], [2]], [-1], [FILLED], [0, 0], (0, 1), ("x",))},
+    "object": object,
+    "a function": lambda: len,
+    "a type": lambda: int,
+    "a slice": lambda: slice(None),
+    "a slice beyond": lambda: slice(5, 10**9, 3),
+    "a slice back": lambda: slice(5, 0, -1),
+    "...": lambda: ...,
+    "nothing of ints": lambda: torch.zeros(0, dtype=torch.int64),
+    "nothing of floats": lambda: torch.zeros(0),
+    "nan": lambda: torch.tensor([math.nan]),
+    "inf and nan": lambda: torch.tensor([1.0, math.inf, math.nan, -1.0]),
+    "negative": lambda: torch.tensor([-1.0, 1.0]),
+    "places": lambda: torch.tensor([0, 1, 1]),
+    "places beyond": lambda: torch.tensor([0, FILLED]),
+    "places far beyond": lambda: torch.tensor([0, 2**62]),
+    "places before": lambda: torch.tensor([-FILLED - 1]),
+    "places of floats": lambda: torch.tensor([0.0, 1.5]),
+    "places of bools": lambda: torch.ones(FILLED, dtype=torch.bool),
+    "too many bools": lambda: torch.ones(CAPACITY + 1, dtype=torch.bool),
+    "many dims": lambda: torch.zeros(2, 3, 4, dtype=torch.int64),
+    "complex": lambda: torch.ones(3, dtype=torch.complex64),
+    "an array": lambda: np.array([0, 1]),
+    "an array of texts": lambda: np.array(["a", "b"]),
+    "an array of objects": lambda: np.array([None, 1], object),
+    "meta": lambda: torch.zeros(3, device="meta"),
+    "rows": lambda: rows(3, 50),
+    "one row": lambda: rows(1, 50)[0],
+    "no rows": lambda: rows(0),
+    "more rows than there is room for": lambda: rows(25, 50),
+    "rows without a key": lambda: rows(3).exclude("x"),
+    "rows with another key": lambda: rows(3, y=torch.zeros(3)),
+    "rows of another dtype": lambda: rows(3, x=torch.zeros(3, 3, dtype=torch.float64)),
+    "rows of another width": lambda: rows(3, x=torch.zeros(3, 4)),
+    "rows of width 1": lambda: rows(3, x=torch.zeros(3, 1)),
+    "rows with less dims": lambda: rows(3, x=torch.zeros(3)),
+    "rows with nan": lambda: rows(3, rank=torch.tensor([math.nan, 1, 2])),
+    "rows with priorities": lambda: rows(
+        3, td_error=torch.tensor([1.0, math.nan, -1.0]), index=torch.tensor([0, 1, 99])
+    ),
+    "rows on meta": lambda: rows(3, x=torch.zeros(3, 3, device="meta")),
+    "an empty tensordict": lambda: TensorDict({}, []),
+    "a list of rows": lambda: list(rows(3, 50)),
+    "a dict": lambda: {"id": torch.arange(3)},
+}
+_STORAGE = object()  # stands for the storage of the buffer
+GOOD: dict[str, Callable[[], Any]] = {
+    "data": lambda: rows(2, 50),
+    "storage": lambda: _STORAGE,
+    "index": lambda: torch.tensor([0, 1]),
+    "priority": lambda: torch.tensor([1.0, 2.0]),
+    "cursor": lambda: 0,
+    "batch_size": lambda: 4,
+    "tensordicts": lambda: rows(2, 50),
+    "input_dict_or_td": lambda: rows(FILLED, 50),
+    "key": lambda: "x",
+    "value": lambda: rows(1, 50)[0],
+}
+# What changes settings, goes to files, or only joins parts, is left out.
+CALLED: dict[str, tuple[str, ...]] = {
+    "": (
+        *("__getitem__", "__setitem__", "add", "empty", "extend", "mark_update", "read_all_in_order", "sample", "set_"),
+        *("set_at_", "update_", "update_if_present", "update_priority", "update_tensordict_priority", "write_all"),
+    ),
+    "storage": ("__contains__", "__getitem__", "__setitem__", "contains", "get", "set"),
+    "sampler": ("add", "extend", "mark_update", "update_priority"),
+    "writer": ("add", "extend"),
+}
+
+
+def calls(buffer: Any) -> Iterator[tuple[str, str, list[str]]]:
+    """The public methods of a buffer and its parts, and the names of what they take."""
+    for part, names in CALLED.items():
+        held = getattr(buffer, part) if part else buffer
+        for name in names:
+            if not hasattr(held, name):
+                continue
+            parameters = inspect.signature(getattr(held, name)).parameters.values()
+            named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+            yield part, name, [each.name for each in named if each.default is each.empty or each.name in GOOD] or [""]
+
+
+def sane(buffer: Any) -> str:
+    """What is wrong with batches and rows."""
+    if not 0 <= len(buffer.storage) <= CAPACITY:
+        return f"a length of {len(buffer.storage)}"
+    if not len(buffer.storage):
+        return ""
+    for _ in range(20):
+        try:
+            batch, info = buffer.sample(4, return_info=True)
+        except (RuntimeError, KeyError) as error:
+            return "" if "nan" not in str(error).lower() else f"cannot be drawn from: {error}"
+        index = info["index"]
+        index = torch.as_tensor(index[0] if isinstance(index, tuple) else index)
+        if int(index.min()) < 0 or int(index.max()) >= len(buffer.storage):
+            return f"rows {index.tolist()} of {len(buffer.storage)} were drawn"
+        weight = info.get("priority_weight")
+        if weight is not None and not bool(torch.as_tensor(weight).isfinite().all()):
+            return f"weights {weight}"
+        if not len(batch):
+            return "nothing was drawn"
+    return ""
+
+
+def call(kind: str, part: str, name: str, given: list[Any]) -> str:
+    """Call it; "refused" and "taken" are right."""
+    buffer = made(kind)
+    target = getattr(buffer, part) if part else buffer
+    given = [buffer.storage if each is _STORAGE else each for each in given]
+    before = signature(states_of(buffer))
+    try:
+        getattr(target, name)(*given)
+    except RIGHT as error:
+        del error
+        return "refused" if signature(states_of(buffer)) == before else "refused, but it has changed"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if wrong := sane(buffer):
+        return f"taken, and then: {wrong}"
+    return "taken"
+
+
+def run(every: int = 1, kinds: list[str] | None = None) -> dict[str, Any]:
+    """Each argument of each method with each value; of these one of so many."""
+    counts, begun = Counts(), time.monotonic()
+    number = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="arguments-") as folder,
+        contextlib.chdir(folder),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        for kind in kinds or KINDS:
+            for part, name, parameters in list(calls(made(kind))):
+                for place, parameter in enumerate(parameters):
+                    if parameter == "storage":
+                        continue
+                    for value, make in VALUES.items():
+                        number += 1
+                        if number % every:
+                            continue
+                        given = [GOOD.get(each, lambda: 0)() for each in parameters if each]
+                        if parameter:
+                            given[place] = make()
+                        where = f"{kind}: {part or 'buffer'}.{name}({parameter}={value})"
+                        counts.note(call(kind, part, name, given), ("refused", "taken"), where)
+                        if not parameter:
+                            break
+    return {"test": "arguments", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="do one of so many")
+    options = parser.parse_args()
+    result = run(options.every)
+    print(json.dumps(result))
+    return bool(result["wrong"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
