@@ -135,7 +135,7 @@ def frames_of(storage: Any) -> dict[str, Any]:
     if saved["layout"] is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
     names = ("rows", "items", "frames", "finals", "free")
-    content = {name: [torch.from_numpy(array.copy()) for array in saved[name].arrays] for name in names}
+    content: dict[str, Any] = {name: [torch.from_numpy(array.copy()) for array in saved[name].arrays] for name in names}
     content |= {name: torch.from_numpy(saved[name].copy()) for name in ("counts", "latest")}
     described = {name: saved[name] for name in ("layout", "ring", "scheme")}
     return {"_storage": content, "initialized": True, "_len": len(storage), "_described": described}
