@@ -123,6 +123,11 @@ class Table:
         if work.startswith("dumps"):
             self.mib[f"{work}: MiB written by {name}"] = (written() - before) / MIB
 
+    def add(self, work: str, name: str, parts: tuple[str, ...]) -> None:
+        """What was taken last for several works together."""
+        whole = sum(self.seconds[part][name][-1] for part in parts)
+        self.seconds.setdefault(work, {}).setdefault(name, []).append(whole)
+
     def timings(self) -> list[measure.Timing]:
         return [
             measure.Timing(
@@ -168,6 +173,7 @@ def main() -> int:
                 fresh = kinds[name](capacity)
                 table.take("dumps", name, lambda side=side, folder=folder: side.dump(folder))
                 table.take("loads", name, lambda fresh=fresh, folder=folder: fresh.load(folder))
+                table.add("dumps + loads", name, ("dumps", "loads"))
                 assert len(fresh.buffer) == capacity
                 del fresh
                 side.buffer.extend(others(rows, turn))

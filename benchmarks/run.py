@@ -19,6 +19,8 @@ SCRIPTS = (
     "torch_family",
     "jit_cycle",
     "jit_slices",
+    "checkpoints",
+    "cold_reads",
     "scaling",
 )
 
@@ -69,6 +71,7 @@ TARGETS = (
     Target("jit_cycle", "add 1 + sample, 32 floats, scan [default]", "flashbax", 1.0),
     Target("jit_cycle", "add 256 + sample, 32 floats [default]", "flashbax", 1.0),
     Target("jit_cycle", "add 256 + sample, 32 floats, scan [default]", "flashbax", 1.0),
+    Target("checkpoints", "dumps + loads", "torchrl", 1.0),
     Target("scaling", "growth of sample 256, 10000 to 10000000 items", None, 2.0),
     Target("scaling", "peak memory / state, uniform extend", None, 1.1),
     Target("scaling", "peak memory / state, prioritized extend", None, 1.1),

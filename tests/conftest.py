@@ -16,6 +16,14 @@ settings.register_profile("fbuf", deadline=None, max_examples=20, derandomize="C
 settings.load_profile("fbuf")
 
 
+@pytest.fixture(autouse=True)
+def clean_environment() -> Iterator[None]:
+    """tensordict leaves "None" in a variable that it does not understand when a child process imports it."""
+    yield
+    if os.environ.get("LAZY_LEGACY_OP") == "None":
+        del os.environ["LAZY_LEGACY_OP"]
+
+
 def _backends() -> list[str]:
     """Names of the backends; asked of another process, because importing the tests must not start JAX."""
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):

@@ -2,7 +2,7 @@
 
 python -m tests.faults            # about an hour
 python -m tests.faults --quick    # a tenth of it, and the table is left as it is
-python -m tests.faults --only K3  # one of them
+python -m tests.faults --only K3  # one of them, of which the table gets the line
 """
 
 import argparse
@@ -132,6 +132,16 @@ def run(each: Run, quick: bool) -> tuple[str, bool]:
     return line, done.returncode == 0 and not wrong
 
 
+def written(lines: list[str]) -> None:
+    """Put lines into the table of the page, each in the place of the one with its id."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    table, _, after = rest.partition(END)
+    held = {line.split(" ")[1]: line for line in (*table.splitlines(), *lines) if line.startswith("| ")}
+    head = ["| Id | Test | Size | Result | Seconds | Command |", "|---|---|---|---|---|---|"]
+    rows = [held[each.name] for each in RUNS if each.name in held]
+    PAGE.write_text("\n".join([before + BEGIN, *head, *rows, END + after]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -145,11 +155,8 @@ def main() -> int:
         print(line, flush=True)
         lines.append(line)
         well &= fine
-    if not options.quick and not options.only:
-        head = ["| Id | Test | Size | Result | Seconds | Command |", "|---|---|---|---|---|---|"]
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text("\n".join([before + BEGIN, *head, *lines, END + after]))
+    if not options.quick:
+        written(lines)
     return not well
 
 

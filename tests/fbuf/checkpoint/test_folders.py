@@ -354,6 +354,7 @@ def test_a_signal_while_it_waits(tmp_path: Path) -> None:
     code = f"""
 import signal, sys
 from fbuf.checkpoint import Writing
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which it may have been started without
 print("ready", flush=True)
 try:
     with Writing({str(tmp_path / "c")!r}) as out:
