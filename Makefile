@@ -20,7 +20,7 @@ demo: $(STAMP)  ## train on CartPole through both doors
 	$(BIN)/python examples/demo.py
 
 test: lint  ## what CI runs
-	$(BIN)/python -m pytest -n auto --dist loadscope
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

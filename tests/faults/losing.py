@@ -40,13 +40,13 @@ class Recording:
 
     def __call__(self, number: int, name: str, when: str, args: tuple[Any, ...], result: Any) -> None:
         if when == "before":
+            if name == "close":  # another thread may be given the number at once
+                self._open.pop(args[0], None)
             return
         if name == "open":
             self._open[result] = str(args[0])
             if args[1] & os.O_CREAT:
                 self.steps.append(("create", str(args[0])))
-        elif name == "close":
-            self._open.pop(args[0], None)
         elif name == "write":
             self.steps.append(("write", self._open[args[0]], bytes(args[1][:result])))
         elif name == "fsync":

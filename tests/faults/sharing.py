@@ -212,7 +212,11 @@ def endings(method: str, count: int, seed: int) -> Counts:
             time.sleep(chance.random() * 3e-3)
             if how != "exit":
                 assert worker.pid is not None
-                os.kill(worker.pid, signal.SIGTERM if how == "terminate" else signal.SIGINT)
+                number = signal.SIGTERM if how == "terminate" else signal.SIGINT
+                until = time.monotonic() + SURE
+                while worker.is_alive() and time.monotonic() < until:
+                    os.kill(worker.pid, number)  # once more: Python drops an exception that falls into a finalizer
+                    worker.join(1)
             worker.join(SURE)
             counts.failed += worker.exitcode not in {"terminate": (-15,), "interrupt": (1, -2), "exit": (0,)}[how]
             counts.lost += sum(not path.exists() for path in files)

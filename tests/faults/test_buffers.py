@@ -36,6 +36,7 @@ def test_arguments() -> None:
     assert result["refused"] > 100 and result["taken"] > 30
 
 
+@pytest.mark.slow
 def test_threads_that_do_everything() -> None:
     check(threads.run(4), 10)
 

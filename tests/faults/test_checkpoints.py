@@ -77,11 +77,13 @@ def test_every_point_of_some() -> None:
 # ------------------------------------------------------------------ whether these tests can fail
 
 
+@pytest.mark.slow
 def test_what_is_not_flushed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fbuf.checkpoint.writing._flush", lambda path: None)
     assert losing.run(900, 1, few())["wrong"] > 10
 
 
+@pytest.mark.slow
 def test_what_is_not_put_in_place_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class TwoSteps:
         def __getattr__(self, name: str) -> Any:

@@ -339,6 +339,7 @@ def _wait(buffer, pipe):
     pipe.recv()
 
 
+@pytest.mark.slow
 def test_workers_keep_the_folder_for_their_owner(tmp_path):
     buffer = made(tmp_path, flat_td([1, 2]))
     context = multiprocessing.get_context("spawn")
