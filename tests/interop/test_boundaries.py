@@ -229,6 +229,7 @@ def extend_rows(buffer, rows):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.slow
 def test_another_process_writes(method):
     model = SliceModel(10)
     buffer = reader(LazyMemmapStorage(10), end_key=("next", "done"))

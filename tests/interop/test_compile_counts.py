@@ -133,6 +133,7 @@ def test_the_setting_of_64_bit_types_changes_no_draw_and_costs_one_program_at_mo
     [(LazyTensorStorage, False), (LazyMemmapStorage, False), (ListStorage, False), (LazyTensorStorage, True)],
     ids=["memory", "memmap", "list", "memory, highest stored"],
 )
+@pytest.mark.slow
 def test_a_training_loop_compiles_a_bounded_number_of_programs(storage, within):
     sampler = PrioritizedSampler(1000, 0.3, 0.4, max_priority_within_buffer=within)
     rb = ReplayBuffer(storage=storage(1000), sampler=sampler, batch_size=32)

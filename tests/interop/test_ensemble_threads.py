@@ -291,6 +291,7 @@ def _sample_in_a_worker(ensemble, answers):
     answers.put((sample["obs"][..., 0].unique().tolist(), sample["index", "buffer_ids"].unique().tolist()))
 
 
+@pytest.mark.slow
 def test_a_worker_samples_and_writes_to_members():
     members = [member(first, 4, storage=LazyMemmapStorage) for first in (0, 50)]
     ensemble = ReplayBufferEnsemble(*members, shared=True, sample_from_all=True)

@@ -49,6 +49,7 @@ def test_a_buffer_that_went_through_a_queue_is_apart():
     assert (len(other), other.writer._cursor, other.write_count) == (7, 7, 7)
 
 
+@pytest.mark.slow
 def test_processes_forked_and_spawned_at_any_time_share_one_value():
     code = """
         import multiprocessing, os

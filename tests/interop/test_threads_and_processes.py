@@ -135,6 +135,7 @@ def in_a_fresh_interpreter(code):
 
 
 @pytest.mark.parametrize(("drawn", "shared"), [(False, True), (True, False)])
+@pytest.mark.slow
 def test_a_forked_worker_extends_a_memmap_buffer(drawn, shared):
     out = in_a_fresh_interpreter(f"""
         import multiprocessing
