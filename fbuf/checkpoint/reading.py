@@ -5,7 +5,7 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -159,24 +159,14 @@ class Source:
         finally:
             os.close(above)
 
-    def _read(self, entry: FileEntry, pieces: Sequence[np.ndarray]) -> None:
-        """Fill pieces of memory, [bytes] uint8 each, with a file."""
-        handle = self._open(entry)
+    def _content(self, entry: FileEntry) -> Iterator[np.ndarray]:
+        """A file in pieces, [bytes] uint8, good until the next one. CheckpointCorrupt at its end where they are others."""
+        handle, checksum = self._open(entry), 0
         try:
-            checksum, wanted = 0, iter(pieces)
-            rest = next(wanted, _NOTHING)
             for piece in direct.read(handle, entry.size):
                 if self._full:
                     checksum = zlib.crc32(piece.data, checksum)
-                while piece.size:
-                    while not rest.size:
-                        rest = next(wanted)
-                    count = min(rest.size, piece.size)
-                    rest[:count], rest, piece = piece[:count], rest[count:], piece[count:]
-            if rest.size or any(each.size for each in wanted):
-                raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
-        except StopIteration:
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: is longer than it was") from None
+                yield piece
         except OSError as error:
             raise manifest.unreadable(self._at(entry.name), error) from error
         finally:
@@ -185,22 +175,26 @@ class Source:
             raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
         self._unread.pop(entry.name, None)
 
+    def _read(self, entry: FileEntry, pieces: Sequence[np.ndarray]) -> None:
+        """Fill pieces of memory, [bytes] uint8 each, with a file."""
+        wanted = iter(pieces)
+        rest: np.ndarray | None = next(wanted, _NOTHING)
+        for piece in self._content(entry):
+            while piece.size:
+                while rest is not None and not rest.size:
+                    rest = next(wanted, None)
+                if rest is None:
+                    raise CheckpointCorrupt(f"{self._at(entry.name)}: is longer than it was")
+                count = min(rest.size, piece.size)
+                rest[:count], rest, piece = piece[:count], rest[count:], piece[count:]
+        if (rest is not None and rest.size) or any(each.size for each in wanted):
+            raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
+
     def _check(self, entry: FileEntry) -> None:
         """Check a file without keeping its content."""
-        if not self._full or entry.name not in self._unread:
-            return
-        handle = self._open(entry)
-        checksum = 0
-        try:
-            for piece in direct.read(handle, entry.size):
-                checksum = zlib.crc32(piece.data, checksum)
-        except OSError as error:
-            raise manifest.unreadable(self._at(entry.name), error) from error
-        finally:
-            os.close(handle)
-        if checksum != entry.checksum:
-            raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
-        self._unread.pop(entry.name, None)
+        if self._full and entry.name in self._unread:
+            for _ in self._content(entry):
+                pass
 
     # ------------------------------------------------------------------ arrays
 

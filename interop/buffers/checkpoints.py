@@ -15,15 +15,16 @@ from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing,
 from interop.buffers.prefetch import settle
 from interop.buffers.turn import Turn
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
-from interop.checkpoint.component import described, state_for
+from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.stateful import as_arrays, as_tensors
 from interop.checkpoint.torchrl_dirs import is_torchrl_dump, restoring_dump
 from interop.interrupts import uninterrupted
 
 _KIND = "replay buffer"
 
 
-class Saveable:
+class Saveable(Aliases):
     """What `dumps`, `loads` and their like do. See `ReplayBuffer`."""
 
     _batch_size: int | None
@@ -94,21 +95,8 @@ class Saveable:
                 restored = restoring_dump(self, path, rule)
             else:
                 restored = load(path, lambda source: self._restoring_from(source, rule), verify)
-            restored()
-            settle(self._drawn_from(), [self.__dict__["_prefetch"]])
+            self._put_in(restored)
         self._latest_checkpoint = None if foreign else Path(path).absolute()
-
-    def dump(self, *args: Any, **kwargs: Any) -> None:
-        """An alias of `dumps`."""
-        self.dumps(*args, **kwargs)
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """An alias of `dumps`."""
-        self.dumps(*args, **kwargs)
-
-    def load(self, *args: Any, **kwargs: Any) -> None:
-        """An alias of `loads`."""
-        self.loads(*args, **kwargs)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Have `hook(data, path=None)` change what is saved of the storage; see `StorageCheckpointerBase`."""
@@ -121,6 +109,16 @@ class Saveable:
     def _turns(self) -> Any:
         """A context in which nobody else reads or writes."""
         return Turn(self)
+
+    def _put_in(self, restored: Callable[[], None]) -> None:
+        """Put in what was checked: as a whole, whether the process is interrupted or killed."""
+        with uninterrupted(), self._step():
+            restored()
+            settle(self._drawn_from(), [self.__dict__["_prefetch"]])
+
+    def _step(self) -> Any:
+        """A time, of which all that is stored counts at its end, or nothing."""
+        return self._storage._step()  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------ trees
 
@@ -165,7 +163,7 @@ class Saveable:
         rest = self._restoring_rest(fields, ("sampler", "writer"), where, rule)
         # Last to be read, for it is the largest, and first to be put in.
         rows = storage.checkpointer._restoring(storage, fields.any("storage"), source, rule)
-        return InOneStep(storage, [self._forgetting(), rows, rest])
+        return Together([self._drop_ahead, rows, rest])  # type: ignore[attr-defined]
 
     def _restoring_rest(self, fields: Fields, names: Sequence[str], where: str, rule: Rule) -> Callable[[], None]:
         """The same for all but the storage."""
@@ -182,10 +180,6 @@ class Saveable:
             ready.append(_restoring_generator(held["_rng"], fields.any("generator"), where))
             queue = self._restoring_queue(fields.any("prefetch"), rule)
         return Together([*ready, self._rejoining(size), queue])
-
-    def _forgetting(self) -> Callable[[], None]:
-        """What has batches that were drawn ahead forgotten."""
-        return self._drop_ahead  # type: ignore[attr-defined]
 
     def _rejoining(self, batch_size: int | None) -> Callable[[], None]:
         size = self._batch_size if batch_size is None else batch_size
@@ -232,7 +226,7 @@ class Saveable:
                 "_batch_size": held["_batch_size"],
                 "_consume_after_n_samples": getattr(held["_sampler"], "max_sample_count", None),
                 "_rng": None if held["_rng"] is None else (held["_rng"].get_state(), str(held["_rng"].device)),
-                "_prefetch_state": None if held["_prefetch"] is None else _tensors(held["_prefetch"]._saved()),
+                "_prefetch_state": None if held["_prefetch"] is None else as_tensors(held["_prefetch"]._saved()),
             }
             self._redraw_ahead()
             return state
@@ -246,19 +240,18 @@ class Saveable:
             held = self.__dict__
             rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
             saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
-            ready: list[Callable[[], None]] = [self._forgetting()]
+            ready: list[Callable[[], None]] = [self._drop_ahead]  # type: ignore[attr-defined]
             with abandoned_on_error(ready):
                 ready.append(held["_sampler"]._from_dict(fields.any("_sampler")))
                 ready.append(held["_writer"]._from_dict(fields.any("_writer")))
                 ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", EXACT))
                 ready.append(_restoring_generator(held["_rng"], saved, where))
-                queued = _arrays(fields.any("_prefetch_state")) if "_prefetch_state" in fields else None
+                queued = as_arrays(fields.any("_prefetch_state"), self) if "_prefetch_state" in fields else None
                 size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
                 rest = [self._rejoining(size), self._restoring_queue(queued, EXACT)]
                 # Last, for it may take memory, and first to be put in.
                 ready = [ready[0], held["_storage"]._from_dict(fields.any("_storage")), *ready[1:], *rest]
-            InOneStep(held["_storage"], ready)()
-            settle(self._drawn_from(), [held["_prefetch"]])
+            self._put_in(Together(ready))
 
     # ------------------------------------------------------------------ batches drawn ahead
 
@@ -272,18 +265,6 @@ class Saveable:
         queue = self.__dict__["_prefetch"]
         if queue is not None and len(queue):
             queue.redraw(self)
-
-
-class InOneStep(Together):
-    """Parts that are put into a storage and what goes with it: of which all count, or none, if the process is killed."""
-
-    def __init__(self, storage: Any, parts: list[Callable[[], None]]) -> None:
-        super().__init__(parts)
-        self._storage = storage
-
-    def __call__(self) -> None:
-        with uninterrupted(), self._storage._step():
-            super().__call__()
 
 
 class SaveableEnsemble(Saveable):
@@ -303,11 +284,17 @@ class SaveableEnsemble(Saveable):
         return put
 
     def _turns(self) -> Any:
-        turns = contextlib.ExitStack()
-        for member in sorted(self._members, key=lambda each: id(each._storage)):  # in one order, whoever takes them
-            turns.enter_context(member._turns())
-            turns.enter_context(member._queue_still())
-        return turns
+        with contextlib.ExitStack() as turns:
+            for member in sorted(self._members, key=lambda each: id(each._storage)):  # in one order, whoever takes them
+                turns.enter_context(member._turns())
+                turns.enter_context(member._queue_still())
+            return turns.pop_all()
+
+    def _step(self) -> Any:
+        with contextlib.ExitStack() as steps:
+            for member in self._members:
+                steps.enter_context(member._storage._part())  # two of them may have one storage
+            return steps.pop_all()
 
     def _saved_with(self, out: Writing) -> dict[str, Any]:
         members = [member._saved_with(out) for member in self._members]
@@ -357,23 +344,3 @@ def _restoring_generator(generator: torch.Generator | None, saved: Any, where: s
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _tensors(tree: Any) -> Any:
-    """A saved tree with tensors for arrays."""
-    if isinstance(tree, dict):
-        return {key: _tensors(each) for key, each in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_tensors(each) for each in tree]
-    if isinstance(tree, np.ndarray):
-        return torch.from_numpy(tree.astype(np.int64) if tree.dtype == np.uint32 else tree.copy())
-    return tree
-
-
-def _arrays(tree: Any) -> Any:
-    """The other way."""
-    if isinstance(tree, dict):
-        return {key: _arrays(each) for key, each in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_arrays(each) for each in tree]
-    return tree.numpy() if isinstance(tree, Tensor) else tree

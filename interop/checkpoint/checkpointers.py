@@ -9,6 +9,8 @@ from typing import Any
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
 from interop.checkpoint.rule import EXACT, Rule
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
+from interop.checkpoint.values import decode, encode
+from interop.interrupts import uninterrupted
 
 
 class StorageCheckpointerBase:
@@ -45,7 +47,9 @@ class StorageCheckpointerBase:
     def loads(self, storage: Any, path: str | os.PathLike[str], *, verify: Verify = "full", rule: Rule = EXACT) -> None:
         """Load what `dumps` saved; after an error nothing has changed."""
         with storage._still():
-            load(path, lambda source: self._restoring(storage, source.tree, source, rule), verify)()
+            put = load(path, lambda source: self._restoring(storage, source.tree, source, rule), verify)
+            with uninterrupted(), storage._step():
+                put()
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 
@@ -104,8 +108,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             raise RuntimeError("Cannot save a non-initialized storage.")
         if not self._save_hooks:
             return {"rows": storage._saved()}
-        from interop.checkpoint.values import encode
-
         refuse_frames(storage)
         self._tell_hooks(storage)
         data = storage[:]
@@ -120,8 +122,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
                 raise CheckpointMismatch(
                     f"{source.path}: data that went through save hooks is loaded by load hooks, and by nothing else"
                 )
-            from interop.checkpoint.values import decode
-
             data = decode(fields.any("hooked"), rule, f"{source.path}, storage")
             for hook in self._load_hooks:
                 data = hook(data, out=None)

@@ -7,9 +7,29 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
 from interop.checkpoint.rule import EXACT, Rule
+from interop.interrupts import uninterrupted
 
 
-class Component:
+class Aliases:
+    """The other names of `dumps` and `loads`."""
+
+    dumps: Callable[..., None]
+    loads: Callable[..., None]
+
+    def dump(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `dumps`."""
+        self.dumps(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `dumps`."""
+        self.dumps(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `loads`."""
+        self.loads(*args, **kwargs)
+
+
+class Component(Aliases):
     """What `dumps` and `loads` of a storage, sampler or writer do. A subclass gives `_saved` and `_restoring`."""
 
     def _saved(self) -> dict[str, Any]:
@@ -52,19 +72,9 @@ class Component:
             return self._restoring(state_for(self, source.tree, str(source.path)), rule)
 
         with self._still():
-            load(path, use, verify)()
-
-    def dump(self, *args: Any, **kwargs: Any) -> None:
-        """An alias of `dumps`."""
-        self.dumps(*args, **kwargs)
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """An alias of `dumps`."""
-        self.dumps(*args, **kwargs)
-
-    def load(self, *args: Any, **kwargs: Any) -> None:
-        """An alias of `loads`."""
-        self.loads(*args, **kwargs)
+            put = load(path, use, verify)
+            with uninterrupted():
+                put()
 
 
 def described(component: Any, state: Any) -> dict[str, Any]:

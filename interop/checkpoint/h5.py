@@ -17,10 +17,11 @@ from fbuf.checkpoint import CheckpointCorrupt, Fields, Source, Verify, Writing
 from interop.checkpoint import h5_files
 from interop.checkpoint.flat import Content, given, pairs
 from interop.checkpoint.h5_groups import Groups, refuse_name, write_groups
-from interop.checkpoint.layouts import dtype_name, dtype_named
+from interop.checkpoint.layouts import dtype_stored
 from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.checkpoint.rule import EXACT, Rule
 from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, restoring_data, saved_ring
+from interop.checkpoint.torch_names import NAMES
 from interop.codec import Layout
 from interop.keys import as_path
 from interop.ted import H5Combine, H5Split, Nested2TED, TED2Nested
@@ -144,7 +145,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             data = hook(data, path=None)
         name = self._free_name(out)
         tensors, told = parted(data)
-        dtypes = [[list(path), dtype_name(tensor.dtype)] for path, tensor in tensors.items()]
+        dtypes = [[list(path), NAMES[tensor.dtype]] for path, tensor in tensors.items()]
         with h5_files.writing(out.file(name)) as opened:
             for path, tensor in tensors.items():
                 refuse_name(path)
@@ -159,7 +160,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         if "hooked_file" not in fields:
             return super()._load(storage, saved, source, rule)
         path, data = source.file(fields.text("hooked_file")), TensorDict({}, device="cpu")
-        dtypes = {key: dtype_named(name, where) for key, name in pairs(fields, "dtypes")}
+        dtypes = {key: dtype_stored(name, where) for key, name in pairs(fields, "dtypes")}
         with h5_files.reading(path) as opened, h5_files.faults_of(path):
             for key, held in h5_files.datasets(opened, path).items():
                 array = held.read()

@@ -9,23 +9,19 @@ from tensordict import TensorDict, is_tensorclass
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from interop.bridge import DTYPES
+from interop.checkpoint.torch_names import NAMES, dtype_named
 from interop.codec import Branch, Layout, Leaf, LeafSpec
 
-_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 _KINDS: dict[str, Any] = {"tensordict": TensorDict, "dict": dict, "tuple": tuple, "list": list}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype, such as "float32"."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_named(name: Any, where: str) -> torch.dtype:
-    """The dtype of a name. CheckpointCorrupt for one that is not known."""
-    if not isinstance(name, str) or name not in _BY_NAME:
-        raise CheckpointCorrupt(f"{where}: {str(name)[:40]!r} is no dtype")
-    return _BY_NAME[name]
+def dtype_stored(name: Any, where: str) -> torch.dtype:
+    """The dtype of a name, one that storages can hold. CheckpointCorrupt for others."""
+    dtype = dtype_named(name, where)
+    if dtype not in DTYPES:
+        raise CheckpointCorrupt(f"{where}: {name!r} is no dtype that a storage holds")
+    return dtype
 
 
 def class_name(kind: type) -> str:
@@ -52,7 +48,7 @@ def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
 
 def saved_layout(layout: Layout) -> dict[str, Any]:
     """The saved tree of a layout."""
-    leaves = [[list(leaf.path), list(leaf.shape), dtype_name(leaf.dtype)] for leaf in layout.leaves]
+    leaves = [[list(leaf.path), list(leaf.shape), NAMES[leaf.dtype]] for leaf in layout.leaves]
     return {"root": _saved(layout.root), "leaves": leaves}
 
 
@@ -63,7 +59,7 @@ def layout_of(saved: Any, where: str) -> Layout:
     for described in fields.items("leaves"):
         path, shape, dtype = described if isinstance(described, list) and len(described) == 3 else ((), (), None)
         sizes = Fields({"shape": shape}, where).wholes("shape")
-        leaves.append(LeafSpec(_path(path, where), sizes, dtype_named(dtype, where)))
+        leaves.append(LeafSpec(_path(path, where), sizes, dtype_stored(dtype, where)))
     paths: list[Any] = []
     root = _node(fields.any("root"), (), paths, where, 0)
     if paths != [leaf.path for leaf in leaves]:

@@ -168,7 +168,7 @@ class Plan:
     def _read(self, rows: Any, fill: Callable[[Sequence[np.ndarray | None]], None]) -> list[Tensor]:
         """The leaves of the target, filled; those that are rows already need not be written to them."""
         filled = self._ring.filled
-        direct = rows is not None and getattr(rows, "on_host", False) and type(rows).__name__ == "TorchRows"
+        direct = rows is not None and rows.in_place
         places = self._layout.places
         arrays: list[np.ndarray | None] = []
         for spec in self._saved.leaves:

@@ -14,10 +14,10 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 _DEVICE = re.compile(r"[a-z]{1,20}(:[0-9]{1,3})?")
 
 
-def dtype_named(name: str, where: str) -> torch.dtype:
+def dtype_named(name: Any, where: str) -> torch.dtype:
     """The dtype of a name such as "float32". CheckpointCorrupt for one that is not known."""
-    if name not in DTYPES:
-        raise CheckpointCorrupt(f"{where}: {name[:40]!r} is no dtype")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise CheckpointCorrupt(f"{where}: {str(name)[:40]!r} is no dtype")
     return DTYPES[name]
 
 

@@ -94,7 +94,7 @@ def _restoring(
         if not ready:  # rows are the last to be read, for they take the most memory, and the first to be put in
             storage = held["_storage"]
             rows = storage._empty if folder is None else _restoring_storage(folder, storage, writer, rule)
-            ready += [buffer._forgetting(), rows]
+            ready += [buffer._drop_ahead, rows]
         return Together([*ready, restored, *_renumbering(held["_sampler"], held["_storage"])])
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop.codec import Layout
 from interop.storages.files import Files
+from interop.storages.maps import from_file
 
 _DESCRIPTION = "description"
 
@@ -45,7 +45,7 @@ class FirstWrite:
                 files.claim(path, existsok=True)
                 files.reserve(path, max(1, torch.Size(shape).numel() * dtype.itemsize))
             files.put_in_place()
-            return [_mapped(*each) for each in zip(paths, shapes, dtypes, strict=True)]
+            return [from_file(*each) for each in zip(paths, shapes, dtypes, strict=True)]
         except BaseException:
             files.remove()
             raise
@@ -66,7 +66,7 @@ class FirstWrite:
         if described is None:
             return None
         layout, lead, places, _ = described
-        return layout, lead, [_mapped(*place) for place in places]
+        return layout, lead, [from_file(*place) for place in places]
 
     def _refuse_gone(self) -> None:
         if not self.folder.is_dir():
@@ -81,12 +81,6 @@ def _read(folder: Path) -> Any:
     except FileNotFoundError:
         return None
     return pickle.loads(described)  # of a process of this family, in a folder of this user alone
-
-
-def _mapped(path: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
 
 
 def _remove_files(folder: Path, maker: int) -> None:

@@ -21,6 +21,8 @@ _NEXT, _STORED, _CURSOR, _FREE, _USED = range(5)
 class FrameRows(TorchRows):
     """Rows on the host that are written one after the other around the ring. See `LazyFrameStorage`."""
 
+    in_place = False  # observations are put together when they are read
+
     def __init__(self, scheme: Scheme, memory: Sequence[Tensor], forked: bool = False) -> None:
         self.scheme, self.lanes, self.device = scheme, scheme.lanes, torch.device("cpu")
         self._plan: Plan | None = None

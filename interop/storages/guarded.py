@@ -111,7 +111,7 @@ def _write_parts(journal: Journal, rows: TorchRows, places: Any, leaves: Sequenc
 def can_guard(storage: Any) -> bool:
     """Whether writes to a storage can be guarded: its rows are in torch's memory on the host."""
     rows = storage._rows
-    return storage._is_shared() if rows is None else type(rows) is TorchRows and rows.on_host
+    return storage._is_shared() if rows is None else rows.in_place
 
 
 def started(storage: Any) -> Journal | None:

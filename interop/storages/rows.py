@@ -140,6 +140,11 @@ class TorchRows:
         """Whether NumPy sees the rows."""
         return self._numpy is not None
 
+    @property
+    def in_place(self) -> bool:
+        """Whether what is written to `tensors` on the host is what is stored."""
+        return self.on_host
+
     def read_into(self, slots: Tensor, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]) -> None:
         """`read` into a part of tensors on the host, [parts, n, ...], and NumPy's views of them."""
         at = slots.numpy()
@@ -193,6 +198,7 @@ class JaxRows:
     """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
 
     forked = False
+    in_place = False
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
         self.arrays = arrays

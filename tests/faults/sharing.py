@@ -153,6 +153,17 @@ def _within(call: Any, seconds: float) -> bool:
     return not thread.is_alive()
 
 
+def _goes_on(buffer: Any, counts: Counts) -> bool:
+    """Whether the buffer can be written to within a second; what is wrong with it then is counted."""
+    if not _within(lambda: buffer.extend(rows(torch.arange(3))), 1.0):
+        counts.hung += 1
+        return False
+    counts.rows += 3
+    counts.torn += torn(buffer[:])
+    counts.wrong += counters_wrong(buffer)
+    return True
+
+
 def kills(kind: str, method: str, count: int, seed: int, *, holding: bool = False) -> Counts:
     """Workers that extend are killed at random times, or while they hold the lock: then others go on within a second."""
     chance = random.Random(seed)
@@ -173,12 +184,8 @@ def kills(kind: str, method: str, count: int, seed: int, *, holding: bool = Fals
             worker.kill()
         worker.join()
         counts.failed += worker.exitcode != -signal.SIGKILL
-        if not _within(lambda: buffer.extend(rows(torch.arange(3))), 1.0):
-            counts.hung += 1
+        if not _goes_on(buffer, counts):
             return counts
-        counts.rows += 3
-        counts.torn += torn(buffer[:])
-        counts.wrong += counters_wrong(buffer)
     return counts
 
 
@@ -220,12 +227,8 @@ def endings(method: str, count: int, seed: int) -> Counts:
             worker.join(SURE)
             counts.failed += worker.exitcode not in {"terminate": (-15,), "interrupt": (1, -2), "exit": (0,)}[how]
             counts.lost += sum(not path.exists() for path in files)
-            if not _within(lambda: buffer.extend(rows(torch.arange(3))), 1.0):
-                counts.hung += 1
+            if not _goes_on(buffer, counts):
                 return counts
-            counts.rows += 3
-            counts.torn += torn(buffer[:])
-            counts.wrong += counters_wrong(buffer)
     return counts
 
 

@@ -167,26 +167,25 @@ def attacks(tree, each=6):
             yield changed(tree, path, payload)
 
 
-def test_values():
-    tree = encode(sample(), "value")
+def refusals(read, trees):
+    """How many of the trees are refused; the others are read, and no other error comes of any."""
     refused = 0
-    for attack in attacks(tree, each=20):
+    for tree in trees:
         try:
-            decode(attack)
+            read(tree)
         except CheckpointError:
             refused += 1
-    assert refused > 1000
+    return refused
+
+
+def test_values():
+    tree = encode(sample(), "value")
+    assert refusals(decode, attacks(tree, each=20)) > 1000
 
 
 def test_lists():
     tree = save_items([*sample(), *({"x": torch.ones(n % 3), "t": "a" * n} for n in range(30))])
-    refused = 0
-    for attack in attacks(tree, each=8):
-        try:
-            load_items(attack)
-        except CheckpointError:
-            refused += 1
-    assert refused > 500
+    assert refusals(load_items, attacks(tree, each=8)) > 500
 
 
 def test_state_dicts():
