@@ -231,7 +231,7 @@ def a_key(fields: Fields, name: str) -> Any:
 def _key(fields: Fields, name: str, value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise fields.wrong(name, "a key: a text, or a list of texts", value)
 

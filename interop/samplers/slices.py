@@ -381,7 +381,8 @@ def _steps(length: int) -> np.ndarray:
 
 def _a_key(name: str, key: Any) -> Any:
     """TypeError for what is no key: a name, or a tuple of names."""
-    if key is None or isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(each, str) for each in key)):
+    names = key if isinstance(key, tuple) else (key,)
+    if key is None or (names and all(isinstance(each, str) for each in names)):
         return key
     raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")
 

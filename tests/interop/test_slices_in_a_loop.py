@@ -93,10 +93,11 @@ def test_priorities_of_one_storage_do_not_serve_another():
     assert whole(second.sample(), 2)
 
 
+@pytest.mark.parametrize("key", [["next", "done"], ()])
 @pytest.mark.parametrize("name", ["end_key", "traj_key", "truncated_key"])
-def test_a_key_is_a_name_or_a_tuple_of_names(name):
+def test_a_key_is_a_name_or_a_tuple_of_names(name, key):
     with pytest.raises(TypeError, match=f"{name} must be a name"):
-        SliceSampler(slice_len=2, **{name: ["next", "done"]})
+        SliceSampler(slice_len=2, **{name: key})
 
 
 def test_a_span_has_two_sides():
