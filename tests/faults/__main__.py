@@ -70,7 +70,7 @@ RUNS = [
     Run(
         "C4",
         "checkpoints while others write",
-        "threads --seconds 0 --dumps 100 --prefetches 0",
+        "threads --seconds 0 --dumps 500 --prefetches 0",
         "threads --seconds 0 --dumps 10 --prefetches 0",
     ),
     Run("C5", "signals to workers", "sharing --cells endings", "sharing --cells endings --methods fork"),
