@@ -288,9 +288,7 @@ class Writing:
         finally:
             _holders.discard(self._holder)
             try:
-                fcntl.flock(
-                    self._handle, fcntl.LOCK_UN
-                )  # also where a process that was forked meanwhile holds on to it
+                fcntl.flock(self._handle, fcntl.LOCK_UN)  # for a process forked meanwhile has the descriptor as well
             finally:
                 os.close(self._handle)
 
