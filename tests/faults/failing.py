@@ -218,12 +218,15 @@ def run_full_elsewhere() -> dict[str, Any]:
                         try:
                             buffer.dumps(path)
                         except OSError as error:
-                            return f"OSError, {_left(path, first)}".encode() if error.errno else b"no errno"
+                            left = _left(path, first)
+                            if left or not error.errno:
+                                return f"OSError {error.errno} left {left}".encode()
+                            return b"OSError"
                         return b"saved"
 
                     where = f"{kind.__name__}, {rows} rows, {'first' if kept is None else 'over'}"
                     how, told_ = forked(save)
-                    counts.note(told_.decode() if how == "done" else how, ("saved", "OSError, []"), where)
+                    counts.note(told_.decode() if how == "done" else how, ("saved", "OSError"), where)
                     kept = buffer[:] if told_ == b"saved" else kept
                     if kept is not None:
                         other = ReplayBuffer(storage=LazyTensorStorage(len(kept)), checkpointer=kind())
