@@ -64,7 +64,7 @@ RUNS = [
     Run(
         "C3",
         "threads do everything at once",
-        "threads --seconds 300 --dumps 0 --prefetches 0",
+        "threads --seconds 60 --dumps 0 --prefetches 0",
         "threads --seconds 20 --dumps 0 --prefetches 0",
     ),
     Run(
