@@ -1,5 +1,6 @@
 """Numbers that users give."""
 
+import math
 import operator
 from typing import Any
 
@@ -16,4 +17,12 @@ def whole(name: str, value: Any, least: int = 1) -> int:
         raise TypeError(f"{name} must be an int, got {value!r}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A Python float for a number. ValueError for one that is negative or not finite."""
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be finite and at least 0, got {value}")
     return number

@@ -285,10 +285,21 @@ class SaveableEnsemble(Saveable):
 
     def _turns(self) -> Any:
         with contextlib.ExitStack() as turns:
-            for member in sorted(self._members, key=lambda each: id(each._storage)):  # in one order, whoever takes them
+            for member in self._in_order():
                 turns.enter_context(member._turns())
                 turns.enter_context(member._queue_still())
             return turns.pop_all()
+
+    def _members_still(self) -> Any:
+        """A context in which nobody else reads or writes any of them; they may be drawn ahead of."""
+        with contextlib.ExitStack() as turns:
+            for member in self._in_order():
+                turns.enter_context(member._turns())
+            return turns.pop_all()
+
+    def _in_order(self) -> Any:
+        """The members in the one order in which all threads take their turns."""
+        return sorted(self._members, key=lambda each: id(each._storage))
 
     def _step(self) -> Any:
         with contextlib.ExitStack() as steps:

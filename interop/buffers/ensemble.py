@@ -18,7 +18,7 @@ from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
 from interop.buffers.checkpoints import SaveableEnsemble
 from interop.buffers.fused import reserved, seeded
-from interop.buffers.gathering import Gathering, described, mark
+from interop.buffers.gathering import Gathering, asked, described
 from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
 from interop.buffers.places import owned
 from interop.buffers.replay_buffer import ReplayBuffer
@@ -209,8 +209,9 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             rows = gathering.rows() if batch is None else [batch]
         else:
             key = None if ahead is None else ahead.key
-            with contextlib.nullcontext() if self._prefetch is None else Turn(self), seeded(self.sampler, key):
-                rows, told = self._asked(batch_size)
+            alone = contextlib.nullcontext() if self._prefetch is None else self._members_still()
+            with alone, seeded(self.sampler, key):
+                rows, told = asked(self.sampler, self.storage, batch_size, self._members, self._collate_fns)
         if ahead is not None:
             ahead.was_read = True
         marked = all(isinstance(row, TensorDictBase) for row in rows)
@@ -253,21 +254,6 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         """Every generator that a draw may use, and how it stands."""
         used = {id(rng): rng for rng in (self._rng, *(member._rng for member in self._members))}
         return [(rng, rng.get_state()) for rng in (each or torch.default_generator for each in used.values())]
-
-    def _asked(self, batch_size: int) -> tuple[list[Any], list[Any]]:
-        """Parts and what is told about them, of a sampler or storage ensemble of the user's own."""
-        index, info = self.sampler.sample(self.storage, batch_size)
-        rows, told = [], []
-        for (place, data), drawn, said in zip(self.storage.get(index), index.unbind(0), info.unbind(0), strict=True):
-            slots = drawn["index"]
-            member = self._members[place]
-            row = (self._collate_fns[place] or member._collate_fn)(data)
-            told.append((place, {**dict(said.items(True, True)), "index": slots}))
-            if isinstance(row, TensorDictBase):
-                row = row.copy()
-                mark(row, *told[-1])
-            rows.append(row)
-        return rows, told
 
     def _told(self, info: Any) -> Any:
         marked, told = info

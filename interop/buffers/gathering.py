@@ -200,6 +200,23 @@ def described(parts: Sequence[tuple[int, dict[Any, Any]]], marked: bool) -> Tens
     return stacked.clone()
 
 
+def asked(
+    sampler: Any, storage: Any, batch_size: int, members: Sequence[Any], collate_fns: Sequence[Any]
+) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Parts and what is told about them, of a sampler or storage ensemble of the user's own."""
+    index, info = sampler.sample(storage, batch_size)
+    rows, told = [], []
+    for (place, data), drawn, said in zip(storage.get(index), index.unbind(0), info.unbind(0), strict=True):
+        slots = drawn["index"]
+        row = (collate_fns[place] or members[place]._collate_fn)(data)
+        told.append((place, {**dict(said.items(True, True)), "index": slots}))
+        if isinstance(row, TensorDictBase):
+            row = row.copy()
+            mark(row, *told[-1])
+        rows.append(row)
+    return rows, told
+
+
 def _comes_as_stored(member: Any, collate_fn: Callable[[Any], Any]) -> bool:
     """Whether nothing more is done to what was read."""
     plain = not len(member._transform) and not member._pin_memory and type(member)._revision is ReplayBuffer._revision

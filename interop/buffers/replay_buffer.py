@@ -2,33 +2,32 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.buffers import collate, edits
+from interop.buffers import collate
 from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
-from interop.buffers.conditional import update_if_present
+from interop.buffers.editable import Editable
 from interop.buffers.fused import reserved, seeded, takes_keys
-from interop.buffers.joined import Joined
 from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
 from interop.index import as_int
 from interop.numbers import whole
-from interop.pytrees import each_leaf, length_of, swapped
+from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
 from interop.samplers import DrawingSampler
 from interop.samplers.epoch import Drawn
 from interop.storages import TensorStorage
 
 
-class ReplayBuffer(Joined):
+class ReplayBuffer(Editable):
     """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
 
     Every call is safe from several threads, and of several buffers on one storage. A call that raises has changed
@@ -336,8 +335,6 @@ class ReplayBuffer(Joined):
             self._storage._recover()
             assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)
 
-    update_if_present = update_if_present
-
     def __len__(self) -> int:
         with self._in_turn():
             return self._sampler.sampleable(self._storage)
@@ -365,54 +362,6 @@ class ReplayBuffer(Joined):
                 return None
             data = self.sample()
         return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
-
-    # ------------------------------------------------------------------ all rows in slot order
-
-    def read_all_in_order(self, end: int | None = None) -> Any:
-        """`rb[:]`, or `rb[:end]`: rows in the order of their slots."""
-        return self[:] if end is None else self[:end]
-
-    def write_all(self, data: Any, end: int | None = None) -> None:
-        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay."""
-        if end is None:
-            end = length_of(data)
-            if self._storage._is_full:
-                self[:] = data
-                return
-        self[:end] = data
-
-    def set_(self, key: Any, value: Tensor) -> Self:
-        """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
-        return self.update_({key: value})
-
-    def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
-        """Write one key of the rows at storage indices in place."""
-        return self._edit({key: value}, index=index)
-
-    def update_(
-        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
-    ) -> Self:
-        """Write several keys of all stored rows in place; only `keys_to_update` where given.
-
-        `clone` makes no difference: values are copied either way.
-        """
-        given = input_dict_or_td if keys_to_update is None else edits.chosen(input_dict_or_td, keys_to_update)
-        return self._edit(given)
-
-    def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> Self:
-        """Write entries of the rows at index in place, dims 0 and `dim` being exchanged."""
-        with Turn(self):
-            self._storage.refuse_a_stranger()
-            rows = self._storage.editable(given)
-            if not is_tensor_collection(rows):
-                raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
-            for held, place, value in list(edits.planned(swapped(rows, dim), given, index)):
-                held[place] = value
-            self._storage._ledger.edit(slice(None))
-            settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
-            if settle is not None:
-                settle()
-        return self
 
 
 def _warns_of_batches() -> bool:

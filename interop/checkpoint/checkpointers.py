@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
 from interop.checkpoint.values import decode, encode
 from interop.interrupts import uninterrupted
@@ -44,8 +44,18 @@ class StorageCheckpointerBase:
         with Writing(path) as out, storage._still():
             out.write(self._described(storage, out))
 
-    def loads(self, storage: Any, path: str | os.PathLike[str], *, verify: Verify = "full", rule: Rule = EXACT) -> None:
-        """Load what `dumps` saved; after an error nothing has changed."""
+    def loads(
+        self,
+        storage: Any,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Load what `dumps` saved, for the options see `ReplayBuffer.loads`. After an error nothing has changed."""
+        rule = Rule(strict, cast, allow_pickle)
         with storage._still():
             put = load(path, lambda source: self._restoring(storage, source.tree, source, rule), verify)
             with uninterrupted(), storage._step():

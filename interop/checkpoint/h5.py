@@ -19,10 +19,11 @@ from interop.checkpoint.flat import Content, given, pairs
 from interop.checkpoint.h5_groups import Groups, refuse_name, write_groups
 from interop.checkpoint.layouts import dtype_stored
 from interop.checkpoint.nested import NestedStorageCheckpointer
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.checkpoint.torch_names import NAMES
 from interop.codec import Layout
+from interop.interrupts import uninterrupted
 from interop.keys import as_path
 from interop.ted import H5Combine, H5Split, Nested2TED, TED2Nested
 from interop.ted.entries import Names, shown
@@ -89,14 +90,25 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         finally:
             beside.unlink(missing_ok=True)
 
-    def loads(self, storage: Any, path: str | os.PathLike[str], *, verify: Verify = "full", rule: Rule = EXACT) -> None:
+    def loads(
+        self,
+        storage: Any,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
         """Load what `dumps` saved; after an error nothing has changed. Of a file by itself nothing can be verified."""
         place = File(path)
         if place.suffix != ".h5":
-            super().loads(storage, path, verify=verify, rule=rule)
+            super().loads(storage, path, verify=verify, strict=strict, cast=cast, allow_pickle=allow_pickle)
             return
         with storage._still(), h5_files.reading(place) as opened:
-            self._load_alone(storage, opened, place, rule)()
+            put = self._load_alone(storage, opened, place, Rule(strict, cast, allow_pickle))
+            with uninterrupted(), storage._step():
+                put()
 
     # ------------------------------------------------------------------ in a checkpoint
 

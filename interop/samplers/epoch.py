@@ -1,37 +1,19 @@
 """Draws without replacement: each position once, then all of them again."""
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fbuf.checkpoint import Fields
-from interop.checkpoint.stateful import Entries, integers, permutation
+from interop.checkpoint.stateful import Entries, permutation
+from interop.samplers.epoch_states import NONE, check_undone, standing_of, standing_saved, taken_of, taken_saved
+from interop.samplers.epoch_states import Standing as _Standing  # the name that pickles may have
+from interop.samplers.epoch_states import Taken as _Taken
 from interop.storages.lock import Lock, renew_in_children
 
-_NONE = np.zeros(0, np.int64)
 _NOT_KEPT = ("_last", "_bits", "_words", "_random", "life")
 _ZEROS = np.zeros(4, np.uint64)  # the counter that Philox begins with
-
-
-class _Standing(NamedTuple):
-    """How far an epoch has come."""
-
-    epoch: int = 0  # its number
-    changes: int = 0  # since the start, but for those that were undone
-    position: int = 0  # entries of the order that were taken
-    over: bool = False
-    again: np.ndarray = _NONE  # what was taken back after more was taken: it comes first
-
-
-class _Taken(NamedTuple):
-    """What a take did, so that it can be undone."""
-
-    before: _Standing
-    after: _Standing
-    ran_out: bool
-    named: np.ndarray
-    moved: tuple[Any, ...]  # entries of the order, and what they were; other entries, and what they were
 
 
 class Epoch:
@@ -135,7 +117,7 @@ class Epoch:
         if not self.shuffle:
             return np.arange(start, stop), ()
         if start == stop:
-            return _NONE, ()
+            return NONE, ()
         assert key is not None
         self._words[0] = np.asarray(key, np.uint32).view(np.uint64)[0]
         self._bits.state = {
@@ -242,10 +224,10 @@ class Epoch:
                 "length": length,
                 "count": self._count,
                 "ran_out": self.ran_out,
-                "standing": _standing_saved(now if length else _Standing(now.epoch, now.changes)),
+                "standing": standing_saved(now if length else _Standing(now.epoch, now.changes)),
                 "order": self._order[:length].copy() if self.shuffle else None,
                 "number": self._number,
-                "held": [_taken_saved(number, taken, now) for number, taken in self._held.items() if length],
+                "held": [taken_saved(number, taken, now) for number, taken in self._held.items() if length],
             }
 
     def loading(self, entries: Entries) -> Callable[[], None]:
@@ -259,14 +241,14 @@ class Epoch:
             order = order.astype(np.int32 if length <= 2**31 else np.int64)
         elif entries.any("order") is not None:
             raise entries.wrong("order", "None where nothing is shuffled", entries.any("order"))
-        standing = _standing_of(entries.fields("standing"), length)
+        standing = standing_of(entries.fields("standing"), length)
         number, held = entries.whole("number"), dict[int, _Taken]()
         for each in entries.items("held"):
-            known, taken = _taken_of(Fields(each, "what is held of an epoch"), length, standing)
+            known, taken = taken_of(Fields(each, "what is held of an epoch"), length, standing)
             if known in held or known >= number:
                 raise entries.wrong("held", "draws with a number of their own", known)
             held[known] = taken
-        _check_undone(entries, order.copy() if held else order, held, standing)
+        check_undone(entries, order.copy() if held else order, held, standing)
 
         def put() -> None:
             with self.lock:
@@ -282,7 +264,7 @@ class Epoch:
         standing = _Standing(0, 0, length, not left.size, left)
         order = np.arange(length) if self.shuffle else None
         told = {"shuffle": self.shuffle, "drop_last": drop_last, "length": length, "count": 1, "ran_out": ran_out}
-        return {**told, "standing": _standing_saved(standing), "order": order, "number": 0, "held": []}
+        return {**told, "standing": standing_saved(standing), "order": order, "number": 0, "held": []}
 
     # ------------------------------------------------------------------ copies
 
@@ -346,70 +328,3 @@ class Drawn:
     def __setstate__(self, state: Any) -> None:
         self._epoch = self._life = None
         self.number, self.slots, self._info = state
-
-
-# ------------------------------------------------------------------ saved trees
-
-
-def _standing_saved(standing: _Standing) -> dict[str, Any]:
-    return {**standing._asdict(), "again": standing.again.astype(np.int64)}
-
-
-def _standing_of(fields: Fields, length: int) -> _Standing:
-    return _Standing(
-        fields.whole("epoch"),
-        fields.whole("changes"),
-        fields.whole("position", most=length),
-        fields.flag("over"),
-        integers(fields, "again", None, 0, length),
-    )
-
-
-def _taken_saved(number: int, taken: _Taken, now: _Standing) -> dict[str, Any]:
-    """What a take did; only its number where it was of an epoch that is over, which nothing of it can be brought back to."""
-    saved: dict[str, Any] = {"number": number, "ran_out": taken.ran_out, "undo": None}
-    if taken.after.epoch != now.epoch:
-        return saved
-    moved = None
-    if taken.moved:
-        block, were, holes, left = taken.moved
-        moved = {"start": block.start, "were": were.copy(), "holes": holes.astype(np.int64), "left": left.copy()}
-    before, after = _standing_saved(taken.before), _standing_saved(taken.after)
-    return {**saved, "undo": {"before": before, "after": after, "named": taken.named.copy(), "moved": moved}}
-
-
-def _taken_of(fields: Fields, length: int, now: _Standing) -> tuple[int, _Taken]:
-    number, ran_out = fields.whole("number"), fields.flag("ran_out")
-    if fields.any("undo") is None:
-        past = _Standing(-1)
-        return number, _Taken(past, past, ran_out, _NONE, ())
-    undo = fields.fields("undo")
-    before, after = _standing_of(undo.fields("before"), length), _standing_of(undo.fields("after"), length)
-    named = integers(undo, "named", None, 0, length)
-    moved: tuple[Any, ...] = ()
-    if after.epoch != now.epoch:
-        raise fields.wrong("undo", "of this epoch", after.epoch)
-    if undo.any("moved") is not None:
-        parts = undo.fields("moved")
-        start = parts.whole("start", most=length)
-        were = integers(parts, "were", None, 0, length)
-        holes = integers(parts, "holes", None, min(start + were.size, length), length)
-        left = integers(parts, "left", holes.size, 0, length)
-        if start + were.size > length or np.unique(holes).size < holes.size:
-            raise undo.wrong("moved", "what can be moved back", start)
-        moved = slice(start, start + were.size), were, holes, left
-    return number, _Taken(before, after, ran_out, named, moved)
-
-
-def _check_undone(entries: Entries, order: np.ndarray, held: dict[int, _Taken], now: _Standing) -> None:
-    """CheckpointCorrupt where taking all back, the last one first, would not leave the order a permutation."""
-    for taken in reversed(held.values()):
-        if taken.after.changes != now.changes or taken.after.epoch != now.epoch:
-            continue
-        if taken.moved:
-            block, were, holes, left = taken.moved
-            there = np.concatenate((order[block], order[holes])) if order.size else _NONE
-            if not np.array_equal(np.sort(there), np.sort(np.concatenate((were, left)))):
-                raise entries.wrong("held", "what the order can be brought back to", held)
-            order[block], order[holes] = were, left
-        now = taken.before

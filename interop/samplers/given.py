@@ -29,6 +29,12 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
     return array.reshape(-1), int(array.min()), int(array.max())
 
 
+def refuse_below(lowest: int) -> None:
+    """IndexError for a slot that is negative, but for -1, which is no slot."""
+    if lowest < -1:
+        raise IndexError(f"index {lowest} is negative: only -1 is allowed, for an item that was not kept")
+
+
 def _of_coordinates(array: np.ndarray, storage: Storage | None) -> np.ndarray:
     if storage is None or storage.shape is None:
         raise RuntimeError("an index of several columns needs the storage, to know its shape")
@@ -65,6 +71,16 @@ def good_priorities(priority: Any, dtype: str) -> np.ndarray:
             "pass the absolute error"
         )
     return values
+
+
+def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Priorities of slots, [n], of one value for all or one for each. RuntimeError for another number of them."""
+    if values.size not in (1, slots.size) or (values.size == 1 and values.ndim > 1 and slots.size != 1):
+        raise RuntimeError(
+            "priority should be a number or an iterable of the same length as index: "
+            f"got {values.size} priorities for {slots.size} indices"
+        )
+    return np.broadcast_to(values.reshape(-1), slots.shape)
 
 
 class Waiting:

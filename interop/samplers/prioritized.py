@@ -1,7 +1,6 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,11 +14,11 @@ import fbuf
 from interop import bridge, compiled, randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
-from interop.numbers import whole
+from interop.numbers import not_negative, whole
 from interop.processes import may_use_jax, starting_a_worker
-from interop.samplers import priority_states
+from interop.samplers import kept_priorities, priority_states
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.given import Waiting, flat_slots, good_priorities
+from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, refuse_below
 from interop.storages import Storage
 from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
@@ -64,7 +63,7 @@ class PrioritizedSampler(DrawingSampler):
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
         self.rule = fbuf.Prioritized(
-            eps=_number("eps", eps),
+            eps=not_negative("eps", eps),
             new_items="highest_stored" if max_priority_within_buffer else "highest_ever",
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
         )
@@ -79,6 +78,7 @@ class PrioritizedSampler(DrawingSampler):
             )
         self._lock = Lock()
         self._pid = os.getpid()
+        self._has_storage = False  # whether it was told how many items there are
         self._clear()
 
     def _clear(self) -> None:
@@ -121,7 +121,7 @@ class PrioritizedSampler(DrawingSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = _number("beta", value)
+        self._beta = not_negative("beta", value)
         self._beta_array = np.asarray(self._beta, self.rule.dtype)
 
     @property
@@ -148,9 +148,7 @@ class PrioritizedSampler(DrawingSampler):
     def default_priority(self) -> float:
         """The priority of the next new item."""
         with self._lock:
-            if self._waits or self._state is None:
-                return float(self._highest)
-            return float(np.asarray(self._state.highest))
+            return self._top()[0]
 
     @property
     def priorities(self) -> Tensor:
@@ -227,6 +225,7 @@ class PrioritizedSampler(DrawingSampler):
     def _make(self, storage: Storage | None) -> None:
         """Make the state, if there is none."""
         self.refuse_a_stranger()
+        self._has_storage |= storage is not None
         if self._wanted_device is None and storage is not None:
             device = getattr(storage, "device", None)
             if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
@@ -242,8 +241,15 @@ class PrioritizedSampler(DrawingSampler):
                 empty = dataclasses.replace(empty, alpha=alpha)
                 self._state = jax.device_put(empty, bridge.jax_device(self.device))
         elif self._state.tree.capacity < capacity:  # it was loaded from a smaller one
-            self._state = self._refilled(priority_states.saved(self, self._state), capacity, self.rule, self._alpha)
-            self._all_drawable()
+            self._refill(priority_states.saved(self, self._state), capacity)
+
+    def _refill(self, saved: Mapping[str, Any], capacity: int) -> None:
+        """Have the state of saved priorities, over so many slots."""
+        self._state = priority_states.refilled(self, saved, capacity, self.rule, self._alpha)
+        self._all_drawable()
+
+    def _all_drawable(self) -> None:
+        """The state was made anew, in which nothing is excluded from being drawn."""
 
     def _fresh(self, rule: fbuf.Prioritized, capacity: int) -> fbuf.PrioritizedState:
         """A state of no items."""
@@ -256,10 +262,8 @@ class PrioritizedSampler(DrawingSampler):
         On a GPU nothing is waited for where eps makes sure that every item can be drawn.
         """
         weights, valid = bridge.hand_over(weighed[0]), weighed[1]
-        if weights.device.type == "cpu":  # without anything to draw all weights are zero, which is sooner seen
-            in_doubt = weights.numpy()[0] == 0
-        else:
-            in_doubt = self.rule.eps == 0
+        # Without anything to draw all weights are zero, which on the CPU is sooner seen.
+        in_doubt = weights.numpy()[0] == 0 if weights.device.type == "cpu" else self.rule.eps == 0
         if in_doubt and not valid:
             raise RuntimeError(
                 "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with "
@@ -270,30 +274,7 @@ class PrioritizedSampler(DrawingSampler):
     # ------------------------------------------------------------------ priorities
 
     def _keep(self, storage: Storage | None) -> None:
-        """Have the priorities kept where the storage keeps them; begin with those that a process before this one left."""
-        kept = None if storage is None else storage._keeps_priorities()
-        if storage is None or kept is None or kept is self._kept:
-            return
-        self._kept = kept
-        if not kept.bind(self) or self._filled or not len(storage):
-            self._keep_all()
-        else:
-            values, highest, slot = kept.read(len(storage))
-            known = {"priorities": good_priorities(values, self.rule.dtype), "highest": highest, "highest_slot": slot}
-            self._make(storage)
-            capacity = max(self._max_capacity, storage.max_size)
-            self._state = self._refilled({**known, "refused": 0}, capacity, self.rule, self._alpha)
-            self._filled, self._highest = len(storage), np.dtype(self.rule.dtype).type(highest)
-            self._all_drawable()
-
-    def _keep_all(self) -> None:
-        """Keep the priorities of all items, where any are kept."""
-        if self._kept is not None and self._kept.are_of(self):
-            self._apply()
-            given = np.zeros(0) if self._state is None else np.asarray(self._state.priorities)[: self._filled]
-            slots = np.flatnonzero(given >= 0)
-            self._kept.forget(slice(None))
-            self._kept.give(slots, given[slots], *self._top())
+        kept_priorities.keep(self, storage)
 
     def _top(self) -> tuple[float, int]:
         """What new items get, and the slot of the item that it is of, or -1."""
@@ -302,8 +283,12 @@ class PrioritizedSampler(DrawingSampler):
         return float(np.asarray(self._state.highest)), int(np.asarray(self._state.highest_slot))
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Give the items at index the default priority; entries of -1 are ignored."""
+        """Give the items at index the default priority; entries of -1 are ignored.
+
+        IndexError for an item that is not stored, which only `storage` tells of new ones.
+        """
         slots, low, high = flat_slots(index, storage)
+        refuse_below(low)
         if high < 0:
             return
         if low < 0:
@@ -312,7 +297,11 @@ class PrioritizedSampler(DrawingSampler):
             self._make(storage)
             self._keep(storage)
             assert self._state is not None
-            limit = self._state.tree.capacity if storage is None else min(self._state.tree.capacity, len(storage))
+            limit = self._state.tree.capacity
+            if storage is not None:
+                limit = min(limit, len(storage))
+            elif self._has_storage:
+                limit = self._filled
             if high >= limit:
                 raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
             if self._waits:
@@ -346,19 +335,12 @@ class PrioritizedSampler(DrawingSampler):
         integer, ValueError for a priority that is negative or not finite, RuntimeError for another number of them.
         """
         slots, low, high = flat_slots(index, storage)
-        values = good_priorities(priority, self.rule.dtype)
-        if values.size not in (1, slots.size) or (values.size == 1 and values.ndim > 1 and slots.size != 1):
-            raise RuntimeError(
-                "priority should be a number or an iterable of the same length as index: "
-                f"got {values.size} priorities for {slots.size} indices"
-            )
-        if low < -1:
-            raise IndexError(f"index {low} is negative: only -1 is allowed, for an item that was not kept")
+        values = one_for_each(slots, good_priorities(priority, self.rule.dtype))
+        refuse_below(low)
         if high < 0:
             return
         if high >= self._filled:
             raise IndexError(f"index {high} is out of range: {self._filled} items are stored")
-        values = np.broadcast_to(values.reshape(-1), slots.shape)
         if low < 0:
             slots, values = slots[slots >= 0], values[slots >= 0]
         with self._lock:
@@ -377,25 +359,6 @@ class PrioritizedSampler(DrawingSampler):
         self._kept = None
 
     # ------------------------------------------------------------------ checkpoints
-
-    def _refilled(self, saved: dict[str, Any], capacity: int, rule: fbuf.Prioritized, alpha: float) -> Any:
-        """The state of saved priorities. Its sums are computed anew, which gives the same bits."""
-        priorities = np.full(capacity, -1, rule.dtype)
-        priorities[: len(saved["priorities"])] = saved["priorities"]
-        exponent: Any = np.asarray(alpha, rule.dtype)
-        device = bridge.jax_device(self.device)
-        with bridge.exact():
-            state = jax.device_put(self._fresh(rule, capacity), device)
-            state = compiled.refill(rule, state, priorities, exponent)
-            rest = {
-                "highest": np.asarray(saved["highest"], rule.dtype),
-                "highest_slot": np.int32(saved["highest_slot"]),
-                "refused": np.uint32(saved["refused"]),
-            }
-            return dataclasses.replace(state, **jax.device_put(rest, device))
-
-    def _all_drawable(self) -> None:
-        """The state was made anew, in which nothing is excluded from being drawn."""
 
     def _entries(self) -> dict[str, Any]:
         with self._lock:
@@ -434,11 +397,4 @@ class PrioritizedSampler(DrawingSampler):
 
 
 def _alpha(value: Any) -> float:
-    return fbuf.Prioritized(alpha=_number("alpha", value)).alpha  # refuses what single precision cannot hold
-
-
-def _number(name: str, value: Any) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be finite and at least 0, got {value}")
-    return number
+    return fbuf.Prioritized(alpha=not_negative("alpha", value)).alpha  # refuses what single precision cannot hold

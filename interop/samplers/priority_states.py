@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 import fbuf
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
+from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
+from interop.samplers import kept_priorities
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -73,7 +76,7 @@ def loading(sampler: Any, entries: Entries, rule: Rule) -> Callable[[], None]:
     if filled:
         sampler.refuse_a_stranger()
         known = {"priorities": values, "highest": top, "highest_slot": slot, "refused": refused}
-        state = sampler._refilled(known, capacity, chosen, alpha)
+        state = refilled(sampler, known, capacity, chosen, alpha)
 
     def put() -> None:
         with sampler._lock:
@@ -81,9 +84,28 @@ def loading(sampler: Any, entries: Entries, rule: Rule) -> Callable[[], None]:
             sampler._alpha, sampler.beta, sampler.reduction = alpha, beta, reduction
             sampler._state, sampler._filled, sampler._highest = state, filled, top
             sampler._waiting.clear()
-            sampler._keep_all()
+            kept_priorities.keep_all(sampler)
 
     return put
+
+
+def refilled(
+    sampler: Any, saved: Mapping[str, Any], capacity: int, rule: fbuf.Prioritized, alpha: float
+) -> fbuf.PrioritizedState:
+    """The state of saved priorities. Its sums are computed anew, which gives the same bits."""
+    priorities = np.full(capacity, -1, rule.dtype)
+    priorities[: len(saved["priorities"])] = saved["priorities"]
+    exponent: Any = np.asarray(alpha, rule.dtype)
+    device = bridge.jax_device(sampler.device)
+    with bridge.exact():
+        state = jax.device_put(sampler._fresh(rule, capacity), device)
+        state = compiled.refill(rule, state, priorities, exponent)
+        rest = {
+            "highest": np.asarray(saved["highest"], rule.dtype),
+            "highest_slot": np.int32(saved["highest_slot"]),
+            "refused": np.uint32(saved["refused"]),
+        }
+        return dataclasses.replace(state, **jax.device_put(rest, device))
 
 
 def _priorities(entries: Entries) -> tuple[np.ndarray, int]:

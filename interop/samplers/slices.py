@@ -15,6 +15,7 @@ from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.numbers import whole
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.given_boundaries import given_boundaries
 from interop.samplers.markers import Markers, leaf_of, reads_rows
 from interop.storages import LazyStackStorage, ListStorage, Storage
 from interop.storages.rows import TorchRows
@@ -94,7 +95,7 @@ class SliceSampler(DrawingSampler):
         for each in self.span:
             if self.slice_len is not None and each is not True and each >= self.slice_len:
                 raise ValueError(f"span={span!r} must be less than slice_len={self.slice_len}")
-        self._static = _given_boundaries(ends, trajectories, self.cache_values, end_key, end_keys, traj_key)
+        self._static = given_boundaries(ends, trajectories, self.cache_values, end_key, end_keys, traj_key)
         self._forget()
 
     def _name_markers(self) -> None:
@@ -389,27 +390,3 @@ def _a_key(name: str, key: Any) -> Any:
 
 def _sibling(parent: tuple[str, ...], name: str) -> Any:
     return (*parent, name) if parent else name
-
-
-def _given_boundaries(
-    ends: Tensor | None, trajectories: Tensor | None, cached: bool, *keys: Any
-) -> tuple[np.ndarray, int] | None:
-    """Flags of ends, and the row where the first trajectory begins, from what the user gives. RuntimeError for misuse."""
-    if ends is None and trajectories is None:
-        return None
-    if ends is not None and trajectories is not None:
-        raise RuntimeError("ends and trajectories exclude each other")
-    if not cached:
-        raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
-    if any(key is not None for key in keys):
-        raise RuntimeError("ends and trajectories say where trajectories end: give neither end_key nor traj_key")
-    given = torch.as_tensor(ends if ends is not None else trajectories, device="cpu").detach()
-    if given.ndim != 1 or given.numel() == 0:
-        raise RuntimeError(f"ends and trajectories must be [items], got shape {list(given.shape)}")
-    if given.is_floating_point() or given.is_complex() or (ends is not None and given.dtype != torch.bool):
-        raise TypeError(f"ends must be bool and trajectories integers, got {given.dtype}")
-    values = given.numpy()
-    if ends is None:
-        values = values != np.roll(values, -1)  # the last row goes on in the first where their ids are equal
-    last = np.flatnonzero(values)
-    return values.copy(), int(last[-1] + 1) % len(values) if last.size else 0

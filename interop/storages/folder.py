@@ -98,14 +98,47 @@ class Owner:
         if handle >= 0:
             os.close(handle)  # to unlock it would unlock it for workers, too
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process, a worker perhaps, still has it."""
+        return self._handle >= 0
+
+    def folder(self) -> Path:
+        """Where the folder is now: it may have been renamed, and its name be another's. RuntimeError where it is gone."""
+        held, now = os.fstat(self._handle), _name_of(self._handle)
+        for path in (self.path, now):
+            if path is not None and path.name == LOCK and _is_at(held, path):
+                return path.parent
+        here = self.path.parent
+        found = "the folder of that name is another one" if here.exists() else "there is no folder of that name"
+        raise RuntimeError(
+            f"{here} was removed, or renamed, while the storage in it was open: {found}, and its lock is "
+            f"{'not to be found' if now is None else f'at {now}'}. Give the folder its name again, or open it by the new one"
+        )
+
     def __reduce__(self) -> Any:
-        return _received, (DupFd(self._handle), self.path, self._pid)
+        return _received, (DupFd(self._handle), self.folder() / LOCK, self._pid)
 
 
 def _received(duplicate: Any, path: Path, pid: int) -> Owner:
     owner = Owner.__new__(Owner)
     owner._handle, owner.path, owner._pid, owner.is_new, owner.listed = duplicate.detach(), path, pid, False, []
     return owner
+
+
+def _name_of(handle: int) -> Path | None:
+    """What the file is called by now, where the system tells."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{handle}"))
+    except OSError:
+        return None
+
+
+def _is_at(held: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(held, os.lstat(path))
+    except OSError:
+        return False
 
 
 def _listed(handle: int) -> tuple[Any, list[str]]:

@@ -1,19 +1,18 @@
 """What of a tensor storage a killed process may leave half-done: its counters, those of its writers, and its rows."""
 
-import time
 import weakref
 from typing import Any
 
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.storages.undo import ACTIVE, Cell, Memory, Rows, Undo
+from interop.storages.undo import EXTRAS, Cell, Memory, Rows, Undo, settle
 
 LENGTH, WRITTEN, END, EDITS, WRITER, EMPTIED = range(6)  # cells; WRITER is where those of the last one to write are
 _WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor and a count each
 _LARGEST = 8 << 20  # bytes of rows in a record, where a row is not larger
 _PAGE = 4096
-_TRIES, _PAUSE = 200, 1e-3  # seconds that a step of another process may take
+_MANY = 2**63 - 2**40  # what counters are below, so that there is more to be counted
 PRIORITIES = 1  # a further column
 
 
@@ -25,7 +24,7 @@ class Journal(Undo):
 
     def __init__(self) -> None:
         self.memory: Memory | None = None
-        self._found_writer: tuple[int, int] | None = None  # of a storage that is only read
+        self._of: Any = None  # the storage, by a weak reference
         self.shared = False  # whether other processes may have its cells
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # writers
         self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -62,52 +61,45 @@ class Journal(Undo):
     def resume(self, storage: Any, memory: Memory) -> None:
         """The same with counters as a storage before left them. What it was killed in is put back."""
         self._open(storage, memory)
+        self._only_extras_here()
         self.recover()
         last = int(self._cells[WRITER])
         if last and not _WRITERS <= last < self._counted - 1:
-            raise CheckpointCorrupt(f"{memory.path}: there is no writer {last}")
+            raise CheckpointCorrupt(f"{memory.path}: the counters are damaged")
         with self:
             self._cells[_WRITERS], self._cells[_WRITERS + 1] = self.writer
             self._cells[WRITER] = _WRITERS if last else 0
         self._use(_WRITERS + 2 if last else _WRITERS)
         self._resumes = last > 0
         self._count(storage)
-        checked(storage, memory, self.writer)
+        self._check(storage)
 
     def read(self, storage: Any, memory: Memory) -> None:
-        """Give a storage the counters as they are now, of memory that is private.
-
-        A step of a writer that is at work does not count yet; one that nobody goes on with is put back in that memory.
-        """
+        """Give a storage the counters as they are now, between two steps, of memory and for rows that are private."""
+        settle(memory, _CELLS)
         self._open(storage, memory)
-        begun, found, goes_on = self._head[ACTIVE], self._snapshot(), False
-        for _ in range(_TRIES):
-            step, commits = self._head[ACTIVE], self.commits
-            seen = self._snapshot()
-            if (self._head[ACTIVE], self.commits) == (step, commits):
-                found, goes_on = seen, goes_on or step != begun
-                if not step or goes_on:
-                    break
-            time.sleep(_PAUSE)
-        else:
-            self.recover()
-            found = self._snapshot()
-        self._found_writer = _writer_in(found, memory)
-        storage._length.value = found[LENGTH]
-        storage._ledger.restored(found[WRITTEN], found[END])
-        checked(storage, memory, self._found_writer)
+        self._only_extras_here()
+        self.recover()
+        last = int(self._cells[WRITER])
+        if last and not _WRITERS <= last < self._counted - 1:
+            raise CheckpointCorrupt(f"{memory.path}: the counters are damaged")
+        storage._length.value = self._cells[LENGTH]
+        storage._ledger.restored(self._cells[WRITTEN], self._cells[END])
+        self._check(storage)
 
-    def _snapshot(self) -> list[int]:
-        """All cells, as they were before a step that is under way."""
-        held = self._kept if self.active else self._cells
-        found: list[int] = held[: self._counted].tolist()
-        return found
+    def _check(self, storage: Any) -> None:
+        """CheckpointCorrupt for counters that no storage of this size has."""
+        assert self.memory is not None
+        length, rows, per_row = storage._length.value, storage._row_count, storage._per_row
+        (cursor, count), end = self.writer, storage._ledger.end
+        fits = 0 <= length <= rows * per_row and length % per_row == 0 and max(cursor, end) < max(rows, 1)
+        grow = count, *(self._cells[place] for place in (WRITTEN, EDITS, EMPTIED))
+        if not (fits and min(cursor, end, count, storage._ledger.written) >= 0 and max(grow) < _MANY):
+            raise CheckpointCorrupt(f"{self.memory.path}: the counters are damaged")
 
     @property
     def writer(self) -> tuple[int, int]:
         """The cursor and the count of the writer that wrote last."""
-        if self._found_writer is not None:
-            return self._found_writer
         last = self._cells[WRITER]
         return (self._cells[last], self._cells[last + 1]) if last else (0, 0)
 
@@ -130,10 +122,17 @@ class Journal(Undo):
         self._take(storage)
 
     def _take(self, storage: Any) -> None:
+        self._of = weakref.ref(storage)
         self._rows, self._seen = storage._rows, None
         kept = storage._priorities
         self.add(PRIORITIES, 8 * storage._per_row, None if kept is None else kept.by_row)
         self._look()
+
+    def _find(self) -> None:
+        storage = self._of()
+        if storage is not None and storage._priorities is None:
+            storage._find_priorities()
+        super()._find()
 
     def _count(self, storage: Any) -> None:
         assert self.memory is not None
@@ -203,6 +202,8 @@ class Journal(Undo):
         if not self.active:
             return False
         self._look()
+        if self._head[EXTRAS] != self._known:
+            self._find()
         return super().recover()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,17 +220,21 @@ class ReadOnly:
 
     shared, active = True, False
 
-    def __init__(self, folder: str, cursor: int, count: int) -> None:
-        self._folder, self._cursor, self._count = folder, cursor, count
+    def __init__(self, folder: str, journal: Journal, *, closed: bool = False) -> None:
+        assert journal.memory is not None
+        self._folder, self._closed = folder, closed
+        self._cursor, self._count = self.writer = journal.writer
+        self.file = journal.memory.file  # whatever is at its path later
 
     def part(self) -> "ReadOnly":
         return self
 
     def __enter__(self) -> None:
-        raise RuntimeError(
-            f"{self._folder} was opened with mode='r', nothing can be written to it: open it with mode='r+'; nothing was "
-            "written"
-        )
+        if self._closed:
+            why = "was closed here, and is read as with mode='r': write to what LazyMemmapStorage.open() gives"
+        else:
+            why = "was opened with mode='r', nothing can be written to it: open it with mode='r+'"
+        raise RuntimeError(f"{self._folder} {why}; nothing was written")
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -244,23 +249,6 @@ class ReadOnly:
     def enlist(self, writer: Any) -> None:
         """Tell a writer where the one stands that wrote the rows."""
         writer._cursor, writer._write_count = self._cursor, self._count
-
-
-def _writer_in(cells: list[int], memory: Memory) -> tuple[int, int]:
-    """The cursor and the count of the writer that wrote last."""
-    last = cells[WRITER]
-    if last and not _WRITERS <= last < len(cells) - 1:
-        raise CheckpointCorrupt(f"{memory.path}: there is no writer {last}")
-    return (cells[last], cells[last + 1]) if last else (0, 0)
-
-
-def checked(storage: Any, memory: Memory, writer: tuple[int, int]) -> None:
-    """CheckpointCorrupt for counters that no storage of this size has."""
-    length, rows, per_row = storage._length.value, storage._row_count, storage._per_row
-    cursor, count = writer
-    fits = 0 <= length <= rows * per_row and length % per_row == 0 and 0 <= cursor < max(rows, 1) and count >= 0
-    if not (fits and 0 <= storage._ledger.end < max(rows, 1) and storage._ledger.written >= 0):
-        raise CheckpointCorrupt(f"{memory.path}: the counters are damaged")
 
 
 def counted(rows: Any, filled: int) -> Rows:

@@ -1,6 +1,5 @@
 """Tensors, tensordicts and pytrees in memory-mapped files, allocated at the first write."""
 
-import contextlib
 import json
 import math
 import os
@@ -13,27 +12,16 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt
-from interop.checkpoint.layouts import layout_of, saved_layout
+from interop.checkpoint.layouts import saved_layout
 from interop.codec import Layout
 from interop.processes import starting_a_worker
 from interop.storages import journal
 from interop.storages.files import Files
-from interop.storages.folder import (
-    DESCRIPTION,
-    LOCK,
-    OWN,
-    PRIORITIES,
-    STATE,
-    Owner,
-    check_size,
-    description,
-    make,
-    reserve_again,
-)
+from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, make
 from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.maps import anonymous, bytes_of, file_names, from_file
+from interop.storages.opening import opened, opened_again
 from interop.storages.priorities import KeptPriorities
 from interop.storages.rows import Rows, TorchRows
 from interop.storages.undo import Memory
@@ -103,8 +91,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         Args:
             scratch_dir: the folder.
             mode: "r+" to go on writing, by this process and its workers alone; "r" to read: what is written then is a
-                RuntimeError, and edits of views stay in this process. Beside one that writes, the length is that of now,
-                and rows that it writes over may be seen, half-done even.
+                RuntimeError, and edits of views stay in this process. Beside one that writes, length, cursor and count
+                stay what they were between two of its steps while this was opened: open it again for those of later.
+                Rows and priorities are those in the files when they are read: a row that was written over since is the
+                new one, or half-done while it is written. It never waits for the one that writes to pause.
 
         FileNotFoundError where there is no storage, an unfinished one among them: make it anew. RuntimeError where
         another storage or process has it open for writing, `CheckpointCorrupt` for files that are damaged.
@@ -114,10 +104,15 @@ class LazyMemmapStorage(LazyTensorStorage):
         return opened(cls, Path(scratch_dir).absolute(), mode == "r+")
 
     def close(self) -> None:
-        """Give up the folder, for another to open: nothing is written here any more. Nothing to do without a folder."""
+        """Give up the folder, for another to open: writing here is a RuntimeError from then on. Nothing without a folder.
+
+        Reading goes on. Views that `buffer[:]` and the like gave, before or after, are maps of the files: edits of them
+        are seen by whoever opens the folder, so have none of them left that is written to.
+        """
         with self._access:
-            if self._ending is not None and self.scratch_dir is not None:
-                self._journal = ReadOnly(self.scratch_dir, *self._journal.writer)
+            ends = self._ending is not None and isinstance(self._journal, Journal) and self._journal.memory is not None
+            if ends and self.scratch_dir is not None:
+                self._journal = ReadOnly(self.scratch_dir, self._journal, closed=True)
                 self._ending()
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
@@ -189,13 +184,24 @@ class LazyMemmapStorage(LazyTensorStorage):
         return Memory(path.stat().st_size, path)
 
     def _keeps_priorities(self) -> Any:
-        if self._priorities is None and self._owner is not None and self._owner.is_here and self._rows is not None:
+        if self._owner is None:
+            return self._priorities  # of a storage that is only read, if any
+        if not self._owner.is_here:
+            return None  # they are those of a sampler of the owner
+        if self._priorities is None and self._rows is not None:
             self._priorities = self._with_priorities(self._owner)
         return self._priorities
 
+    def _find_priorities(self) -> None:
+        """Have those that the owner keeps, for what this worker writes over."""
+        assert isinstance(self._journal, Journal) and self._owner is not None
+        memory = Memory(KeptPriorities.size(self.max_size), self._owner.folder() / PRIORITIES)
+        self._priorities = KeptPriorities(memory, self._per_row, self._journal, self._owner)
+        self._journal.add(journal.PRIORITIES, 8 * self._per_row, self._priorities.by_row)
+
     def _with_priorities(self, owner: Owner) -> KeptPriorities:
         assert self._journal is not None and self._files is not None
-        path, size = owner.path.with_name(PRIORITIES), KeptPriorities.size(self.max_size)
+        path, size = owner.folder() / PRIORITIES, KeptPriorities.size(self.max_size)
         owner.list(sorted({*owner.listed, PRIORITIES}))
         self._files.claim(path, existsok=True, aside=True)
         self._files.reserve(path, size)
@@ -247,18 +253,36 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_files": None, "_ending": None}  # they stay with the process that made them
-        if starting_a_worker():
+        if not starting_a_worker():
+            return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
+        if self._owner is None:
             return state
-        return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
+        state["_priorities"] = None  # it finds them
+        return self._where_they_are(state, self._owner)
+
+    def _where_they_are(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
+        """The state with files that a worker finds though their folder was renamed."""
+        root = owner.folder()
+        if root == owner.path.parent or self._layout is None:
+            return state
+        named = zip(file_names(self._layout.leaves), state["_tensors"], strict=True)
+        state["_tensors"] = [from_file(root / name, tuple(held.shape), held.dtype) for name, held in named]
+        self._journal.memory.path = str(root / STATE)
+        return {**state, "scratch_dir": f"{root}/"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        owner = state["_owner"]
+        if owner is not None and owner.folder() != owner.path.parent:  # or what was opened is not what is locked
+            raise RuntimeError(
+                f"{owner.path.parent} was renamed to {owner.folder()} while a worker started: start it again"
+            )
         super().__setstate__(state)
-        if self._owner is not None:
-            weakref.finalize(self, _end, None, self._owner)
+        if owner is not None:
+            weakref.finalize(self, _end, None, owner)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if starting_a_worker() and isinstance(self._journal, ReadOnly):
-            return type(self).open, (self.scratch_dir, "r")
+            return opened_again, (type(self), self.scratch_dir, self._journal.file)
         return super().__reduce_ex__(protocol)
 
     def cleanup(self) -> bool:
@@ -300,63 +324,3 @@ def _folders(node: Any, folder: str) -> list[tuple[str, Any]]:
         if not isinstance(value, Tensor):
             found += _folders(value, f"{folder}{key}/")
     return found
-
-
-# ------------------------------------------------------------------ opening
-
-
-def opened(kind: type[Any], root: Path, writes: bool) -> Any:
-    """`LazyMemmapStorage.open`."""
-    description(root)  # or there is nothing to be locked
-    owner = Owner(root) if writes else None
-    try:
-        fields = description(root)
-        layout, lanes = layout_of(fields.any("layout"), str(root / DESCRIPTION)), fields.wholes("lanes")
-        rows, files = fields.whole("rows"), fields.fields("files")
-        storage = kind(fields.whole("capacity", 1), scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
-        names = file_names(layout.leaves)
-        shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
-        if len(lanes) != storage.ndim - 1 or rows != -(-storage._max_size // max(math.prod(lanes), 1)):
-            raise CheckpointCorrupt(f"{root / DESCRIPTION}: {rows} rows of {lanes} do not make up the capacity")
-        for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
-            if files.whole(name) != bytes_of(shape, spec.dtype):
-                raise files.wrong(name, f"{bytes_of(shape, spec.dtype)} bytes", files.any(name))
-            check_size(root / name, files.whole(name))
-        check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
-        if owner is not None:
-            for name in (*names, STATE):
-                reserve_again(root / name)
-            storage._files = Files()
-            for name in {*owner.listed, LOCK}:
-                with contextlib.suppress(FileNotFoundError):
-                    storage._files.adopt(root / name)
-        tensors = [
-            from_file(root / name, shape, spec.dtype, private=not writes)
-            for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
-        ]
-        _take_up(storage, owner, layout, TorchRows(tensors, lanes, mapped=True), root)
-    except BaseException:
-        if owner is not None:
-            owner.close()
-        raise
-    return storage
-
-
-def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows, root: Path) -> None:
-    """Put rows into a storage, with the counters and priorities that are in its folder."""
-    storage._journal, storage._reopened = None, True
-    storage._adopt(layout, rows)
-    size, found = KeptPriorities.size(storage.max_size), Journal()
-    if os.path.lexists(root / PRIORITIES):
-        check_size(root / PRIORITIES, size)
-        memory = Memory(size, root / PRIORITIES, private=owner is None)
-        storage._priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
-    state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
-    if owner is None:
-        found.read(storage, state)
-        storage._journal = ReadOnly(str(root), *found.writer)
-        return
-    found.resume(storage, state)
-    storage._journal, storage._owner = found, owner
-    storage._access.more = True  # a turn begins with what an interrupt has left
-    storage._finish()

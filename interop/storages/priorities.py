@@ -9,7 +9,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.storages.folder import Owner
 from interop.storages.journal import Journal
-from interop.storages.undo import Memory, Undo
+from interop.storages.undo import Memory, Undo, settle
 
 _HIGHEST, _SLOT, _SINCE, _CELLS = range(4)  # cells; the last is how many
 _LOG = 1 << 20  # bytes
@@ -23,6 +23,8 @@ class KeptPriorities(Undo):
     made, is the complement of a NaN, which stands for that.
     """
 
+    memory: Memory
+
     def __init__(
         self, memory: Memory, per_row: int, journal: Journal, owner: Owner | None, *, opened: bool = False
     ) -> None:
@@ -31,6 +33,8 @@ class KeptPriorities(Undo):
         self._per_row = per_row
         self._unread = opened  # whether nobody has taken up what a process before this one has left
         self._of: Any = None
+        if owner is None:
+            settle(memory, _CELLS)
         self._begin(memory.bytes[:_BEFORE], _CELLS)
         self._use(_CELLS)
         self._values = memory.bytes[_BEFORE:].view(np.int64)
@@ -68,6 +72,10 @@ class KeptPriorities(Undo):
             highest, slot = float(self._top[0]), int(self._cells[_SLOT])
         values = (~self._values[:length]).view(np.float64)
         values[np.isnan(values)] = highest
+        if self._owner is None and length:  # another process may have gone on since the length was read
+            slot = slot if slot < length else -1
+            if values.max() > highest:
+                highest, slot = float(values.max()), int(values.argmax())
         if not (np.isfinite(highest) and (values >= 0).all() and (values < np.inf).all() and -1 <= slot < length):
             raise CheckpointCorrupt(f"{self.memory.path}: the priorities are damaged")
         return values, highest, slot
@@ -76,6 +84,8 @@ class KeptPriorities(Undo):
 
     def forget(self, rows: Any) -> None:
         """Other items are in rows: in one, some or a range of them. Part of a step of the storage."""
+        if self._owner is not None and not self._owner.is_open:
+            return
         if isinstance(rows, range):
             self.by_row[rows.start : rows.stop] = 0
         else:

@@ -2,27 +2,26 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch import Tensor
 
-from interop.checkpoint import tensor_states
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
-from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout, stack_items
 from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, spelled_out, whole_rows
+from interop.interrupts import uninterrupted
 from interop.numbers import whole
-from interop.processes import starting_a_worker
 from interop.shared_int import counter
 from interop.storages import guarded
-from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
+from interop.storages.copyable import Copyable
+from interop.storages.rows import Rows, TorchRows
 from interop.storages.storage import Storage
 
 
-class TensorStorage(Storage):
+class TensorStorage(Copyable):
     """Items in memory that the user gives: a tensor, tensordict, tensorclass or pytree of tensors, taken to be full.
 
     Args:
@@ -150,7 +149,8 @@ class TensorStorage(Storage):
             if self.device == "auto":
                 self.device = leaves[0].device
             rows = _rows_for(self._max_size, math.prod(lanes))
-            with torch.inference_mode(False), torch.device("cpu"):  # the memory outlives what the caller has set
+            # The memory outlives what the caller has set; broken off it would be files that nobody knows of.
+            with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
                 self._adopt(layout, self._memory(layout, (rows, *lanes)))
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
@@ -225,7 +225,7 @@ class TensorStorage(Storage):
         """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
         try:
             self._own_rows().refuse(places, leaves, in_order)
-        except BaseException:
+        except Exception:
             if new:
                 self._layout, self._rows, self._lanes, self._per_row = None, None, (), 1
             raise
@@ -329,9 +329,6 @@ class TensorStorage(Storage):
     def _notes_writes(self) -> bool:
         return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
 
-    def _is_shared(self) -> bool:
-        return self._rows is not None and self._rows.forked
-
     def _empty(self) -> None:
         with self._part():
             self._ledger.edit(None, end=0)
@@ -345,74 +342,6 @@ class TensorStorage(Storage):
             self._journal.shared = True
         elif not self._compilable and guarded.can_guard(self):
             self._journal = guarded.started(self)
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _saved(self) -> dict[str, Any]:
-        return tensor_states.saved_rows(self)
-
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        return tensor_states.restoring_rows(self, saved, rule)
-
-    def _release(self) -> None:
-        """Give back what `_allocate` took, which was not used."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of the filled rows and of how they fill the ring: "_storage", "initialized", "_len" and more.
-
-        It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
-        """
-        with self._access:
-            return tensor_states.state_of(self)
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Copy what `state_dict` gave in. After an error nothing has changed."""
-        with self._access:
-            self._from_dict(state_dict)()
-
-    def _from_dict(self, given: Any) -> Callable[[], None]:
-        return tensor_states.restoring_state(self, given)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        rows = state.pop("_rows")
-        if rows is None:
-            length = self._length if starting_a_worker() else copy.copy(self._length)
-            return {**state, "_length": length, "_tensors": None}
-        in_jax = isinstance(rows, JaxRows)
-        if not starting_a_worker():  # a pickle or copy is a buffer of its own
-            tensors = [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]
-            return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
-        with self._access:
-            rows.share()
-        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
-
-    def _refuse_to_share(self) -> None:
-        super()._refuse_to_share()
-        if self._rows is None and not self._is_shared():
-            raise RuntimeError(
-                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
-                "allocate their own. Call extend() or add() first, or build it with shared_init=True where it has that"
-            )
-        if isinstance(self._rows, JaxRows):
-            raise RuntimeError(
-                f"Cannot share a {type(self).__name__} on {self._rows.device} between processes, they would not see each "
-                "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
-            )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
-        super().__setstate__(state)
-        self._rows = None
-        if tensors is not None:
-            in_jax = in_jax and rows_in_jax(tensors[0].device)
-            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._kept(tensors), self._lanes)
-        if self._journal is not None:
-            self._journal.attach(self)
-
-    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Unpickled rows in the kind of memory of this storage."""
-        return tensors
 
     def __repr__(self) -> str:
         data = "<empty>" if self._rows is None else self[:]

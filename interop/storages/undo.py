@@ -9,6 +9,7 @@ matter, for which there are checkpoints.
 import contextlib
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,10 +22,13 @@ from interop.processes import starting_a_worker
 from interop.shared_int import SharedInt
 from interop.storages.lock import renew_in_children
 
-ACTIVE, _USED, _ARMED, _CELLS, _COMMITS = range(5)  # words of the head; the first is not zero in a step
+# Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
+ACTIVE, _USED, _ARMED, _CELLS, _COMMITS, EXTRAS = range(6)
 _HEAD = 8  # words
 _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, how many, which extras
 _PART = contextlib.nullcontext()
+_PATIENCE, _PAUSE = 0.2, 1e-3  # seconds that a step of another process may take, and between two looks at it
+_ENOUGH = 30.0  # seconds after which a record is not looked at any more
 Rows = range | np.ndarray
 
 
@@ -32,8 +36,10 @@ class Memory:
     """Bytes of a file, or without one, that forked and started workers share; zeros at first."""
 
     def __init__(self, size: int, path: str | os.PathLike[str] | None = None, *, private: bool = False) -> None:
-        """`private`: what is written goes into pages of this process, and not into the file."""
+        """`private`: what is written goes into pages of this process, and not into the file, which stays to be read."""
         self.path = None if path is None else os.path.abspath(path)
+        self.file: os.stat_result | None = None
+        self.read_only: np.ndarray | None = None
         self._tensor: Any = None
         if self.path is None:
             self._hold(MemoryMappedTensor.empty(torch.Size([size]), dtype=torch.uint8, device="cpu"))
@@ -42,6 +48,9 @@ class Memory:
         try:
             access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
             self.bytes = np.frombuffer(mmap.mmap(handle, size, access=access), np.uint8)
+            self.file = os.fstat(handle)
+            if private:
+                self.read_only = np.frombuffer(mmap.mmap(handle, size, access=mmap.ACCESS_READ), np.uint8)
         finally:
             os.close(handle)
 
@@ -56,7 +65,7 @@ class Memory:
         if state["path"] is not None:
             self.__init__(state["size"], state["path"])  # type: ignore[misc]
         else:
-            self.path = None
+            self.path = self.file = self.read_only = None
             self._hold(state["tensor"])
 
 
@@ -85,7 +94,7 @@ class _Column:
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
-        self.size = array[:1].nbytes
+        self.size, self.rows = array[:1].nbytes, array.shape[0]
         dense = array.flags.c_contiguous and self.size > 0
         self._bytes = array.reshape(array.shape[0], -1).view(np.uint8) if dense else None
         self._flat = None if self._bytes is None else self._bytes.reshape(-1)
@@ -116,7 +125,9 @@ class Undo:
     A step is within no other; `with undo.part():` is a part of the one that it is in. Who uses it holds a lock.
     """
 
+    memory: Memory | None = None
     _inside = False  # whether this process is in a step
+    _known = 0  # the extras that were looked for
     _head: Any = None
     _last_spans: tuple[Any, list[Any], int]
 
@@ -130,9 +141,10 @@ class Undo:
         self._columns: list[_Column] = []
         self._extras: dict[int, _Column] = {}  # by bit: not every process has them
         self._sizes: dict[int, int] = {}  # bytes a row of all there can be
+        self._known = 0
         self._measure()
         if not (0 <= self._head[_CELLS] <= cells and 0 <= self.commits < 2**62 and 0 <= self._head[ACTIVE] < 2**62):
-            raise CheckpointCorrupt("the record to undo the last write by is damaged")
+            raise self._damaged()
         self._use(max(self._head[_CELLS], 1))
         renew_in_children(self)
 
@@ -148,6 +160,10 @@ class Undo:
 
     def _renew(self) -> None:
         self._inside = False
+
+    def _damaged(self) -> CheckpointCorrupt:
+        where = "" if self.memory is None or self.memory.path is None else f"{self.memory.path}: "
+        return CheckpointCorrupt(f"{where}the record by which the last write is taken back is damaged")
 
     @property
     def active(self) -> bool:
@@ -191,6 +207,8 @@ class Undo:
         head = self._head
         if head[_CELLS] != self._counted:  # another process uses more
             self._use(head[_CELLS])
+        if head[EXTRAS] != self._known:  # another process has made one
+            self._find()
         self._before[:] = self._now
         head[_USED], head[_ARMED] = 0, self._counted
         head[ACTIVE] = head[_COMMITS] + 1
@@ -216,7 +234,17 @@ class Undo:
         self._sizes[bit] = size
         if array is not None:
             self._extras = dict(sorted({**self._extras, bit: _Column(array)}.items()))
+            self._head[EXTRAS] |= bit
+            self._known |= bit
         self._measure()
+
+    def _find(self) -> None:
+        """Have the extras that another process has made, where this one can."""
+        self._known = self._head[EXTRAS]
+
+    def _only_extras_here(self) -> None:
+        """Nobody else has any: others are gone, or never were."""
+        self._head[EXTRAS] = self._known = sum(self._extras)
 
     def _measure(self) -> None:
         self._row = sum(column.size for column in (*self._columns, *self._extras.values()))
@@ -298,13 +326,57 @@ class Undo:
                 rows = self._log[at : at + 8 * count].view(np.int64).copy()
                 at += 8 * count
             extras = {bit: self._extras.get(bit) for bit in self._sizes if bit & bits}
-            if count <= 0 or sum(extras) != bits:
+            if count <= 0 or sum(extras) != bits or not self._are_rows(rows, count):
                 break
             spans, total = self._cut_up(count, extras)
+            if at + total > used:
+                break
             yield rows, [(column, self._log[at + start : at + stop]) for column, start, stop in spans if column]
             at += total
         if at != used:
-            raise CheckpointCorrupt("the record to undo the last write by is damaged")
+            raise self._damaged()
+
+    def _are_rows(self, rows: Rows, count: int) -> bool:
+        """Whether so many rows were listed, all of which there are."""
+        there = min(column.rows for column in (*self._columns, *self._extras.values()))
+        if isinstance(rows, range):
+            return rows.stop <= there
+        return rows.size == count and rows.min() >= 0 and rows.max() < there
+
+
+def settle(memory: Memory, cells: int) -> None:
+    """Have private memory hold a record as it was between two steps, though a process may be writing it: first thing.
+
+    A step of a process that is at work does not count yet. One that stands still is left to be put back by `recover`.
+    O(cells), and O(log) for that; up to 0.2 s in the middle of a step. RuntimeError after 30 s of changes at each look.
+    """
+    size, seen = Undo.before_log(cells), memory.read_only
+    assert seen is not None
+    words, own = seen[:size].view(np.int64), memory.bytes[:size].view(np.int64)
+    head, first, moved, found = words[:_HEAD], None, False, False
+    begun = time.monotonic()
+    while not found or time.monotonic() < begun + _PATIENCE:
+        held, now = head.tolist(), words.copy()
+        first = first or held
+        moved = moved or held != first
+        if head.tolist() == held:
+            own[:], found = now, True
+            own[:_HEAD] = held
+            if not held[ACTIVE]:
+                return
+        else:
+            moved = True
+            if time.monotonic() > begun + _ENOUGH:
+                raise RuntimeError(f"{memory.path} changes faster than it can be read: open it again in a quiet moment")
+        time.sleep(_PAUSE)
+    if not moved:  # for all that time: the process has ended, or is doing something else
+        used = size + min(max(int(own[_USED]), 0), seen.size - size)
+        memory.bytes[size:used] = seen[size:used]
+        if head.tolist() == first:
+            return
+    armed = min(max(int(own[_ARMED]), 0), cells)
+    own[_HEAD : _HEAD + armed] = own[_HEAD + cells :][:armed]
+    own[ACTIVE] = 0
 
 
 def commits_of(path: str | os.PathLike[str]) -> int:

@@ -99,14 +99,13 @@ class Crowd:
         self.done: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
 
-    def start(self, name: str, do: Callable[[], None]) -> None:
-        """Another thread."""
+    def start(self, name: str, do: Callable[[], bool | None]) -> None:
+        """Another thread; it was not done where `do` returns False."""
 
         def run() -> None:
             try:
                 while not self.stop.is_set():
-                    do()
-                    self.done[name] = self.done.get(name, 0) + 1
+                    self.done[name] = self.done.get(name, 0) + (do() is not False)
             except Exception as error:
                 self.errors.append(f"{name}: {type(error).__name__}: {error}")
                 self.stop.set()
@@ -135,21 +134,24 @@ def crowd(buffer: Any, folder: Path, seed: int, empties: bool) -> tuple[Crowd, C
         with turn:
             buffer.extend(block(next(number)))
 
-    def sample() -> None:
-        if len(buffer):
+    def sample() -> bool:
+        if not len(buffer):
+            time.sleep(0.001)
+            return False
+        try:
+            batch = buffer.sample()
+        except RuntimeError:  # it was emptied meanwhile
+            return False
+        if torn(batch):
+            raise AssertionError(f"{torn(batch)} torn rows were drawn")
+        if isinstance(buffer.sampler, PrioritizedSampler):
+            batch["td_error"] = torch.rand(len(batch)) + 0.1
             try:
-                batch = buffer.sample()
-            except RuntimeError:  # it was emptied meanwhile
-                return
-            if torn(batch):
-                raise AssertionError(f"{torn(batch)} torn rows were drawn")
-            if isinstance(buffer.sampler, PrioritizedSampler):
-                batch["td_error"] = torch.rand(len(batch)) + 0.1
-                try:
-                    buffer.update_tensordict_priority(batch)
-                except (IndexError, RuntimeError):  # of rows that are there no more
-                    if not empties:
-                        raise
+                buffer.update_tensordict_priority(batch)
+            except (IndexError, RuntimeError):  # of rows that are there no more
+                if not empties:
+                    raise
+        return True
 
     def save() -> None:
         buffer.dumps(folder / "c")

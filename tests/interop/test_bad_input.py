@@ -267,12 +267,14 @@ def test_priorities_for_what_is_no_integer_are_refused(index):
         buffer.update_priority(index, 5.0)
 
 
-@pytest.mark.parametrize("index", [3, 7, 8, 2**31, torch.tensor([0, 5])], ids=repr)
+@pytest.mark.parametrize("index", [3, 7, 8, 2**31, -2, -(2**63), torch.tensor([0, 5])], ids=repr)
 def test_what_is_not_stored_cannot_be_marked(index):
     buffer = by_priority(LazyTensorStorage)
     buffer.extend(plain_tensor([0, 1, 2]))
     with refused(buffer, IndexError):
         buffer.mark_update(index)
+    with refused(buffer, IndexError):
+        buffer.sampler.mark_update(index)  # by itself it knows of the items that it was told of
     assert set(buffer.sample(64)[:, 0].tolist()) <= {0.0, 1.0, 2.0}
 
 

@@ -3,19 +3,17 @@
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Source, Writing, load
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Source, Writing, load
 from tests.fbuf.checkpoint.trees import content, loaded, same, save
 
 BIG = np.arange(500_000)
@@ -299,127 +297,3 @@ def test_a_reader_sees_the_old_one_or_the_new_one(tmp_path: Path) -> None:
         each.join(60)
     assert not wrong
     assert len(seen) > 1
-
-
-# ------------------------------------------------------------------ when things go wrong
-
-
-@contextlib.contextmanager
-def _interrupted(name: str, when: str) -> Iterator[None]:
-    """Ctrl-C just before, or just after, a function of `os` was called with the manifest, or with the data."""
-    real = getattr(os, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if when == "before":
-            raise KeyboardInterrupt
-        real(*args, **kwargs)
-        raise KeyboardInterrupt
-
-    setattr(os, name, call)
-    try:
-        yield
-    finally:
-        setattr(os, name, real)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["mkdir", "open", "write", "fsync", "rename", "fstat", "listdir"])
-def test_interrupts_leave_the_old_one_or_the_new_one(name: str, when: str, tmp_path: Path) -> None:
-    save(tmp_path / "c", ["old", BIG])
-    with pytest.raises(KeyboardInterrupt), _interrupted(name, when):
-        save(tmp_path / "c", ["new", BIG + 1])
-    assert same(loaded(tmp_path / "c"), ["old", BIG]) or same(loaded(tmp_path / "c"), ["new", BIG + 1])
-    save(tmp_path / "c", ["newer", BIG])  # nobody waits
-    assert same(loaded(tmp_path / "c"), ["newer", BIG])
-    assert len(os.listdir(tmp_path / "c")) == 2
-
-
-def test_a_rename_that_was_done_but_says_that_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system over a network."""
-    real = os.rename
-
-    def rename(*args: Any) -> None:
-        real(*args)
-        raise OSError("no answer")
-
-    save(tmp_path / "c", ["old", BIG])
-    monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(OSError, match="no answer"):
-        save(tmp_path / "c", ["new", BIG])
-    assert same(loaded(tmp_path / "c"), ["new", BIG])
-
-
-def test_a_signal_while_it_waits(tmp_path: Path) -> None:
-    """Whoever waits for another writer can be interrupted."""
-    code = f"""
-import signal, sys
-from fbuf.checkpoint import Writing
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which it may have been started without
-print("ready", flush=True)
-try:
-    with Writing({str(tmp_path / "c")!r}) as out:
-        out.write("never")
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-    with Writing(tmp_path / "c") as out:
-        other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-        time.sleep(0.2)
-        other.send_signal(signal.SIGINT)
-        assert other.wait(30) == 7
-        other.stdout.close()
-        out.write("mine")
-    assert loaded(tmp_path / "c") == "mine"
-
-
-def test_a_folder_that_must_not_be_written_to(tmp_path: Path) -> None:
-    """In a process of nobody's, who may not do everything."""
-    save(tmp_path / "c", ["old", BIG])
-    code = f"""
-import os, pathlib, sys
-import numpy as np
-from fbuf.checkpoint import Writing, load
-os.setgid(65534), os.setuid(65534)
-path = pathlib.Path({str(tmp_path / "c")!r})
-print(load(path, lambda source: source.tree[0]))
-for place in (path, path.parent / "new"):
-    try:
-        with Writing(place) as out:
-            out.write("new")
-    except PermissionError as error:
-        print("PermissionError")
-"""
-    if os.getuid() != 0:
-        pytest.skip("only root can become nobody")
-    for each in [tmp_path, *tmp_path.parents]:
-        if not each.stat().st_mode & 1:
-            each.chmod(each.stat().st_mode | 0o111)
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd="/").stdout
-    assert told.split() == ["old", "PermissionError", "PermissionError"]
-    assert same(loaded(tmp_path / "c"), ["old", BIG])
-    assert len(os.listdir(tmp_path / "c")) == 2 and len(os.listdir(tmp_path)) == 1
-
-
-def test_too_many_open_files_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "c", BIG)
-    real = os.open
-
-    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
-        if "dir_fd" in kwargs or str(path).endswith("MANIFEST.json"):
-            raise OSError(24, "Too many open files")
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(OSError, match="Too many open files"):
-        loaded(tmp_path / "c")
-
-
-def test_a_newer_schema_is_a_mismatch(tmp_path: Path) -> None:
-    save(tmp_path / "c", 1)
-    manifest = tmp_path / "c" / "MANIFEST.json"
-    content = manifest.read_bytes().replace(b'"schema":1', b'"schema":2', 1)
-    manifest.unlink()
-    manifest.write_bytes(content)
-    with pytest.raises(CheckpointMismatch, match="schema 2 is not known"):
-        loaded(tmp_path / "c")

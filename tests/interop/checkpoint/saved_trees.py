@@ -86,3 +86,8 @@ def _others(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, np.ndarray):
         yield from ((f"is {other.dtype}{other.shape}", other) for other in wrong_arrays(value))
     yield from damaged(value)
+
+
+def put_into(target: Any, saved: Any) -> None:
+    """Load a sampler or a writer."""
+    target._restoring(through_json(saved))()

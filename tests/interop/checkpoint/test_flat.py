@@ -24,7 +24,6 @@ from interop import (
     TensorStorage,
     TensorStorageCheckpointer,
 )
-from interop.checkpoint.rule import Rule
 from tests.interop.checkpoint.ted_buffers import CAPACITY, buffer_of, check_same, extended, state, steps
 from tests.interop.ted.model import copied, differences
 
@@ -293,6 +292,6 @@ def test_rules_of_loading(tmp_path: Path, kind: Any) -> None:
     other = extended(buffer_of(kind()), steps(3, observations=fewer))
     with pytest.raises(CheckpointMismatch, match="'more' is only in the checkpoint"):
         other.storage.loads(tmp_path / "saved")
-    other.storage.loads(tmp_path / "saved", rule=Rule(strict=False, cast=True))
+    other.storage.loads(tmp_path / "saved", strict=False, cast=True)
     assert torch.equal(other["obs"], buffer["obs"].double())
     assert torch.equal(other["next", "obs"], buffer["next", "obs"].double())

@@ -337,6 +337,17 @@ def test_an_epoch_of_a_member_is_exact_though_ensembles_draw_ahead_of_it() -> No
     assert count.max() - count.min() <= 1
 
 
+def test_members_that_draw_ahead_keep_their_generators() -> None:
+    for _ in range(12):
+        whole = ensemble(0, choice=OwnChoice)
+        for _ in range(15):
+            whole.sample()
+            whole[3].sample()
+        for buffer in (whole, whole[1], whole[2], whole[3]):
+            settled(buffer)
+        assert all(whole[place].sampler._rng is whole[place]._rng for place in range(4))
+
+
 @pytest.mark.parametrize("choice", [SamplerEnsemble, OwnChoice])
 def test_an_ensemble_goes_on_with_what_it_had_drawn_ahead(choice: Any, tmp_path: Path) -> None:
     whole = ensemble(0, choice=choice)

@@ -153,7 +153,6 @@ def test_differences_are_listed_and_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_other_keys_and_dtypes_where_that_is_asked_for(tmp_path: Path) -> None:
-    from interop.checkpoint.rule import Rule
 
     _filled(LazyTensorStorage, _nested, 5).storage.dumps(tmp_path / "c")
 
@@ -162,7 +161,7 @@ def test_other_keys_and_dtypes_where_that_is_asked_for(tmp_path: Path) -> None:
 
     target = _filled(LazyTensorStorage, other, 9).storage
     _refused(target, tmp_path / "c", "'x' is only in the checkpoint.*'y' is only in the storage")
-    target.loads(tmp_path / "c", rule=Rule(strict=False))
+    target.loads(tmp_path / "c", strict=False)
     assert target[:]["id"].tolist() == [0, 1, 2, 3, 4]
     assert target[:]["y"].tolist() == [0.0] * 5
     assert "x" not in target[:].keys()  # noqa: SIM118
@@ -172,7 +171,7 @@ def test_other_keys_and_dtypes_where_that_is_asked_for(tmp_path: Path) -> None:
 
     target = _filled(LazyTensorStorage, wider, 9).storage
     _refused(target, tmp_path / "c", "cast=True")
-    target.loads(tmp_path / "c", rule=Rule(cast=True))
+    target.loads(tmp_path / "c", cast=True)
     assert target[:]["x"].dtype == torch.float64
     assert torch.equal(target[:]["x"], _nested(5)["x"].double())
 

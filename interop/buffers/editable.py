@@ -1,0 +1,65 @@
+"""Stored rows, read and written all at once, in the order of their slots, and by key."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from interop.buffers import edits
+from interop.buffers.conditional import update_if_present
+from interop.buffers.joined import Joined
+from interop.buffers.turn import Turn
+from interop.pytrees import length_of, swapped
+
+
+class Editable(Joined):
+    """What writes to stored rows where they are. See `ReplayBuffer`."""
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """`rb[:]`, or `rb[:end]`: rows in the order of their slots."""
+        return self[:] if end is None else self[:end]  # type: ignore[index]
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay."""
+        if end is None:
+            end = length_of(data)
+            if self._storage._is_full:
+                self[:] = data
+                return
+        self[:end] = data
+
+    def set_(self, key: Any, value: Tensor) -> Self:
+        """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
+        return self.update_({key: value})
+
+    def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
+        """Write one key of the rows at storage indices in place."""
+        return self._edit({key: value}, index=index)
+
+    def update_(
+        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
+    ) -> Self:
+        """Write several keys of all stored rows in place; only `keys_to_update` where given.
+
+        `clone` makes no difference: values are copied either way.
+        """
+        given = input_dict_or_td if keys_to_update is None else edits.chosen(input_dict_or_td, keys_to_update)
+        return self._edit(given)
+
+    def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> Self:
+        """Write entries of the rows at index in place, dims 0 and `dim` being exchanged."""
+        with Turn(self):
+            self._storage.refuse_a_stranger()
+            rows = self._storage.editable(given)
+            if not is_tensor_collection(rows):
+                raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
+            for held, place, value in list(edits.planned(swapped(rows, dim), given, index)):
+                held[place] = value
+            self._storage._ledger.edit(slice(None))
+            settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
+            if settle is not None:
+                settle()
+        return self
+
+    update_if_present = update_if_present

@@ -1,0 +1,95 @@
+"""What checkpoints, copies and other processes have of a tensor storage."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from interop.checkpoint import tensor_states
+from interop.checkpoint.rule import EXACT, Rule
+from interop.processes import starting_a_worker
+from interop.shared_int import LocalInt, SharedInt
+from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
+from interop.storages.storage import Storage
+
+
+class Copyable(Storage):
+    """Rows that are saved, loaded, copied, pickled and shared. See `TensorStorage`."""
+
+    _rows: Rows | None
+    _lanes: tuple[int, ...]
+    _length: SharedInt | LocalInt
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _saved(self) -> dict[str, Any]:
+        return tensor_states.saved_rows(self)
+
+    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+        return tensor_states.restoring_rows(self, saved, rule)
+
+    def _release(self) -> None:
+        """Give back what `_allocate` took, which was not used."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the filled rows and of how they fill the ring: "_storage", "initialized", "_len" and more.
+
+        It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
+        """
+        with self._access:
+            return tensor_states.state_of(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave in. After an error nothing has changed."""
+        with self._access:
+            self._from_dict(state_dict)()
+
+    def _from_dict(self, given: Any) -> Callable[[], None]:
+        return tensor_states.restoring_state(self, given)
+
+    # ------------------------------------------------------------------ copies and other processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        rows = state.pop("_rows")
+        if rows is None:
+            length = self._length if starting_a_worker() else copy.copy(self._length)
+            return {**state, "_length": length, "_tensors": None}
+        in_jax = isinstance(rows, JaxRows)
+        if not starting_a_worker():  # a pickle or copy is a buffer of its own
+            tensors = [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]
+            return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
+        with self._access:
+            rows.share()
+        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
+
+    def _is_shared(self) -> bool:
+        return self._rows is not None and self._rows.forked
+
+    def _refuse_to_share(self) -> None:
+        super()._refuse_to_share()
+        if self._rows is None and not self._is_shared():
+            raise RuntimeError(
+                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
+                "allocate their own. Call extend() or add() first, or build it with shared_init=True where it has that"
+            )
+        if isinstance(self._rows, JaxRows):
+            raise RuntimeError(
+                f"Cannot share a {type(self).__name__} on {self._rows.device} between processes, they would not see each "
+                "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
+        super().__setstate__(state)
+        self._rows = None
+        if tensors is not None:
+            in_jax = in_jax and rows_in_jax(tensors[0].device)
+            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._kept(tensors), self._lanes)
+        if self._journal is not None:
+            self._journal.attach(self)
+
+    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Unpickled rows in the kind of memory of this storage."""
+        return tensors

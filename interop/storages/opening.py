@@ -1,0 +1,118 @@
+"""Storages that are in folders, taken up by another process, or only read."""
+
+import contextlib
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from fbuf.checkpoint import CheckpointCorrupt
+from interop.checkpoint.layouts import layout_of
+from interop.codec import Layout
+from interop.storages.files import Files
+from interop.storages.folder import (
+    DESCRIPTION,
+    LOCK,
+    PRIORITIES,
+    STATE,
+    Owner,
+    check_size,
+    description,
+    reserve_again,
+)
+from interop.storages.journal import Journal, ReadOnly
+from interop.storages.maps import bytes_of, file_names, from_file
+from interop.storages.priorities import KeptPriorities
+from interop.storages.rows import TorchRows
+from interop.storages.undo import Memory
+
+
+def opened(kind: type[Any], root: Path, writes: bool) -> Any:
+    """`LazyMemmapStorage.open`."""
+    if writes:
+        description(root)  # or there is nothing to be locked
+        return _opened(kind, root, Owner(root))
+    while True:
+        description(root)
+        before = os.stat(root / DESCRIPTION)
+        try:
+            storage = _opened(kind, root, None)
+        except (CheckpointCorrupt, OSError, ValueError):
+            if _stays(root, before):
+                raise
+        else:
+            if _stays(root, before):
+                return storage
+
+
+def _stays(root: Path, before: os.stat_result) -> bool:
+    """Whether the storage is the same one; while a new one is put in its place there is no description."""
+    try:
+        return os.path.samestat(os.stat(root / DESCRIPTION), before)
+    except FileNotFoundError:
+        return False
+
+
+def opened_again(kind: type[Any], folder: str, before: os.stat_result) -> Any:
+    """In a worker, a storage that another process has open to be read."""
+    storage = opened(kind, Path(folder), False)
+    if not os.path.samestat(storage._journal.file, before):
+        raise RuntimeError(
+            f"{folder} holds another storage by now than the one that this worker was given: it was renamed"
+        )
+    return storage
+
+
+def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
+    writes = owner is not None
+    try:
+        fields = description(root)
+        layout, lanes = layout_of(fields.any("layout"), str(root / DESCRIPTION)), fields.wholes("lanes")
+        rows, files = fields.whole("rows"), fields.fields("files")
+        storage = kind(fields.whole("capacity", 1), scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
+        names = file_names(layout.leaves)
+        shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
+        if len(lanes) != storage.ndim - 1 or rows != -(-storage._max_size // max(math.prod(lanes), 1)):
+            raise CheckpointCorrupt(f"{root / DESCRIPTION}: {rows} rows of {lanes} do not make up the capacity")
+        for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
+            if files.whole(name) != bytes_of(shape, spec.dtype):
+                raise files.wrong(name, f"{bytes_of(shape, spec.dtype)} bytes", files.any(name))
+            check_size(root / name, files.whole(name))
+        check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
+        if owner is not None:
+            for name in (*names, STATE, *([PRIORITIES] if os.path.lexists(root / PRIORITIES) else [])):
+                reserve_again(root / name)
+            storage._files = Files()
+            for name in {*owner.listed, LOCK}:
+                with contextlib.suppress(FileNotFoundError):
+                    storage._files.adopt(root / name)
+        tensors = [
+            from_file(root / name, shape, spec.dtype, private=not writes)
+            for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
+        ]
+        _take_up(storage, owner, layout, TorchRows(tensors, lanes, mapped=True), root)
+    except BaseException:
+        if owner is not None:
+            owner.close()
+        raise
+    return storage
+
+
+def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows, root: Path) -> None:
+    """Put rows into a storage, with the counters and priorities that are in its folder."""
+    storage._journal, storage._reopened = None, True
+    storage._adopt(layout, rows)
+    size, found = KeptPriorities.size(storage.max_size), Journal()
+    if os.path.lexists(root / PRIORITIES):
+        check_size(root / PRIORITIES, size)
+        memory = Memory(size, root / PRIORITIES, private=owner is None)
+        storage._priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
+    state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
+    if owner is None:
+        found.read(storage, state)
+        storage._journal = ReadOnly(str(root), found)
+        return
+    found.resume(storage, state)
+    storage._journal, storage._owner = found, owner
+    storage._access.more = True  # a turn begins with what an interrupt has left
+    storage._finish()

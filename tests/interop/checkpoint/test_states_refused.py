@@ -1,0 +1,204 @@
+"""What samplers and writers save does not get into others; where parameters differ, that is told."""
+
+import contextlib
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fbuf.checkpoint import CheckpointError, CheckpointMismatch
+from interop import (
+    ConsumingSampler,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    StalenessAwareSampler,
+    TensorDictMaxValueWriter,
+    WriterEnsemble,
+)
+from interop.buffers.fused import reserved
+from interop.checkpoint.rule import Rule
+from tests.interop.checkpoint.resuming import go_on, joined
+from tests.interop.checkpoint.saved_trees import damaged, put_into, through_json
+from tests.interop.pair_history import SAMPLERS, Cell
+
+
+def made() -> dict[str, Any]:
+    """One of each, with something to remember."""
+    found: dict[str, Any] = {}
+    for name in SAMPLERS:
+        cell = Cell("LazyTensorStorage", 1, name, "RoundRobinWriter", "TensorDictReplayBuffer")
+        buffer = joined(cell, 0)
+        go_on(buffer, cell, 0, 6)
+        if name.endswith("WithoutReplacement"):
+            reserved(buffer.sampler, buffer.storage, 4)
+        found[name] = buffer.sampler
+        found["RoundRobinWriter"] = buffer.writer
+        found[f"buffer of {name}"] = buffer
+    cell = Cell("LazyTensorStorage", 1, "RandomSampler", "TensorDictMaxValueWriter", "TensorDictReplayBuffer")
+    buffer = joined(cell, 0)
+    go_on(buffer, cell, 0, 6)
+    found["TensorDictMaxValueWriter"] = buffer.writer
+    counting = ReplayBuffer(storage=LazyTensorStorage(12), writer=RoundRobinWriter(track_generations=True))
+    counting.extend(torch.arange(12))
+    found["counting writer"] = counting.writer
+    found["SamplerEnsemble"] = SamplerEnsemble(
+        found["PrioritizedSampler"], found["SamplerWithoutReplacement"], p=[1, 3], num_buffer_sampled=5
+    )
+    found["WriterEnsemble"] = WriterEnsemble(counting.writer, found["TensorDictMaxValueWriter"])
+    found["buffers"] = [counting, *(found.pop(name) for name in list(found) if name.startswith("buffer of")), buffer]
+    return found
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, Any]:
+    return made()
+
+
+PARTS = [
+    *SAMPLERS,
+    "RoundRobinWriter",
+    "TensorDictMaxValueWriter",
+    "counting writer",
+    "SamplerEnsemble",
+    "WriterEnsemble",
+]
+
+
+# Of which state dicts say the same.
+ALIKE = [{"RandomSampler", "SliceSampler"}, {"PrioritizedSampler", "PrioritizedSliceSampler"}]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_state_goes_into_nothing_else(name: str, kinds: dict[str, Any]) -> None:
+    saved, before = kinds[name]._saved(), {other: kinds[other].state_dict() for other in PARTS}
+    for other in PARTS:
+        if type(kinds[other]) is not type(kinds[name]):
+            with pytest.raises(CheckpointError):
+                kinds[other]._restoring(through_json(saved))
+            if {name, other} not in ALIKE:
+                with pytest.raises(CheckpointError):
+                    kinds[other].load_state_dict(before[name])
+            assert repr(kinds[other].state_dict()) == repr(before[other])
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_damage_is_found_and_changes_nothing(name: str, kinds: dict[str, Any]) -> None:
+    part = kinds[name]
+    saved = through_json(part._saved())
+    before, accepted = repr(part._saved()), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for where, changed in damaged(saved):
+            try:
+                put = part._restoring(changed)
+            except CheckpointError:
+                pass
+            except Exception as error:
+                raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+            else:
+                accepted += 1  # it is another state
+                assert callable(put)
+    assert repr(part._saved()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "ConsumingSampler"])
+@given(data=st.data())
+@settings(max_examples=15)
+def test_what_is_accepted_can_be_used(name: str, data: st.DataObject) -> None:
+    cell = Cell("LazyTensorStorage", 1, name, "RoundRobinWriter", "TensorDictReplayBuffer")
+    buffer = joined(cell, 0)
+    go_on(buffer, cell, 0, 6)
+    changes = list(damaged(through_json(buffer.sampler._saved())))
+    if not changes:
+        return
+    _, changed = data.draw(st.sampled_from(changes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(CheckpointError):
+            buffer.sampler._restoring(changed)()
+        with contextlib.suppress(ValueError, RuntimeError, KeyError):  # parameters may not go with what is stored
+            go_on(buffer, cell, 6, 3)
+
+
+def test_all_differences_are_listed() -> None:
+    sampler, storage = PrioritizedSampler(12, 1, 1, max_priority_within_buffer=True), LazyTensorStorage(12)
+    storage.set(slice(0, 12), torch.arange(12))
+    sampler.mark_update(np.arange(12), storage=storage)
+    with pytest.raises(CheckpointMismatch, match=r"float32.*float64.*within_buffer is True.*max_capacity of 12"):
+        PrioritizedSampler(4, 1, 1, dtype=torch.float64)._restoring(through_json(sampler._saved()))
+
+
+def test_priorities_of_another_dtype_are_cast_where_that_is_asked_for() -> None:
+    sampler, storage = PrioritizedSampler(12, 1, 1, dtype=torch.float64), LazyTensorStorage(12)
+    storage.set(slice(0, 2), torch.arange(2))
+    sampler.mark_update([0, 1], storage=storage)
+    sampler.update_priority([0], [0.1])
+    twin = PrioritizedSampler(12, 1, 1)
+    with pytest.raises(CheckpointMismatch, match="cast=True"):
+        twin._restoring(sampler._saved())
+    twin._restoring(sampler._saved(), Rule(cast=True))()
+    assert torch.equal(twin.priorities, torch.tensor([0.1, 1.0]))
+    sampler.update_priority([0], [1e200])
+    with pytest.raises(CheckpointMismatch, match="not finite in float32"):
+        twin._restoring(sampler._saved(), Rule(cast=True))
+
+
+PARAMETERS = [
+    (PrioritizedSampler(12, 0.5, 0.4), PrioritizedSampler(12, 0.6, 0.4), "alpha=0.5 instead of 0.6"),
+    (PrioritizedSampler(12, 0.5, 0.4, eps=1e-3), PrioritizedSampler(12, 0.5, 0.4), "eps="),
+    (PrioritizedSampler(12, 1, 1, reduction="min"), PrioritizedSampler(12, 1, 1), "reduction='min'"),
+    (SamplerWithoutReplacement(drop_last=True), SamplerWithoutReplacement(), "drop_last=True instead of False"),
+    (SamplerWithoutReplacement(shuffle=False), SamplerWithoutReplacement(), "shuffle"),
+    (SliceSampler(slice_len=2), SliceSampler(num_slices=2), "num_slices=None instead of 2, slice_len=2"),
+    (SliceSampler(slice_len=2, traj_key=("a", "b")), SliceSampler(slice_len=2), r"traj_key=\('a', 'b'\)"),
+    (SliceSampler(slice_len=4, span=(True, 2)), SliceSampler(slice_len=4), "span"),
+    (ConsumingSampler(3), ConsumingSampler(1), "max_sample_count=3"),
+    (StalenessAwareSampler(4, version_key="v"), StalenessAwareSampler(), "max_staleness=4.*version_key='v'"),
+    (TensorDictMaxValueWriter("a", "max"), TensorDictMaxValueWriter(), "rank_key='a'.*reduction='max'"),
+    (
+        SamplerEnsemble(RandomSampler(), RandomSampler(), p=[1, 1]),
+        SamplerEnsemble(RandomSampler(), RandomSampler(), num_buffer_sampled=7),
+        r"p=\[0.5, 0.5\].*num_buffer_sampled=None instead of 7",
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "target", "words"), PARAMETERS)
+def test_parameters_of_the_checkpoint_count_with_a_warning(saved: Any, target: Any, words: str) -> None:
+    with pytest.warns(UserWarning, match=words) as told:
+        put = target._restoring(through_json(saved._saved()))
+    assert len(told) == 1
+    put()
+    assert repr(target) == repr(saved) and target.state_dict().keys() == saved.state_dict().keys()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        target._restoring(through_json(saved._saved()))
+
+
+@pytest.mark.parametrize(("saved", "target", "words"), PARAMETERS[:2])
+def test_a_warning_that_is_an_error_comes_before_anything_changes(saved: Any, target: Any, words: str) -> None:
+    before = repr(PARAMETERS[0][1]._saved())
+    other = PrioritizedSampler(12, 0.6, 0.4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=words):
+            other._restoring(through_json(saved._saved()))
+    assert repr(other._saved()) == repr(PrioritizedSampler(12, 0.6, 0.4)._saved()) and before
+
+
+def test_given_ends_of_trajectories_are_not_saved_and_have_to_be_given_again() -> None:
+    ends = torch.tensor([False, True, False, True])
+    given_ends = SliceSampler(slice_len=2, ends=ends, cache_values=True)
+    put_into(SliceSampler(slice_len=2, ends=ends, cache_values=True), given_ends._saved())
+    with pytest.raises(CheckpointMismatch, match="only one"):
+        SliceSampler(slice_len=2)._restoring(given_ends._saved())
