@@ -94,7 +94,7 @@ class Joined(Saveable):
             self._check_batches(sampler)
             chain = as_chain(transform_factory() if transform_factory is not None else transform)
             collate_fn = collate_fn or collate.default_for(storage)
-            with storage._access:
+            with storage._access.turn():
                 self._join(storage, sampler, writer, _transform=chain, _collate_fn=collate_fn)
                 if self._checkpointer is not None:
                     storage.checkpointer = self._checkpointer
@@ -220,7 +220,7 @@ class Joined(Saveable):
         while True:
             before = self._storage
             first, second = sorted((before._access, new._access), key=id)  # in one order, whoever exchanges with whom
-            with first, second, Turn(self):
+            with first.turn(), second.turn(), Turn(self):
                 if self._storage is before:
                     self._exchange_storage(new, chosen)
                     return before
@@ -355,7 +355,7 @@ class Joined(Saveable):
             state["_rng"] = torch.Generator(rng[1])
             state["_rng"].set_state(rng[0])
         self.__dict__.update(state, _parts=None)
-        with self._storage._access:
+        with self._storage._access.turn():
             self._join(self._storage, self._sampler, self._writer)
         if self._prefetch is not None:
             self._prefetch.bind(epoch_of(self._sampler))

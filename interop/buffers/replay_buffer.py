@@ -19,12 +19,13 @@ from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
 from interop.index import as_int
+from interop.interrupts import uninterrupted
 from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
 from interop.samplers import DrawingSampler
 from interop.samplers.epoch import Drawn
-from interop.storages import TensorStorage
+from interop.storages import TensorStorage, following
 
 
 class ReplayBuffer(Editable):
@@ -126,11 +127,19 @@ class ReplayBuffer(Editable):
             sampler = getattr(buffer, "_sampler", None)
             if sampler is not None:
                 sampler.refuse_a_stranger()
-        index = self._writer.extend(swapped(stored, self.dim_extend)) if many else self._writer.add(stored)
-        if index is None:
-            return None
-        for buffer in listeners:
-            buffer.mark_update(index)
+        before = following.standing(self._storage) if following.watched(self._storage) else None
+        try:
+            index = self._writer.extend(swapped(stored, self.dim_extend)) if many else self._writer.add(stored)
+            if index is None:
+                return None
+            for buffer in listeners:
+                buffer.mark_update(index)
+        except BaseException:  # such as a signal's, when rows were written that have the priorities of those before
+            if before is not None:
+                with uninterrupted():
+                    self._storage._recover()
+                    following.follow(self._storage, before)
+            raise
         (self._sampler.extend if many else self._sampler.add)(index)
         return index
 

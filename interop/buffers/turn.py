@@ -2,26 +2,23 @@
 
 from typing import Any
 
+from interop.storages.access import Holding
 
-class Turn:
+
+class Turn(Holding):
     """The turn of a buffer at its storage, while it draws, reads or writes; where processes share it, among them too.
 
     The lock is that of the storage, which several buffers may have. Reentrant.
     """
 
-    __slots__ = ("_access", "_buffer")
+    __slots__ = ("_buffer",)
 
     def __init__(self, buffer: Any) -> None:
+        super().__init__(buffer._storage._access)
         self._buffer = buffer
 
     def __enter__(self) -> None:
-        while True:
-            access = self._buffer._storage._access
-            access.acquire()
-            if access is self._buffer._storage._access:
-                break
-            access.release()  # the storage was exchanged while this thread waited
-        self._access = access
-
-    def __exit__(self, *raised: object) -> None:
-        self._access.release()
+        self._take(self._buffer._storage._access)
+        while self._access is not self._buffer._storage._access:  # it was exchanged while this thread waited
+            self.__exit__()
+            self._take(self._buffer._storage._access)

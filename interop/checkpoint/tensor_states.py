@@ -14,6 +14,7 @@ from interop import bridge
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout, Leaf, LeafSpec
+from interop.interrupts import uninterrupted
 
 
 def saved_ring(storage: Any) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class Plan:
             if self._fresh:
                 if device == "auto":
                     storage.device = torch.device("cpu")
-                with torch.inference_mode(False), torch.device("cpu"):
+                with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
                     rows = storage._memory(self._layout, lead)
             held = self._read(rows, fill)
         except BaseException:
@@ -179,6 +180,7 @@ class Plan:
                 arrays.append(as_array(rows.tensors[place])[:filled])
             else:
                 arrays.append(np.empty((filled, *self._ring.lanes, *spec.shape), _array_dtype(spec.dtype)))
+        (self._storage._rows if rows is None else rows).reserve(filled)
         fill(arrays)
         if direct:
             return []
@@ -203,15 +205,30 @@ class Restored:
 
     def __call__(self) -> None:
         storage, ring = self._storage, self._ring
-        storage._empty()  # what a reader of another process, or after a crash, sees is nothing rather than a mixture
         if storage._journal is not None and storage._journal.active:
-            storage._journal.cut()
+            self._keep(storage._journal)
+        else:
+            storage._empty()
         if self._rows is not None:
             storage._adopt(self._layout, self._rows)
         if self._held and ring.filled:
             storage._own_rows().write_run(0, self._held)
         storage._length.value = ring.filled * storage._per_row
         storage._ledger.restored(ring.written, ring.end % ring.capacity)
+
+    def _keep(self, journal: Any) -> None:
+        """Have what is stored come back if this process is killed. It is empty then, where that is too much to be kept."""
+        storage = self._storage
+        stored = storage._filled_rows
+        if journal.fits(stored):
+            journal.reserve(stored)
+            journal.save(range(stored))
+            storage._empty()
+        else:
+            storage._empty()
+            for writer in list(storage._counting):
+                writer._cursor = writer._write_count = 0
+            journal.cut()
 
     def abandon(self) -> None:
         """Give back memory that was taken."""

@@ -99,7 +99,7 @@ class SamplerEnsemble(Sampler):
         rows, infos = [], []
         for place in self.choose():
             member = storage._storages[place]
-            with member._access:
+            with member._access.turn():
                 slots, info = self._samplers[place].sample(member, each)
             rows.append((place, torch.stack(slots, -1) if isinstance(slots, tuple) else torch.as_tensor(slots)))
             infos.append(TensorDict(info, []))
@@ -175,7 +175,7 @@ class SamplerEnsemble(Sampler):
             return
         for place, slots, values in self.parts(index, priority, storage._storages):
             member = storage._storages[place]
-            with member._access:
+            with member._access.turn():
                 self._samplers[place].update_priority(slots, values, storage=member)
 
     def parts(self, index: Any, priority: Any, storages: Sequence[Any]) -> list[tuple[int, Tensor, Any]]:

@@ -1,5 +1,6 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import fbuf
 from interop import bridge, compiled, randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
+from interop.interrupts import uninterrupted
 from interop.numbers import not_negative, whole
 from interop.processes import may_use_jax, starting_a_worker
 from interop.samplers import kept_priorities, priority_states
@@ -345,10 +347,11 @@ class PrioritizedSampler(DrawingSampler):
             slots, values = slots[slots >= 0], values[slots >= 0]
         with self._lock:
             self._make(storage)
-            self._highest = np.maximum(self._highest, values.max())
-            self._give(slots, values)
-            if self._kept is not None and self._kept.are_of(self):
-                self._kept.give(slots, values, *self._top())
+            with contextlib.nullcontext() if self._kept is None else uninterrupted():  # here as there, or not at all
+                self._highest = np.maximum(self._highest, values.max())
+                self._give(slots, values)
+                if self._kept is not None and self._kept.are_of(self):
+                    self._kept.give(slots, values, *self._top())
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""

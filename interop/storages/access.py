@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from interop.storages.lock import Lock, renew_in_children
 from interop.storages.process_lock import ProcessLock
 
+_WAITING = (True,)  # for the lock, as long as it takes
 _PATIENCE = 1.0  # seconds that a fork waits for turns in other threads to end
 _all: weakref.WeakSet["Access"] = weakref.WeakSet()
 _sharing = Lock()
@@ -29,7 +31,6 @@ class Access:
         "__weakref__",
         "_at_fork",
         "_begun",
-        "_depth",
         "_forked",
         "_given",
         "_held",
@@ -43,7 +44,6 @@ class Access:
     def __init__(self, storage: Any = None) -> None:
         self._storage: Callable[[], Any] = _no_storage if storage is None else weakref.ref(storage)
         self._held = threading.RLock()
-        self._depth = 0  # turns within each other; above 0 only while a thread holds the lock
         self.more = False  # whether a turn takes more than the lock of threads
         self._begun = False  # whether that was done, and is to be undone at the end
         self._lock: ProcessLock | None = None
@@ -57,30 +57,14 @@ class Access:
 
     # ------------------------------------------------------------------ turns
 
-    def acquire(self) -> None:
-        """Wait for the turn. RuntimeError in a forked child for which the storage is not what others see."""
-        self._held.acquire()
-        self._depth += 1
-        if self.more and not self._begun:
-            self._begin()
+    def turn(self) -> "Holding":
+        """A context that has the turn. RuntimeError in a forked child for which the storage is not what others see."""
+        return Holding(self)
 
-    def release(self) -> None:
-        """End the turn."""
-        self._depth -= 1
-        last = not self._depth
-        try:
-            if last and self._begun:
-                self._end()
-        finally:
-            self._held.release()
-        if last and self._begun:  # processes began to share it meanwhile
-            self._settle()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self.release()
+    @property
+    def _depth(self) -> int:
+        """Turns within each other that this thread has, which holds the lock."""
+        return _times_held(self._held) - self._kept
 
     def _begin(self) -> None:
         try:
@@ -96,8 +80,7 @@ class Access:
                     self._check(storage)
                 storage._begin_turn()
         except BaseException:
-            self._begun = True
-            self.release()
+            self._end()
             raise
 
     def _end(self) -> None:
@@ -128,20 +111,22 @@ class Access:
                 self._lock = lock
                 self._begun = True
                 self.more = True
-                self._settle()
+                self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """End what was begun for a turn in another thread, if that is over; else it does, at its end."""
-        if self._held.acquire(blocking=False):
-            try:
-                if not self._depth and self._begun:
-                    self._end()
-            finally:
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._held.acquire, (False,)))
+            if taken[0] and self._depth == 1 and self._begun:
+                self._end()
+        finally:
+            if any(taken):
                 self._held.release()
 
     def unshare(self) -> None:
         """Have processes no longer take turns, where none was started yet."""
-        with self, _sharing:
+        with self.turn(), _sharing:
             if not self._given:
                 self._lock, self.more = None, self._forked
 
@@ -183,7 +168,7 @@ class Access:
         elif self._held.acquire(blocking=False):  # free, or held by the thread that forked
             self._held.release()
         else:
-            self._held, self._depth = threading.RLock(), 0
+            self._held = threading.RLock()
         self._begun, self._threads, self._forked, self.more = False, 0, True, True
 
     def __reduce__(self) -> Any:
@@ -208,6 +193,51 @@ class Access:
                 f"what this {kind} holds has changed since the process was forked, in memory that it does not share: use "
                 "LazyMemmapStorage, or the spawn start method, and write to it before workers start"
             )
+
+
+class Holding:
+    """A turn as a context.
+
+    A signal may raise between any two steps of Python, but not within one: whether the lock was taken is known in the step
+    that takes it, and what gives it back does so once, at the end or, where that was broken off, when this is gone.
+    """
+
+    __slots__ = ("__del__", "_access", "_give_back")
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def __enter__(self) -> None:
+        self._take(self._access)
+
+    def _take(self, access: Access) -> None:
+        self._access = access
+        taken: list[bool] = []
+        self._give_back = self.__del__ = partial(next, map(access._held.__exit__, taken), None)  # type: ignore
+        try:
+            taken.extend(map(access._held.acquire, _WAITING))
+            if access.more and (not access._begun or access._depth == 1):  # or a signal broke off the end of another
+                access._begin()
+        except BaseException:
+            self._give_back()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        access, last = self._access, True
+        try:
+            if access._begun and (last := access._depth == 1):
+                access._end()
+        finally:
+            self._give_back()
+        if last and access._begun:  # processes began to share it meanwhile
+            access.settle()
+
+
+def _times_held(lock: Any) -> int:
+    """How often the thread that calls has taken a lock that it holds."""
+    return int(
+        lock._recursion_count() if hasattr(lock, "_recursion_count") else repr(lock).split("count=")[1].split()[0]
+    )
 
 
 def _no_storage() -> None:

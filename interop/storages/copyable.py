@@ -4,12 +4,14 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop.checkpoint import tensor_states
 from interop.checkpoint.rule import EXACT, Rule
 from interop.processes import starting_a_worker
 from interop.shared_int import LocalInt, SharedInt
+from interop.storages import maps
 from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.storage import Storage
 
@@ -20,6 +22,8 @@ class Copyable(Storage):
     _rows: Rows | None
     _lanes: tuple[int, ...]
     _length: SharedInt | LocalInt
+    _per_row: int
+    _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -37,12 +41,12 @@ class Copyable(Storage):
 
         It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
-        with self._access:
+        with self._access.turn():
             return tensor_states.state_of(self)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed."""
-        with self._access:
+        with self._access.turn():
             self._from_dict(state_dict)()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
@@ -58,9 +62,9 @@ class Copyable(Storage):
             return {**state, "_length": length, "_tensors": None}
         in_jax = isinstance(rows, JaxRows)
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
-            tensors = [tensor.detach().as_subclass(Tensor).clone() for tensor in rows.tensors]
+            tensors = rows.copies(self._length.value // self._per_row)
             return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
-        with self._access:
+        with self._access.turn():
             rows.share()
         return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
 
@@ -86,10 +90,12 @@ class Copyable(Storage):
         self._rows = None
         if tensors is not None:
             in_jax = in_jax and rows_in_jax(tensors[0].device)
-            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._kept(tensors), self._lanes)
+            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self._lanes)
         if self._journal is not None:
             self._journal.attach(self)
 
-    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _in_own_memory(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Unpickled rows in the kind of memory of this storage."""
-        return tensors
+        if not self._MAPPED or any(isinstance(tensor, MemoryMappedTensor) for tensor in tensors):
+            return tensors
+        return maps.copied(tensors)

@@ -2,7 +2,10 @@
 
 import os
 import secrets
+import stat
 from pathlib import Path
+
+from fbuf.checkpoint import CheckpointCorrupt
 
 _CHUNK = bytes(1 << 20)
 
@@ -22,18 +25,14 @@ class Files:
         path.mkdir(parents=True, exist_ok=True)
         self._folders.extend(reversed(missing))
 
-    def claim(self, path: Path, existsok: bool, aside: bool = False) -> None:
-        """Make the folder of a file. RuntimeError for one that is there, unless that is ok.
+    def claim(self, root: Path, name: str, existsok: bool, aside: bool = False) -> None:
+        """Make the folder of a file below root. RuntimeError for one that is there, unless that is ok.
 
-        `aside`: make it beside its place even where nothing is there, to appear as a whole.
+        CheckpointCorrupt where a link leads to it. `aside`: make it beside its place even where nothing is there, to
+        appear as a whole.
         """
-        there = os.path.lexists(path)
-        if there and (not existsok or path.is_dir()):
-            raise RuntimeError(
-                f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
-                "write over it"
-            )
-        if there or aside:
+        path = root / name
+        if refuse_there(root, name, existsok) or aside:
             self._beside[path] = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         self.folder(path.parent)
 
@@ -105,6 +104,38 @@ class Files:
                 continue
         self._made, self._folders = {}, []
         return removed
+
+
+def refuse_there(root: Path, name: str, existsok: bool) -> bool:
+    """Whether a file is below root. RuntimeError if so, unless that is ok; CheckpointCorrupt where a link leads there."""
+    check_folders(root, name)
+    path = root / name
+    there = os.path.lexists(path)
+    if there and (not existsok or path.is_dir()):
+        raise RuntimeError(
+            f"{path} already exists: another buffer may use it. Pass another scratch_dir, or existsok=True to "
+            "write over it"
+        )
+    return there
+
+
+def check_folders(root: Path, name: str) -> None:
+    """CheckpointCorrupt where one of the folders between root and a file below it is a link, or no folder.
+
+    Those that are missing are none of these: what is read in them is not found.
+    """
+    path = root
+    for part in Path(name).parts[:-1]:
+        path = path / part
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(mode):
+            found = "a symbolic link" if stat.S_ISLNK(mode) else "something else"
+            raise CheckpointCorrupt(
+                f"{path} should be a folder, found {found}: files of a storage are below its folder"
+            )
 
 
 def write(handle: int, data: bytes) -> None:

@@ -30,19 +30,14 @@ class FirstWrite:
         if cleanup:
             weakref.finalize(owner, _remove, self.folder, os.getpid())
 
-    def remove_at_end(self, owner: Any, wanted: bool) -> None:
-        """Have files elsewhere that were published go with the owner, too."""
-        if wanted:
-            weakref.finalize(owner, _remove_files, self.folder, os.getpid())  # before the folder: the last comes first
-
     def allocate(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
         """Zeros in files of the folder. OSError where the disk has no room; nothing is left then."""
-        self._refuse_gone()
+        self.refuse_gone()
         paths = [self.folder / f"{os.getpid()}-{place}.memmap" for place in range(len(shapes))]
         files = Files()
         try:
             for path, shape, dtype in zip(paths, shapes, dtypes, strict=True):
-                files.claim(path, existsok=True)
+                files.claim(self.folder, path.name, existsok=True)
                 files.reserve(path, max(1, torch.Size(shape).numel() * dtype.itemsize))
             files.put_in_place()
             return [from_file(*each) for each in zip(paths, shapes, dtypes, strict=True)]
@@ -54,7 +49,7 @@ class FirstWrite:
         self, layout: Layout, lead: tuple[int, ...], tensors: Sequence[Tensor], files: Files | None = None
     ) -> None:
         """Have others find mapped tensors of shape [*lead, ...], and who made the storage the files they are in."""
-        self._refuse_gone()
+        self.refuse_gone()
         places = [(getattr(each, "filename", None), tuple(each.shape), each.dtype) for each in tensors]
         beside = self.folder / f"{_DESCRIPTION}.{os.getpid()}"
         beside.write_bytes(pickle.dumps((layout, lead, places, files)))
@@ -68,7 +63,12 @@ class FirstWrite:
         layout, lead, places, _ = described
         return layout, lead, [from_file(*place) for place in places]
 
-    def _refuse_gone(self) -> None:
+    def withdraw(self) -> None:
+        """Have nothing be found of what was published and not used."""
+        (self.folder / _DESCRIPTION).unlink(missing_ok=True)
+
+    def refuse_gone(self) -> None:
+        """RuntimeError where the folder went with the storage that was built first."""
         if not self.folder.is_dir():
             raise RuntimeError(
                 f"{self.folder} is gone, in which processes were to find this storage: the one that made it has ended"
@@ -83,8 +83,14 @@ def _read(folder: Path) -> Any:
     return pickle.loads(described)  # of a process of this family, in a folder of this user alone
 
 
-def _remove_files(folder: Path, maker: int) -> None:
-    if os.getpid() == maker and (described := _read(folder)) is not None and described[3] is not None:
+def was_published(folder: Path) -> bool:
+    """Whether a process has made the storage that others find by this folder."""
+    return (folder / _DESCRIPTION).exists()
+
+
+def remove_published(folder: Path) -> None:
+    """Remove the files elsewhere that were published, for the process that made the folder."""
+    if (described := _read(folder)) is not None and described[3] is not None:
         described[3].remove_for_maker()
 
 

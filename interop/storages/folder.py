@@ -6,18 +6,20 @@ creation has left, which the next one removes.
 """
 
 import contextlib
+import errno
 import fcntl
 import gc
 import json
 import os
+import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
-from interop.storages.files import Files, write
+from interop.storages.files import Files, check_folders, refuse_there, write
 from interop.storages.undo import commits_of
 
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
@@ -29,7 +31,8 @@ _LONGEST = 1 << 26  # bytes of a description
 class Owner:
     """The right to write in a folder, of one storage and the worker processes that have it. It goes with the last of them.
 
-    RuntimeError where another storage has it, in this process or in another.
+    RuntimeError where another storage has it, in this process or in another; CheckpointCorrupt for a lock file that
+    is whole, and says what none says.
     """
 
     def __init__(self, root: Path) -> None:
@@ -37,7 +40,7 @@ class Owner:
         self._pid = os.getpid()
         self._handle, self.is_new = self._locked()
         try:
-            self.list(_listed(self._handle)[1])
+            self.list(self.noted())
         except BaseException:
             self.close()
             raise
@@ -46,15 +49,19 @@ class Owner:
         mine = True
         while True:
             new = not os.path.lexists(self.path)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            handle = _plain(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.lexists(self.path) and os.path.samestat(os.fstat(handle), os.lstat(self.path)):
                     return handle, new
                 os.close(handle)  # its owner has removed it meanwhile
             except BlockingIOError:
-                pid = _listed(handle)[0]
-                os.close(handle)
+                try:
+                    pid: Any = _listed(handle, self.path)[0]
+                except CheckpointCorrupt:
+                    pid = "unknown"
+                finally:
+                    os.close(handle)
                 if pid == os.getpid() and mine:  # of a storage that nobody has any more, perhaps
                     mine = False
                     gc.collect()
@@ -68,6 +75,10 @@ class Owner:
                 os.close(handle)
                 raise
 
+    def noted(self) -> list[str]:
+        """The files that are listed by now, by another process with this right perhaps."""
+        return _listed(self._handle, self.path)[1]
+
     def list(self, names: list[str]) -> None:
         """Note which files are made here, in one write."""
         self.listed = names
@@ -79,13 +90,9 @@ class Owner:
 
     def clear(self, keep: frozenset[str] = frozenset()) -> None:
         """Remove the files that are listed, the description first."""
-        root = self.path.parent
-        inside = root.resolve()
-        for name in sorted(set(self.listed) - keep - {LOCK}, key=lambda name: name != DESCRIPTION):
-            path = root / name
-            if inside in path.parent.resolve().parents or path.parent.resolve() == inside:
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+        for path in files_below(self.path.parent, set(self.listed) - keep - {LOCK}):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
 
     @property
     def is_here(self) -> bool:
@@ -141,13 +148,56 @@ def _is_at(held: os.stat_result, path: Path) -> bool:
         return False
 
 
-def _listed(handle: int) -> tuple[Any, list[str]]:
+def files_below(root: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Those of the names that are files in the folder, or in real folders in it, a description first."""
+    for name in sorted(names, key=lambda name: name != DESCRIPTION):
+        parts = Path(name).parts
+        if not parts or ".." in parts or Path(name).is_absolute():
+            continue
+        try:
+            check_folders(root, name)
+            mode = os.lstat(root / name).st_mode
+        except (CheckpointCorrupt, OSError):  # what is not there, or cannot be, is of no other
+            continue
+        if not stat.S_ISDIR(mode):
+            yield root / name
+
+
+def _plain(path: Path, flags: int) -> int:
+    """A descriptor of a plain file. CheckpointCorrupt for a link, a folder or whatever else."""
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        os.close(handle)
+    raise CheckpointCorrupt(f"{path} should be a plain file, found a link, a folder or something else")
+
+
+def _listed(handle: int, path: Path) -> tuple[Any, list[str]]:
     """The process that wrote the lock file last, and which files it was making. Nothing of a file that was half written."""
     checksum, _, text = os.pread(handle, _LONGEST, 0).partition(b"\n")[0].partition(b" ")
     if checksum != f"{zlib.crc32(text):08x}".encode():
         return "unknown", []
-    found = json.loads(text)
-    return found["pid"], found["files"]
+    try:
+        fields = Fields(json.loads(text), str(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{path} is damaged: {error}") from error
+    names = fields.items("files")
+    if not all(isinstance(name, str) and _may_name(name) for name in names):
+        raise CheckpointCorrupt(f"{path}: files should be names of files")
+    return fields.whole("pid"), names
+
+
+def _may_name(name: str) -> bool:
+    """Whether a file can have this name."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 # ------------------------------------------------------------------ making it
@@ -161,22 +211,42 @@ def is_there(root: Path) -> bool:
         return False
 
 
+def own(root: Path) -> tuple[Owner, Files]:
+    """Make a folder, where it is missing, and take it; with what was made for that."""
+    files = Files()
+    try:
+        files.folder(root)
+        owner = Owner(root)
+        if owner.is_new:
+            files.adopt(owner.path)
+    except BaseException:
+        files.remove()
+        raise
+    return owner, files
+
+
 def make(
-    root: Path, sizes: Mapping[str, int], texts: Mapping[str, str], described: Mapping[str, Any], existsok: bool
+    root: Path,
+    sizes: Mapping[str, int],
+    texts: Mapping[str, str],
+    described: Mapping[str, Any] | None,
+    existsok: bool,
+    owner: Owner | None = None,
 ) -> tuple[Owner, Files]:
     """Make files of zeros, texts and a description, all or none.
 
     RuntimeError where files of these names or a storage are there, unless that is ok: then they are replaced, and no row of
     them is seen again. OSError where the disk is full.
+
+    Args:
+        described: what the storage is; None for one that is not to be opened again.
+        owner: whose the folder is already, or whom it is to be taken by.
     """
-    files = Files()
-    owner, listed = None, list[str]()
+    given = owner is not None
+    owner, files = (owner, Files()) if owner is not None else own(root)
+    listed = owner.listed
     try:
-        files.folder(root)
-        owner = Owner(root)
-        listed = owner.listed
-        if owner.is_new:
-            files.adopt(owner.path)
+        owner.listed = listed = owner.noted()  # a worker may have been killed making them
         there = is_there(root)
         if there and not existsok:
             raise RuntimeError(
@@ -189,23 +259,27 @@ def make(
             owner.list(listed)
         names = [*sizes, *texts]
         for name in names:
-            files.claim(root / name, existsok)
-        files.claim(root / DESCRIPTION, existsok, aside=True)
+            files.claim(root, name, existsok)
+        if described is None:
+            refuse_there(root, DESCRIPTION, existsok)
+        else:
+            files.claim(root, DESCRIPTION, existsok, aside=True)
         made = {*names, DESCRIPTION, *(path.relative_to(root).as_posix() for path in files.names)}
         owner.list(sorted(made | set(listed)))
         for name, size in sizes.items():
             files.reserve(root / name, size)
         for name, text in texts.items():
             files.write(root / name, text)
-        files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
+        if described is not None:
+            files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
         owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
         files.put_in_place()
-        owner.list([*names, DESCRIPTION])
+        owner.list([] if described is None else [*names, DESCRIPTION])  # without it, what is listed is unfinished
     except BaseException:
         files.remove()
-        if owner is not None:
-            with contextlib.suppress(OSError):
-                owner.list(listed)
+        with contextlib.suppress(OSError):
+            owner.list(listed)
+        if not given:
             owner.close()
         raise
     return owner, files
@@ -220,7 +294,7 @@ def description(root: Path) -> Fields:
     """What the description says, which is as it was written. FileNotFoundError where there is none."""
     path = root / DESCRIPTION
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = _plain(path, os.O_RDONLY)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{root} holds no storage that can be opened: there is no {DESCRIPTION} in it. LazyMemmapStorage(max_size, "
@@ -229,14 +303,13 @@ def description(root: Path) -> Fields:
     with os.fdopen(handle, "rb") as file:
         text = file.read(_LONGEST)
     try:
-        found = json.loads(text)
-        body = text.partition(b'"storage": ')[2].rpartition(b"}")[0]
-        good = found["checksum"] == f"{zlib.crc32(body):08x}"
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        found = Fields(json.loads(text), str(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointCorrupt(f"{path} is damaged: {error}") from error
-    if not good:
+    body = text.partition(b'"storage": ')[2].rpartition(b"}")[0]
+    if found.text("checksum") != f"{zlib.crc32(body):08x}":
         raise CheckpointCorrupt(f"{path} is damaged: its checksum is of something else")
-    fields = Fields(found["storage"], str(path))
+    fields = Fields(found.any("storage"), str(path))
     if (version := fields.whole("format")) != _FORMAT:
         raise CheckpointCorrupt(f"{path} has the format {version}, known is {_FORMAT}")
     return fields

@@ -71,9 +71,11 @@ class FrameRows(TorchRows):
 
     def share(self) -> None:
         if not self.shared:
-            self._tensors = [tensor.share_memory_() for tensor in self._tensors]
-            self._moves.value += 1
-            self._hold()
+            try:
+                self._tensors = [tensor.share_memory_() for tensor in self._tensors]
+                self._moves.value += 1
+            finally:  # some may have moved when there was no memory for others
+                self._hold()
 
     def clear(self) -> None:
         """Forget all rows."""

@@ -160,7 +160,7 @@ class LazyFrameStorage(TensorStorage):
         return restoring_frames(self, saved, rule)
 
     def state_dict(self) -> dict[str, Any]:
-        with self._access:
+        with self._access.turn():
             return frames_of(self)
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
@@ -172,7 +172,7 @@ class LazyFrameStorage(TensorStorage):
             return super().__getstate__()
         state = Storage.__getstate__(self)
         if starting_a_worker():
-            with self._access:
+            with self._access.turn():
                 rows.share()
             memory = rows.memory
         else:  # a pickle or copy is a storage of its own

@@ -66,7 +66,7 @@ class LazyTensorStorage(TensorStorage):
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._first is None:
             return self._allocate(layout, lead)
-        with self._access:
+        with self._access.turn():
             found = self._first.found()
             if found is None:
                 rows = self._allocate(layout, lead)

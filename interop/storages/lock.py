@@ -1,7 +1,7 @@
 """Locks, and what else a forked child needs anew: the threads that held them, or served it, are not there."""
 
+import _thread
 import os
-import threading
 import weakref
 from typing import Any
 
@@ -21,29 +21,22 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class Lock:
-    """A reentrant lock. A copy, a pickle and a forked child have one that no thread of elsewhere holds."""
+class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
+    """A reentrant lock. A copy, a pickle and a forked child have one that no thread of elsewhere holds.
 
-    __slots__ = ("__weakref__", "_held", "acquire", "release")
+    No signal comes between it and the body of its `with`: neither end of that is a step of Python.
+    """
+
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._hold(threading.RLock())
         renew_in_children(self)
 
-    def _hold(self, lock: Any) -> None:
-        self._held, self.acquire, self.release = lock, lock.acquire, lock.release
-
     def _renew(self) -> None:
-        if self._held.acquire(blocking=False):  # free, or held by the thread that forked
-            self._held.release()
+        if self.acquire(blocking=False):  # free, or held by the thread that forked
+            self.release()
         else:
-            self._hold(threading.RLock())
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self.release()
+            self._at_fork_reinit()  # type: ignore[attr-defined]
 
     def __reduce__(self) -> Any:
         return Lock, ()

@@ -14,6 +14,7 @@ from interop.codec import LeafSpec
 
 _SINGLE = "_-single-tensor-_"
 _ALIGNED = 64  # bytes
+_FIRST, _MOST = 1 << 20, 1 << 26  # bytes of space that are taken ahead of what is needed
 
 
 class _Part:
@@ -21,6 +22,12 @@ class _Part:
 
     def __init__(self, whole: Any, start: int, stop: int) -> None:
         self._whole, self._start, self._stop = whole, start, stop
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The descriptor of the file that has the bytes, and where in it they start; None where there is no such file."""
+        handle = getattr(self._whole, "fd", -1)
+        return (handle, self._start) if handle >= 0 else None
 
     @property
     def buffer(self) -> memoryview:
@@ -40,6 +47,69 @@ def anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) 
         else torch.empty(shape, dtype=dtype, device="cpu")
         for shape, dtype, start, size in zip(shapes, dtypes, starts, sizes, strict=False)
     ]
+
+
+def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in such maps. OSError where there is no space for them."""
+    maps = anonymous([tuple(tensor.shape) for tensor in tensors], [tensor.dtype for tensor in tensors])
+    space = Space.of(maps)
+    if space is not None:
+        space.take(space.capacity)
+    for kept, tensor in zip(maps, tensors, strict=True):
+        kept.copy_(tensor)
+    return maps
+
+
+class Space:
+    """How many of the first rows of anonymous maps have memory. To write one that has none, or only to read it, kills the
+    process where there is no more, so they are given it before, some more at a time: maps may be larger than what is used.
+    """
+
+    def __init__(self, files: Sequence[tuple[int, int, int]], capacity: int) -> None:
+        """`files`: for each leaf a descriptor, where its rows start, and the bytes of one."""
+        self._files, self.capacity = files, capacity
+        self._row = sum(size for _, _, size in files)
+        self.rows = 0  # other processes may have taken more
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "Space | None":
+        """That of leaves [rows, ...] which `anonymous` made; None for others."""
+        files = []
+        for tensor in tensors:
+            part = getattr(tensor, "_handler", None)
+            if isinstance(part, _Part) and part.place is not None and hasattr(os, "posix_fallocate"):
+                files.append((*part.place, tensor.nbytes // tensor.shape[0]))
+        return cls(files, tensors[0].shape[0]) if files else None
+
+    def take(self, rows: int) -> None:
+        """Have it for so many rows. OSError where there is no more: then what is stored is as it was."""
+        if rows <= self.rows:
+            return
+        ahead = min(max(self.rows * self._row, _FIRST), _MOST) // self._row
+        more = min(max(rows, self.rows + ahead), self.capacity)
+        free = os.fstatvfs(self._files[0][0])
+        if more > rows and (more - self.rows) * self._row > free.f_bavail * free.f_frsize // 2:
+            more = rows  # others need some of it
+        try:
+            for handle, start, size in self._files:
+                reserve(handle, start + self.rows * size, (more - self.rows) * size)
+        except OSError as error:
+            if not error.errno:
+                raise
+            need = (rows - self.rows) * self._row
+            raise OSError(
+                error.errno,
+                f"{os.strerror(error.errno)}: {need} more bytes are needed in /dev/shm, or the folder of temporary files "
+                "where that is too small, for rows in anonymous maps; nothing was written. Make room there, or build the "
+                "storage with a scratch_dir",
+            ) from error
+        self.rows = more
+
+
+def reserve(handle: int, start: int, size: int) -> None:
+    """Have a file, which others may be using, take the space of these bytes now. OSError where there is none."""
+    for begin in range(start, start + size, _MOST):  # in parts: a signal makes it begin again
+        os.posix_fallocate(handle, begin, min(_MOST, start + size - begin))
 
 
 def from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype, *, private: bool = False) -> Tensor:

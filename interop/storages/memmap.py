@@ -4,20 +4,22 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass
+from tensordict import TensorDict, is_tensorclass
 from torch import Tensor
 
 from interop.checkpoint.layouts import saved_layout
 from interop.codec import Layout
+from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
 from interop.storages import journal
 from interop.storages.files import Files
-from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, make
+from interop.storages.first_write import remove_published, was_published
+from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, make, own
 from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.maps import anonymous, bytes_of, file_names, from_file
@@ -50,7 +52,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         auto_cleanup: remove the files when the storage goes or the interpreter ends; by default only without
             `scratch_dir`. A process that a signal kills, SIGTERM among them, leaves its files.
         shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
-            makes the files, and the others have them from their next use on. These are not opened again.
+            makes the files, and the others have them from their next use on. These are not opened again. It has
+            `scratch_dir` to itself from when it is built: RuntimeError then where another one has it open for writing.
     """
 
     _MAPPED = True
@@ -76,10 +79,12 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._files: Files | None = None
         self._owner: Owner | None = None
         self._ending: Any = None
-        if scratch_dir is not None and not shared_init:
-            self._journal = Journal()
-        if self._first is not None:
-            self._first.remove_at_end(self, self.auto_cleanup)
+        self._place: Files | None = None  # what was made for the folder to be had before the first write
+        if self.scratch_dir is not None:
+            if self._first is None:
+                self._journal = Journal()
+            else:
+                self._own_from_now_on(Path(self.scratch_dir), self._first.folder)
 
     @classmethod
     def open(cls, scratch_dir: str | os.PathLike[str], mode: Literal["r", "r+"] = "r+") -> Self:
@@ -109,11 +114,44 @@ class LazyMemmapStorage(LazyTensorStorage):
         Reading goes on. Views that `buffer[:]` and the like gave, before or after, are maps of the files: edits of them
         are seen by whoever opens the folder, so have none of them left that is written to.
         """
-        with self._access:
+        with self._access.turn():
+            if self._first is not None and self._ending is not None:
+                self._close_shared()
+                return
             ends = self._ending is not None and isinstance(self._journal, Journal) and self._journal.memory is not None
             if ends and self.scratch_dir is not None:
                 self._journal = ReadOnly(self.scratch_dir, self._journal, closed=True)
                 self._ending()
+
+    def _close_shared(self) -> None:
+        """`close` for the one that had the folder before it was written."""
+        if self.initialized and not isinstance(self._journal, ReadOnly):
+            self._start_journal()
+            if not isinstance(self._journal, Journal):
+                raise RuntimeError(f"another thread is writing to the storage in {self.scratch_dir}: close it later")
+            self._journal = ReadOnly(str(self.scratch_dir), self._journal, closed=True)
+        self._ending()
+
+    def _own_from_now_on(self, root: Path, agreed: Path) -> None:
+        """Have the folder for this storage, and the processes that are given it, though it is written later."""
+        with uninterrupted():
+            self._owner, self._place = own(root)
+            given = agreed, self._place, self._owner, self.auto_cleanup
+            self._ending = weakref.finalize(self, _end_shared, *given)  # before `agreed` goes: the last comes first
+
+    @property
+    def _gave_up(self) -> bool:
+        """Whether the folder was given up before anything was written to it."""
+        return self._first is not None and self._owner is not None and not self._owner.is_open and self._rows is None
+
+    def _look(self) -> None:
+        if not self._gave_up:
+            super()._look()
+
+    def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        if self._gave_up:
+            raise RuntimeError(f"{self.scratch_dir} was closed here: build another storage; nothing was written")
+        return super()._memory(layout, lead)
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         shapes = [(*lead, *spec.shape) for spec in layout.leaves]
@@ -130,7 +168,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._first is None:
             self._own(root, layout, lead, sizes, texts)
         else:
-            self._files = _made(root, sizes, texts, self.existsok)
+            assert self._owner is not None
+            self._first.refuse_gone()
+            root = self._owner.folder()
+            self._files = make(root, sizes, texts, None, self.existsok, self._owner)[1]
         try:
             tensors = [
                 from_file(root / name, shape, dtype) for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
@@ -171,9 +212,14 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _release(self) -> None:
         if self._files is not None:
             self._files.remove()
+        if self._first is not None:  # the folder is still for whoever writes first
+            if self._files is not None:
+                self._first.withdraw()
+                self._files = None
+            return
         _end(None, self._owner)
         self._files = self._owner = self._priorities = None
-        if self.scratch_dir is not None and self._first is None:
+        if self.scratch_dir is not None:
             self._journal = Journal()
             for writer in list(self._counting):
                 self._journal.enlist(writer)
@@ -184,7 +230,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         return Memory(path.stat().st_size, path)
 
     def _keeps_priorities(self) -> Any:
-        if self._owner is None:
+        if self._owner is None or self._first is not None:
             return self._priorities  # of a storage that is only read, if any
         if not self._owner.is_here:
             return None  # they are those of a sampler of the owner
@@ -203,7 +249,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         assert self._journal is not None and self._files is not None
         path, size = owner.folder() / PRIORITIES, KeptPriorities.size(self.max_size)
         owner.list(sorted({*owner.listed, PRIORITIES}))
-        self._files.claim(path, existsok=True, aside=True)
+        self._files.claim(path.parent, PRIORITIES, existsok=True, aside=True)
         self._files.reserve(path, size)
         self._files.put_in_place()
         kept = KeptPriorities(Memory(size, path), self._per_row, self._journal, owner)
@@ -243,16 +289,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             texts[folder + "meta.json"] = json.dumps(meta)
         return texts
 
-    def _kept(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if any(isinstance(tensor, MemoryMappedTensor) for tensor in tensors):
-            return tensors
-        maps = anonymous([tuple(tensor.shape) for tensor in tensors], [tensor.dtype for tensor in tensors])
-        for kept, tensor in zip(maps, tensors, strict=True):
-            kept.copy_(tensor)
-        return maps
-
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_files": None, "_ending": None}  # they stay with the process that made them
+        state = {**super().__getstate__(), "_files": None, "_ending": None, "_place": None}  # with who made them
         if not starting_a_worker():
             return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
         if self._owner is None:
@@ -263,11 +301,14 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _where_they_are(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
         """The state with files that a worker finds though their folder was renamed."""
         root = owner.folder()
-        if root == owner.path.parent or self._layout is None:
+        if root == owner.path.parent:
             return state
+        if self._layout is None or state["_tensors"] is None:
+            return {**state, "scratch_dir": f"{root}/"}
         named = zip(file_names(self._layout.leaves), state["_tensors"], strict=True)
         state["_tensors"] = [from_file(root / name, tuple(held.shape), held.dtype) for name, held in named]
-        self._journal.memory.path = str(root / STATE)
+        if self._first is None:
+            self._journal.memory.path = str(root / STATE)
         return {**state, "scratch_dir": f"{root}/"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -289,7 +330,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Remove the files; False where there are none to remove. Only the process that made them, or opened them, may."""
         if self._files is None or not self._files.remove():
             return False
-        self._release()
+        if self._first is None:
+            self._release()
+        elif self._ending is not None and self._place is not None:
+            self._place.remove()
+            self._ending()
         return True
 
 
@@ -301,21 +346,15 @@ def _end(files: Files | None, owner: Owner | None) -> None:
         owner.close()
 
 
-def _made(root: Path, sizes: dict[str, int], texts: dict[str, str], existsok: bool) -> Files:
-    """Files that several processes have from the start, which nobody opens again."""
-    files = Files()
-    try:
-        for name in (*sizes, *texts):
-            files.claim(root / name, existsok)
-        for name, size in sizes.items():
-            files.reserve(root / name, size)
-        for name, text in texts.items():
-            files.write(root / name, text)
-        files.put_in_place()
-    except BaseException:
-        files.remove()
-        raise
-    return files
+def _end_shared(agreed: Path, place: Files, owner: Owner, auto_cleanup: bool) -> None:
+    """The same for one that had the folder before it was written, by this process or a worker."""
+    if owner.is_here:
+        written = was_published(agreed)
+        if auto_cleanup:
+            remove_published(agreed)
+        if auto_cleanup or not written:
+            place.remove()
+    owner.close()
 
 
 def _folders(node: Any, folder: str) -> list[tuple[str, Any]]:

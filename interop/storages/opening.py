@@ -9,7 +9,7 @@ from typing import Any
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.checkpoint.layouts import layout_of
 from interop.codec import Layout
-from interop.storages.files import Files
+from interop.storages.files import Files, check_folders
 from interop.storages.folder import (
     DESCRIPTION,
     LOCK,
@@ -18,6 +18,7 @@ from interop.storages.folder import (
     Owner,
     check_size,
     description,
+    files_below,
     reserve_again,
 )
 from interop.storages.journal import Journal, ReadOnly
@@ -70,22 +71,25 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
         layout, lanes = layout_of(fields.any("layout"), str(root / DESCRIPTION)), fields.wholes("lanes")
         rows, files = fields.whole("rows"), fields.fields("files")
         storage = kind(fields.whole("capacity", 1), scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
-        names = file_names(layout.leaves)
+        names = _names(layout, root)
         shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
         if len(lanes) != storage.ndim - 1 or rows != -(-storage._max_size // max(math.prod(lanes), 1)):
             raise CheckpointCorrupt(f"{root / DESCRIPTION}: {rows} rows of {lanes} do not make up the capacity")
         for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
             if files.whole(name) != bytes_of(shape, spec.dtype):
                 raise files.wrong(name, f"{bytes_of(shape, spec.dtype)} bytes", files.any(name))
+            if math.prod(max(size, 1) for size in shape) * spec.dtype.itemsize >= 2**63:  # rows of nothing, if any
+                raise CheckpointCorrupt(f"{root / DESCRIPTION}: no memory has the shape {shape} of {name}")
+            check_folders(root, name)
             check_size(root / name, files.whole(name))
         check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
         if owner is not None:
             for name in (*names, STATE, *([PRIORITIES] if os.path.lexists(root / PRIORITIES) else [])):
                 reserve_again(root / name)
             storage._files = Files()
-            for name in {*owner.listed, LOCK}:
+            for path in files_below(root, {*owner.listed, LOCK}):
                 with contextlib.suppress(FileNotFoundError):
-                    storage._files.adopt(root / name)
+                    storage._files.adopt(path)
         tensors = [
             from_file(root / name, shape, spec.dtype, private=not writes)
             for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
@@ -96,6 +100,13 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
             owner.close()
         raise
     return storage
+
+
+def _names(layout: Layout, root: Path) -> list[str]:
+    try:
+        return file_names(layout.leaves)
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{root / DESCRIPTION}: {error}") from error
 
 
 def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows, root: Path) -> None:

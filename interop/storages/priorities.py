@@ -11,7 +11,8 @@ from interop.storages.folder import Owner
 from interop.storages.journal import Journal
 from interop.storages.undo import Memory, Undo, settle
 
-_HIGHEST, _SLOT, _SINCE, _CELLS = range(4)  # cells; the last is how many
+_HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # cells of what is known of the highest; the last is how many
+_CELLS = 2 * _TOP  # of the storage since it was emptied, and of before: it may have to be put back
 _LOG = 1 << 20  # bytes
 _BEFORE = Undo.before_log(_CELLS) + _LOG
 
@@ -40,7 +41,7 @@ class KeptPriorities(Undo):
         self._values = memory.bytes[_BEFORE:].view(np.int64)
         self._watch([self._values])
         self._most = self.most
-        self._top: Any = self._cells[_HIGHEST : _HIGHEST + 1].cast("B").cast("d")
+        self._tops = [self._cells[at : at + 1].cast("B").cast("d") for at in (_HIGHEST, _TOP + _HIGHEST)]
         self.recover()
 
     @staticmethod
@@ -68,8 +69,9 @@ class KeptPriorities(Undo):
     def read(self, length: int) -> tuple[np.ndarray, float, int]:
         """The priorities of the first items, the highest one, which new items get, and where it is, or -1."""
         highest, slot = 1.0, -1
-        if length and self._cells[_SINCE] == self._journal.emptied + 1:
-            highest, slot = float(self._top[0]), int(self._cells[_SLOT])
+        which = self._journal.emptied % 2
+        if length and self._cells[_TOP * which + _SINCE] == self._journal.emptied + 1:
+            highest, slot = float(self._tops[which][0]), int(self._cells[_TOP * which + _SLOT])
         values = (~self._values[:length]).view(np.float64)
         values[np.isnan(values)] = highest
         if self._owner is None and length:  # another process may have gone on since the length was read
@@ -112,10 +114,9 @@ class KeptPriorities(Undo):
                     part = slice(start, start + self._most)
                     self.save(slots[part])
                     self._values[slots[part]] = bits[part]
-            self._top[0], self._cells[_SLOT] = highest, highest_slot
-            self._cells[_SINCE] = (
-                self._journal.emptied + 1
-            )  # what was the highest before the storage was emptied is not
+            which = self._journal.emptied % 2
+            self._tops[which][0], self._cells[_TOP * which + _SLOT] = highest, highest_slot
+            self._cells[_TOP * which + _SINCE] = self._journal.emptied + 1
 
     @property
     def _open(self) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 from interop import bridge, compiled
 from interop.index import flat_slots
 from interop.shared_int import SharedInt
+from interop.storages.maps import Space
 from interop.storages.paging import Paging, selectable
 
 _LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower overhead
@@ -29,6 +30,8 @@ _LARGE_READ = 1 << 18  # and the same of its gather
 class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
+    _space: Space | None = None  # where rows may have no memory yet
+
     def __init__(
         self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False, mapped: bool = False
     ) -> None:
@@ -37,6 +40,7 @@ class TorchRows:
         self.lanes = lanes
         self._forked, self._mapped = forked, mapped
         self._moves = SharedInt()  # how often the memory was moved, by whichever process
+        self._space = Space.of(self._tensors)
         self._hold()
 
     def _hold(self) -> None:
@@ -64,9 +68,11 @@ class TorchRows:
         if self.device.type != "cpu" or self.shared:
             return
         self._numpy, self._items, self._plain = None, [], []
-        self._tensors = [tensor.share_memory_() for tensor in self._tensors]
         self._moves.value += 1
-        self._hold()
+        try:
+            self._tensors = [tensor.share_memory_() for tensor in self._tensors]
+        finally:  # some may have moved though there was no space for others
+            self._hold()
 
     def apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""
@@ -86,6 +92,27 @@ class TorchRows:
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
         """Raise for a write that the rows cannot take, at resolved places, or a range of rows around the ring; nothing is
         written by it. With `in_order` the next write is of the rows behind."""
+        if self._space is not None:
+            self.reserve(places.stop if isinstance(places, range) else _stop(places))
+
+    def reserve(self, rows: int) -> None:
+        """Have memory for the first rows, or all. OSError where there is none: nothing is written by it."""
+        space = self._space
+        if space is not None and rows > space.rows:
+            space.take(min(rows, space.capacity))
+            if space.rows == space.capacity:
+                self._space = None
+
+    def copies(self, filled: int) -> list[Tensor]:
+        """Copies of the leaves, of which so many rows are filled."""
+        plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
+        if self._space is None:
+            return [tensor.clone() for tensor in plain]
+        copies = [torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in plain]
+        there = max(filled, self._space.rows)
+        for copy, tensor in zip(copies, plain, strict=True):  # to read the other rows would give them memory
+            copy[:there] = tensor[:there]
+        return copies
 
     def at(self, filled: int, index: Any) -> list[Tensor]:
         """What the leaves hold at an index over their filled rows: views where an index gives one."""
@@ -231,6 +258,12 @@ class JaxRows:
     def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
         """Nothing is refused."""
 
+    def reserve(self, rows: int) -> None:
+        """They have memory."""
+
+    def copies(self, filled: int) -> list[Tensor]:
+        return [tensor.detach().clone() for tensor in self.tensors]
+
     def at(self, filled: int, index: Any) -> list[Tensor]:
         return [tensor[:filled][index] for tensor in self.tensors]
 
@@ -309,6 +342,14 @@ def _numpy_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_numpy_index(each) for each in index)
     return index.numpy() if isinstance(index, Tensor) else index
+
+
+def _stop(places: Any) -> int:
+    """One past the last row that resolved places name."""
+    rows = places[0] if isinstance(places, tuple) else places
+    if isinstance(rows, slice):
+        return max(rows.start, rows.stop)
+    return rows + 1 if isinstance(rows, int) else int(rows.max()) + 1 if rows.numel() else 0
 
 
 def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:

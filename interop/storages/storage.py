@@ -114,7 +114,7 @@ class Storage(Component):
         return partial(self.load_state_dict, given)
 
     def _still(self) -> Any:
-        return self._access
+        return self._access.turn()
 
     @property
     def shape(self) -> torch.Size | None:
@@ -148,7 +148,7 @@ class Storage(Component):
     def _share(self) -> None:
         """Have processes take turns from now on. O(1) once they do."""
         if self._access.processes is None:
-            with self._access:
+            with self._access.turn():
                 self._start_sharing()
 
     def _start_sharing(self) -> None:

@@ -36,7 +36,6 @@ class TensorStorage(Copyable):
     _last: Any = None
     _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
-    _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
     def __init__(
         self,
@@ -77,7 +76,15 @@ class TensorStorage(Copyable):
             self._journal.guard(self)
             self._access.more = True  # a turn begins with what an interrupt has left
         elif self._access.processes is not None:
-            self._start_journal()
+            try:
+                self._start_journal()
+            except BaseException:  # there is no memory for it
+                self._disown()
+                raise
+
+    def _disown(self) -> None:
+        """Give back the rows."""
+        self._layout, self._rows, self._lanes, self._per_row = None, None, (), 1
 
     @property
     def initialized(self) -> bool:
@@ -151,7 +158,9 @@ class TensorStorage(Copyable):
             rows = _rows_for(self._max_size, math.prod(lanes))
             # The memory outlives what the caller has set; broken off it would be files that nobody knows of.
             with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
-                self._adopt(layout, self._memory(layout, (rows, *lanes)))
+                memory = self._memory(layout, (rows, *lanes))
+                memory.reserve(found[0] if dims == self.ndim else 1)
+                self._adopt(layout, memory)
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         return leaves
@@ -227,7 +236,7 @@ class TensorStorage(Copyable):
             self._own_rows().refuse(places, leaves, in_order)
         except Exception:
             if new:
-                self._layout, self._rows, self._lanes, self._per_row = None, None, (), 1
+                self._disown()
             raise
 
     @property

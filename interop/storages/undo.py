@@ -20,6 +20,7 @@ from tensordict import MemoryMappedTensor
 from fbuf.checkpoint.errors import CheckpointCorrupt
 from interop.processes import starting_a_worker
 from interop.shared_int import SharedInt
+from interop.storages import maps
 from interop.storages.lock import renew_in_children
 
 # Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
@@ -28,6 +29,7 @@ _HEAD = 8  # words
 _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, how many, which extras
 _PART = contextlib.nullcontext()
 _PATIENCE, _PAUSE = 0.2, 1e-3  # seconds that a step of another process may take, and between two looks at it
+_STEP = 1 << 20  # bytes that memory without a file takes at a time
 _ENOUGH = 30.0  # seconds after which a record is not looked at any more
 Rows = range | np.ndarray
 
@@ -41,8 +43,11 @@ class Memory:
         self.file: os.stat_result | None = None
         self.read_only: np.ndarray | None = None
         self._tensor: Any = None
+        self.reserved = size  # bytes that have memory, at the beginning
         if self.path is None:
             self._hold(MemoryMappedTensor.empty(torch.Size([size]), dtype=torch.uint8, device="cpu"))
+            self.reserved = 0
+            self.reserve(_STEP)
             return
         handle = os.open(self.path, (os.O_RDONLY if private else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -58,14 +63,24 @@ class Memory:
         self._tensor = tensor
         self.bytes = tensor.detach().as_subclass(torch.Tensor).numpy()
 
+    def reserve(self, size: int) -> None:
+        """Have memory for so many bytes, or all. OSError where there is none: to write to them would kill the process."""
+        size = min(-(-size // _STEP) * _STEP, self.bytes.size)
+        if size > self.reserved:
+            handle = getattr(self._tensor._handler, "fd", -1)
+            if handle >= 0 and hasattr(os, "posix_fallocate"):
+                maps.reserve(handle, self.reserved, size - self.reserved)
+            self.reserved = size
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "size": self.bytes.size, "tensor": self._tensor}
+        return {"path": self.path, "size": self.bytes.size, "tensor": self._tensor, "reserved": self.reserved}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state["path"] is not None:
             self.__init__(state["size"], state["path"])  # type: ignore[misc]
         else:
             self.path = self.file = self.read_only = None
+            self.reserved = state["reserved"]
             self._hold(state["tensor"])
 
 
@@ -136,7 +151,7 @@ class Undo:
         words = memory[: self.before_log(cells)].view(np.int64)
         held: Any = memoryview(words.data)
         self._head, self._cells, self._kept = held[:_HEAD], held[_HEAD : _HEAD + cells], held[_HEAD + cells :]
-        self._log = memory[words.nbytes :]
+        self._log, self._log_start = memory[words.nbytes :], words.nbytes
         self._words: Any = memoryview(self._log.data).cast("q")
         self._columns: list[_Column] = []
         self._extras: dict[int, _Column] = {}  # by bit: not every process has them
@@ -277,7 +292,10 @@ class Undo:
         spans, total = self._spans(count)
         listed = 0 if isinstance(rows, range) else count
         at: int = head[_USED]
-        assert at + 8 * (_ENTRY + listed) + total <= self._log.size
+        end = at + 8 * (_ENTRY + listed) + total
+        assert end <= self._log.size
+        if self.memory is not None and self._log_start + end > self.memory.reserved:
+            self.memory.reserve(self._log_start + end)  # an error ends the step, which is put back
         place = at // 8
         self._words[place] = rows.start if isinstance(rows, range) else -1
         self._words[place + 1], self._words[place + 2] = count, sum(self._extras)

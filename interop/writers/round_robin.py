@@ -134,7 +134,7 @@ class RoundRobinWriter(Writer):
         TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
         """
         storage = self._storage
-        with storage._access:
+        with storage._access.turn():
             self._refuse_a_stranger()
             listeners = storage.attached()
             for buffer in listeners:

@@ -10,7 +10,7 @@ import torch
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.index import resolved
-from interop.storages import lazy, tensors
+from interop.storages import copyable, lazy
 from interop.storages.rows import JaxRows, TorchRows
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def for_a_worker(held):
 
 
 def test_rows_of_jax_are_not_shared_with_workers(monkeypatch):
-    for module in (lazy, tensors):
+    for module in (lazy, copyable):
         monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
     buffer.extend(torch.arange(3))

@@ -179,7 +179,7 @@ def test_a_child_whose_memory_has_moved_reads_nothing_old(in_a_fork):
                 except RuntimeError as error:
                     assert "moved" in str(error)
             os._exit(0)
-        with buffer.storage._access:
+        with buffer.storage._access.turn():
             buffer.storage._rows.share()  # as for a worker that is spawned
         buffer.extend(torch.arange(3))
         os.write(go, b"x")

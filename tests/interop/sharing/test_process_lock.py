@@ -77,7 +77,7 @@ def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(
         (reading, writing), parent = os.pipe(), os.getpid()
         child = os.fork()
         if child == 0:
-            with buffer.storage._access:
+            with buffer.storage._access.turn():
                 os.write(writing, b"x")
                 for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT):
                     time.sleep(0.2)
@@ -135,14 +135,14 @@ def held_elsewhere(access):
 def test_turns_within_turns_and_a_turn_that_began_before_it_was_shared():
     storage = Held()
     access = Access(storage)
-    with access:
+    with access.turn():
         access.share()  # in the middle of a turn
         assert held_elsewhere(access)
-        with access:
+        with access.turn():
             pass
         assert held_elsewhere(access)
     assert not held_elsewhere(access)
-    with access, access:
+    with access.turn(), access.turn():
         assert held_elsewhere(access)
     assert not held_elsewhere(access)
 
@@ -152,7 +152,7 @@ def test_a_turn_of_another_thread_that_began_before_it_was_shared():
     access = Access(storage)
 
     def hold():
-        with access:
+        with access.turn():
             entered.set()
             leave.wait(20)
 
@@ -173,7 +173,7 @@ def test_no_turn_is_left_held_when_sharing_begins_while_threads_take_turns():
 
         def take(access=access, stop=stop):
             while not stop.is_set():
-                with access, access:
+                with access.turn(), access.turn():
                     pass
 
         threads = [threading.Thread(target=take) for _ in range(2)]
@@ -198,7 +198,7 @@ def test_an_error_at_the_begin_of_a_turn_ends_it():
     access = Access(storage)
     access.share()
     with pytest.raises(RuntimeError, match="no"):
-        access.acquire()
+        access.turn().__enter__()
     assert not held_elsewhere(access) and access._depth == 0
 
 
@@ -212,7 +212,7 @@ def test_a_turn_costs_little():
         for _ in range(5):
             start = time.perf_counter()
             for _ in range(count):
-                with buffer.storage._access:
+                with buffer.storage._access.turn():
                     pass
             best = min(best, (time.perf_counter() - start) / count)
         return best

@@ -344,7 +344,7 @@ def test_a_large_row_has_room(tmp_path):
 
 
 def _killed_in_a_write(buffer, pipe):
-    with buffer.storage._access, buffer.storage._step():
+    with buffer.storage._access.turn(), buffer.storage._step():
         buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
         buffer.storage._length.value = 1
         pipe.send("written")

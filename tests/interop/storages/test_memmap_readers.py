@@ -32,7 +32,7 @@ class Writing(threading.Thread):
 
     def run(self):
         storage = self.storage
-        with storage._access, storage._step():
+        with storage._access.turn(), storage._step():
             while not self.over:
                 for start, count in ((0, 4), (4, 1), (5, 3))[:: 1 + self.steps % 2 * 2]:
                     storage._journal.save(range(start, start + count))

@@ -1,0 +1,295 @@
+"""Rows in anonymous maps when there is no more memory for them: an error, and not the end of the process."""
+
+import copy
+import errno
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from interop import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+from tests.faults.children import forked
+
+SHM = Path("/dev/shm")
+SIZE = 12 << 20  # bytes of /dev/shm
+CAPACITY, ROW = 100, 50_000  # bytes a row
+
+
+def rows(first: int, count: int) -> TensorDict:
+    ids = torch.arange(first, first + count)
+    return TensorDict({"id": ids, "x": (ids % 251).to(torch.uint8)[:, None].repeat(1, ROW)}, [count])
+
+
+def memmap(**more: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyMemmapStorage(CAPACITY), batch_size=64, **more)
+
+
+def of_rows(count: int) -> ReplayBuffer:
+    buffer = memmap()
+    buffer.extend(rows(0, count))
+    return buffer
+
+
+def fill() -> None:
+    """Leave no memory."""
+    with open(SHM / "fill", "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
+def clear() -> None:
+    (SHM / "fill").unlink()
+
+
+def of(buffer: ReplayBuffer) -> tuple[Any, ...]:
+    """All of a buffer that a write changes."""
+    writer, storage = buffer.writer, buffer.storage
+    return (ids(buffer), len(buffer), writer._cursor, writer.write_count, storage._ledger.written, storage._ledger.end)
+
+
+def ids(buffer: ReplayBuffer) -> list[int]:
+    if not len(buffer):
+        return []
+    held = buffer[:]
+    assert bool((held["x"] == (held["id"] % 251)[:, None]).all())
+    return held["id"].tolist()
+
+
+def refused(buffer: ReplayBuffer, write: Callable[[], Any]) -> None:
+    """A write raises and changes nothing, and is done when there is memory again."""
+    before = of(buffer)
+    fill()
+    for _ in range(2):
+        with pytest.raises(OSError) as raised:
+            write()
+        assert raised.value.errno == errno.ENOSPC
+        assert of(buffer) == before
+    clear()
+    write()
+
+
+# ------------------------------------------------------------------ what a process with little memory does
+
+
+def extend(_: Path) -> None:
+    buffer = of_rows(20)
+    refused(buffer, lambda: buffer.extend(rows(20, 60)))
+    assert ids(buffer) == list(range(80))
+    refused(buffer, lambda: buffer.extend(rows(80, 50)))
+    assert ids(buffer) == [*range(100, 130), *range(30, 100)]
+    fill()  # all rows have memory
+    buffer.extend(rows(130, 80))
+    assert sorted(ids(buffer)) == list(range(110, 210))
+
+
+def first_extend(_: Path) -> None:
+    buffer = memmap()
+    refused(buffer, lambda: buffer.extend(rows(0, 60)))
+    assert ids(buffer) == list(range(60))
+
+
+def more_than_there_is(_: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(1000))
+    for first in range(0, 200, 20):
+        buffer.extend(rows(first, 20))
+    before = of(buffer)
+    with pytest.raises(OSError, match="nothing was written") as raised:
+        for first in range(200, 1000, 20):
+            buffer.extend(rows(first, 20))
+            before = of(buffer)
+    assert raised.value.errno == errno.ENOSPC
+    assert of(buffer) == before
+    assert len(buffer) * ROW > SIZE - 3 * 20 * ROW  # what there is is used
+
+
+def large_and_hardly_used(_: Path) -> None:
+    others = [ReplayBuffer(storage=LazyMemmapStorage(10**5)) for _ in range(4)]
+    for buffer in others:
+        buffer.extend(rows(0, 3))
+        buffer.add(rows(3, 1)[0])
+        assert ids(buffer) == [0, 1, 2, 3]
+    assert shutil.disk_usage(SHM).used < 6 << 20
+
+
+def in_places(_: Path) -> None:
+    mask = torch.arange(CAPACITY) >= 20
+    for place in (torch.arange(20, CAPACITY).flip(0), slice(20, CAPACITY), (torch.arange(20, CAPACITY),), mask):
+        buffer = of_rows(20)
+        data = rows(0, CAPACITY)[place[0] if isinstance(place, tuple) else place]
+        refused(buffer, lambda buffer=buffer, place=place, data=data: buffer.storage.set(place, data))  # type: ignore[misc]
+        assert ids(buffer) == list(range(CAPACITY))
+        del buffer, data
+        gc.collect()  # what was raised has them, too
+
+
+def one_by_one(_: Path) -> None:
+    buffer = of_rows(20)
+    fill()
+    before = of(buffer)
+    with pytest.raises(OSError, match="No space left"):
+        for row in range(20, CAPACITY):
+            buffer.storage.set(row, rows(row, 1)[0])
+            before = of(buffer)
+    assert of(buffer) == before
+    clear()
+    for row in range(len(buffer), CAPACITY):
+        buffer.storage.set(row, rows(row, 1)[0])
+    assert ids(buffer) == list(range(CAPACITY))
+
+
+def loads(folder: Path) -> None:
+    source = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64)
+    source.extend(rows(7, 80))
+    source.dumps(folder / "c")
+    for buffer in (memmap(), of_rows(10)):
+        refused(buffer, lambda buffer=buffer: buffer.loads(folder / "c"))  # type: ignore[misc]
+        assert ids(buffer) == list(range(7, 87))
+
+
+def load_state_dict(_: Path) -> None:
+    source = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64)
+    source.extend(rows(7, 80))
+    state = source.state_dict()
+    for buffer in (memmap(), of_rows(10)):
+        refused(buffer, lambda buffer=buffer: buffer.load_state_dict(state))  # type: ignore[misc]
+        assert ids(buffer) == list(range(7, 87))
+
+
+def priorities(_: Path) -> None:
+    buffer = memmap(sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5))
+    buffer.extend(rows(0, 20))
+    buffer.update_priority(torch.arange(20), torch.rand(20) + 0.1)
+    fill()
+    before = copy.deepcopy(buffer.sampler.state_dict())
+    with pytest.raises(OSError, match="No space left"):
+        buffer.extend(rows(20, 60))
+    assert same(buffer.sampler.state_dict(), before)
+    assert int(buffer.sample()["id"].max()) < 20
+    clear()
+    buffer.extend(rows(20, 60))
+    assert ids(buffer) == list(range(80))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(each, other[key]) for key, each in one.items())
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+def forked_worker(_: Path) -> None:
+    buffer = of_rows(20)
+
+    def work() -> None:
+        refused(buffer, lambda: buffer.extend(rows(20, 70)))
+
+    how, told = forked(work)
+    assert how == "done", told.decode()
+    assert ids(buffer) == list(range(90))
+    buffer.extend(rows(90, 10))
+
+    def write_over() -> None:  # more than what has memory of the record by which it is taken back
+        refused(buffer, lambda: buffer.extend(rows(100, 30)))
+
+    how, told = forked(write_over)
+    assert how == "done", told.decode()
+    assert ids(buffer) == [*range(100, 130), *range(30, 100)]
+
+
+def copies(_: Path) -> None:
+    buffer = of_rows(20)
+    fill()
+    with pytest.raises(OSError, match="No space left"):
+        copy.deepcopy(buffer)
+    clear()
+    assert shutil.disk_usage(SHM).used < 6 << 20  # of rows that were never written nothing was read
+    other = copy.deepcopy(buffer)
+    other.extend(rows(20, 5))
+    assert ids(buffer) == list(range(20))
+    assert ids(other) == list(range(25))
+
+
+def moved(_: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64)
+    buffer.extend(rows(0, 50))
+    fill()
+    with pytest.raises(RuntimeError, match="No space left"):
+        buffer.storage._rows.share()
+    assert ids(buffer) == list(range(50))
+    clear()
+    buffer.storage._rows.share()
+    assert ids(buffer) == list(range(50))
+    fill()
+    buffer.extend(rows(50, 50))
+    assert ids(buffer) == list(range(100))
+
+
+EVERY = (
+    extend,
+    first_extend,
+    more_than_there_is,
+    large_and_hardly_used,
+    in_places,
+    one_by_one,
+    loads,
+    load_state_dict,
+    priorities,
+    forked_worker,
+    copies,
+    moved,
+)
+
+
+def main() -> None:
+    """Do each in a child, and tell what came of it."""
+    torch.set_num_threads(1)
+    tempfile.tempdir = str(SHM)  # to which maps go that are larger than what it has
+    warnings.simplefilter("error")
+    found = {}
+    for each in EVERY:
+        with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
+            how, told = forked(lambda each=each, folder=folder: each(Path(folder)))  # type: ignore[misc]
+        found[each.__name__] = how, told.decode()
+        (SHM / "fill").unlink(missing_ok=True)
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    unshare = shutil.which("unshare")
+    mount = f"mount -t tmpfs -o size={SIZE} tmpfs {SHM}"
+    if unshare is None or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    command = [sys.executable, "-m", "tests.interop.storages.test_full_memory", str(tmp_path_factory.mktemp("full"))]
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[str, str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", [each.__name__ for each in EVERY])
+def test_no_memory_is_an_error_and_changes_nothing(outcomes, name):
+    how, told = outcomes[name]
+    assert how == "done", f"{how}: {told}"
+
+
+if __name__ == "__main__":
+    main()
