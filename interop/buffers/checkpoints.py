@@ -154,18 +154,27 @@ class Saveable(Aliases):
     def _restoring_from(self, source: Source, rule: Rule) -> Callable[[], None]:
         return self._restoring_tree(source.tree, source, rule, str(source.path))
 
-    def _restoring_tree(self, tree: Any, source: Source, rule: Rule, where: str) -> Callable[[], None]:
-        """Check everything; what is returned puts it in. The lock is held."""
+    def _restoring_tree(
+        self, tree: Any, source: Source, rule: Rule, where: str, beside: Sequence[Any] = ()
+    ) -> Callable[[], None]:
+        """Check everything; what is returned puts it in. The lock is held.
+
+        What buffers `beside` have, which are loaded before, on the same storage perhaps, is left as it is.
+        """
         fields = Fields(tree, where)
         if fields.text("kind") != _KIND:
             raise CheckpointMismatch(f"{where}: was saved from a {fields.text('kind')}, not from a replay buffer")
         storage = self._storage  # type: ignore[attr-defined]
-        rest = self._restoring_rest(fields, ("sampler", "writer"), where, rule)
+        rest = self._restoring_rest(fields, ("sampler", "writer"), where, rule, beside)
         # Last to be read, for it is the largest, and first to be put in.
-        rows = storage.checkpointer._restoring(storage, fields.any("storage"), source, rule)
-        return Together([self._drop_ahead, rows, rest])  # type: ignore[attr-defined]
+        ready = [self._drop_ahead]  # type: ignore[attr-defined]
+        if all(storage is not each._storage for each in beside):
+            ready.append(storage.checkpointer._restoring(storage, fields.any("storage"), source, rule))
+        return Together([*ready, rest])
 
-    def _restoring_rest(self, fields: Fields, names: Sequence[str], where: str, rule: Rule) -> Callable[[], None]:
+    def _restoring_rest(
+        self, fields: Fields, names: Sequence[str], where: str, rule: Rule, beside: Sequence[Any] = ()
+    ) -> Callable[[], None]:
         """The same for all but the storage."""
         held = self.__dict__
         size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1)
@@ -179,9 +188,9 @@ class Saveable(Aliases):
             ready.append(held["_transform"]._restoring(fields.any("transforms"), rule))
             ready.append(_restoring_generator(held["_rng"], fields.any("generator"), where))
             queue = self._restoring_queue(fields.any("prefetch"), rule)
-        return Together([*ready, self._rejoining(size), queue])
+        return Together([*ready, self._rejoining(size, beside), queue])
 
-    def _rejoining(self, batch_size: int | None) -> Callable[[], None]:
+    def _rejoining(self, batch_size: int | None, beside: Sequence[Any] = ()) -> Callable[[], None]:
         size = self._batch_size if batch_size is None else batch_size
         if self._batch_size not in (None, size):  # told now, while a filter may make an error of it
             warnings.warn(
@@ -192,7 +201,7 @@ class Saveable(Aliases):
 
         def rejoin() -> None:
             self._batch_size = size
-            self._rejoin()  # type: ignore[attr-defined]
+            self._rejoin(beside)  # type: ignore[attr-defined]
 
         return rejoin
 
@@ -312,7 +321,9 @@ class SaveableEnsemble(Saveable):
         rest = self._saved_rest()
         return {"kind": _KIND, "class": type(self).__name__, "members": members, **rest, "writer": None}
 
-    def _restoring_tree(self, tree: Any, source: Source, rule: Rule, where: str) -> Callable[[], None]:
+    def _restoring_tree(
+        self, tree: Any, source: Source, rule: Rule, where: str, beside: Sequence[Any] = ()
+    ) -> Callable[[], None]:
         fields = Fields(tree, where)
         members = fields.items("members")
         if len(members) != len(self._members):
@@ -320,7 +331,8 @@ class SaveableEnsemble(Saveable):
         ready: list[Callable[[], None]] = []
         with abandoned_on_error(ready):
             for place, (member, saved) in enumerate(zip(self._members, members, strict=True)):
-                ready.append(member._restoring_tree(saved, source, rule, f"{where}, member {place}"))
+                before = [*beside, *self._members[:place]]
+                ready.append(member._restoring_tree(saved, source, rule, f"{where}, member {place}", before))
             ready.append(self._restoring_rest(fields, ("sampler",), where, rule))
         return Together(ready)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -300,14 +300,15 @@ class Joined(Saveable):
             self._drop_ahead()
         return self
 
-    def _rejoin(self) -> None:
-        """The storage holds other rows than before: have what keeps something beside them, and other buffers, know."""
+    def _rejoin(self, beside: Sequence[Any] = ()) -> None:
+        """The storage holds other rows than before: have what keeps something beside them, and other buffers, know, but
+        for those `beside`, which do."""
         if isinstance(self._sampler, PrioritizedSampler):
             self._sampler._keep(self._storage)
         if isinstance(self._writer, RoundRobinWriter) and self._storage._journal is not None:
             self._storage._journal.wrote(self._writer)
         for buffer in self._storage.attached():
-            if buffer is not self and isinstance(buffer, Joined):
+            if isinstance(buffer, Joined) and all(buffer is not each for each in (self, *beside)):
                 buffer._sampler._empty()
                 if isinstance(buffer._sampler, PrioritizedSampler):
                     buffer._sampler.take_over(self._storage)

@@ -18,6 +18,7 @@ _WAITING = (True,)  # for the lock, as long as it takes
 _PATIENCE = 1.0  # seconds that a fork waits for turns in other threads to end
 _all: weakref.WeakSet["Access"] = weakref.WeakSet()
 _sharing = Lock()
+_forking = threading.RLock()
 
 
 class Access:
@@ -245,6 +246,7 @@ def _no_storage() -> None:
 
 
 def _before_fork() -> None:
+    _forking.acquire()  # one at a time: what was taken for one fork is not given back after another
     until = time.monotonic() + _PATIENCE
     for access in _living():
         try:
@@ -254,8 +256,11 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    for access in _living():
-        access.after_fork()
+    try:
+        for access in _living():
+            access.after_fork()
+    finally:
+        _forking.release()
 
 
 def _living() -> Iterator[Access]:
@@ -266,4 +271,4 @@ def _living() -> Iterator[Access]:
             continue
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forking.release)

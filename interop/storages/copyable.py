@@ -9,6 +9,7 @@ from torch import Tensor
 
 from interop.checkpoint import tensor_states
 from interop.checkpoint.rule import EXACT, Rule
+from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
 from interop.shared_int import LocalInt, SharedInt
 from interop.storages import maps
@@ -47,7 +48,9 @@ class Copyable(Storage):
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed."""
         with self._access.turn():
-            self._from_dict(state_dict)()
+            put = self._from_dict(state_dict)
+            with uninterrupted(), self._step():
+                put()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         return tensor_states.restoring_state(self, given)

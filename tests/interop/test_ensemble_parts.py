@@ -24,7 +24,7 @@ from interop import (
     TensorDictRoundRobinWriter,
     WriterEnsemble,
 )
-from interop.storages import lazy, tensors
+from interop.storages import copyable, lazy
 from tests.interop.rows import check_same, flat_td
 
 
@@ -259,7 +259,7 @@ def test_storages_that_give_lazy_stacks(storage):
 
 def test_rows_that_belong_to_jax(monkeypatch):
     """As on a GPU: the program that draws has read them."""
-    for module in (lazy, tensors):
+    for module in (lazy, copyable):
         monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
     one, two = member(), member(100)
     monkeypatch.undo()

@@ -271,3 +271,42 @@ def test_priorities_of_the_parent_follow_what_a_worker_writes(in_a_fork):
             child(plain.empty, lambda: plain.extend(5 * item[:3]))
             assert per_row() == [high] * 3 and len(drawn) == 3 * (capacity // 8)
     """)
+
+
+def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
+    in_a_fork("""
+        import threading, torch
+        from interop import LazyTensorStorage, ReplayBuffer
+        from interop.buffers.turn import Turn
+
+        buffers = [ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(3)]
+        for buffer in buffers:
+            buffer.extend(torch.zeros(10))
+        stop = threading.Event()
+
+        def hold(buffer, seconds):
+            while not stop.is_set():
+                with Turn(buffer):
+                    time.sleep(seconds)
+                time.sleep(0.001)
+
+        def fork():
+            while not stop.is_set():
+                if not (child := os.fork()):
+                    os._exit(0)
+                os.waitpid(child, 0)
+
+        threads = [threading.Thread(target=hold, args=given) for given in ((buffers[0], 0.3), (buffers[1], 1.2))]
+        threads += [threading.Thread(target=fork) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(4)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        for buffer in buffers:
+            held = buffer.storage._access._held
+            assert held.acquire(timeout=1)
+            held.release()
+    """)
