@@ -35,11 +35,12 @@ class SharedInt:
     def _hold(self, cell: tuple[Tensor, int]) -> None:
         self._cell = cell
         memory, place = cell
-        self._view = memory.numpy()[place : place + 1]
+        self._view: Any = memory.numpy()[place : place + 1].data  # a memoryview: several times as fast as NumPy for one
 
     @property
     def value(self) -> int:
-        return int(self._view[0])
+        found: int = self._view[0]
+        return found
 
     @value.setter
     def value(self, value: int) -> None:

@@ -23,7 +23,7 @@ from interop.interrupts import uninterrupted
 from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
-from interop.samplers import DrawingSampler
+from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.epoch import Drawn
 from interop.storages import TensorStorage, following
 
@@ -122,12 +122,13 @@ class ReplayBuffer(Editable):
 
     def _write(self, stored: Any, many: bool) -> Any:
         self._storage._recover()  # what an interrupt has left, of which the writer must not know
-        listeners = self._storage.attached()
+        listeners, before = self._storage.attached(), None
         for buffer in listeners:  # who could not be told of the write refuses it
             sampler = getattr(buffer, "_sampler", None)
             if sampler is not None:
                 sampler.refuse_a_stranger()
-        before = following.standing(self._storage) if following.watched(self._storage) else None
+                if sampler.takes_priorities and before is None:
+                    before = following.standing(self._storage)
         try:
             index = self._writer.extend(swapped(stored, self.dim_extend)) if many else self._writer.add(stored)
             if index is None:
@@ -150,6 +151,8 @@ class ReplayBuffer(Editable):
 
     def mark_update(self, index: Any) -> None:
         """Give the items at index the default priority of the sampler."""
+        if getattr(self._sampler.mark_update, "__func__", None) is Sampler.mark_update:
+            return  # it does nothing
         with Turn(self):
             self._sampler.mark_update(index, storage=self._storage)
 

@@ -275,7 +275,7 @@ def test_priorities_of_the_parent_follow_what_a_worker_writes(in_a_fork):
 
 def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
     in_a_fork("""
-        import threading, torch
+        import os, threading, time, torch
         from interop import LazyTensorStorage, ReplayBuffer
         from interop.buffers.turn import Turn
 
