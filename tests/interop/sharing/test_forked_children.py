@@ -300,7 +300,7 @@ def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
         threads += [threading.Thread(target=fork) for _ in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(4)
+        time.sleep(2.5)
         stop.set()
         for thread in threads:
             thread.join(20)

@@ -27,6 +27,7 @@ def test_forked(in_a_fork, kind, processes, full, late):
     )
 
 
+@pytest.mark.slow
 def test_started():
     assert none_bad(race("memmap", "forkserver", 2, 150, full=True, late=True))
 

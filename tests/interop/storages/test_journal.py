@@ -351,7 +351,7 @@ def _killed_in_a_write(buffer, pipe):
         multiprocessing.Event().wait()
 
 
-@pytest.mark.parametrize("kind", ["named", "tensor"])
+@pytest.mark.parametrize("kind", ["named", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_the_parent_puts_back_what_a_started_worker_was_killed_in(kind, tmp_path):
     buffer = ReplayBuffer(storage=named(tmp_path, 4) if kind == "named" else LazyTensorStorage(4))
     buffer.extend(nested_td([0, 1, 2, 3]))

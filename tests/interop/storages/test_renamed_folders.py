@@ -59,6 +59,7 @@ def _extend(storage):
     ReplayBuffer(storage=storage).extend(torch.arange(100, 102))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_started_after_it_writes_to_the_same_files(tmp_path):
     """And, though it has no sampler of its own, gives what it writes over the default priority."""
     buffer = made(tmp_path / "a", torch.arange(8), sampler=prioritized())
