@@ -106,8 +106,9 @@ def result_of(said: str) -> tuple[int, int, str]:
             size += int(found[1])
         elif line.startswith("all "):
             told = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", line)}
-            size += told.pop("rows", 0)
-            rest.append(f"{told.pop('reads', 0)} batches read")
+            size += told.pop("tried", 0)
+            reads = told.pop("reads", 0)
+            rest += [f"{reads} batches read"] if reads else []
             wrong += sum(told.values())
         elif line.startswith("{"):
             told = json.loads(line)

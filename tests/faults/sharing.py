@@ -47,7 +47,7 @@ def torn(batch: TensorDict) -> int:
 
 @dataclasses.dataclass
 class Counts:
-    """What went wrong: nothing, where all are 0. `reads` and `rows` say how much was tried."""
+    """What went wrong: nothing, where all are 0. `reads` and `tried` say how much was."""
 
     lost: int = 0
     torn: int = 0
@@ -55,7 +55,7 @@ class Counts:
     hung: int = 0
     failed: int = 0  # workers
     reads: int = 0
-    rows: int = 0
+    tried: int = 0  # rows that were written, or workers that ended
 
     def __add__(self, other: "Counts") -> "Counts":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -116,7 +116,7 @@ def race(
     ]
     for worker in workers:
         worker.start()
-    counts = Counts(rows=total)
+    counts = Counts(tried=total)
     deadline = time.monotonic() + SURE + total / 500
     while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
         if len(buffer):
@@ -158,7 +158,7 @@ def _goes_on(buffer: Any, counts: Counts) -> bool:
     if not _within(lambda: buffer.extend(rows(torch.arange(3))), 1.0):
         counts.hung += 1
         return False
-    counts.rows += 3
+    counts.tried += 1
     counts.torn += torn(buffer[:])
     counts.wrong += counters_wrong(buffer)
     return True

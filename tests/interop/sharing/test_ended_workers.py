@@ -13,7 +13,7 @@ def test_others_go_on_within_a_second_after_one_was_killed(in_a_fork, kind, hold
         from tests.faults.sharing import kills
 
         counts = kills(kind, "fork", 12, seed=3, holding=holding)
-        assert counts.bad == 0 and counts.rows == 36, counts
+        assert counts.bad == 0 and counts.tried == 12, counts
         """,
         kind=kind,
         holding=holding,
@@ -25,7 +25,7 @@ def test_the_end_of_a_worker_leaves_files_and_lock(in_a_fork):
         from tests.faults.sharing import endings
 
         counts = endings("fork", 12, seed=1)
-        assert counts.bad == 0 and counts.rows == 36, counts
+        assert counts.bad == 0 and counts.tried == 12, counts
     """)
 
 

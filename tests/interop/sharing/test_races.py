@@ -6,7 +6,7 @@ from tests.faults.sharing import STORAGES, Counts, race
 
 
 def none_bad(counts: Counts) -> bool:
-    return counts.bad == 0 and counts.rows > 0
+    return counts.bad == 0 and counts.tried > 0
 
 
 @pytest.mark.parametrize(("full", "late"), [(False, False), (True, False), (True, True)])
