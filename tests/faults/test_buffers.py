@@ -63,7 +63,7 @@ def test_every_command_of_the_runner_is_understood() -> None:
     assert runner.result_of('{"test": "x", "points": 3, "wrong": 1, "old": 2}\n') == (3, 1, "2 old")
     assert runner.result_of("5 passed in 3 s\n") == (5, 0, "")
     assert runner.result_of("20 kills in 1 s: 0 torn, 0 lost") == (20, 0, "")
-    assert runner.result_of("all Counts(lost=1, torn=2, reads=4, rows=9)") == (9, 3, "4 batches read")
+    assert runner.result_of("all Counts(lost=1, torn=2, reads=4, tried=9)") == (9, 3, "4 batches read")
 
 
 def test_the_page_has_a_place_for_the_table() -> None:

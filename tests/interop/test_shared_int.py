@@ -8,6 +8,7 @@ import sys
 import textwrap
 from multiprocessing.reduction import ForkingPickler
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,8 +88,12 @@ def test_processes_forked_and_spawned_at_any_time_share_one_value():
 def test_the_memory_of_a_value_is_not_given_to_another():
     """A worker may still have it."""
     numbers = [SharedInt() for _ in range(3)]  # their neighbours keep the page
-    memory = numbers.pop(1)._view.ctypes.data
-    assert all(SharedInt()._view.ctypes.data != memory for _ in range(600))
+    memory = _address(numbers.pop(1))
+    assert all(_address(SharedInt()) != memory for _ in range(600))
+
+
+def _address(number):
+    return np.frombuffer(number._view, np.int64).ctypes.data
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="descriptors are counted in /proc")
