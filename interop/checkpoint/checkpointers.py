@@ -55,11 +55,16 @@ class StorageCheckpointerBase:
         allow_pickle: bool = False,
     ) -> None:
         """Load what `dumps` saved, for the options see `ReplayBuffer.loads`. After an error nothing has changed."""
-        rule = Rule(strict, cast, allow_pickle)
         with storage._still():
-            put = load(path, lambda source: self._restoring(storage, source.tree, source, rule), verify)
-            with uninterrupted(), storage._step():
-                put()
+            self._load_from(storage, path, verify, Rule(strict, cast, allow_pickle))
+
+    def _load_from(self, storage: Any, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
+        self._put_in(storage, load(path, lambda source: self._restoring(storage, source.tree, source, rule), verify))
+
+    @staticmethod
+    def _put_in(storage: Any, put: Callable[[], None]) -> None:
+        with uninterrupted(), storage._step():
+            put()
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 

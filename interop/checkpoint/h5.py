@@ -23,7 +23,6 @@ from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.checkpoint.torch_names import NAMES
 from interop.codec import Layout
-from interop.interrupts import uninterrupted
 from interop.keys import as_path
 from interop.ted import H5Combine, H5Split, Nested2TED, TED2Nested
 from interop.ted.entries import Names, shown
@@ -90,25 +89,13 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         finally:
             beside.unlink(missing_ok=True)
 
-    def loads(
-        self,
-        storage: Any,
-        path: str | os.PathLike[str],
-        *,
-        verify: Verify = "full",
-        strict: bool = True,
-        cast: bool = False,
-        allow_pickle: bool = False,
-    ) -> None:
-        """Load what `dumps` saved; after an error nothing has changed. Of a file by itself nothing can be verified."""
+    def _load_from(self, storage: Any, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
         place = File(path)
         if place.suffix != ".h5":
-            super().loads(storage, path, verify=verify, strict=strict, cast=cast, allow_pickle=allow_pickle)
+            super()._load_from(storage, path, verify, rule)
             return
-        with storage._still(), h5_files.reading(place) as opened:
-            put = self._load_alone(storage, opened, place, Rule(strict, cast, allow_pickle))
-            with uninterrupted(), storage._step():
-                put()
+        with h5_files.reading(place) as opened:  # of a file by itself nothing can be verified
+            self._put_in(storage, self._load_alone(storage, opened, place, rule))
 
     # ------------------------------------------------------------------ in a checkpoint
 
