@@ -132,6 +132,8 @@ class Joined(Saveable):
         for each, vacant in ((held.get("_writer"), None), (writer, None if consumed is None else consumed.vacant)):
             if isinstance(each, RoundRobinWriter):
                 each._vacant = vacant
+        if "_transform" in others:
+            others["_transform"].set_container(self)
         if self._shared:
             storage._share()
         self._storage, self._sampler, self._writer = storage, sampler, writer

@@ -18,6 +18,7 @@ from interop.buffers.fused import reserved, seeded, takes_keys
 from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
+from interop.buffers.writing import KeepingWriting, Writing
 from interop.index import as_int
 from interop.interrupts import uninterrupted
 from interop.numbers import whole
@@ -68,8 +69,7 @@ class ReplayBuffer(Editable):
             warnings.warn(
                 f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
             )
-        stored = self._to_store(data, lift=True)
-        with Turn(self):
+        with self._stored(data, lift=True) as stored:
             return self._no_slots() if self._is_nothing(stored) else self._add(stored)
 
     def _add(self, stored: Any) -> Any:
@@ -86,8 +86,7 @@ class ReplayBuffer(Editable):
         if update_priority is not None:
             raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
         self._writer.refuse("extend")
-        stored = self._to_store(data)
-        with Turn(self):
+        with self._stored(data) as stored:
             if self._is_nothing(stored):
                 return self._no_slots()
             index = self._write(stored, many=True)
@@ -96,6 +95,12 @@ class ReplayBuffer(Editable):
 
     def _expect(self, call: str, data: Any) -> None:
         """ValueError for data that this kind of buffer does not take."""
+
+    def _stored(self, data: Any, lift: bool = False) -> Writing | KeepingWriting:
+        """A turn to write, and what is to be written: the data after the inverse transforms."""
+        if self._transform.keeps:
+            return KeepingWriting(self, lambda: self._to_store(data, lift))
+        return Writing(self, self._to_store(data, lift))
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
@@ -339,6 +344,11 @@ class ReplayBuffer(Editable):
         if key is not None:
             self._edit({key: value}, dim=self.dim_extend)
             return
+        if self._transform.keeps:
+            raise TypeError(
+                "rb[...] = rows would hand them to a transform that takes what comes for the next steps of a stream: "
+                "write to rb.storage[...], or use extend()"
+            )
         value = self._to_store(value)
         if self._is_nothing(value):
             return

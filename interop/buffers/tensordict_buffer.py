@@ -44,7 +44,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             )
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
-        return super()._to_store(data, lift=False)
+        return super()._to_store(data, lift=lift and self._transform.keeps)
 
     def _add(self, stored: Any) -> Any:
         priority = self._priority_in(stored)
@@ -66,8 +66,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         self._expect("extend", tensordicts)
         self._writer.refuse("extend")
-        stored = self._to_store(tensordicts)
-        with Turn(self):
+        with self._stored(tensordicts) as stored:
             if self._is_nothing(stored):
                 return self._no_slots()
             priority = self._priority_in(stored) if update_priority is not False else None

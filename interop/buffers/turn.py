@@ -17,7 +17,7 @@ class Turn(Holding):
         super().__init__(buffer._storage._access)
         self._buffer = buffer
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self._take(self._buffer._storage._access)
         while self._access is not self._buffer._storage._access:  # it was exchanged while this thread waited
             self.__exit__()

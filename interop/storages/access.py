@@ -208,7 +208,7 @@ class Holding:
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self._take(self._access)
 
     def _take(self, access: Access) -> None:

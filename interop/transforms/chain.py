@@ -1,24 +1,27 @@
 """A chain of transforms: forward when a buffer is read, backward when it is written."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 
-from fbuf.checkpoint import CheckpointMismatch
-from interop.checkpoint.rule import EXACT, Rule
+from interop.transforms.states import States
+from interop.transforms.transform import Transform
 
 
-class Call(nn.Module):
+class Call(Transform):
     """A function or module as a transform: applied when reading, nothing when writing."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, data: Any) -> Any:
-        return self.function(data)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def _call(self, next_tensordict: Any) -> Any:
+        return self.function(next_tensordict)
 
     def inv(self, data: Any) -> Any:
         return data
@@ -27,58 +30,136 @@ class Call(nn.Module):
         return f"{getattr(self.function, '__name__', self.function)}"
 
 
-class Inverted(nn.Module):
+class Inverted(Transform):
     """A transform with its two directions exchanged."""
 
     def __init__(self, transform: nn.Module) -> None:
         super().__init__()
+        if _keeping(transform):
+            raise ValueError(
+                f"{transform} keeps what is written and cannot be inverted: it would take what is read for new data"
+            )
         self.transform = transform
 
-    def forward(self, data: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         inverse: Any = self.transform.inv
-        return inverse(data)
+        return inverse(*args, **kwargs)
 
-    def inv(self, data: Any) -> Any:
-        return self.transform(data)
+    def inv(self, *args: Any, **kwargs: Any) -> Any:
+        return self.transform(*args, **kwargs)
+
+    def set_missing_tolerance(self, mode: bool = False) -> None:
+        super().set_missing_tolerance(mode)
+        _tolerate(self.transform, mode)
 
     def __repr__(self) -> str:
         return f"Inverted({self.transform})"
 
 
-class Compose(nn.Module):
+class Compose(Transform, States):
     """Transforms in order: first to last when reading (`forward`), last to first when writing (`inv`).
 
-    A transform is a module with `forward` and `inv`, or any callable, which then only works on reading. A buffer runs it
-    outside of its lock, from as many threads as read and write: one that keeps a state of its own has to guard it.
+    A transform is a `Transform`, any module with `forward` and `inv`, or any callable, which then only works on reading. A
+    buffer runs it outside of its lock, from as many threads as read and write, but for writes through one that `keeps`.
+
+    Args:
+        transforms: the transforms, or one list of them.
+
+    ValueError for what cannot be called.
     """
 
-    def __init__(self, *transforms: Any) -> None:
+    def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:
         super().__init__()
-        self._hold([as_transform(each) for each in transforms])
+        if transforms is None:
+            transforms = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+        elif args:
+            raise ValueError("give the transforms by position, or as transforms=[...], not both")
+        self._hold([_callable(each) for each in transforms])
         self.eval()
 
+    _keeping: tuple[Transform, ...]
+
     def _hold(self, transforms: Sequence[nn.Module]) -> None:
+        keeping = [each for transform in transforms for each in _keeping(transform)]
+        if len(keeping) > len({id(each) for each in keeping}):
+            raise ValueError(f"{keeping[0]} keeps what was written last and is twice in the chain: put in a clone()")
+        for each in transforms:
+            if isinstance(each, Transform):
+                each.set_container(self)
         self.transforms = nn.ModuleList(transforms)
         self._count = len(transforms)  # asked for in every call of a buffer; a ModuleList takes a microsecond to find
+        self.__dict__["_keeping"] = tuple(keeping)  # a module here would be found twice
+
+    # ------------------------------------------------------------------ as a list
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
-        """Add a transform at the end."""
+        """Add a transform at the end, or those of a chain."""
         self.insert(len(self.transforms), transform, invert=invert)
 
     def insert(self, index: int, transform: Any, *, invert: bool = False) -> None:
-        """Add a transform before the one at index."""
+        """Add a transform before the one at index, or those of a chain. ValueError for an index out of range."""
         if not -len(self.transforms) <= index <= len(self.transforms):
-            raise IndexError(f"index {index} is out of range for {len(self.transforms)} transforms")
+            raise ValueError(f"index {index} is out of range for {len(self.transforms)} transforms")
         ready = as_transform(transform)
+        if isinstance(ready, Compose) and not invert:
+            ready.set_container(self)  # refused if its transforms serve another buffer
+            added: list[nn.Module] = list(ready)
+            for each in ready._keeping:
+                each.reset_parent()
+        else:
+            added = [Inverted(ready) if invert else ready]
         changed = list(self.transforms)
-        changed.insert(index, Inverted(ready) if invert else ready)
-        self._hold(changed)  # another list: a thread may be going through the old one
+        changed[index:index] = added
+        self._change(changed)
+
+    def pop(self, index: int | None = None) -> Any:
+        """Take out the last transform, or the one at index."""
+        changed = list(self.transforms)
+        taken = changed.pop(-1 if index is None else index)
+        self._change(changed)
+        if isinstance(taken, Transform):
+            taken.reset_parent()
+        return taken
+
+    def _change(self, transforms: Sequence[nn.Module]) -> None:
+        """Hold another list: a thread may be going through the old one."""
+        self._hold(transforms)
         self.eval()
 
-    def forward(self, data: Any) -> Any:
+    def __setitem__(self, index: Any, transform: Any) -> None:
+        changed = list(self.transforms)
+        changed[index] = [_callable(each) for each in transform] if isinstance(index, slice) else _callable(transform)
+        self._change(changed)
+
+    def __delitem__(self, index: Any) -> None:
+        changed = list(self.transforms)
+        del changed[index]
+        self._change(changed)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One transform; a chain of clones for a slice."""
+        if isinstance(index, slice):
+            return type(self)(*(_cloned(each) for each in list(self)[index]))
+        return self.transforms[index]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.transforms)
+
+    # ------------------------------------------------------------------ as a transform
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1:
+            raise TypeError("a chain takes one argument: which keys its transforms read depends on the data")
+        data = args[0]
         for transform in self.transforms:
             data = transform(data)
         return data
+
+    def _call(self, next_tensordict: Any) -> Any:
+        return self.forward(next_tensordict)
 
     def inv(self, data: Any) -> Any:
         """What is to be stored; None to store nothing."""
@@ -89,48 +170,33 @@ class Compose(nn.Module):
             data = inverse(data)
         return data
 
-    def _saved(self) -> dict[str, Any]:
-        """A saved tree of the `state_dict`, which is that of the modules; functions have none."""
-        from interop.checkpoint.values import encode
+    @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        """Whether one of them keeps something from one write to the next."""
+        return bool(self._keeping)
 
-        return encode(dict(self.state_dict()), "the state_dict() of the transforms")
+    def _kept(self) -> Any:
+        return [(each, each._kept()) for each in self._keeping]
 
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        """Check a saved tree against these modules; what is returned puts it in."""
-        from interop.checkpoint.values import decode
+    def _keep(self, kept: Any) -> None:
+        for each, held in kept:
+            each._keep(held)
 
-        where = "the state of the transforms"
-        return self._loading(decode(saved, rule, where), where, rule)
+    def set_missing_tolerance(self, mode: bool = False) -> None:
+        """Have all of them pass over missing entries, or not."""
+        super().set_missing_tolerance(mode)
+        for each in self.transforms:
+            _tolerate(each, mode)
 
-    def _loading(self, given: Any, where: str, rule: Rule) -> Callable[[], None]:
-        """Check a `state_dict`: CheckpointMismatch where it is of other transforms. What is returned loads it."""
-        if not isinstance(given, Mapping):
-            raise CheckpointMismatch(f"{where} is a dict, got {type(given).__name__}")
-        held, found = self.state_dict(), dict(given)
-        wrong = [f"{key} is only in the checkpoint" for key in found.keys() - held.keys()]
-        wrong += [f"{key} is only here" for key in held.keys() - found.keys()]
-        for key in held.keys() & found.keys():
-            one, other = _kind(found[key]), _kind(held[key])
-            if one != other and not (rule.cast and one[1:] == other[1:]):
-                wrong.append(f"{key} is {_words(one)}, here {_words(other)}")
-        if wrong:
-            raise CheckpointMismatch(f"{where} does not fit: {'; '.join(sorted(wrong))}")
-        if any(not isinstance(value, Tensor) for value in found.values()) or any(map(_loads_itself, self.modules())):
-            try:
-                copy.deepcopy(self).load_state_dict(copy.deepcopy(found))
-            except Exception as error:
-                raise CheckpointMismatch(f"{where} is refused: {type(error).__name__}: {error}") from error
+    def clone(self) -> Self:
+        """A chain of clones that is part of nothing."""
+        made = super().clone()
+        made._hold([_cloned(each) for each in self])
+        return made
 
-        def put() -> None:
-            self.load_state_dict(found)
-
-        return put
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transforms[index]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._hold(list(self))
 
     def __repr__(self) -> str:
         inner = ",".join(f"\n        {each}" for each in self.transforms)
@@ -142,7 +208,9 @@ def as_transform(transform: Any) -> nn.Module:
     if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
         return transform
     if not callable(transform):
-        raise RuntimeError(f"a transform must be callable, got {type(transform).__name__}")
+        raise RuntimeError(
+            f"transform must be either a Transform instance or a callable, got {type(transform).__name__}"
+        )
     return Call(transform)
 
 
@@ -150,19 +218,30 @@ def as_chain(transform: Any) -> Compose:
     """A chain of the transform, in eval mode; an empty one for None."""
     if isinstance(transform, Compose):
         return transform.eval()
-    return Compose() if transform is None else Compose(transform)
+    return Compose() if transform is None else Compose(as_transform(transform))
 
 
-def _kind(value: Any) -> tuple[Any, ...]:
-    """What has to agree for one value to take the place of another."""
-    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (type(value).__name__,)
+def _callable(transform: Any) -> nn.Module:
+    try:
+        return as_transform(transform)
+    except RuntimeError as error:
+        raise ValueError(f"Compose holds transforms and callables, got {type(transform).__name__}") from error
 
 
-def _words(kind: tuple[Any, ...]) -> str:
-    return f"{kind[0]} of shape {list(kind[1])}" if len(kind) > 1 else str(kind[0])
+def _keeping(transform: nn.Module) -> list[Transform]:
+    """The transforms in it that keep something from one write to the next."""
+    if isinstance(transform, Compose):
+        return list(transform._keeping)
+    return [transform] if isinstance(transform, Transform) and transform.keeps else []
 
 
-def _loads_itself(module: nn.Module) -> bool:
-    """Whether code of the module's own takes part in loading."""
-    own = ("_load_from_state_dict", "set_extra_state", "load_state_dict")
-    return any(getattr(type(module), name) is not getattr(nn.Module, name) for name in own)
+def _cloned(transform: nn.Module) -> nn.Module:
+    if isinstance(transform, Transform):
+        return transform.clone()
+    return copy.copy(transform)
+
+
+def _tolerate(transform: Any, mode: bool) -> None:
+    tolerate = getattr(transform, "set_missing_tolerance", None)
+    if tolerate is not None:
+        tolerate(mode)

@@ -264,7 +264,7 @@ def test_what_cannot_be_called_is_refused():
         buffer.append_transform("text")
     with refused(buffer, RuntimeError, "callable"):
         buffer.insert_transform(0, "text")
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="out of range"):
         buffer.insert_transform(3, doubled)
     assert len(buffer.transform) == 0
 
