@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from fbuf.checkpoint import CheckpointMismatch
 from interop.checkpoint.rule import EXACT, Rule
@@ -34,6 +35,8 @@ class States(nn.Module):
         wrong = [f"{key} is only in the checkpoint" for key in found.keys() - held.keys()]
         wrong += [f"{key} is only here" for key in held.keys() - found.keys()]
         for key in held.keys() & found.keys():
+            if key.endswith(_EXTRA_STATE_KEY_SUFFIX):
+                continue  # the module itself knows; it is asked below
             one, other = _kind(found[key]), _kind(held[key])
             if one != other and not (rule.cast and one[1:] == other[1:]):
                 wrong.append(f"{key} is {_words(one)}, here {_words(other)}")

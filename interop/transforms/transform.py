@@ -10,6 +10,8 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import nn
 
+from interop.keys import as_path
+
 Keys = NestedKey | Sequence[NestedKey] | None
 
 
@@ -201,11 +203,15 @@ class Transform(nn.Module):
 
     def clone(self) -> Self:
         """A copy that is part of nothing. Tensors are shared."""
-        made = copy.copy(self)
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
         for name in ("_parameters", "_buffers", "_modules"):
             made.__dict__[name] = copy.copy(self.__dict__[name])
         made.__dict__["_container"] = None
         return made
+
+    def __copy__(self) -> Self:
+        return self.clone()
 
     def close(self) -> None:
         """Nothing has to be closed."""
@@ -223,9 +229,13 @@ def as_keys(name: str, keys: Any) -> list[NestedKey]:
         return []
     found = [keys] if isinstance(keys, str | tuple) else keys
     try:
-        return [unravel_key(key) for key in found]
-    except (TypeError, ValueError) as error:
+        made = [unravel_key(key) for key in found]
+        for key in made:
+            if not all(isinstance(name, str) for name in as_path(key)):
+                raise TypeError(f"{key!r} is none")
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be a key or a list of keys (strings, or tuples of them), got {keys!r}") from error
+    return made
 
 
 def known_keys(data: TensorDictBase) -> str:

@@ -1,0 +1,163 @@
+"""Transforms that keep something from one write to the next: in turn, in checkpoints, and back after an error."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from interop.transforms import Compose, Transform
+
+
+class Delay(Transform):
+    """Stores what came with the write before."""
+
+    keeps = True
+
+    def __init__(self):
+        super().__init__()
+        self.held = None
+
+    def _inv_call(self, tensordict):
+        if "fail" in tensordict:
+            self.held = None
+            raise ValueError("no such data")
+        before, self.held = self.held, tensordict
+        return before
+
+    def forward(self, tensordict):
+        return tensordict
+
+    def _kept(self):
+        return (self.held,)
+
+    def _keep(self, kept):
+        (self.held,) = kept
+
+    def get_extra_state(self):
+        return None if self.held is None else {"a": self.held["a"]}
+
+    def set_extra_state(self, state):
+        self.held = None if state is None else TensorDict(state, state["a"].shape[:1])
+
+
+def rows(*numbers, **extra):
+    return TensorDict({"a": torch.tensor(numbers, dtype=torch.float32), **extra}, [len(numbers)])
+
+
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+def test_writes_pass_through(buffer):
+    rb = buffer(storage=LazyTensorStorage(8), transform=Delay(), batch_size=2)
+    assert rb.extend(rows(0, 1)).shape == (0, 1)
+    assert rb.extend(rows(2)).tolist() == [0, 1]
+    rb.add(rows(3)[0])
+    assert rb[:]["a"].tolist() == [0, 1, 2]
+    assert rb.transform.keeps and not Compose().keeps
+
+
+def test_a_write_that_fails_takes_nothing():
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
+    rb.extend(rows(0))
+    rb.extend(rows(1))
+    with pytest.raises(ValueError, match="no such data"):
+        rb.extend(rows(5, fail=torch.zeros(1)))
+    rb.extend(rows(2, b=torch.zeros(1)))  # stores row 1, keeps what does not fit
+    with pytest.raises(KeyError, match="unknown"):
+        rb.extend(rows(3))
+    with pytest.raises(KeyError, match="unknown"):
+        rb.extend(rows(4))
+    rb.transform[0].held = rb.transform[0].held.exclude("b")
+    rb.extend(rows(3))
+    assert rb[:]["a"].tolist() == [0, 1, 2]
+
+
+def test_a_signal_after_the_rows_counted_keeps_the_stream(monkeypatch):
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
+    rb.extend(rows(0))
+    plain = rb._note
+
+    def broken(given, index):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rb, "_note", broken)
+    with pytest.raises(KeyboardInterrupt):
+        rb.extend(rows(1))
+    monkeypatch.setattr(rb, "_note", plain)
+    rb.extend(rows(2))
+    assert rb[:]["a"].tolist() == [0, 1]
+
+
+def test_each_buffer_needs_its_own():
+    delay = Delay()
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=delay)
+    with pytest.raises(ValueError, match=r"Delay keeps what was written last.*clone\(\)"):
+        ReplayBuffer(storage=LazyTensorStorage(8), transform=delay)
+    with pytest.raises(ValueError, match="Compose keeps"):
+        ReplayBuffer(storage=LazyTensorStorage(8), transform=rb.transform)
+    with pytest.raises(ValueError, match="keeps what was written last"):
+        ReplayBuffer(storage=LazyTensorStorage(8)).append_transform(rb.transform)
+    other = ReplayBuffer(storage=LazyTensorStorage(8), transform=delay.clone())
+    other.extend(rows(0))
+    assert delay.held is None
+    del rb
+    ReplayBuffer(storage=LazyTensorStorage(8), transform=delay)  # free again
+
+
+def test_it_is_refused_twice_in_a_chain_and_inverted():
+    delay = Delay()
+    with pytest.raises(ValueError, match="twice in the chain"):
+        Compose(delay, delay)
+    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    with pytest.raises(ValueError, match="cannot be inverted"):
+        rb.append_transform(delay, invert=True)
+    assert len(rb.transform) == 0
+    rb.append_transform(Compose(delay))
+    assert rb.transform[0] is delay and rb.transform.keeps
+
+
+def test_rows_are_not_edited_through_it():
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
+    rb.extend(rows(0, 1))
+    rb.extend(rows(2))
+    with pytest.raises(TypeError, match=r"rb.storage\[...\]"):
+        rb[0] = rows(7)[0]
+    assert rb.transform[0].held["a"].tolist() == [2]
+
+
+@pytest.mark.parametrize("way", ["dumps", "state_dict", "deepcopy"])
+def test_what_is_kept_is_part_of_the_state(way, tmp_path):
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
+    rb.extend(rows(0))
+    rb.extend(rows(1))
+    twin = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
+    if way == "dumps":
+        rb.dumps(tmp_path / "saved")
+        twin.loads(tmp_path / "saved")
+    elif way == "state_dict":
+        twin.load_state_dict(rb.state_dict())
+    else:
+        twin = copy.deepcopy(rb)
+    for each in (rb, twin):
+        each.extend(rows(2))
+        assert each[:]["a"].tolist() == [0, 1]
+
+
+def test_threads_write_in_turn():
+    rb = ReplayBuffer(storage=LazyTensorStorage(4000), transform=Delay())
+
+    def write(first):
+        for number in range(200):
+            rb.extend(rows(first + number, first + number))
+
+    threads = [threading.Thread(target=write, args=(1000 * each,)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stored = rb[:]["a"].reshape(-1, 2)
+    assert len(stored) == 4 * 200 - 1
+    assert (stored[:, 0] == stored[:, 1]).all()
+    left = {float(rb.transform[0].held["a"][0])}
+    assert set(stored[:, 0].tolist()) | left == {1000.0 * each + n for each in range(4) for n in range(200)}
