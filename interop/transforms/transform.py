@@ -2,15 +2,13 @@
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Self
 
 from tensordict import TensorDictBase, is_tensor_collection, unravel_key
 from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import nn
-
-from interop.keys import as_path
 
 Keys = NestedKey | Sequence[NestedKey] | None
 
@@ -228,14 +226,13 @@ def as_keys(name: str, keys: Any) -> list[NestedKey]:
     if keys is None:
         return []
     found = [keys] if isinstance(keys, str | tuple) else keys
-    try:
-        made = [unravel_key(key) for key in found]
-        for key in made:
-            if not all(isinstance(name, str) for name in as_path(key)):
-                raise TypeError(f"{key!r} is none")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a key or a list of keys (strings, or tuples of them), got {keys!r}") from error
-    return made
+    if not isinstance(found, Iterable) or not all(map(_is_key, found := list(found))):
+        raise TypeError(f"{name} must be a key or a list of keys (strings, or tuples of them), got {keys!r}")
+    return [unravel_key(key) for key in found]
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) or (isinstance(key, tuple) and len(key) > 0 and all(map(_is_key, key)))
 
 
 def known_keys(data: TensorDictBase) -> str:
