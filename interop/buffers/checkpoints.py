@@ -231,7 +231,7 @@ class Saveable(Aliases):
                 "_storage": held["_storage"].state_dict(),
                 "_sampler": held["_sampler"].state_dict(),
                 "_writer": held["_writer"].state_dict(),
-                "_transforms": {key: _copied(each) for key, each in held["_transform"].state_dict().items()},
+                "_transforms": {key: _copied(each) for key, each in held["_transform"]._state().items()},
                 "_batch_size": held["_batch_size"],
                 "_consume_after_n_samples": getattr(held["_sampler"], "max_sample_count", None),
                 "_rng": None if held["_rng"] is None else (held["_rng"].get_state(), str(held["_rng"].device)),

@@ -13,7 +13,6 @@ from interop import bridge
 from interop.buffers import collate
 from interop.buffers.fused import Fused, reserved
 from interop.buffers.places import owned
-from interop.buffers.replay_buffer import ReplayBuffer
 from interop.codec import Branch, Layout, unchecked
 from interop.index import as_tensor
 from interop.samplers.epoch import Drawn
@@ -219,7 +218,7 @@ def asked(
 
 def _comes_as_stored(member: Any, collate_fn: Callable[[Any], Any]) -> bool:
     """Whether nothing more is done to what was read."""
-    plain = not len(member._transform) and not member._pin_memory and type(member)._revision is ReplayBuffer._revision
+    plain = not len(member._transform) and not member._pin_memory and not member._revises
     return plain and collate_fn is collate.identity
 
 

@@ -110,12 +110,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             self._entries()  # refuses before anything is drawn
         return super()._draw(batch_size, *how)
 
+    _revises = True
+
     def _revision(self, info: dict[Any, Any], ahead: Any) -> Callable[[Any], Any] | None:
-        super()._revision(info, ahead)
+        told = super()._revision(info, ahead)
         index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         count = math.floor(len(index) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
         if count == 0:
-            return None
+            return told
         given = None if ahead is None else ahead.key
         key = randomness.key(self._rng) if given is None else np.asarray(given)
         rng = np.random.default_rng([*key.tolist(), _TAG])
@@ -123,7 +125,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         drawn = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
         rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries.ends, rng)
         goals = columns.read(self._storage, entries.reached, rows)
-        return partial(self._relabelled, goals=goals, entries=entries)
+        relabelled = partial(self._relabelled, goals=goals, entries=entries)
+        return relabelled if told is None else lambda data: relabelled(told(data))
 
     def _goal_rows(self, rows: np.ndarray, ends: tuple[Any, ...], rng: np.random.Generator) -> np.ndarray:
         """The transitions whose goals are taken for the ones at rows."""

@@ -261,6 +261,8 @@ class ReplayBuffer(Editable):
             collate_fn, revise = self._collate_fn, self._revision(info, ahead)
         return self._from_store(data, info["index"], collate_fn, revise), info
 
+    _revises = False  # whether batches are changed after collating where there are no transforms
+
     def _revision(self, info: dict[Any, Any], ahead: Ahead | None) -> Callable[[Any], Any] | None:
         """What is to be changed in a batch after collating; the lock is held. Adds to what is told about it."""
         if self._writer.tracks_generations:

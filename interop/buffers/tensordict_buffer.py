@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,6 +112,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._include(data, info, apart=return_info)
         return (data, self._told(info)) if return_info else data
 
+    def _revision(self, info: dict[Any, Any], ahead: Any) -> Callable[[Any], Any] | None:
+        super()._revision(info, ahead)
+        return partial(_with_flags, info=info) if len(self._transform) else None
+
     def _include(self, data: Any, info: dict[Any, Any], apart: bool) -> None:
         """Set what is in info in the data, with memory of its own if `apart`."""
         if not isinstance(data, TensorDictBase) and not hasattr(data, "_tensordict"):
@@ -128,6 +133,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 value = torch.stack(value, -1)
             if isinstance(value, Tensor):
                 value = value.to(data.device) if data.device is not None else value
+                if value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():  # a transform gave rows more dims
+                    value = value.reshape(*shape, *value.shape[1:])
                 expands = value.ndim < len(shape) and value.shape == shape[: value.ndim]
                 if expands:
                     value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape)
@@ -196,6 +203,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if reduction not in REDUCTIONS:
             raise NotImplementedError(f"unknown reduction {reduction!r}: use one of {', '.join(REDUCTIONS)}")
         return REDUCTIONS[reduction](values)
+
+
+def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
+    """The data with what the info says of stored entries, and of where slices end: transforms are to see that."""
+    told = {key: value for key, value in info.items() if isinstance(value, Tensor) and key != "index"}
+    if not isinstance(data, TensorDictBase):
+        return data
+    data = data.copy()
+    for key, value in told.items():
+        nested = isinstance(key, tuple) and len(key) > 1
+        if (nested or key in data.keys()) and value.shape[:1] == data.batch_size[:1]:  # noqa: SIM118
+            data.set(key, value if data.device is None else value.to(data.device))
+    return data
 
 
 def _is_there(data: Any, key: Any, value: Tensor | None) -> bool:

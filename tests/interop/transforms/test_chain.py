@@ -5,7 +5,14 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from interop import LazyTensorStorage, ReplayBuffer
+from interop import (
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
 from interop.transforms import Compose, Transform
 
 
@@ -122,3 +129,35 @@ def test_an_inverse_that_wants_nothing_stored_ends_the_chain():
     rb = ReplayBuffer(storage=LazyTensorStorage(3), transform=chain)
     index = rb.extend(TensorDict({"a": torch.zeros(1)}, [1]))
     assert index.shape == (0, 1) and index.dtype == torch.int64 and len(rb) == 0
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyStackStorage, LazyMemmapStorage])
+def test_transforms_see_where_slices_end(storage):
+    seen = []
+    rb = TensorDictReplayBuffer(
+        storage=storage(40), sampler=SliceSampler(slice_len=4, end_key=("next", "done")), batch_size=12
+    )
+    rb.append_transform(lambda data: seen.append(data["next", "truncated"].squeeze(-1).tolist()) or data)
+    flags = torch.zeros(40, 1, dtype=torch.bool)
+    flags[9::10] = True
+    steps = {"done": flags, "truncated": torch.zeros_like(flags), "terminated": flags}
+    rb.extend(TensorDict({"a": torch.arange(40), "next": TensorDict(steps, [40])}, [40]))
+    batch = rb.sample()
+    ends = [False, False, False, True] * 3
+    assert batch["next", "truncated"].squeeze(-1).tolist() == ends
+    assert seen == [ends]
+    assert not rb.storage[:]["next", "truncated"].any()
+
+
+def test_a_transform_may_give_slices_a_dim():
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40),
+        sampler=SliceSampler(slice_len=4, end_key=("next", "done")),
+        transform=lambda data: data.reshape(-1, 4),
+        batch_size=12,
+    )
+    rb.extend(TensorDict({"a": torch.arange(40), ("next", "done"): torch.ones(40, 1).cumsum(0) % 10 == 0}, [40]))
+    batch = rb.sample()
+    assert batch.batch_size == (3, 4)
+    assert (batch["index"].reshape(3, 4) == batch["a"]).all()
+    assert (batch["a"].diff(dim=1) == 1).all()
