@@ -1,12 +1,13 @@
 """Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
 
-from fbuf import checkpoint, priority_tree, storage, trajectories
+from fbuf import checkpoint, priority_tree, returns, storage, ted, trajectories
 from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
 from fbuf.frames import Frames, FrameState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
 from fbuf.mixture import Mixture, MixtureDraw
+from fbuf.returns import NStep, n_step, n_step_of_slots, returns_to_go
 from fbuf.samplers import (
     Draw,
     Fifo,
@@ -40,6 +41,7 @@ __all__ = [
     "HighestRankedState",
     "Mixture",
     "MixtureDraw",
+    "NStep",
     "PerTrajectory",
     "Place",
     "Prioritized",
@@ -59,8 +61,13 @@ __all__ = [
     "checkpoint",
     "importance_weights",
     "load_state",
+    "n_step",
+    "n_step_of_slots",
     "priority_tree",
+    "returns",
+    "returns_to_go",
     "save_state",
     "storage",
+    "ted",
     "trajectories",
 ]

@@ -1,12 +1,13 @@
 """Where trajectories start and stop in rows that are a ring, and how far stored rows follow each other."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from interop.storages import Storage
+if TYPE_CHECKING:  # storages know transforms, which use trajectories
+    from interop.storages import Storage
 
 DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
 
@@ -77,7 +78,7 @@ def _last(cursor: Any, rows: int) -> int:
     return row
 
 
-def stored_around(storage: Storage, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def stored_around(storage: "Storage", rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many stored rows come before and after each row without a break: the rows that were written before and after it.
 
     The ring's newest row is followed by none, nor is the last one that was written in a storage that is not full.
@@ -91,7 +92,7 @@ def stored_around(storage: Storage, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     return rows - breaks[following - 1] - 1, breaks[following] - rows
 
 
-def _newest(storage: Storage, filled: int) -> int:
+def _newest(storage: "Storage", filled: int) -> int:
     """The row that was written last; the last one where nothing was."""
     if storage._notes_writes:
         return (storage._ledger.end - 1) % filled

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from interop.ted.flattening import Flattened, Rebuilt
 from interop.ted.gathered import gathered
 from interop.ted.refusals import missing_done
 from interop.ted.ring import Ring
+from interop.ted.row_values import fresh
 from interop.trajectories import DEFAULT_DONE_KEYS
 
 _SHAPE, _CLOSED, _ROOT_ONLY, _NEXT_ONLY = ("_storage_shape",), ("_closed",), ("_root_only",), ("_next_only",)
@@ -135,7 +135,7 @@ class Flat2TED:
         if out is None:
             out = TensorDict({}, batch_size=ring.shape, device="cpu")
             specs = rebuilt.specs.items()
-            places = {key: torch.empty(shape, dtype=dtype, device="cpu") for key, (shape, dtype) in specs}
+            places = {key: fresh(shape, dtype) for key, (shape, dtype) in specs}
             for key, place in places.items():
                 out.set(key, place)
         else:

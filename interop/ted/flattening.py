@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from interop.ted.entries import Entries, Leaves, Names, Path, shown
 from interop.ted.refusals import goes_on, missing_done, refuse_lossy
 from interop.ted.ring import Order, Ring
+from interop.ted.row_values import dense, flags, fresh, whole
 
 Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 
@@ -42,15 +44,14 @@ class Flattened:
                 )
         done = self._done(leaves, ring, done_key)
         # Rows behind the newest one of a ring that is not full were never written, unless the writer has begun anew.
-        closed = ring.newest < ring.shape[0] - 1 and goes_on(leaves, self.entries)
+        closed = not ring.is_full and ring.newest < ring.shape[0] - 1 and goes_on(leaves, self.entries)
         self.order = Order(ring, done, closed)
         if verify:
             refuse_lossy(leaves, self.entries, names, self.order)
         self._leaves, self._ring = leaves, ring
-        self._roots, self._ends = ring.taken_back(self.order.roots), ring.taken_back(self.order.ends)
 
     def _done(self, leaves: Leaves, ring: Ring, done_key: Path) -> Tensor:
-        """Where episodes end, [items] as laid out."""
+        """Where episodes end, [time, *lanes]."""
         if done_key not in leaves:
             raise missing_done(done_key, leaves)
         below = done_key[0] == "next" and len(done_key) > 1
@@ -62,9 +63,7 @@ class Flattened:
                 f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(ring.shape)}: from row 0 on it "
                 "has more than one value a row, and does not tell where an episode ends"
             )
-        flat = torch.empty(ring.items, dtype=torch.bool, device="cpu")
-        ring.lay_out(done.reshape(ring.shape).cpu() != 0, flat)
-        return flat
+        return flags(done.reshape(ring.shape))
 
     def specs(self) -> Specs:
         """The shape and the dtype of each array."""
@@ -76,27 +75,35 @@ class Flattened:
         return found
 
     def fill(self, path: Path, flat: Tensor) -> None:
-        """Put an array into memory of its shape on the CPU."""
-        held, flat = self._held(path), movable(flat)
-        if path not in self.entries.followed:
-            self._ring.lay_out(held.cpu(), flat)
+        """Put an array into dense memory of its shape on the CPU."""
+        if not flat.numel():
             return
-        flat[self._roots] = held.cpu()
-        after = movable(self._leaves["next", *path])
-        flat[self._roots[self._ends] + 1] = after[self._ends.to(after.device)].cpu()
+        dims = len(self._ring.shape)
+        held, places = whole(dense(self._held(path)), dims), whole(flat, 1)
+        if path not in self.entries.followed:
+            self._ring.lay_out(held, places)
+            return
+        places[self.order.rows] = held
+        after, stops = self._leaves["next", *path], self.order.stops
+        if after.device.type == "cpu" and after.is_contiguous():
+            values = whole(dense(after), dims)[stops]
+        else:
+            index = torch.from_numpy(stops).to(after.device)
+            values = whole(dense(movable(after).flatten(0, dims - 1)[index]), 1)
+        places[self.order.rows[stops] + 1] = values
 
     def array(self, path: Path) -> Tensor:
         """An array on the CPU: the rows themselves where these are in its order already."""
         (shape, dtype), held = self.specs()[path], self._held(path)
         in_order = path not in self.entries.followed and len(self._ring.shape) == 1 and not self._ring.oldest
         if in_order and held.device.type == "cpu":
-            return held.view(dtype)
-        flat = torch.empty(shape, dtype=dtype, device="cpu")
+            return held
+        flat = fresh(shape, dtype)
         self.fill(path, flat)
         return flat
 
     def _held(self, path: Path) -> Tensor:
-        return movable(self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path])
+        return self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path]
 
 
 class Rebuilt:
@@ -126,12 +133,8 @@ class Rebuilt:
     ) -> None:
         if done.numel() != ring.items:
             raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
-        self.order = Order(ring, done.reshape(-1).cpu() != 0, closed)
+        self.order = Order(ring, ring.taken_back(flags(done.reshape(-1))), closed)
         self._ring = ring
-        self._places = {
-            "root": ring.taken_back(self.order.roots).reshape(-1),
-            "next": ring.taken_back(self.order.after).reshape(-1),
-        }
         self._made: dict[Path, list[tuple[Path, str]]] = {}
         self.specs: Specs = {}
         """The shape and the dtype of each entry of the TED data."""
@@ -160,20 +163,30 @@ class Rebuilt:
 
     def fill(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> None:
         """Put what a flat array tells into memory for the entries of the TED data, as far as there is some."""
-        flat = movable(flat)
+        if not flat.numel():
+            return
+        held = whole(dense(flat), 1)
         for entry, kind in self._made[path]:
             if entry not in rows:
                 continue
-            memory = movable(rows[entry])
-            if kind == "zero":
-                memory.zero_()
-            elif kind == "row":
-                self._ring.take_back(flat, memory)
-            elif memory.is_contiguous() and memory.device.type == "cpu":
-                out = memory.view(self._ring.items, *flat.shape[1:])
-                torch.index_select(flat, 0, self._places[kind], out=out)
-            else:
-                memory.copy_(flat.index_select(0, self._places[kind]).view(memory.shape))
+            memory = rows[entry]
+            in_place = memory.device.type == "cpu" and memory.is_contiguous()
+            made = memory if in_place else fresh(memory.shape, memory.dtype)
+            self._put(held, whole(made, len(self._ring.shape)), kind)
+            if not in_place:
+                movable(memory).copy_(movable(made))
+
+    def _put(self, flat: np.ndarray, rows: np.ndarray, kind: str) -> None:
+        """Put what an array tells into rows."""
+        if kind == "zero":
+            rows.view(np.uint8)[:] = 0
+        elif kind == "row":
+            self._ring.take_back(flat, rows)
+        elif kind == "root":
+            np.take(flat, self.order.rows, out=rows, mode="clip")  # the other modes take a copy
+        else:
+            np.take(flat[1:], self.order.rows, out=rows, mode="clip")
+            rows[self.order.unended] = flat[self.order.rows[self.order.unended]]
 
 
 def movable(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from interop.ted.entries import Path
 from interop.ted.flattening import Flattened
+from interop.ted.row_values import fresh
 
 
 def gathered(
@@ -40,7 +41,7 @@ def gathered(
     }
     if path is None:
         for key, (shape, dtype) in flat.specs().items():
-            memory = torch.empty(shape, dtype=dtype, device="cpu")
+            memory = fresh(shape, dtype)
             flat.fill(key, memory)
             made.set(key, nested(memory, shapes[key]) if by_trajectory else memory)
         return made

@@ -1,14 +1,12 @@
 """Refusing data that would not come back as it was: TED data repeats itself, and what does not would be lost."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from interop.ted.comparing import first_apart, first_set
 from interop.ted.entries import Entries, Leaves, Names, Path, shown
-from interop.ted.ring import Order, Ring
+from interop.ted.ring import Order
 
-_CHUNK = 1 << 22  # bytes
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -18,6 +16,7 @@ def refuse_lossy(leaves: Leaves, entries: Entries, names: Names, order: Order) -
     Compares bits, in pieces that fit into a cache: one pass over the observations, which are [time, *lanes, ...].
     """
     ring = order.ring
+    by_row = {path: leaf.flatten(0, len(ring.shape) - 1) for path, leaf in leaves.items()}
     found: list[tuple[int, str]] = []
     for path in entries.outcomes:
         if path not in leaves:
@@ -26,11 +25,10 @@ def refuse_lossy(leaves: Leaves, entries: Entries, names: Names, order: Order) -
             found.append((0, f"{shown(path)} is in the root too and would be dropped: rewards are kept in 'next'"))
         elif not _alike(leaves[path], leaves["next", *path]):
             found.append((0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"))
-        elif (row := _first_set(leaves[path], ring)) is not None:
+        elif (row := first_set(by_row[path])) is not None:
             found.append((row, f"{shown(path)} is set in the root, where done flags are all False"))
-    followed = ~ring.taken_back(order.ends)
     for path in entries.followed:
-        row = _first_apart(leaves["next", *path], leaves[path], followed, ring.is_full)
+        row = _first_lost(by_row["next", *path], by_row[path], order)
         if row is not None:
             found.append(
                 (
@@ -58,38 +56,15 @@ def goes_on(leaves: Leaves, entries: Entries) -> bool:
     return any(not torch.equal(bits(after), bits(before)) for after, before in pairs)
 
 
-def _first_set(flags: Tensor, ring: Ring) -> int | None:
-    any_row = torch.ones((), dtype=torch.bool, device="cpu").expand(ring.shape)
-    for start, stop in _chunks(flags):
-        row = _first(bits(flags[start:stop].cpu()) != 0, any_row[start:stop])
-        if row is not None:
-            return row + start * any_row[0].numel()
-    return None
-
-
-def _first_apart(nexts: Tensor, roots: Tensor, followed: Tensor, around: bool) -> int | None:
-    """The first row that is followed by another one than its own `nexts`; the last is followed by the first, or itself."""
-    last = nexts.shape[0] - 1
-    pairs = [(start, stop, roots[start + 1 : stop + 1]) for start, stop in _chunks(nexts[:last])]
-    pairs.append((last, last + 1, roots[:1] if around else roots[last:]))
-    for start, stop, following in pairs:
-        row = _first(bits(nexts[start:stop].cpu()) != bits(following.cpu()), followed[start:stop])
-        if row is not None:
-            return row + start * followed[0].numel()
-    return None
-
-
-def _first(differs: Tensor, rows: Tensor) -> int | None:
-    found = (differs.reshape(*rows.shape, -1).any(-1) & rows).reshape(-1).nonzero()
-    return int(found[0]) if len(found) else None
-
-
-def _chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """Rows in pieces."""
-    rows = tensor.shape[0]
-    step = max(1, _CHUNK * rows // max(1, tensor.numel() * tensor.element_size()))
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
+def _first_lost(nexts: Tensor, roots: Tensor, order: Order) -> int | None:
+    """The first row, and no end, that is followed by another one than its own `nexts`; the last by the first, or itself."""
+    lanes, items = order.ring.lanes, order.ring.items
+    row = first_apart(nexts[: items - lanes], roots[lanes:], order.stops)
+    if row is not None:
+        return row
+    behind = items - lanes
+    row = first_apart(nexts[behind:], roots[:lanes] if order.ring.is_full else roots[behind:], order.stops - behind)
+    return None if row is None else row + behind
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -9,8 +9,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from interop import Flat2TED, H5StorageCheckpointer, LazyTensorStorage, Nested2TED, ReplayBuffer, TED2Flat, TED2Nested
-from tests.interop.ted.model import differences, paths, write
+from interop import (
+    Flat2TED,
+    H5Combine,
+    H5Split,
+    H5StorageCheckpointer,
+    LazyTensorStorage,
+    Nested2TED,
+    ReplayBuffer,
+    TED2Flat,
+    TED2Nested,
+)
+from tests.interop.ted.model import Written, differences, paths, write
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -38,7 +48,14 @@ def plain(data: Any, key: Any) -> Tensor:
     return data.get(key).as_subclass(Tensor)
 
 
-def check_equal(mine: Any, theirs: Any) -> None:
+def check_filled(back: Any, made: Written) -> None:
+    """The rows that were written are there."""
+    for key in paths(made.data):
+        one, another = plain(back, key)[: made.filled], plain(made.data, key)[: made.filled]
+        torch.testing.assert_close(one, another, rtol=0, atol=0, equal_nan=True)
+
+
+def check_equal(mine: Any, theirs: Any, informed: tuple[str, ...] = INFORMED) -> None:
     """The same entries; NaN is NaN."""
     assert set(paths(mine)) == set(paths(theirs))
     for key in paths(mine):
@@ -46,7 +63,7 @@ def check_equal(mine: Any, theirs: Any) -> None:
         if one.is_nested:
             one, another = (torch.cat([row.reshape(-1) for row in each.unbind(0)]) for each in (one, another))
         torch.testing.assert_close(one, another, rtol=0, atol=0, equal_nan=True)
-    for key in INFORMED:
+    for key in informed:
         assert mine.get_non_tensor(key) == theirs.get_non_tensor(key)
 
 
@@ -80,15 +97,55 @@ def test_theirs_is_read(count: int, lanes: tuple[int, ...], tmp_path: Path) -> N
 
 
 @each_case
+def test_parts(count: int, lanes: tuple[int, ...]) -> None:
+    """The same parts by the same names, and each side puts those of the other together."""
+    made = written(count, lanes)
+    mine = made.told(H5Split())(made.told(TED2Nested())(made.data))
+    theirs = made.told(utils.H5Split())(made.told(utils.TED2Nested())(made.data))
+    check_equal(mine, theirs)
+    assert set(mine.keys()) == set(theirs.keys())
+    if not (made.is_full and made.shift == 4):
+        assert not differences(Nested2TED()(H5Combine()(theirs)), made.data)
+    if they_can_read(count, lanes):
+        check_filled(utils.Nested2TED()(utils.H5Combine()(mine)), made)
+        check_filled(utils.Nested2TED()(made.told(TED2Nested())(made.data)), made)
+
+
+@each_case
+def test_other_names(count: int, lanes: tuple[int, ...]) -> None:
+    """Flags and rewards of other names, and entries for the ring of other names."""
+    made = written(count, lanes)
+    data, below = made.data, made.data["next"]
+    for name in ("terminated", "truncated"):
+        del data[name], below[name]
+    data["agents"], below["agents"] = (TensorDict({"over": each.pop("done")}, each.shape) for each in (data, below))
+    below["gain"] = below.pop("reward")
+    keys = {"shift_key": "at", "is_full_key": "whole", "done_keys": (("agents", "over"),), "reward_keys": ("gain",)}
+    mine, theirs = (
+        made.told(hook(done_key=("next", "agents", "over"), **keys))(data) for hook in (TED2Flat, utils.TED2Flat)
+    )
+    check_equal(mine, theirs, ("at", "whole", "_storage_shape"))
+    assert not differences(Flat2TED(done_key=("agents", "over"), **keys)(theirs), data)
+
+
+@each_case
+def test_rows_put_where_they_were(count: int, lanes: tuple[int, ...]) -> None:
+    """With an `out`."""
+    if not they_can_read(count, lanes):
+        return
+    made = written(count, lanes)
+    flat = made.told(TED2Flat())(made.data)
+    mine, theirs = (hook(flat, out=torch.zeros_like(made.data)) for hook in (Flat2TED(), utils.Flat2TED()))
+    assert not differences(mine, made.data)
+    check_filled(theirs, made)
+
+
+@each_case
 def test_ours_is_read(count: int, lanes: tuple[int, ...]) -> None:
     if not they_can_read(count, lanes):
         return
     made = written(count, lanes)
-    back = utils.Flat2TED()(made.told(TED2Flat())(made.data))
-    filled = made.filled
-    for key in paths(made.data):
-        one, another = plain(back, key)[:filled], plain(made.data, key)[:filled]
-        torch.testing.assert_close(one, another, rtol=0, atol=0, equal_nan=True)
+    check_filled(utils.Flat2TED()(made.told(TED2Flat())(made.data)), made)
 
 
 @each_case

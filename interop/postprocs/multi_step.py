@@ -1,0 +1,98 @@
+"""Rollouts as transitions of n steps, before they are stored."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from torch import Tensor, nn
+
+from fbuf import checks
+from interop.postprocs import returns
+from interop.postprocs.windows import Arrival, Frames, Keys, leaves, transitions
+
+
+class MultiStep(nn.Module):
+    """n-step returns of a rollout [*batch, time] (Sutton 1988): each step is taken together with those that follow.
+
+    Of step t are taken k = min(n_steps, steps to the end of its trajectory) steps; a trajectory ends where ("next", "done")
+    is true, and with the rollout. Then
+
+    - ("next", "reward") is the sum of gamma**i * reward[t + i], i < k; what it was is ("next", "original_reward").
+    - the other entries under "next" are those of step t + k - 1; "done", "terminated" and "truncated" stay as they are.
+    - "steps_to_next_obs" is k (int64), "gamma" is gamma**k (float32), "nonterminal" is k > 1, of the shape of the rollout;
+      where flags are of agents, [*batch, time, *agents], of theirs.
+    - frames whose mask, ("collector", "mask"), is False are padding: never "nonterminal", and no window reaches into them.
+
+    What comes back is another tensordict; that of the caller stays as it is. Integer rewards give floats, others those of
+    their dtype. Gradients flow from returns to rewards. O(steps * log n_steps).
+
+    Args:
+        gamma: discount, from 0 to 1.
+        n_steps: at least 1.
+
+    Attributes:
+        reward_keys, done_key, done_keys: under "next"; the entry for each reward, where trajectories end, and what else
+            stays as it is. With several rewards what they were is "original_<name>" beside each.
+        mask_key: of the mask.
+
+    KeyError for a missing entry, RuntimeError for entries that do not fit flags of agents.
+    """
+
+    gammas: Tensor
+
+    def __init__(self, gamma: float, n_steps: int) -> None:
+        super().__init__()
+        self._gamma, n_steps = returns.as_discount(gamma), checks.whole("n_steps", n_steps)
+        powers = torch.tensor([self._gamma**i for i in range(n_steps + 1)], dtype=torch.float32, device="cpu")
+        self.register_buffer("gammas", powers.view(1, 1, -1))
+        self.done_key: Any = "done"
+        self.done_keys: Any = ("done", "truncated", "terminated")
+        self.reward_keys: Any = ("reward",)
+        self.mask_key: Any = ("collector", "mask")
+
+    @property
+    def n_steps(self) -> int:
+        """The most steps that are taken together."""
+        return self.gammas.shape[-1] - 1
+
+    @property
+    def gamma(self) -> float:
+        """The discount."""
+        return self._gamma
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        loaded = float(self.gammas[0, 0, 1])
+        if loaded != float(np.float32(self._gamma)):  # otherwise it is the same, and more exact
+            self._gamma = returns.as_discount(loaded)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The transitions of a rollout."""
+        following = rollout(self, tensordict).get("next", None)
+        keys = Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key)
+        given = dict(leaves(following, ("next",))) if is_tensor_collection(following) else {}
+        mask = tensordict.get(self.mask_key, None)
+        frames = Frames(given if mask is None else {**given, keys.mask: mask}, tensordict.batch_size)
+        made = transitions(frames, keys, self._gamma, self.n_steps)
+        data = tensordict.clone(recurse=False)
+        if frames.batch.numel():
+            arrival = Arrival(made.steps, frames.time, 0, frames.count, self.n_steps)
+            for path, leaf in given.items():
+                if keys.arrive(path):
+                    data.set(path, arrival.of(path, None, leaf) if isinstance(leaf, Tensor) else leaf[arrival.index()])
+        for path, leaf in made.entries(frames.count).items():
+            data.set(path, leaf)
+        return data
+
+    def extra_repr(self) -> str:
+        return f"gamma={self._gamma}, n_steps={self.n_steps}"
+
+
+def rollout(module: nn.Module, data: Any) -> TensorDictBase:
+    """The data. TypeError for what is no tensordict, ValueError for one without a dim of time."""
+    if not is_tensor_collection(data):
+        raise TypeError(f"{type(module).__name__} takes a tensordict, got {type(data).__name__}")
+    if not data.ndim:
+        raise ValueError(f"{type(module).__name__} takes a tensordict whose last dim is time, got one without any dim")
+    return data

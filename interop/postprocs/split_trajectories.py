@@ -1,0 +1,165 @@
+"""Rows of trajectories, one after the other in time, as a row for each trajectory."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import (
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+    is_non_tensor,
+    is_tensor_collection,
+)
+from torch import Tensor
+
+from interop.keys import as_path
+from interop.ted.entries import Path, shown
+from interop.ted.gathered import nested, sizes
+from interop.ted.row_values import dense, fresh_zeros, whole
+
+
+def split_trajectories(
+    rollout_tensordict: TensorDictBase,
+    *,
+    prefix: Any = None,
+    trajectory_key: Any = None,
+    done_key: Any = None,
+    as_nested: bool = False,
+) -> TensorDict:
+    """The trajectories of [*batch, time] as [trajectories, longest], zeros behind the end of each; names of dims are lost.
+
+    A trajectory ends where the id of the next row is another one, or, without ids, where it is done; and with the last time
+    of its batch row. Rows of one id that do not follow each other are several trajectories. They come in the order of their
+    first rows. Entries that are no tensors get None behind the ends, one value for all stays one. Each value is copied once.
+
+    Args:
+        rollout_tensordict: the rows; not changed.
+        prefix: where "traj_ids" are. "collector" if there is such an entry, otherwise the root.
+        trajectory_key: ids of trajectories, one value a row, in place of those. Without this entry they are made: 0, 1, ...
+        done_key: the entry below "next" that says where trajectories end, if there are no ids. "done" if None.
+        as_nested: nested tensors, [trajectories, -1], without the mask. Where all have one length, the batch size tells it.
+
+    Returns all entries, the ids, and beside these in "mask" which rows are of the trajectory.
+
+    Raises KeyError for a missing done entry, ValueError for entries with several values a row, or data without a time.
+    """
+    data = rollout_tensordict
+    if not is_tensor_collection(data) or not isinstance(data, TensorDictBase):
+        raise TypeError(f"split_trajectories takes a tensordict, got {type(data).__name__}")
+    if not data.ndim:
+        raise ValueError("split_trajectories needs batch dims of which the last is time, got batch size []")
+    above = as_path(prefix) if prefix is not None else ("collector",) if "collector" in data.keys() else ()  # noqa: SIM118
+    id_path = (*above, "traj_ids") if trajectory_key is None else as_path(trajectory_key)
+    ids = data.get(id_path, None)
+    stops = _stops(data, ids, id_path, ("next", *as_path("done" if done_key is None else done_key)))
+    lengths = np.diff(stops, prepend=-1)
+    longest = int(lengths.max(initial=0))
+    shape = (len(lengths), longest)
+    mask = np.arange(longest) < lengths[:, None]
+
+    ragged = as_nested and (lengths != longest).any()  # tensordict knows the size of dims that are not
+    made = TensorDict({}, batch_size=[len(lengths), -1] if ragged else shape, device=data.device)
+    places = _Places(mask, lengths, as_nested, made.batch_size)
+    for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
+        value = data.get(key)
+        if isinstance(value, Tensor):
+            made.set(key, places.tensor(value, data.ndim))
+        else:
+            made.set(key, places.other(value, as_path(key)))
+    if ids is None:
+        device = data.device or _device_of(data)
+        numbers = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
+        made.set(id_path, places.tensor(numbers, 1))
+    if not as_nested:
+        made.set((*id_path[:-1], "mask"), torch.from_numpy(mask).to(data.device or _device_of(data)))
+    return made
+
+
+class _Places:
+    """Where rows go.
+
+    Args:
+        mask: which places have a row, [trajectories, longest]; in this order they are those of the rows.
+        lengths: how many rows each trajectory has.
+        as_nested: whether a component is made for each.
+        batch_size: of what is made.
+    """
+
+    def __init__(self, mask: np.ndarray, lengths: np.ndarray, as_nested: bool, batch_size: torch.Size) -> None:
+        self._mask, self._lengths, self._as_nested, self._batch_size = mask, lengths, as_nested, batch_size
+        self._taken: dict[torch.device, Tensor] = {}
+
+    def tensor(self, value: Tensor, dims: int) -> Tensor:
+        """Rows of `dims` batch dims by trajectory."""
+        item = tuple(value.shape[dims:])
+        if self._as_nested:
+            rows = value.flatten(0, dims - 1).clone(memory_format=torch.contiguous_format)
+            return nested(rows, sizes(torch.from_numpy(self._lengths), item))
+        shape = (*self._mask.shape, *item)
+        if value.device.type == "cpu" and not value.requires_grad and value.numel():
+            made = fresh_zeros(shape, value.dtype)
+            whole(made, 2)[self._mask.reshape(-1)] = whole(dense(value.as_subclass(Tensor)), dims)
+            return made
+        if value.device not in self._taken:
+            self._taken[value.device] = torch.from_numpy(np.flatnonzero(self._mask)).to(value.device)
+        zeros = torch.zeros((self._mask.size, *item), dtype=value.dtype, device=value.device)
+        return zeros.index_copy(0, self._taken[value.device], value.flatten(0, dims - 1)).reshape(shape)
+
+    def other(self, value: Any, path: Path) -> Any:
+        """An entry that is no tensor."""
+        if is_non_tensor(value) and not isinstance(value, NonTensorStack):
+            return NonTensorData(
+                value.data, batch_size=[len(self._lengths), -1] if self._as_nested else self._mask.shape
+            )
+        if self._as_nested:
+            raise TypeError(f"{shown(path)}: {type(value).__name__} cannot be nested")
+        flat = np.empty(self._mask.shape, object)
+        flat[self._mask] = np.fromiter(_each(value.tolist(), len(value.batch_size)), object, int(self._mask.sum()))
+        return NonTensorStack.from_list(flat.tolist())
+
+
+def _each(values: Any, dims: int) -> Any:
+    """The values of nested lists."""
+    for value in values:
+        yield from _each(value, dims - 1) if dims > 1 else (value,)
+
+
+def _stops(data: TensorDictBase, ids: Any, id_path: Path, done_path: Path) -> np.ndarray:
+    """The last row of each trajectory, counting all rows."""
+    if ids is not None:
+        held = _one_each(ids, id_path, data)
+        ends = np.ones(held.shape, np.bool_)
+        ends[:, :-1] = held[:, 1:] != held[:, :-1]
+    else:
+        done = data.get(done_path, None)
+        if done is None:
+            known = ", ".join(shown(as_path(key)) for key in data.keys(True, True))
+            raise KeyError(
+                f"{shown(done_path)} is missing, which tells where trajectories end, and so is {shown(id_path)}; there "
+                f"are {known or 'no entries'}"
+            )
+        ends = _one_each(done, done_path, data) != 0
+        ends[:, -1:] = True
+    return np.flatnonzero(ends)
+
+
+def _one_each(value: Any, path: Path, data: TensorDictBase) -> np.ndarray:
+    """An entry with one value a row as [batch, time]."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{shown(path)} must be a tensor, got {type(value).__name__}")
+    if value.numel() != data.batch_size.numel():
+        raise ValueError(
+            f"{shown(path)} has the shape {list(value.shape)}, the rows have {list(data.shape)}: it does not tell which "
+            "trajectory a row is of. Give the key of an entry with one value a row"
+        )
+    held = dense(value.detach().as_subclass(Tensor))
+    held = held.view(torch.int16) if held.dtype in (torch.uint16, torch.bfloat16) else held
+    return held.numpy().reshape(data.shape[:-1].numel(), data.shape[-1])
+
+
+def _device_of(data: TensorDictBase) -> torch.device:
+    """The device of the first tensor."""
+    return next((each.device for each in data.values(True, True) if isinstance(each, Tensor)), torch.device("cpu"))

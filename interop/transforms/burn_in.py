@@ -1,0 +1,104 @@
+"""Hidden states of recurrent modules brought up to date on the first steps of sequences."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
+
+from interop.keys import as_path
+from interop.numbers import whole
+from interop.transforms.setting import expect_tensor, expect_tensordict
+from interop.transforms.transform import Transform, as_keys
+
+
+class BurnInTransform(Transform):
+    """Runs modules over the first steps of sequences and leaves the others: batch size [..., T] becomes [..., T - burn_in].
+
+    What they wrote under "next" in the last step that was run, a hidden state, is that of the first step that is left:
+    ("next", "hidden") goes to "hidden". The other steps keep theirs, or have zeros where there was none. No gradients are
+    taken; what is given stays as it is, and time is the last batch dim.
+
+    The modules are not part of this one: they keep the mode that they are in, and their parameters are not saved with a
+    buffer.
+
+    Args:
+        modules: `TensorDictModule`s, run in this order on tensordicts of batch size [..., burn_in].
+        burn_in: steps to run.
+        out_keys: the entries to set, each of which a module writes under "next"; all of them by default.
+
+    TypeError for what is no such module, ValueError for an entry that none writes under "next" and for sequences of not
+    more than `burn_in` steps.
+    """
+
+    _run: tuple[TensorDictModuleBase, ...]  # not as submodules
+
+    def __init__(
+        self, modules: Sequence[TensorDictModuleBase], burn_in: int, out_keys: Sequence[NestedKey] | None = None
+    ) -> None:
+        super().__init__()
+        given = [modules] if isinstance(modules, TensorDictModuleBase) else list(modules)
+        for each in given:
+            if not isinstance(each, TensorDictModuleBase):
+                raise TypeError(f"modules must be TensorDictModules, got a {type(each).__name__}")
+        self.__dict__["_run"] = tuple(given)
+        self.burn_in = whole("burn_in", burn_in, least=0)
+        read, written = dict[NestedKey, None](), dict[NestedKey, None]()
+        for each in given:
+            read |= {key: None for key in each.in_keys if key not in written}
+            written |= dict.fromkeys(each.out_keys)
+        carried = [_now(key) for key in written if as_path(key)[0] == "next" and len(as_path(key)) > 1]
+        self.in_keys = list(read)
+        self.out_keys = carried if out_keys is None else as_keys("out_keys", out_keys)
+        strange = [key for key in self.out_keys if key not in carried]
+        if strange:
+            raise ValueError(
+                f"out_keys={strange} are not written under 'next' by the modules, which write {list(written)}: these can be "
+                f"carried on: {carried}"
+            )
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """A tensordict of the steps that are left."""
+        expect_tensordict("BurnInTransform", tensordict)
+        if self.burn_in == 0:
+            return tensordict
+        if not tensordict.batch_dims or tensordict.batch_size[-1] <= self.burn_in:
+            raise ValueError(
+                f"BurnInTransform: burn_in={self.burn_in} leaves nothing of a batch size of {list(tensordict.batch_size)}, "
+                "the last dim of which is time"
+            )
+        first, rest = tensordict[..., : self.burn_in].copy(), tensordict[..., self.burn_in :].copy()
+        with torch.no_grad():
+            for module in self._run:
+                first = module(first)
+        for key in self.out_keys:
+            state = first.get(("next", *as_path(key)))
+            expect_tensor("BurnInTransform", key, state)
+            state = state.select(first.batch_dims - 1, -1)
+            held = rest.get(key, None)
+            shape = (*rest.batch_size, *state.shape[rest.batch_dims - 1 :])
+            if held is None:
+                held = state.new_zeros(shape)
+            elif held.shape != shape:
+                raise ValueError(
+                    f"BurnInTransform: {key!r} is of shape {list(held.shape)}, the modules write {list(shape)} there"
+                )
+            else:
+                held = held.detach().clone()
+            held.select(rest.batch_dims - 1, 0).copy_(state)
+            rest.set(key, held)
+        return rest
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self.forward(next_tensordict)
+
+    def __repr__(self) -> str:
+        return f"BurnInTransform(burn_in={self.burn_in}, in_keys={self.in_keys}, out_keys={self.out_keys})"
+
+
+def _now(key: NestedKey) -> Any:
+    """The key of this step for one of the next."""
+    rest = as_path(key)[1:]
+    return rest[0] if len(rest) == 1 else rest

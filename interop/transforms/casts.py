@@ -1,0 +1,194 @@
+"""Transforms that cast entries to another dtype, device or kind of memory."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from tensordict.nn import dispatch
+from torch import Tensor
+
+from interop.transforms.entries import EntriesTransform
+from interop.transforms.setting import expect_tensordict
+from interop.transforms.transform import Keys, Transform
+
+
+class DTypeCastTransform(EntriesTransform):
+    """Entries of one dtype as another when they are read, and back when they are written.
+
+    Args:
+        dtype_in: the dtype in the storage.
+        dtype_out: the dtype of what is read. Named entries get it whatever dtype they have.
+        in_keys: entries to cast when read; None for all of `dtype_in`, wherever they are.
+        out_keys: where they go; None for `in_keys`.
+        in_keys_inv: entries to cast to `dtype_in` when written: their names in the storage; None for none if there are
+            `in_keys`, else for all of `dtype_out`.
+        out_keys_inv: their names outside; None for `in_keys_inv`.
+
+    TypeError for what is no dtype; ValueError for `out_keys` without `in_keys`, or of the inverse.
+    """
+
+    invertible = True
+
+    def __init__(
+        self,
+        dtype_in: torch.dtype,
+        dtype_out: torch.dtype,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ) -> None:
+        for name, dtype in (("dtype_in", dtype_in), ("dtype_out", dtype_out)):
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(f"{name} must be a torch.dtype, got {dtype!r}")
+        for name, keys, others in (("", in_keys, out_keys), ("_inv", in_keys_inv, out_keys_inv)):
+            if keys is None and others is not None:
+                raise ValueError(
+                    f"out_keys{name} without in_keys{name}: the order of entries found is not known before"
+                )
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.dtype_in, self.dtype_out = dtype_in, dtype_out
+        self._all_read = in_keys is None
+        self._all_written = in_keys is None and in_keys_inv is None
+
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Cast entries, in place of the tensordict."""
+        return self._call(tensordict)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        if self._all_read:
+            return self._cast_all(next_tensordict, self.dtype_in, self.dtype_out)
+        return super()._call(next_tensordict)
+
+    def _inv_call(self, tensordict: TensorDictBase) -> Any:
+        if self._all_written:
+            return self._cast_all(tensordict, self.dtype_out, self.dtype_in)
+        return super()._inv_call(tensordict)
+
+    def _apply_transform(self, obs: Tensor) -> Tensor:
+        return obs.to(self.dtype_out)
+
+    def _inv_apply_transform(self, state: Tensor) -> Tensor:
+        return state.to(self.dtype_in)
+
+    def _cast_all(self, data: TensorDictBase, given: torch.dtype, wanted: torch.dtype) -> TensorDictBase:
+        expect_tensordict(type(self).__name__, data)
+        for key, value in list(data.items(True, True)):
+            if isinstance(value, Tensor) and value.dtype == given:
+                data.set(key, value.to(wanted))
+        return data
+
+    def __repr__(self) -> str:
+        keys = None if self._all_read else self.in_keys, None if self._all_read else self.out_keys
+        inverse = (None, None) if self._all_written else (self.in_keys_inv, self.out_keys_inv)
+        return (
+            f"{type(self).__name__}(in_keys={keys[0]}, out_keys={keys[1]}, in_keys_inv={inverse[0]}, "
+            f"out_keys_inv={inverse[1]})"
+        )
+
+
+class DoubleToFloat(DTypeCastTransform):
+    """Entries of float64 as float32 when they are read, and back when they are written.
+
+    Args:
+        in_keys: entries to cast when read; None for all of float64.
+        out_keys: where they go; None for `in_keys`.
+        in_keys_inv: entries to cast to float64 when written: their names in the storage; None for none if there are
+            `in_keys`, else for all of float32.
+        out_keys_inv: their names outside; None for `in_keys_inv`.
+    """
+
+    def __init__(
+        self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
+    ) -> None:
+        super().__init__(torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv)
+
+
+class DeviceCastTransform(EntriesTransform):
+    """Entries on a device when they are read, and on another when they are written.
+
+    Args:
+        device: where they are read.
+        orig_device: where they are stored; None to leave what is written where it is.
+        in_keys: entries to move when read; None for all, and so for `in_keys_inv`. With keys the tensordict has no device
+            of its own any more where it had another one.
+        out_keys: where they go; None for `in_keys`.
+        in_keys_inv: entries to move when written: their names in the storage.
+        out_keys_inv: their names outside; None for `in_keys_inv`.
+    """
+
+    invertible = True
+
+    def __init__(
+        self,
+        device: torch.device | str | int,
+        orig_device: torch.device | str | int | None = None,
+        *,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.device = torch.device(device)
+        self.orig_device = None if orig_device is None else torch.device(orig_device)
+
+    @property
+    def _all(self) -> bool:
+        return not self.in_keys and not self.in_keys_inv
+
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Move the entries; one tensordict on the device, for all of them."""
+        return self._call(tensordict)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        if self._all:
+            return self._moved(next_tensordict, self.device)
+        self._free(next_tensordict, self.device)
+        return super()._call(next_tensordict)
+
+    def _inv_call(self, tensordict: TensorDictBase) -> Any:
+        if self.orig_device is None:
+            return tensordict
+        if self._all:
+            return self._moved(tensordict, self.orig_device)
+        self._free(tensordict, self.orig_device)
+        return super()._inv_call(tensordict)
+
+    def _apply_transform(self, obs: Tensor) -> Tensor:
+        return obs.to(self.device)
+
+    def _inv_apply_transform(self, state: Tensor) -> Tensor:
+        return state if self.orig_device is None else state.to(self.orig_device)
+
+    def _moved(self, data: Any, device: torch.device) -> Any:
+        expect_tensordict(type(self).__name__, data)
+        return data.to(device)
+
+    def _free(self, data: Any, device: torch.device) -> None:
+        """A tensordict with a device moves what is put into it back there."""
+        if is_tensor_collection(data) and data.device is not None and data.device != device:
+            data.clear_device_()
+
+    def __repr__(self) -> str:
+        keys = "" if self._all else f", keys={self.in_keys}, keys_inv={self.in_keys_inv}"
+        return f"{type(self).__name__}(device={self.device}, orig_device={self.orig_device}{keys})"
+
+
+class PinMemoryTransform(Transform):
+    """What is read in pinned memory, from where it moves to an accelerator faster.
+
+    RuntimeError where there is no accelerator to pin memory for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """A tensordict in pinned memory."""
+        return tensordict.pin_memory()
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self.forward(next_tensordict)

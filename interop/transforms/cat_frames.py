@@ -1,0 +1,265 @@
+"""Frames of several steps in one entry, never across the end of a trajectory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from interop.keys import as_path
+from interop.numbers import whole
+from interop.transforms.picking import picked, put_rows
+from interop.transforms.setting import expect_tensor, expect_tensordict, put
+from interop.transforms.transform import Keys, Transform, as_keys, known_keys
+
+_IDS = (("collector", "traj_ids"), "episode", "sequence_id")
+
+
+class CatFrames(Transform):
+    """The frames of the last `N` steps in the place of one: a frame [..., C, H, W] becomes [..., N * C, H, W].
+
+    For data in time, [..., T]: the dim named "time", else the last batch dim. Frames of another trajectory are never taken.
+    One ends where ("next", done_key) is true, where one of ("collector", "traj_ids"), "episode" and "sequence_id" changes,
+    if there are such entries, and at the end of the data. Frames before its first step, or before the first step that is
+    there of a slice out of its middle, are padding.
+
+    Of ("next", key), with `key` among `in_keys` too, the stacks begin with the first frame under `key`: that of a step ends
+    in what came after it, and so is the stack of `key` one step later.
+
+    A flat batch of slices, one after the other as from a `SliceSampler`, is one line in time, in which the ends of slices
+    may not be marked yet: give `slice_len`. For stacks of independent steps there is `make_rb_transform_and_sampler`. A
+    `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less.
+
+    Args:
+        N: frames of a stack, the oldest first.
+        dim: the dim of a frame along which they are put side by side, negative. One gather for its first dim; for another
+            one the stacks are copied once more.
+        in_keys: frames, ["pixels"] by default.
+        out_keys: where the stacks go, `in_keys` by default.
+        padding: "same" for the first frame of the trajectory, "constant" for a number.
+        padding_value: that number; ValueError where the dtype of frames has no such value.
+        as_inverse: stack when a buffer is written, instead of when it is read.
+        reset_key: accepted; data in time has no resets.
+        done_key: what tells under "next" that a trajectory ends, "done" by default.
+        future: stack the next `N` steps instead, this one first; with no end known then, there is only that of the data.
+        mask_key: also write where frames are padding: bool [..., T, N].
+        slice_len: steps of a slice in data that is slices one after the other: none goes on in the next.
+
+    KeyError for missing frames and where nothing tells of ends, ValueError for data without time, of no whole number of
+    slices, and for frames without `dim`.
+    """
+
+    def __init__(
+        self,
+        N: int,  # noqa: N803
+        dim: int,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        padding: str = "same",
+        padding_value: float = 0,
+        as_inverse: bool = False,
+        reset_key: NestedKey | None = None,
+        done_key: NestedKey | None = None,
+        future: bool = False,
+        mask_key: NestedKey | None = None,
+        *,
+        slice_len: int | None = None,
+    ) -> None:
+        in_keys = ["pixels"] if in_keys is None else in_keys
+        super().__init__(in_keys, in_keys if out_keys is None else out_keys)
+        self.N = whole("N", N)
+        self.dim = whole("dim", dim, least=-(2**31))
+        if self.dim >= 0:
+            raise ValueError(f"dim must be negative, so that data of all batch sizes fits, got {dim}")
+        if padding not in ("same", "constant"):
+            raise ValueError(f"padding must be 'same' or 'constant', got {padding!r}")
+        if not isinstance(padding_value, int | float):
+            raise TypeError(f"padding_value must be a number, got {padding_value!r}")
+        self.padding, self.padding_value = padding, padding_value
+        self.as_inverse, self.future = bool(as_inverse), bool(future)
+        self.reset_key = reset_key
+        path = as_path(as_keys("done_key", ["done" if done_key is None else done_key])[0])
+        self.done_key = path[1:] if path[0] == "next" and len(path) > 1 else path
+        self.done_key = self.done_key[0] if len(self.done_key) == 1 else self.done_key
+        self.mask_key = None if mask_key is None else as_keys("mask_key", [mask_key])[0]
+        self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Stack the frames, in place; nothing with `as_inverse`."""
+        return tensordict if self.as_inverse else self._stacked(tensordict)
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._stacked(tensordict) if self.as_inverse else tensordict
+
+    def _stacked(self, data: TensorDictBase) -> TensorDictBase:
+        expect_tensordict("CatFrames", data)
+        if not data.batch_dims:
+            raise ValueError("CatFrames: a tensordict without batch dims has no steps in time, [..., T] is needed")
+        frames = {key: value for key in self.in_keys if (value := self._get(data, key)) is not None}
+        for key, value in frames.items():
+            self._check(key, value, data.batch_dims)
+        windows = Windows(data, self.N, self.done_key, self.future, self.slice_len)
+        made: list[tuple[NestedKey, Tensor]] = []
+        for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
+            if key in frames:
+                first = None if self.future else frames.get(before_key(key))
+                if first is not None:
+                    _alike(key, frames[key], first)
+                made.append((out_key, self._stack(frames[key], first, windows)))
+        if self.mask_key is not None:
+            made.append((self.mask_key, windows.outside))
+        put("CatFrames", data, made)
+        return data
+
+    def _check(self, key: NestedKey, value: Any, batch_dims: int) -> None:
+        expect_tensor("CatFrames", key, value)
+        shape = list(value.shape[batch_dims:])
+        if -self.dim > len(shape):
+            raise ValueError(
+                f"CatFrames: {key!r} has frames of shape {shape}, which has no dim {self.dim}: unsqueeze them"
+            )
+        if self.padding == "constant":
+            _check_value(key, self.padding_value, value.dtype)
+
+    def _stack(self, frames: Tensor, first: Tensor | None, windows: "Windows") -> Tensor:
+        """Stacks of frames; where `first` is given, with its frames in the place of those before the first step."""
+        shape, item = windows.outside.shape, frames.shape[windows.outside.ndim - 1 :]
+        rows, places = frames.reshape(shape[:-1].numel(), *item), windows.places.to(frames.device)
+        out = picked(rows, places)
+        padded = windows.padded(frames.device)
+        if first is not None:
+            put_rows(out, padded, picked(first.reshape(rows.shape), places.index_select(0, padded)))
+            padded = windows.padded(frames.device, but_first=True)
+        if self.padding == "constant":
+            value = torch.full((1, *item), self.padding_value, dtype=out.dtype, device=out.device)
+            put_rows(out, padded, value.expand(len(padded), *item))
+        return side_by_side(out.view(*shape, *item), len(shape) - 1, self.dim)
+
+    def make_rb_transform_and_sampler(self, batch_size: int, **sampler_kwargs: Any) -> tuple[Any, Any]:
+        """What a buffer of single frames needs to give stacks of independent steps: a chain of transforms and a sampler.
+
+        Steps with their N - 1 predecessors are drawn, each trajectory equally often, and the predecessors become part of
+        the stacks: of `in_keys`, and of ("next", key) where that is stored. What the chain finds under other names than
+        `in_keys` in data that is written, stacks made before, is not stored. The "index" of a sample is [batch_size, N].
+
+        Steps with fewer predecessors are never drawn, unless with `strict_length=False`: padded then, with "same" only.
+        Flags are those that were stored, the last step of a slice is not marked.
+
+        Args:
+            batch_size: the number of stacks; what the buffer is asked for counts.
+            sampler_kwargs: for the `SliceSampler`, such as `traj_key` or `end_key`; the latter is that of this transform by
+                default.
+
+        ValueError with `future`, `mask_key`, `as_inverse` or `slice_len`, which have no meaning there.
+        """
+        from interop.transforms.frame_slices import stacks_of_slices
+
+        return stacks_of_slices(self, batch_size, sampler_kwargs)
+
+    def __repr__(self) -> str:
+        return f"CatFrames(N={self.N}, dim={self.dim}, keys={self.in_keys})"
+
+
+class Windows:
+    """The `count` steps up to each step of data in time, or from it on, cut where its trajectory begins or ends.
+
+    Attributes:
+        places: int64 [steps * count], which of the flat batch; the nearest of the trajectory for one out of it.
+        outside: bool [*batch_size, count], whether it is out of it.
+    """
+
+    def __init__(
+        self, data: TensorDictBase, count: int, done_key: NestedKey, future: bool, slice_len: int | None
+    ) -> None:
+        shape = data.batch_size
+        time = data.names.index("time") if "time" in data.names else len(shape) - 1
+        if slice_len is not None and shape[time] % slice_len:
+            raise ValueError(f"CatFrames: {shape[time]} steps are no whole number of slices of slice_len={slice_len}")
+        begins = _begins(data, time, done_key, future)
+        begins[..., :: slice_len or max(shape[time], 1)] = True
+        steps = torch.arange(shape[time], device=begins.device)
+        if future:
+            wanted = steps.unsqueeze(-1) + torch.arange(count, device=steps.device)
+            ends = begins.roll(-1, -1)
+            bound = steps.where(ends, shape[time]).flip(-1).cummin(-1).values.flip(-1).unsqueeze(-1)
+            outside, inside = wanted > bound, torch.minimum(wanted, bound)
+        else:
+            wanted = steps.unsqueeze(-1) + torch.arange(1 - count, 1, device=steps.device)
+            bound = steps.where(begins, 0).cummax(-1).values.unsqueeze(-1)
+            outside, inside = wanted < bound, torch.maximum(wanted, bound)
+        rows = torch.arange(shape.numel(), device=steps.device).reshape(shape).movedim(time, -1)[..., :1]
+        inside = inside * shape[time + 1 :].numel() + rows.unsqueeze(-1)
+        self.places = inside.movedim(-2, time).reshape(-1)
+        self.outside = outside.movedim(-2, time)
+        self._before_first = (wanted < bound - 1).movedim(-2, time)
+
+    def padded(self, device: torch.device, but_first: bool = False) -> Tensor:
+        """Which of `places` are padding, int64 [n]; but for the one right before the trajectory, if asked."""
+        chosen = self._before_first if but_first else self.outside
+        return chosen.reshape(-1).nonzero().squeeze(-1).to(device)
+
+
+def side_by_side(stacks: Tensor, batch_dims: int, dim: int) -> Tensor:
+    """Frames [*batch, N, *item] with those of a stack put side by side along a negative dim of the item."""
+    place = stacks.ndim + dim - 1
+    return stacks.movedim(batch_dims, place).flatten(place, place + 1)
+
+
+def _begins(data: TensorDictBase, time: int, done_key: NestedKey, may_miss: bool) -> Tensor:
+    """bool [..., T], time last: whether a trajectory ends before a step."""
+    shape, done_key = data.batch_size, ("next", *as_path(done_key))
+    done = data.get(done_key, None)
+    changes = []
+    if done is not None:
+        expect_tensor("CatFrames", done_key, done)
+        changes.append(_of_items(done, shape, done_key).movedim(time, 0)[:-1] != 0)
+    for key in _IDS:
+        if isinstance(value := data.get(key, None), Tensor) and not value.is_floating_point():
+            moved = _of_items(value, shape, key).movedim(time, 0)
+            changes.append(moved[1:] != moved[:-1])
+    if not changes and not may_miss:
+        raise KeyError(
+            f"CatFrames: {done_key!r} not found in tensordict, which has {known_keys(data)}: without it nothing tells where "
+            "trajectories end"
+        )
+    device = changes[0].device if changes else next(data.values(True, True)).device
+    length, others = shape[time], [size for place, size in enumerate(shape) if place != time]
+    begins = torch.zeros(length, *others, dtype=torch.bool, device=device)
+    for change in changes:
+        begins[1:] |= change.unsqueeze(-1).flatten(len(shape)).any(-1).to(device)
+    return begins.movedim(0, -1)
+
+
+def _of_items(value: Tensor, shape: Sequence[int], key: Any) -> Tensor:
+    if list(value.shape[: len(shape)]) != list(shape):
+        raise ValueError(f"CatFrames: {key!r} of shape {list(value.shape)} does not fit a batch size of {list(shape)}")
+    return value
+
+
+def _alike(key: NestedKey, value: Tensor, first: Tensor) -> None:
+    if (first.dtype, first.shape) != (value.dtype, value.shape):
+        raise ValueError(
+            f"CatFrames: {key!r} is {value.dtype} of shape {list(value.shape)}, {before_key(key)!r} is {first.dtype} of "
+            f"shape {list(first.shape)}: they have to be alike"
+        )
+
+
+def before_key(key: NestedKey) -> NestedKey | None:
+    """The key of a step for one under "next"."""
+    path = as_path(key)
+    if path[0] != "next" or len(path) == 1:
+        return None
+    return path[1] if len(path) == 2 else path[1:]
+
+
+def _check_value(key: NestedKey, value: float, dtype: torch.dtype) -> None:
+    """ValueError for a number that a dtype does not have."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if value != value or not low <= value <= high or value != int(value):
+        raise ValueError(
+            f"CatFrames: padding_value={value} is no {dtype}, which {key!r} is: take one of {low} to {high}"
+        )

@@ -1,0 +1,108 @@
+"""Random windows in time."""
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from interop.numbers import whole
+from interop.transforms.picking import picked_items
+from interop.transforms.setting import expect_tensordict
+from interop.transforms.transform import Transform, as_keys, known_keys
+
+
+class RandomCropTensorDict(Transform):
+    """A random window of each sequence: batch size [..., T] becomes [..., sub_seq_len].
+
+    Each sequence has a window of its own, which begins at each of 0, ..., T - sub_seq_len equally often. What comes out is
+    a copy, a new tensordict.
+
+    Args:
+        sub_seq_len: steps of a window.
+        sample_dim: the batch dim that is time. One that counts from the front fits data of one batch size only.
+        mask_key: bool entry of the shape of the batch that is True for the first steps of a sequence, those that are no
+            padding: windows stay within them.
+        generator: where random numbers come from; torch's global generator of the device of the data by default. It is
+            shared with copies that `clone` makes, and no part of a checkpoint.
+
+    RuntimeError for a tensordict without batch dims and for sequences shorter than a window, ValueError for a mask of
+    another shape, KeyError for a missing one.
+    """
+
+    def __init__(
+        self,
+        sub_seq_len: int,
+        sample_dim: int = -1,
+        mask_key: NestedKey | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.sub_seq_len = whole("sub_seq_len", sub_seq_len)
+        self.sample_dim = whole("sample_dim", sample_dim, least=-(2**31))
+        self.mask_key = None if mask_key is None else as_keys("mask_key", [mask_key])[0]
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+        self.generator = generator
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """A tensordict of windows."""
+        expect_tensordict("RandomCropTensorDict", tensordict)
+        shape, dim, length = tensordict.batch_size, self.sample_dim, self.sub_seq_len
+        if not shape:
+            raise RuntimeError("RandomCropTensorDict: a tensordict without batch dims has no sequences to crop")
+        if not -len(shape) <= dim < len(shape):
+            raise RuntimeError(f"RandomCropTensorDict: there is no sample_dim={dim} in a batch size of {list(shape)}")
+        dim %= len(shape)
+        if shape[dim] < length:
+            raise RuntimeError(
+                f"RandomCropTensorDict: sub_seq_len={length} is more than the {shape[dim]} steps of dim {dim} in a batch "
+                f"size of {list(shape)}"
+            )
+        starts = self._starts(tensordict, dim)
+        times = starts.unsqueeze(-1) + torch.arange(length, device=starts.device)
+        rows = torch.arange(shape.numel(), device=starts.device).reshape(shape).movedim(dim, -1)
+        places = rows[..., :1] + times * shape[dim + 1 :].numel()
+        return picked_items(tensordict, places.movedim(-1, dim))
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self.forward(next_tensordict)
+
+    def _starts(self, data: TensorDictBase, dim: int) -> Tensor:
+        """Where the window of each sequence begins, int64 of the shape of the other batch dims."""
+        shape, length = data.batch_size, self.sub_seq_len
+        others = [size for place, size in enumerate(shape) if place != dim]
+        room: int | Tensor = shape[dim] - length + 1
+        device = data.device or next((each.device for each in data.values(True, True)), None) or torch.device("cpu")
+        if self.mask_key is not None:
+            valid = self._valid(data).movedim(dim, -1).sum(-1)
+            if valid.numel() and int(shortest := valid.min()) < length:
+                raise RuntimeError(
+                    f"RandomCropTensorDict: sub_seq_len={length} is more than the {int(shortest)} steps that "
+                    f"{self.mask_key!r} leaves of a sequence"
+                )
+            room, device = valid - (length - 1), valid.device
+        source = device if self.generator is None else self.generator.device
+        if isinstance(room, int):
+            return torch.randint(room, others, generator=self.generator, device=source).to(device)
+        shares = torch.rand(others, generator=self.generator, device=source, dtype=torch.float64)
+        return (shares.to(device) * room).long()
+
+    def _valid(self, data: TensorDictBase) -> Tensor:
+        assert self.mask_key is not None
+        mask = data.get(self.mask_key, None)
+        if mask is None:
+            raise KeyError(
+                f"RandomCropTensorDict: no mask {self.mask_key!r} in tensordict, which has {known_keys(data)}"
+            )
+        if not isinstance(mask, Tensor) or mask.shape != data.batch_size:
+            raise ValueError(
+                f"RandomCropTensorDict: the mask {self.mask_key!r} must be of shape {list(data.batch_size)}, as the batch, "
+                f"got {list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}"
+            )
+        if mask.dtype != torch.bool:
+            raise TypeError(f"RandomCropTensorDict: the mask {self.mask_key!r} must be bool, got {mask.dtype}")
+        return mask
+
+    def __repr__(self) -> str:
+        told = f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}, mask_key={self.mask_key!r}"
+        return f"RandomCropTensorDict({told})"

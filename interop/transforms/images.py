@@ -1,0 +1,290 @@
+"""Transforms of images: to tensors of channels first, to another size, to a part of them, to gray."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from interop.transforms.entries import EntriesTransform
+from interop.transforms.transform import Keys
+
+
+class _ImageTransform(EntriesTransform):
+    """Changes the entries `in_keys`, `["pixels"]` where none are given, into `out_keys`, which default to them."""
+
+    def __init__(self, in_keys: Keys, out_keys: Keys) -> None:
+        super().__init__("pixels" if in_keys is None else in_keys, out_keys)
+
+
+class ToTensorImage(_ImageTransform):
+    """Images [..., height, width, channels] of 0 to 255 as images [..., channels, height, width] of 0 to 1.
+
+    The result has the memory order of the images: only strides are permuted.
+
+    Args:
+        from_int: divide by 255; None for where the images are not of a floating dtype.
+        unsqueeze: give single images, of three dims, a leading dim.
+        dtype: of the result; None for torch's default dtype.
+        in_keys: the images; None for `["pixels"]`.
+        out_keys: where they go; None for `in_keys`.
+        shape_tolerant: leave the order of dims where the last is not 3, as of images that are [channels, ...] already.
+
+    ValueError for images of fewer than three dims, and for an integer dtype unless `from_int` is False.
+    """
+
+    def __init__(
+        self,
+        from_int: bool | None = None,
+        unsqueeze: bool = False,
+        dtype: torch.dtype | None = None,
+        *,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        shape_tolerant: bool = False,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.from_int, self.unsqueeze, self.shape_tolerant = from_int, unsqueeze, shape_tolerant
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
+        if not self.dtype.is_floating_point and from_int is not False:
+            raise ValueError(f"images of 0 to 1 would be 0 as {dtype}: give a floating dtype, or from_int=False")
+
+    def _apply_transform(self, observation: Tensor) -> Tensor:
+        if observation.ndim < 3:
+            raise ValueError(f"images are [..., height, width, channels], got {list(observation.shape)}")
+        images = observation
+        scaled = not images.is_floating_point() if self.from_int is None else self.from_int
+        if scaled:
+            wide = self.dtype if self.dtype.itemsize >= 4 else torch.float32
+            images = images / 255 if images.is_floating_point() else _cast(images, wide).div_(255)
+        images = images.to(self.dtype)
+        if not self.shape_tolerant or images.shape[-1] == 3:
+            images = images.movedim(-1, -3)
+        return images.unsqueeze(0) if self.unsqueeze and images.ndim == 3 else images
+
+
+class Resize(_ImageTransform):
+    """Images [..., channels, w, h] of another size. Nothing is done to those of this size.
+
+    Pixel centers are at half-integers. Bilinear and bicubic are antialiased: shrinking averages over what a pixel covers.
+    Floating dtypes are kept; values of integer ones are rounded, and clamped to what the dtype holds.
+
+    Args:
+        w: size of the last dim but one, or both sizes.
+        h: size of the last dim; None for w.
+        interpolation: "nearest", "nearest-exact", "bilinear", "bicubic" or "area", or an object with such a `value`, as the
+            `InterpolationMode` of torchvision.
+        in_keys: the images; None for `["pixels"]`.
+        out_keys: where they go; None for `in_keys`.
+
+    ValueError for images of fewer than three dims, TypeError for bools unless "nearest" and for complex numbers.
+    """
+
+    def __init__(
+        self,
+        w: int | Sequence[int],
+        h: int | None = None,
+        interpolation: Any = "bilinear",
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.w, self.h = _sizes(w, h)
+        mode = getattr(interpolation, "value", interpolation)
+        if mode not in _MODES:
+            raise ValueError(f"interpolation must be one of {', '.join(_MODES)}, got {interpolation!r}")
+        self.interpolation = mode
+
+    def _apply_transform(self, observation: Tensor) -> Tensor:
+        _check_channels_first(observation)
+        size = (self.w, self.h)
+        if observation.shape[-2:] == size:
+            return observation
+        if 0 in observation.shape:
+            if 0 in observation.shape[-3:]:
+                raise ValueError(f"images have no pixels: {list(observation.shape)}")
+            return observation.new_empty((*observation.shape[:-2], *size))
+        if observation.is_complex():
+            raise TypeError("complex numbers are no images")
+        if self.interpolation.startswith("nearest"):
+            return _nearest(observation, size, self.interpolation)
+        if observation.dtype == torch.bool:
+            raise TypeError(f"bools cannot be averaged: interpolation='nearest' is needed, not {self.interpolation!r}")
+        images = observation.reshape(-1, *observation.shape[-3:])
+        resized = _resized(images, size, self.interpolation)
+        return resized.reshape(*observation.shape[:-2], *size)
+
+    def __repr__(self) -> str:
+        mode = self.interpolation.upper().replace("-", "_")
+        return f"{type(self).__name__}(w={self.w}, h={self.h}, interpolation=InterpolationMode.{mode}, keys={self.in_keys})"
+
+
+class Crop(_ImageTransform):
+    """The part [..., top : top + w, left : left + h] of images [..., height, width]; zeros where it lies outside of them.
+
+    The result is a view of the images where it lies inside.
+
+    Args:
+        w: size of the last dim but one.
+        h: size of the last dim; None for w.
+        top: where it begins in the last dim but one.
+        left: where it begins in the last dim.
+        in_keys: the images; None for `["pixels"]`.
+        out_keys: where they go; None for `in_keys`.
+
+    ValueError for images of fewer than three dims.
+    """
+
+    def __init__(
+        self,
+        w: int,
+        h: int | None = None,
+        top: int = 0,
+        left: int = 0,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.w, self.h = _sizes(w, h)
+        self.top, self.left = top, left
+
+    def _apply_transform(self, observation: Tensor) -> Tensor:
+        _check_channels_first(observation)
+        return _window(observation, self.top, self.left, self.w, self.h)
+
+    def __repr__(self) -> str:
+        place = f"top={self.top}, left={self.left}"
+        return f"{type(self).__name__}(w={self.w}, h={self.h}, {place}, keys={self.in_keys})"
+
+
+class CenterCrop(_ImageTransform):
+    """The middle [..., w, h] of images; zeros around those that are smaller.
+
+    The result is a view of images that are not smaller.
+
+    Args:
+        w: size of the last dim but one.
+        h: size of the last dim; None for w.
+        in_keys: the images; None for `["pixels"]`.
+        out_keys: where they go; None for `in_keys`.
+
+    ValueError for images of fewer than three dims.
+    """
+
+    def __init__(self, w: int, h: int | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
+        super().__init__(in_keys, out_keys)
+        self.w, self.h = _sizes(w, h)
+
+    def _apply_transform(self, observation: Tensor) -> Tensor:
+        _check_channels_first(observation)
+        top, left = (_middle(*sizes) for sizes in zip(observation.shape[-2:], (self.w, self.h), strict=True))
+        return _window(observation, top, left, self.w, self.h)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(w={self.w}, h={self.h}, keys={self.in_keys})"
+
+
+class GrayScale(_ImageTransform):
+    """Images [..., 3, height, width] as [..., 1, height, width]: 0.2989 red + 0.587 green + 0.114 blue.
+
+    The dtype is kept; integers are rounded down.
+
+    Args:
+        in_keys: the images; None for `["pixels"]`.
+        out_keys: where they go; None for `in_keys`.
+
+    ValueError for images of another number of channels.
+    """
+
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
+        super().__init__(in_keys, out_keys)
+
+    def _apply_transform(self, observation: Tensor) -> Tensor:
+        _check_channels_first(observation)
+        if observation.shape[-3] != 3:
+            raise ValueError(f"images need 3 channels, [..., 3, height, width], got {list(observation.shape)}")
+        red, green, blue = observation.unbind(-3)
+        gray = 0.2989 * red + 0.587 * green + 0.114 * blue
+        return gray.to(observation.dtype).unsqueeze(-3)
+
+
+_LARGE = 1 << 20  # bytes from which on memory of NumPy, which asks for huge pages, is touched faster than torch's
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Integers as floats in memory of their own, which takes most of the time and is written in place from then on."""
+    size = values.numel() * dtype.itemsize
+    if size < _LARGE or not values.is_cpu:
+        return values.to(dtype)
+    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(values.shape).copy_(values)
+
+
+_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
+
+
+def _sizes(w: Any, h: Any) -> tuple[int, int]:
+    """Both sizes. TypeError for no integers, ValueError for sizes below 1."""
+    if isinstance(w, list | tuple):
+        if h is not None or len(w) != 2:
+            raise ValueError(f"w and h are two sizes: got w={w}, h={h}")
+        w, h = w
+    h = w if h is None else h
+    for name, size in (("w", w), ("h", h)):
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name} must be an int, got {size!r}")
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    return w, h
+
+
+def _check_channels_first(images: Tensor) -> None:
+    if images.ndim < 3:
+        raise ValueError(f"images are [..., channels, height, width], got {list(images.shape)}")
+
+
+def _nearest(images: Tensor, size: Sequence[int], mode: str) -> Tensor:
+    """Pixels of the images themselves, of any dtype."""
+    for dim, wanted in ((-2, size[0]), (-1, size[1])):
+        places = torch.arange(images.shape[dim], dtype=torch.float64, device=images.device)
+        chosen = functional.interpolate(places[None, None], size=wanted, mode=mode)[0, 0]
+        images = images.index_select(dim, chosen.long())
+    return images
+
+
+def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+    """Averages of pixels of images [images, channels, height, width]."""
+    antialias = mode != "area"
+    if images.dtype in (torch.float32, torch.float64) or (images.dtype == torch.uint8 and antialias):
+        return functional.interpolate(images, size=size, mode=mode, antialias=antialias)
+    wide = torch.float64 if not images.is_floating_point() and images.dtype.itemsize > 2 else torch.float32
+    resized = functional.interpolate(images.to(wide), size=size, mode=mode, antialias=antialias)
+    if not images.is_floating_point():
+        held = torch.iinfo(images.dtype)
+        highest = float(held.max)
+        resized = resized.round_().clamp_(held.min, highest if int(highest) == held.max else math.nextafter(highest, 0))
+    return resized.to(images.dtype)
+
+
+def _middle(given: int, wanted: int) -> int:
+    """Where the middle part of a dim begins."""
+    # Half a pixel too many goes to the even place, and half a pixel too few to the front.
+    return round((given - wanted) / 2) if given >= wanted else -((wanted - given) // 2)
+
+
+def _window(images: Tensor, top: int, left: int, rows: int, columns: int) -> Tensor:
+    """Rows and columns of images, zeros outside of them."""
+    height, width = images.shape[-2:]
+    first, last = min(max(top, 0), height), max(min(top + rows, height), 0)
+    start, stop = min(max(left, 0), width), max(min(left + columns, width), 0)
+    inside = images[..., first : max(first, last), start : max(start, stop)]
+    if inside.shape[-2:] == (rows, columns):
+        return inside
+    window = images.new_zeros((*images.shape[:-2], rows, columns))
+    row, column = first - top, start - left
+    window[..., row : row + inside.shape[-2], column : column + inside.shape[-1]] = inside
+    return window

@@ -1,0 +1,236 @@
+"""A stream as transitions of n steps, when it is stored."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from fbuf import checks
+from interop.codec import unchecked
+from interop.postprocs import returns
+from interop.postprocs.multi_step import rollout
+from interop.postprocs.windows import Arrival, Entries, Frames, Keys, Path, joined, leaves, refuse_unfit, transitions
+from interop.transforms.transform import Transform
+
+
+class MultiStepTransform(Transform):
+    """What is written is stored as transitions of n steps: as by `MultiStep`, over a stream that comes in pieces.
+
+    The last `n_steps` frames are kept until those that follow are written, so after k frames max(0, k - n_steps) are
+    stored, however they came; `inv` returns None where there are none yet. Reading changes nothing. Time is the last dim of
+    what is written; each lane of the dims before it is a stream. The frames that are kept are part of `state_dict()`, of
+    checkpoints of the buffer, and of its turn: a write that fails leaves them as they were.
+
+    Args:
+        n_steps: at least 1; it may be set later, and holds from the next write on.
+        gamma: discount, from 0 to 1.
+        reward_keys, done_key, done_keys: under "next"; as for `MultiStep`.
+        mask_key: of the mask of what is no padding.
+
+    Frames that do not fit those kept are refused, and these stay: KeyError for other entries, TypeError for another dtype or
+    entries that are no tensors, ValueError for another shape or device.
+    """
+
+    keeps = True
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Any = None,
+        done_key: Any = None,
+        done_keys: Any = None,
+        mask_key: Any = None,
+    ) -> None:
+        super().__init__()
+        self.n_steps, self.gamma = n_steps, gamma
+        self.reward_keys: Any = ["reward"] if reward_keys is None else reward_keys
+        self.done_key: Any = "done" if done_key is None else done_key
+        self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
+        self.mask_key: Any = "mask" if mask_key is None else mask_key
+        self._frames: Frames | None = None
+        self._turn = threading.Lock()
+
+    @property
+    def n_steps(self) -> int:
+        """The most steps that are taken together."""
+        return self._n_steps
+
+    @n_steps.setter
+    def n_steps(self, value: int) -> None:
+        self._n_steps = checks.whole("n_steps", value)
+
+    @property
+    def gamma(self) -> float:
+        """The discount."""
+        return self._gamma
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        self._gamma = returns.as_discount(value)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The same: only what is written changes."""
+        return tensordict
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        raise ValueError(
+            "MultiStepTransform needs the steps that follow: it works where a buffer is written, in no environment"
+        )
+
+    def inv(self, tensordict: TensorDictBase) -> Any:
+        """The transitions that are whole now; None for none. The tensordict stays as it is."""
+        new = _frames(rollout(self, tensordict))
+        with self._turn:
+            held = self._frames
+            if held is None:
+                refuse_unfit(new, self._keys())
+            else:
+                _refuse_others(held, new)
+            n = self._n_steps
+            count = (0 if held is None else held.count) + new.count - n
+            if held is not None and new.count <= n:  # a few frames: one copy for what is stored and what is kept
+                new, held = joined([held, new]), None
+                kept = new[max(count, 0) :]
+            else:
+                kept = new[max(new.count - n, 0) :].copied()
+            made = self._made(held, new, n, count) if count > 0 else None
+            self._frames = kept
+        return None if made is None else _tensordict(made, tensordict.device)
+
+    def flush(self) -> TensorDictBase | None:
+        """What is made of the frames that are kept when no more follow, which are then kept no longer; None for none."""
+        with self._turn:
+            held = self._frames
+            made = None if held is None or not held.count else self._made(None, held, self._n_steps, held.count)
+            self._frames = None
+        return None if made is None else _tensordict(made, None)
+
+    def _keys(self) -> Keys:
+        return Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key)
+
+    def _made(self, held: Frames | None, new: Frames, n: int, count: int) -> Frames:
+        """The first transitions of these frames."""
+        keys = self._keys()
+        parts = [new] if held is None else [held, new]
+        told = [("next", *key) for key in (*keys.rewards, keys.done)]
+        found = transitions(joined([part.only([*told, keys.mask]) for part in parts]), keys, self._gamma, n)
+        time, first = new.time, 0 if held is None else held.count
+        steps = found.steps.narrow(time, 0, count)
+        arrival = Arrival(steps, time, first, new.count, n)
+        entries = found.entries(count)
+        rest = [path for path in new.entries if path not in entries and not keys.arrive(path)]
+        entries.update(_first(parts, rest, count).entries)
+        for path, leaf in new.entries.items():
+            if keys.arrive(path):
+                entries[path] = arrival.of(path, None if held is None else held.entries[path], leaf)
+        return Frames(entries, torch.Size([*new.batch[:-1], count]))
+
+    # ------------------------------------------------------------------ what is kept
+
+    def _kept(self) -> Any:
+        return self._frames
+
+    def _keep(self, kept: Any) -> None:
+        self._frames = kept
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """n_steps, and the frames that are kept as plain values."""
+        held = self._frames
+        if held is None:
+            return {"n_steps": self._n_steps, "batch": None, "frames": []}
+        frames = [{"path": list(path), "values": leaf} for path, leaf in held.entries.items()]
+        return {"n_steps": self._n_steps, "batch": list(held.batch), "frames": frames}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Go on from a saved state. TypeError or ValueError for what is none."""
+        if not isinstance(state, Mapping) or set(state) != {"n_steps", "batch", "frames"}:
+            raise TypeError(f"the state of a MultiStepTransform has n_steps, batch and frames, got {state!r}")
+        n, batch, found = checks.whole("n_steps", state["n_steps"]), state["batch"], {}
+        for each in state["frames"]:
+            path, values = tuple(each["path"]), each["values"]
+            if not isinstance(values, Tensor) or batch is None or values.shape[: len(batch)] != torch.Size(batch):
+                raise ValueError(f"{path!r} of the frames is no tensor that begins with {batch}")
+            found[path] = values
+        frames = None if batch is None else Frames(found, torch.Size(batch)).copied()
+        with self._turn:
+            self._n_steps, self._frames = n, frames
+
+    def clone(self) -> "MultiStepTransform":
+        made = super().clone()
+        made._turn = threading.Lock()
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["_turn"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._turn = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"
+
+
+def _frames(data: TensorDictBase) -> Frames:
+    """The entries of what is written. TypeError for one that is no tensor."""
+    entries: Entries = {}
+    for path, leaf in leaves(data):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"{path!r} is no tensor, and cannot be kept for the frames that follow: leave it out")
+        entries[path] = leaf.detach() if leaf.requires_grad else leaf
+    return Frames(entries, data.batch_size)
+
+
+def _refuse_others(held: Frames, new: Frames) -> None:
+    """Errors for frames that cannot follow those held."""
+    if held.batch[:-1] != new.batch[:-1]:
+        raise ValueError(
+            f"the frames kept are {list(held.batch)}, new ones {list(new.batch)}: all dims but the last, time, must agree"
+        )
+    if held.entries.keys() != new.entries.keys():
+        missing, more = held.entries.keys() - new.entries.keys(), new.entries.keys() - held.entries.keys()
+        raise KeyError(
+            f"the frames kept have other entries: not found in new ones {sorted(map(repr, missing))}, only in new ones "
+            f"{sorted(map(repr, more))}"
+        )
+    behind = new.time + 1
+    for path, leaf in new.entries.items():
+        other = held.entries[path]
+        if leaf.dtype != other.dtype:
+            raise TypeError(f"{path!r} is {leaf.dtype}, in the frames kept {other.dtype}")
+        if leaf.shape[behind:] != other.shape[behind:] or leaf.device != other.device:
+            raise ValueError(
+                f"{path!r} is {list(leaf.shape[behind:])} on {leaf.device}, in the frames kept "
+                f"{list(other.shape[behind:])} on {other.device}"
+            )
+
+
+def _first(parts: list[Frames], paths: list[Path], count: int) -> Frames:
+    """Some entries of the first frames."""
+    some = [part.only(paths) for part in parts]
+    if len(some) == 1 or some[0].count >= count:
+        return some[0][:count]
+    return joined([some[0], some[1][: count - some[0].count]])
+
+
+def _tensordict(made: Frames, device: torch.device | None) -> TensorDictBase:
+    """The entries as a tensordict."""
+    tree: dict[str, Any] = {}
+    for path, leaf in made.entries.items():
+        level = tree
+        for key in path[:-1]:
+            level = level.setdefault(key, {})
+        level[path[-1]] = leaf
+    return _nested(tree, made.batch, device)
+
+
+def _nested(tree: dict[str, Any], batch: torch.Size, device: torch.device | None) -> TensorDictBase:
+    found = {key: _nested(value, batch, device) if isinstance(value, dict) else value for key, value in tree.items()}
+    return unchecked(found, batch, device, None)

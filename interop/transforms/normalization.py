@@ -1,0 +1,278 @@
+"""Transforms that normalize by a fixed location and scale."""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+from tensordict.nn import dispatch
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from interop.transforms import affine
+from interop.transforms.entries import EntriesTransform
+from interop.transforms.moments import Moments
+from interop.transforms.transform import Keys, as_keys
+
+_CHUNK = 1024  # rows of a buffer that are read at a time
+
+
+class RewardScaling(EntriesTransform):
+    """Rewards times a scale plus a location, or `(reward - loc) / scale`.
+
+    Integers come out in a floating dtype. `loc` and `scale` are buffers of the module.
+
+    Args:
+        loc: a number, or a tensor of the last dims of rewards.
+        scale: the same.
+        in_keys: the rewards; None for `["reward"]`.
+        out_keys: where they go; None for `in_keys`.
+        standard_normal: subtract and divide, rather than multiply and add.
+
+    TypeError for what is no number; ValueError for a scale of zero to divide by, and for shapes that do not fit.
+    """
+
+    def __init__(
+        self,
+        loc: float | Tensor,
+        scale: float | Tensor,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        standard_normal: bool = False,
+    ) -> None:
+        super().__init__("reward" if in_keys is None else in_keys, out_keys)
+        standard = torch.as_tensor(standard_normal, device="cpu")
+        found = affine.parameter("scale", scale)
+        if standard and not found.is_meta and bool((found == 0).any()):
+            raise ValueError(f"scale must not contain 0 with standard_normal, got {scale}")
+        self.register_buffer("standard_normal", standard)
+        self.register_buffer("loc", affine.parameter("loc", loc))
+        self.register_buffer("scale", found)
+
+    loc: Tensor
+    scale: Tensor
+    standard_normal: Tensor
+
+    def _apply_transform(self, reward: Tensor) -> Tensor:
+        return affine.forward(reward, self.loc, self.scale, bool(self.standard_normal))
+
+    def __repr__(self) -> str:
+        return type(self).__name__ + affine.described(self.loc, self.scale, self.in_keys)
+
+
+class ObservationNorm(EntriesTransform):
+    """Entries times a scale plus a location, or `(value - loc) / scale`; the opposite when written.
+
+    All entries are treated alike. Integers come out in a floating dtype. Without `loc` and `scale` there must be a call of
+    `init_stats` before the first use, or a checkpoint be loaded.
+
+    Args:
+        loc: a number, or a tensor of the last dims of entries; None for `init_stats`.
+        scale: the same; a number is at least `eps`.
+        in_keys: entries to read.
+        out_keys: where they go; None for `in_keys`.
+        in_keys_inv: entries to undo this for when they are written: their names in the storage.
+        out_keys_inv: their names outside; None for `in_keys_inv`.
+        standard_normal: subtract and divide, rather than multiply and add.
+        eps: least scale; None for that of the dtype of a tensor `scale`, or 1e-6.
+
+    ValueError for only one of `loc` and `scale`, for no `in_keys`, and for shapes that do not fit. RuntimeError when it is
+    used without `loc` and `scale`.
+    """
+
+    invertible = True
+
+    def __init__(
+        self,
+        loc: float | Tensor | None = None,
+        scale: float | Tensor | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        standard_normal: bool = False,
+        eps: float | None = None,
+    ) -> None:
+        if in_keys is None:
+            raise ValueError("ObservationNorm needs in_keys: the entries to normalize")
+        if (loc is None) != (scale is None):
+            raise ValueError(f"give both loc and scale, or none of them: got loc={loc}, scale={scale}")
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.standard_normal = bool(standard_normal)
+        floating = isinstance(scale, Tensor) and scale.is_floating_point()
+        self.eps = eps if eps is not None else torch.finfo(scale.dtype).eps if floating else 1e-6  # type: ignore[union-attr]
+        # They are part of the extra state, which a module without them can load as well.
+        self.register_buffer("loc", None, persistent=False)
+        self.register_buffer("scale", None, persistent=False)
+        if scale is not None:
+            found = affine.parameter("scale", scale)
+            self.loc = affine.parameter("loc", loc)
+            self.scale = found if isinstance(scale, Tensor) else found.clamp_min(self.eps)
+
+    loc: Tensor | None
+    scale: Tensor | None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there are a location and a scale."""
+        return self.loc is not None
+
+    def _apply_transform(self, obs: Tensor) -> Tensor:
+        return affine.forward(obs, *self._parameters_found(), self.standard_normal)
+
+    def _inv_apply_transform(self, state: Tensor) -> Tensor:
+        return affine.backward(state, *self._parameters_found(), self.standard_normal)
+
+    def _parameters_found(self) -> tuple[Tensor, Tensor]:
+        if self.loc is None or self.scale is None:
+            raise RuntimeError(
+                "ObservationNorm has no loc and scale: give them to the constructor, or call init_stats() with data"
+            )
+        return self.loc, self.scale
+
+    # ------------------------------------------------------------------ from data
+
+    def init_stats(
+        self,
+        data: Any,
+        reduce_dim: int | Sequence[int] = 0,
+        cat_dim: int | None = None,
+        key: NestedKey | None = None,
+        keep_dims: int | Sequence[int] | None = None,
+    ) -> None:
+        """Find the location and scale that make entries of data have mean zero and standard deviation one.
+
+        They are summed up in float64, batch after batch: data may be larger than the memory.
+
+        Args:
+            data: a tensordict, a buffer, or an iterable of tensordicts. A buffer is read in parts; if this is part of its
+                transforms, after those before it.
+            reduce_dim: dims of the entry to take the mean over; the others are kept.
+            cat_dim: the one along which tensordicts follow each other, among these; None for `reduce_dim`.
+            key: the entry; None for the only one of `in_keys`.
+            keep_dims: those of `reduce_dim` to stay in the location and scale with size one.
+
+        KeyError for a missing entry; TypeError for other data; ValueError for dims that there are not, for data of different
+        shapes, fewer than two values, and infinities or NaNs. RuntimeError where there are a location and scale already.
+        Nothing has changed then.
+        """
+        if self.initialized:
+            raise RuntimeError(f"loc and scale are there already: {self.loc}, {self.scale}")
+        dims = (reduce_dim,) if isinstance(reduce_dim, int) else tuple(reduce_dim)
+        kept = () if keep_dims is None else (keep_dims,) if isinstance(keep_dims, int) else tuple(keep_dims)
+        if cat_dim is None and len(dims) != 1:
+            raise ValueError("reduce_dim names several dims: name the one along which batches follow as cat_dim")
+        if cat_dim is not None and cat_dim not in dims:
+            raise ValueError(f"cat_dim must be one of reduce_dim, got {cat_dim} and {reduce_dim}")
+        if key is None and len(self.in_keys) != 1:
+            raise ValueError(f"key must say which of {self.in_keys} the statistics are of")
+        (read,) = self.in_keys if key is None else as_keys("key", key)
+        moments: Moments | None = None
+        for batch in self._batches(data):
+            value = self._value(batch, read)
+            found = Moments.of(value, _positive(dims, value.ndim))
+            if moments is not None and moments.mean.shape != found.mean.shape:
+                raise ValueError(f"{read!r}: data of different shapes: {moments.mean.shape} and {found.mean.shape}")
+            if found.weight > 0:
+                moments = found if moments is None else moments.merged(found)
+                dtype, ndim = value.dtype, value.ndim
+        if moments is None or moments.weight < 2:
+            raise ValueError(f"{read!r}: at least two values are needed for a standard deviation")
+        self._take(read, moments, dtype, sorted(set(_positive(dims, ndim)) - set(_positive(kept, ndim))))
+
+    def _take(self, key: NestedKey, moments: Moments, dtype: torch.dtype, squeezed: list[int]) -> None:
+        deviation = (moments.squares / (moments.weight - 1)).sqrt()
+        if not moments.is_finite():
+            raise ValueError(f"{key!r}: infinities or NaNs are among the values: remove them before init_stats()")
+        loc, scale = moments.mean, deviation
+        if not self.standard_normal:
+            scale = 1 / deviation.clamp_min(self.eps)
+            loc = -loc * scale
+        kind = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        for dim in reversed(squeezed):
+            loc, scale = loc.squeeze(dim), scale.squeeze(dim)
+        self.loc, self.scale = loc.to(kind), scale.clamp_min(self.eps).to(kind)
+
+    def _value(self, batch: Any, key: NestedKey) -> Tensor:
+        value = self._get(batch, key)
+        if not isinstance(value, Tensor) or value.is_complex():
+            raise TypeError(f"{key!r}: a tensor of real numbers is needed, got {type(value).__name__}")
+        return value
+
+    def _batches(self, data: Any) -> Iterator[TensorDictBase]:
+        if is_tensor_collection(data):
+            yield data
+        elif hasattr(data, "storage") and hasattr(data, "sample"):
+            yield from self._read(data)
+        elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping | Tensor):
+            for batch in data:
+                if not is_tensor_collection(batch):
+                    raise TypeError(f"init_stats() takes tensordicts, got {type(batch).__name__}")
+                yield batch
+        else:
+            raise TypeError(f"init_stats() takes a tensordict, a buffer or tensordicts, got {type(data).__name__}")
+
+    def _read(self, buffer: Any) -> Iterator[TensorDictBase]:
+        """What comes out of a buffer, or arrives here if this is part of its transforms."""
+        for start in range(0, len(buffer), _CHUNK):
+            self.__dict__["_watched_by"] = threading.get_ident()
+            try:
+                batch = buffer[start : start + _CHUNK]
+            except _Arrived as arrived:
+                batch = arrived.data
+            finally:
+                self.__dict__["_watched_by"] = None
+            if not len(batch):
+                return
+            yield batch
+
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Normalize each of `in_keys` into the one of `out_keys`, in place."""
+        if self.__dict__.get("_watched_by") == threading.get_ident():
+            raise _Arrived(tensordict)
+        return self._call(tensordict)
+
+    # ------------------------------------------------------------------ state
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The location, scale and direction; the direction only where there are none."""
+        found: dict[str, Any] = {"standard_normal": self.standard_normal}
+        return {**found, "loc": self.loc, "scale": self.scale} if self.initialized else found
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take those of another. ValueError for what is no such state, or of other shapes."""
+        if not isinstance(state, Mapping) or set(state) not in (
+            {"standard_normal"},
+            {"standard_normal", "loc", "scale"},
+        ):
+            raise ValueError(f"the state of an ObservationNorm is standard_normal, loc and scale, got {state!r}")
+        loc, scale = state.get("loc"), state.get("scale")
+        if self.loc is not None and self.scale is not None and isinstance(loc, Tensor) and isinstance(scale, Tensor):
+            if (loc.shape, scale.shape) != (self.loc.shape, self.scale.shape):
+                raise ValueError(
+                    f"loc and scale are {list(loc.shape)} and {list(scale.shape)}, here {list(self.loc.shape)} and "
+                    f"{list(self.scale.shape)}"
+                )
+            loc, scale = loc.to(self.loc.device), scale.to(self.scale.device)
+        self.loc, self.scale = (
+            None if each is None else affine.parameter("loc", each).clone() for each in (loc, scale)
+        )
+        self.standard_normal = bool(state["standard_normal"])
+
+    def __repr__(self) -> str:
+        return type(self).__name__ + affine.described(self.loc, self.scale, self.in_keys)
+
+
+class _Arrived(Exception):  # noqa: N818  # no error: it carries what was read out of a chain
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        self.data = data
+
+
+def _positive(dims: Iterable[int], ndim: int) -> list[int]:
+    for dim in dims:
+        if not -ndim <= dim < ndim:
+            raise ValueError(f"dim {dim} is out of range for values of {ndim} dims")
+    return [dim % ndim for dim in dims]

@@ -1,0 +1,320 @@
+"""Returns of n steps, and of all that follow: against loops over lists."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fbuf
+from fbuf import Buffer, Trajectories, n_step_of_slots, returns
+from tests.fbuf.trajectory_model import ITEM, TERMINATED, TrajectoriesModel, histories
+
+pytestmark = pytest.mark.usefixtures("device")
+
+LINES, T = 3, 11
+RINGS = [  # and how many rows a write has
+    (Buffer(6, trajectories=Trajectories("terminated", "truncated")), 2),
+    (Buffer(5, trajectories=Trajectories("terminated", "truncated", "id"), lanes=(2, 1)), 3),
+]
+soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
+extend, clear = (jax.jit(each, static_argnums=0, compiler_options=soon) for each in (Buffer.extend, Buffer.clear))
+
+n_step = jax.jit(fbuf.n_step, static_argnames=("n", "axis"), compiler_options=soon)
+returns_to_go = jax.jit(fbuf.returns_to_go, static_argnames="axis", compiler_options=soon)
+
+
+@functools.partial(jax.jit, static_argnums=4, compiler_options=soon)
+def of_slots(slots: Any, rewards: Any, state: Any, gamma: Any, n: int) -> Any:
+    return n_step_of_slots(slots, rewards, state.trajectories, state.ring, gamma, n)
+
+
+class Line(NamedTuple):
+    """Steps of one line of time: what each gives, and how it ends."""
+
+    rewards: np.ndarray
+    ends: np.ndarray
+    terminated: np.ndarray
+    valid: np.ndarray
+    gamma: np.ndarray
+    values: np.ndarray
+
+
+def expected_n_step(line: Line, n: int) -> list[tuple[float, int, float, int]]:
+    """Return, steps, discount and the last step, of each step of a line."""
+    found = []
+    for start in range(len(line.rewards)):
+        total, discount, last, steps = 0.0, 1.0, start, 0
+        for t in range(start, min(start + n, len(line.rewards))):
+            if not line.valid[t]:
+                break
+            total += discount * line.rewards[t]
+            discount *= line.gamma[t] * (not line.terminated[t])
+            last, steps = t, steps + 1
+            if line.ends[t] or line.terminated[t]:
+                break
+        found.append((total, steps, discount if steps else 0.0, last))
+    return found
+
+
+def expected_to_go(line: Line) -> np.ndarray:
+    """The return of each step of a line, with the values of what is cut short."""
+    found = np.zeros(len(line.rewards))
+    for t in reversed(range(len(line.rewards))):
+        if not line.valid[t]:
+            continue
+        is_last = t + 1 == len(line.rewards) or not line.valid[t + 1]
+        ahead = line.values[t] if line.ends[t] or line.terminated[t] or is_last else found[t + 1]
+        found[t] = line.rewards[t] + (0.0 if line.terminated[t] else line.gamma[t] * ahead)
+    return found
+
+
+@st.composite
+def lines(draw: Any) -> Line:
+    """LINES lines [LINES, T]. Behind what ends, or is not there, stand rewards that must not be seen."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    chance = rng.choice([0.0, 0.1, 0.5, 1.0], (2, LINES, 1))
+    terminated, ends = rng.random((2, LINES, T)) < chance
+    valid = rng.random((LINES, T)) < rng.choice([0.5, 0.9, 1.0], (LINES, 1))
+    return Line(
+        np.where(valid, rng.integers(-8, 8, (LINES, T)), np.nan),
+        ends,
+        terminated,
+        valid,
+        rng.choice([0.0, 0.5, 1.0], (LINES, T)),
+        np.where(terminated, np.nan, rng.integers(-8, 8, (LINES, T))),
+    )
+
+
+def single(line: Line) -> Line:
+    return Line(*(np.asarray(leaf, np.float32) if leaf.dtype == np.float64 else leaf for leaf in line))
+
+
+@pytest.mark.parametrize("n", [1, 3, 100])
+@given(line=lines())
+def test_n_steps_are_what_a_loop_over_them_gives(n: int, line: Line) -> None:
+    given = single(line)
+    found = n_step(given.rewards, given.ends, given.gamma, n=n, terminated=given.terminated, valid=given.valid)
+    for i in range(LINES):
+        wanted = expected_n_step(Line(*(leaf[i] for leaf in line)), n)
+        got = zip(found.returns[i], found.steps[i], found.discount[i], found.last[i], strict=True)
+        assert [tuple(map(float, each)) for each in got] == [tuple(map(float, each)) for each in wanted]
+
+
+@given(line=lines())
+def test_what_is_to_be_earned_is_what_a_loop_from_the_end_gives(line: Line) -> None:
+    wanted = np.stack([expected_to_go(Line(*(leaf[i] for leaf in line))) for i in range(LINES)])
+    given = single(line)
+    options: Any = {"terminated": given.terminated, "valid": given.valid, "values": given.values}
+    np.testing.assert_allclose(returns_to_go(given.rewards, given.ends, given.gamma, **options), wanted, rtol=1e-6)
+
+
+@given(line=lines())
+def test_both_ways_to_sum_agree(line: Line) -> None:
+    rewards, gamma = np.where(line.valid, line.rewards, np.nan).astype(np.float32), line.gamma.astype(np.float32)
+    stops = line.ends | ~line.valid | np.roll(~line.valid, -1, -1)
+    one, other = one_by_one(rewards, gamma, stops), by_halves(rewards, gamma, stops)
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert np.array_equal(np.isnan(one), ~line.valid)
+    half = np.float32(0.5)
+    np.testing.assert_allclose(one_by_one(rewards, half, stops), by_halves(rewards, half, stops), rtol=1e-6)
+
+
+one_by_one, by_halves = (jax.jit(form, compiler_options=soon) for form in (returns._one_by_one, returns._by_halves))
+
+
+# -------------------------------------------------------------------------- worked examples
+
+REWARDS = np.array([1, 1, 1, 1, 100, 100, 100], np.float32)
+END = np.array([0, 0, 0, 1, 0, 0, 0], bool)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_truncated_episode_bootstraps_from_its_own_last_observation_and_a_terminated_one_not(
+    is_terminal: bool,
+) -> None:
+    observations = np.array(["obs1", "obs2", "obs3", "final", "b1", "b2", "b3"])  # after each step; not those of resets
+    found = n_step(REWARDS, END, 0.5, n=3, terminated=END & is_terminal)
+    assert found.returns[:4].tolist() == [1.75, 1.75, 1.5, 1.0]
+    assert found.steps[:4].tolist() == [3, 3, 2, 1]
+    assert found.discount[:4].tolist() == ([0.125, 0, 0, 0] if is_terminal else [0.125, 0.125, 0.25, 0.5])
+    assert observations[np.asarray(found.last)[:4]].tolist() == ["obs3", "final", "final", "final"]
+
+
+def test_a_return_never_reaches_over_the_place_where_a_ring_is_written() -> None:
+    buffer, count = RINGS[0]  # of 6, one open episode, the reward of step t is t
+    state = buffer.init(ITEM)
+    for first in range(0, 8, count):
+        batch = {name: np.zeros(count, leaf.dtype) for name, leaf in ITEM.items()}
+        state, _ = extend(buffer, state, {**batch, "serial": np.arange(first, first + count, dtype=np.int32)})
+    found = of_slots(np.arange(6, dtype=np.int32), state.items["serial"], state, 0.5, 3)  # of steps 6, 7, 2, 3, 4, 5
+    assert found.returns.tolist() == [9.5, 7.0, 4.5, 6.25, 8.0, 9.75]
+    assert found.steps.tolist() == [2, 1, 3, 3, 3, 3]
+    assert found.discount.tolist() == [0.25, 0.5, 0.125, 0.125, 0.125, 0.125]
+    assert found.last.tolist() == [1, 1, 4, 5, 0, 1]
+
+
+def test_what_is_to_be_earned_by_hand() -> None:
+    rewards, ends = np.zeros(10, np.float32), np.zeros(10, bool)
+    rewards[[3, 7]], ends[[3, 7]] = (3, 7), True
+    assert returns_to_go(rewards, ends, 1.0).tolist() == [3, 3, 3, 3, 7, 7, 7, 7, 0, 0]
+    assert returns_to_go(rewards, ends, 0.5)[:4].tolist() == [0.375, 0.75, 1.5, 3]
+    values = np.full(10, 8, np.float32)
+    options: Any = {"values": values, "terminated": ends & (np.arange(10) < 5)}
+    found = np.asarray(returns_to_go(rewards, ends, 0.5, **options))
+    assert found[[3, 7, 8, 9]].tolist() == [3, 11, 2, 4]
+
+
+# -------------------------------------------------------------------------- in a ring
+
+
+@pytest.mark.parametrize(("buffer", "count"), RINGS, ids=["one lane", "two lanes"])
+@settings(max_examples=12)
+@given(data=st.data())
+def test_stored_steps_are_followed_by_those_of_their_trajectory_that_are_stored(
+    buffer: Buffer, count: int, data: Any
+) -> None:
+    state, model = buffer.init(ITEM), TrajectoriesModel(buffer.capacity, buffer.items_per_row)
+    for new in data.draw(histories(buffer.items_per_row, [count], most=5)):
+        if new is None:
+            state = clear(buffer, state)
+            model.clear()
+            continue
+        assert buffer.trajectories is not None
+        serials = model.write(new.ended, new.id if buffer.trajectories.id else None)
+        state, _ = extend(buffer, state, new.batch(serials, buffer.lanes))
+    stored = model.stored()
+    slots = [slot for each in stored for slot in each.slots]
+    if not slots:
+        return
+    every = np.resize(np.asarray(slots, np.int32), buffer.capacity * buffer.items_per_row)
+    found = of_slots(every, state.items["serial"], state, 0.5, 3)
+    numbers = model.numbers()
+    wanted = []
+    for each in stored:
+        for at in range(len(each.slots)):
+            window = each.slots[at : at + 3]
+            over = each.kind == TERMINATED and at + len(window) == len(each.slots)
+            total = sum(0.5**i * numbers[slot] for i, slot in enumerate(window))
+            wanted.append((total, len(window), 0.0 if over else 0.5 ** len(window), window[-1]))
+    got = [np.asarray(leaf)[: len(slots)].tolist() for leaf in (found.returns, found.steps, found.discount, found.last)]
+    assert list(zip(*got, strict=True)) == wanted
+
+
+def test_slots_of_any_shape_and_a_discount_for_each_item() -> None:
+    buffer, count = RINGS[1]
+    state = buffer.init(ITEM)
+    rewards = np.arange(10, dtype=np.float16).reshape(5, 2, 1, 1)
+    batch = {name: np.zeros((count, 2, 1), leaf.dtype) for name, leaf in ITEM.items()}
+    state, _ = extend(buffer, state, batch)
+    gamma = np.array([0.5, 0.25, 0.5, 0.5, 0.5], np.float32).reshape(5, 1, 1).repeat(2, 1)
+    found = of_slots(np.array([[0, 1], [2, 5]]), rewards, state, gamma, 9)  # more steps than there are rows
+    assert found.returns.tolist() == [[0 + 1 + 0.5, 1 + 1.5 + 0.625], [2 + 1, 5]]
+    assert found.discount.tolist() == [[0.0625, 0.0625], [0.125, 0.5]]
+    assert found.last.tolist() == [[4, 5], [4, 5]]
+    assert found.returns.dtype == np.float16
+
+
+# -------------------------------------------------------------------------- programs, dtypes, shapes
+
+
+def test_one_program_for_every_discount() -> None:
+    traces = []
+
+    @functools.partial(jax.jit, compiler_options=soon)
+    def program(rewards: Any, ends: Any, gamma: Any) -> Any:
+        traces.append(None)
+        return fbuf.n_step(rewards, ends, gamma, 3).returns, fbuf.returns_to_go(rewards, ends, gamma)
+
+    rewards, ends = np.ones(T, np.float32), np.zeros(T, bool)
+    for gamma in (0.0, 0.5, 0.9):
+        few, all_ = program(rewards, ends, gamma)
+        np.testing.assert_allclose(few[0], 1 + gamma + gamma**2, rtol=1e-6)
+        np.testing.assert_allclose(all_[0], sum(gamma**i for i in range(T)), rtol=1e-6)
+    assert len(traces) == 1
+
+
+def test_time_is_any_axis_and_other_dims_are_mapped() -> None:
+    rng = np.random.default_rng(0)
+    rewards, ends = rng.normal(size=(2, T, 3)).astype(np.float32), rng.random((2, T, 3)) < 0.2
+
+    def each(rewards: Any, ends: Any) -> Any:
+        return fbuf.n_step(rewards, ends, 0.5, 3), fbuf.returns_to_go(rewards, ends, 0.5)
+
+    mapped = jax.jit(jax.vmap(jax.vmap(each, 1, 1)), compiler_options=soon)(rewards, ends)
+    found = n_step(rewards, ends, 0.5, n=3, axis=1), returns_to_go(rewards, ends, 0.5, axis=1)
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(mapped), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_returns_have_the_dtype_of_rewards_and_small_ones_are_summed_as_float32(dtype: str) -> None:
+    rewards, ends = np.ones(T).astype(jnp.dtype(dtype)), np.zeros(T, bool)
+    kind = jnp.dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
+    found = n_step(rewards, ends, 0.9, n=3)
+    summed = jnp.promote_types(kind, jnp.float32)
+    assert (found.returns.dtype, found.discount.dtype, found.steps.dtype) == (kind, summed, jnp.int32)
+    assert np.asarray(found.returns)[0] == np.asarray(1 + 0.9 + 0.9**2, summed).astype(kind)
+    assert returns_to_go(rewards, ends, 0.9).dtype == kind
+
+
+def test_64_bits_stay_where_they_are_on() -> None:
+    with jax.enable_x64(True):
+        rewards, ends = np.full(4, 1 / 3), np.zeros(4, bool)
+        found = n_step(rewards, ends, 0.9, n=3)
+        assert found.returns.dtype == np.float64
+        assert np.asarray(found.returns)[0] == pytest.approx(2.71 / 3, rel=1e-14)
+        assert (found.steps.dtype, found.last.dtype) == (np.int32, np.int32)
+        assert np.asarray(returns_to_go(rewards, ends, 0.9))[0] == pytest.approx(3.439 / 3, rel=1e-14)
+
+
+def test_no_steps() -> None:
+    found = n_step(np.zeros((2, 0), np.float32), np.zeros((2, 0), bool), 0.9, n=3)
+    assert all(leaf.shape == (2, 0) for leaf in jax.tree.leaves(found))
+    assert returns_to_go(np.zeros((2, 0), np.float32), np.zeros((2, 0), bool), 0.9).shape == (2, 0)
+
+
+def test_it_can_be_differentiated() -> None:
+    def first(rewards: Any) -> Any:
+        return fbuf.n_step(rewards, END, 0.5, 3).returns[1] + fbuf.returns_to_go(rewards, END, 0.5)[0]
+
+    assert jax.jit(jax.grad(first), compiler_options=soon)(REWARDS).tolist() == [1, 1.5, 0.75, 0.375, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"n": 0}, ValueError, "n must be at least 1"),
+        ({"n": 2.0}, TypeError, "n must be an int"),
+        ({"ends": np.zeros(7, np.float32)}, TypeError, "ends must be bool"),
+        ({"ends": np.zeros((7, 1), bool)}, ValueError, r"ends has the shape \[7, 1\], rewards have \[7\]"),
+        ({"valid": np.zeros(6, bool)}, ValueError, "valid has the shape"),
+        ({"terminated": np.zeros(6, bool)}, ValueError, "terminated has the shape"),
+        ({"gamma": np.zeros(6)}, ValueError, "gamma has the shape"),
+        ({"gamma": 1j}, TypeError, "gamma must be real"),
+        ({"rewards": np.zeros(7, np.complex64)}, TypeError, "rewards must be real"),
+        ({"axis": 1}, ValueError, "axis=1"),
+    ],
+    ids=lambda what: ",".join(what) if isinstance(what, dict) else "",
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type, text: str) -> None:
+    given: Any = {"rewards": REWARDS, "ends": END, "gamma": 0.5, "n": 3, **change}
+    with pytest.raises(error, match=text):
+        fbuf.n_step(**given)
+    if "n" not in change:
+        given.pop("n")
+        with pytest.raises(error, match=text):
+            fbuf.returns_to_go(**given)
+
+
+def test_a_column_of_other_items_is_refused() -> None:
+    buffer, _ = RINGS[1]
+    state = buffer.init(ITEM)
+    for rewards in (np.zeros((4, 2), np.float32), np.zeros((5, 2, 3), np.float32)):
+        with pytest.raises(ValueError, match="rewards: one for each item is needed, 5 rows of 2"):
+            of_slots(np.arange(2), rewards, state, 0.5, 3)

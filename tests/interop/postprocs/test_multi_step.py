@@ -1,0 +1,239 @@
+"""Rollouts as transitions of n steps: against a loop over steps, and by hand."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from interop.postprocs import MultiStep
+from interop.postprocs import returns as programs
+from tests.interop.postprocs.rollouts import assert_as_by_loop, rollout
+
+
+def line(rewards, ends=(), dtype=torch.float32, **more):
+    """One rollout; the observation at step t is t, and t + 1 after it."""
+    count = len(rewards)
+    at = torch.arange(count, dtype=torch.float32)
+    done = torch.zeros(count, 1, dtype=torch.bool)
+    done[list(ends)] = True
+    following = TensorDict({"obs": at + 1, "reward": torch.tensor(rewards).to(dtype)[:, None], "done": done}, [count])
+    return TensorDict({"obs": at, "next": following, **more}, [count])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+@pytest.mark.parametrize("batch", [(16,), (2, 8), (2, 1, 8), (13,)])
+def test_transitions_are_those_of_a_loop(batch, n):
+    data = rollout(*batch, seed=n)
+    before = data.clone()
+    found = MultiStep(0.9, n)(data)
+    assert_as_by_loop(found, data, 0.9, n)
+    assert found.batch_size == data.batch_size
+    assert (data == before).all()
+    assert set(data.keys(True, True)) == set(before.keys(True, True))
+
+
+def test_eight_steps_by_hand():
+    found = MultiStep(gamma=0.9, n_steps=3)(line([1.0] * 8, ends=[4]))
+    assert found["steps_to_next_obs"].tolist() == [3, 3, 3, 2, 1, 3, 2, 1]
+    assert found["next", "obs"].tolist() == [3, 4, 5, 5, 5, 8, 8, 8]
+    torch.testing.assert_close(found["next", "reward"][:, 0], torch.tensor([2.71, 2.71, 2.71, 1.9, 1, 2.71, 1.9, 1]))
+    assert found["nonterminal"].tolist() == [True, True, True, True, False, True, True, False]
+    assert (found["steps_to_next_obs"].dtype, found["gamma"].dtype) == (torch.int64, torch.float32)
+
+
+def test_a_truncated_episode_arrives_at_its_own_last_observation():
+    data = line([1.0, 1, 1, 1, 100, 100], ends=[3])
+    data["next", "obs"] = torch.tensor(
+        [1.0, 2, 3, 99, 5, 6]
+    )  # after the last step of the episode comes 99, then a reset
+    found = MultiStep(0.5, 3)(data)[:4]
+    assert found["next", "reward"][:, 0].tolist() == [1.75, 1.75, 1.5, 1.0]
+    assert found["steps_to_next_obs"].tolist() == [3, 3, 2, 1]
+    assert found["gamma"].tolist() == [0.125, 0.125, 0.25, 0.5]
+    assert found["next", "obs"].tolist() == [3, 99, 99, 99]
+
+
+def test_one_step_leaves_values_as_they_are():
+    data = rollout(4, 8)
+    found = MultiStep(0.9, 1)(data)
+    for key in data.keys(True, True):
+        assert torch.equal(found[key], data[key])
+    assert not found["nonterminal"].any()
+
+
+def test_padding_is_no_start_and_no_window_reaches_into_it():
+    mask = torch.tensor([True, True, True, True, False, False])
+    data = line([1.0, 1, 1, 1, 100, 100], collector=TensorDict({"mask": mask}, [6]))
+    found = MultiStep(0.5, 3)(data)
+    assert found["next", "reward"][:4, 0].tolist() == [1.75, 1.75, 1.5, 1.0]
+    assert found["next", "obs"][:4].tolist() == [3, 4, 4, 4]
+    assert found["nonterminal"].tolist() == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("trailing", [(), (1,), (1, 1)])
+def test_agents_that_end_each_by_itself(trailing):
+    data = rollout(2, 6, agents=(3,))
+    for key in ("done", "terminated", "truncated"):
+        data["next", key] = data["next", key].reshape(2, 6, 3, *trailing)
+    if trailing == (1, 1):
+        with pytest.raises(RuntimeError, match="shape must be compatible with the done's shape"):
+            MultiStep(0.9, 3)(data)
+        return
+    found = MultiStep(0.9, 3)(data)
+    assert found["gamma"].shape == (2, 6, 3, *trailing)
+    data["next", "done"] = data["next", "done"].reshape(2, 6, 3, 1)
+    found["next", "done"] = found["next", "done"].reshape(2, 6, 3, 1)
+    for key in ("terminated", "truncated"):
+        data["next", key] = found["next", key]
+    assert_as_by_loop(found, data, 0.9, 3, agents=1)
+
+
+def test_flags_for_all_agents_and_a_reward_for_each():
+    data = rollout(2, 6)
+    data["next", "agents"] = TensorDict({"reward": torch.randn(2, 6, 3, 1)}, [2, 6, 3])
+    alone = [data.clone() for _ in range(3)]
+    for i, each in enumerate(alone):
+        each["next", "reward"] = data["next", "agents", "reward"][:, :, i]
+    together = MultiStep(0.9, 3)
+    together.reward_keys = [("agents", "reward"), "reward"]
+    found, one = together(data), MultiStep(0.9, 3)
+    for i, each in enumerate(alone):
+        torch.testing.assert_close(found["next", "agents", "reward"][:, :, i], one(each)["next", "reward"])
+    torch.testing.assert_close(found["next", "reward"], one(data)["next", "reward"])
+    assert torch.equal(found["next", "agents", "original_reward"], data["next", "agents", "reward"])
+    assert torch.equal(found["next", "original_reward"], data["next", "reward"])
+    one.reward_keys = ("agents", "reward")  # two keys: a tuple is a list of them, as by default
+    with pytest.raises(KeyError, match="agents"):
+        one(data.exclude(("next", "agents")))
+
+
+def test_an_entry_without_values_for_agents_is_refused():
+    data = rollout(2, 6, agents=(3,))
+    data["next", "state"] = torch.zeros(2, 6, 4)
+    with pytest.raises(RuntimeError, match=r"'state'\) is \[2, 6, 4\].*has to begin with \[2, 6, 3\]"):
+        MultiStep(0.9, 3)(data)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        (torch.float64, torch.float64),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.int64, torch.float32),
+        (torch.uint8, torch.float32),
+        (torch.bool, torch.float32),
+    ],
+)
+def test_rewards_of_every_kind(dtype, kept):
+    found = MultiStep(0.9, 3)(line([1.0] * 8, dtype=dtype))["next", "reward"]
+    assert found.dtype == kept
+    exact = torch.tensor([2.71] * 6 + [1.9, 1], dtype=torch.float64)
+    tolerance = {torch.float64: 1e-15, torch.bfloat16: 4e-3, torch.float16: 5e-4}.get(dtype, 1e-7)
+    torch.testing.assert_close(found[:, 0].double(), exact, rtol=tolerance, atol=0)
+
+
+def test_entries_of_every_kind_arrive():
+    count = 8
+    data = line([1.0] * count, ends=[4])
+    dtypes = [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.bfloat16, torch.complex64, torch.int8]
+    for dtype in dtypes:
+        data["next", str(dtype)] = torch.arange(count).to(dtype)
+    data["next", "empty"] = torch.zeros(count, 0, 3)
+    data["next", "text"] = NonTensorStack(*"abcdefgh")
+    data["next", "strided"] = torch.arange(2 * count).reshape(2, count).T
+    found = MultiStep(0.9, 3)(data)
+    last = torch.tensor([2, 3, 4, 4, 4, 7, 7, 7])
+    for dtype in dtypes:
+        assert found["next", str(dtype)].dtype == dtype
+        assert found["next", str(dtype)].tolist() == last.to(dtype).tolist()
+    assert found["next", "empty"].shape == (count, 0, 3)
+    assert found["next", "strided"].tolist() == data["next", "strided"][last].tolist()
+    assert found.get(("next", "text")).tolist() == list("cdeeehhh")
+
+
+def test_gradients_flow_to_rewards_and_observations():
+    data = line([1.0] * 6, ends=[3])
+    data["next", "reward"].requires_grad_()
+    data["next", "obs"].requires_grad_()
+    found = MultiStep(0.5, 3)(data)
+    (found["next", "reward"][1] + found["next", "obs"][0] * 2).sum().backward()
+    assert data["next", "reward"].grad[:, 0].tolist() == [0, 1, 0.5, 0.25, 0, 0]
+    assert data["next", "obs"].grad.tolist() == [0, 0, 2, 0, 0, 0]
+    rewards = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
+    ends = torch.rand(2, 5) < 0.3
+    assert torch.autograd.gradcheck(lambda given: programs.n_step(given, ends, 0.9, 3)[0], rewards)
+
+
+def test_lazy_stacks_locked_and_empty_rollouts():
+    data = rollout(2, 8)
+    for other in (
+        torch.stack(list(data.unbind(1)), 1),
+        TensorDict.lazy_stack(list(data.unbind(0))),
+        data.clone().lock_(),
+    ):
+        assert_as_by_loop(MultiStep(0.9, 3)(other), data, 0.9, 3)
+    for shape in ((0,), (2, 0), (0, 8)):
+        empty = MultiStep(0.9, 3)(rollout(*shape))
+        assert empty["steps_to_next_obs"].shape == shape
+        assert empty["next", "observation"].shape == (*shape, 2)
+
+
+@pytest.mark.parametrize("missing", [("next", "reward"), ("next", "done"), "next"])
+def test_a_missing_entry_is_named(missing):
+    data = line([1.0] * 4).exclude(missing)
+    with pytest.raises(KeyError, match="reward|done" if missing == "next" else missing[-1]):
+        MultiStep(0.9, 3)(data)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ((0.9, 0), ValueError),
+        ((0.9, -1), ValueError),
+        ((0.9, 1.0), TypeError),
+        ((1.1, 3), ValueError),
+        ((-0.1, 3), ValueError),
+        ((float("nan"), 3), ValueError),
+        (("a", 3), TypeError),
+    ],
+)
+def test_discounts_and_steps_that_make_no_sense_are_refused(given, error):
+    with pytest.raises(error):
+        MultiStep(*given)
+
+
+def test_what_is_no_rollout_is_refused():
+    with pytest.raises(TypeError, match="takes a tensordict, got dict"):
+        MultiStep(0.9, 3)({})
+    with pytest.raises(ValueError, match="whose last dim is time"):
+        MultiStep(0.9, 3)(line([1.0])[0])
+
+
+def test_it_is_a_module_with_its_discount_as_state():
+    made = MultiStep(0.9, 3)
+    assert list(made.state_dict()) == ["gammas"]
+    assert made.gammas.shape == (1, 1, 4)
+    assert repr(made) == "MultiStep(gamma=0.9, n_steps=3)"
+    other = MultiStep(0.5, 3)
+    other.load_state_dict(made.state_dict())
+    assert other.gamma == pytest.approx(0.9)
+    made.load_state_dict(MultiStep(0.9, 3).state_dict())
+    assert made.gamma == 0.9  # not as float32 has it
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        MultiStep(0.9, 2).load_state_dict(made.state_dict())
+    for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert (same.gamma, same.n_steps) == (0.9, 3)
+
+
+def test_lengths_of_time_share_programs():
+    made = MultiStep(0.9, 7)
+    made(rollout(9))
+    before = programs._few._cache_size()
+    for count in range(9, 17):
+        made(rollout(count))
+    made(rollout(2, 8))
+    MultiStep(0.5, 7)(rollout(3, 5))
+    assert programs._few._cache_size() == before

@@ -1,0 +1,286 @@
+"""Frames of several steps in one entry, against a model that goes through the steps one by one."""
+
+import itertools
+
+import pytest
+import torch
+from tensordict import TensorDict, lazy_stack
+
+from interop import (
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from interop.transforms import CatFrames
+
+BOTH = ["pixels", ("next", "pixels")]
+
+
+def data(*shape, frame=(1, 2, 2), dtype=torch.float32, seed=0, ends=0.3):
+    """Random steps, [..., T]; frames are one in time but for the ends."""
+    random = torch.Generator().manual_seed(seed)
+    done = torch.rand(*shape, 1, generator=random) < ends
+
+    def frames():
+        return torch.randint(0, 200, (*shape, *frame), generator=random).to(dtype)
+
+    return TensorDict({"pixels": frames(), "next": {"pixels": frames(), "done": done}}, shape)
+
+
+def stacked(given, count, dim, key, value=None, pair=False, begins=None):
+    """The stacks of one line in time: of `key`, and after the first frame of a trajectory under "pixels" with `pair`."""
+    frames, out, history = given[key], [], []
+    done = given["next", "done"].reshape(-1)
+    for step in range(len(done)):
+        if step == 0 or done[step - 1] or (begins is not None and begins[step]):
+            history = [given["pixels"][step]] if pair else []
+        history.append(frames[step])
+        padding = history[0] if value is None else torch.full_like(history[0], value)
+        out.append(torch.cat(([padding] * count + history)[-count:], dim))
+    return torch.stack(out)
+
+
+def lines(given):
+    return given.reshape(-1, given.shape[-1]).unbind(0) if len(given) else ()
+
+
+@pytest.mark.parametrize("value", [None, 7])
+@pytest.mark.parametrize("count", [1, 2, 4, 20])
+@pytest.mark.parametrize("shape", [(9,), (3, 9), (2, 2, 5), (4, 1), (0, 5)])
+def test_stacks_are_those_of_the_model(shape, count, value):
+    for seed, dim in itertools.product(range(3), (-3, -1)):
+        given = data(*shape, seed=seed, dtype=torch.uint8)
+        padding = {} if value is None else {"padding": "constant", "padding_value": value}
+        found = CatFrames(count, dim, BOTH, ["s", ("next", "s")], **padding)(given.copy())
+        for line, made in zip(lines(given), lines(found), strict=True):
+            assert torch.equal(made["s"], stacked(line, count, dim, "pixels", value))
+            assert torch.equal(made["next", "s"], stacked(line, count, dim, ("next", "pixels"), value, pair=True))
+        alone = CatFrames(count, dim, [("next", "pixels")], **padding)(given.copy())
+        for line, made in zip(lines(given), lines(alone), strict=True):
+            assert torch.equal(made["next", "pixels"], stacked(line, count, dim, ("next", "pixels"), value))
+
+
+def test_the_stack_after_a_step_is_the_one_of_the_next_step():
+    frames = torch.arange(11.0).reshape(11, 1)
+    done = torch.zeros(10, 1, dtype=torch.bool)
+    done[6] = True
+    given = TensorDict({"pixels": frames[:-1], "next": {"pixels": frames[1:].clone(), "done": done}}, [10])
+    given["next", "pixels"][6] = 6.5  # the last frame of the first episode
+    found = CatFrames(3, -1, BOTH)(given)
+    assert found["pixels"].tolist()[:3] == [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
+    assert found["next", "pixels"][6].tolist() == [5, 6, 6.5] and found["pixels"][7].tolist() == [7, 7, 7]
+    inside = [step for step in range(9) if step != 6]
+    assert torch.equal(found["next", "pixels"][inside], found["pixels"][[step + 1 for step in inside]])
+
+
+def test_a_slice_out_of_the_middle_of_an_episode_begins_with_padding():
+    given = data(9, ends=0.0)
+    assert torch.equal(CatFrames(3, -3)(given[4:].copy())["pixels"][0], given["pixels"][4].repeat(3, 1, 1))
+
+
+def test_dims_of_the_frame():
+    given = data(2, 6, frame=(3, 4, 5))
+    for dim, shape in ((-3, (9, 4, 5)), (-2, (3, 12, 5)), (-1, (3, 4, 15))):
+        found = CatFrames(3, dim, BOTH)(given.copy())
+        assert found["pixels"].shape == found["next", "pixels"].shape == (2, 6, *shape)
+        assert torch.equal(found["pixels"][1], stacked(given[1], 3, dim, "pixels"))
+
+
+def test_the_time_dim_is_the_one_that_is_named_so():
+    given = data(3, 6)
+    turned = given.transpose(0, 1)
+    turned.names = ["time", None]
+    expected = CatFrames(3, -3, BOTH, mask_key="mask")(given.copy())
+    found = CatFrames(3, -3, BOTH, mask_key="mask")(turned.copy())
+    assert found.batch_size == (6, 3) and found.names == ["time", None]
+    for key in expected.keys(True, True):
+        assert torch.equal(found[key].transpose(0, 1), expected[key])
+
+
+@pytest.mark.parametrize("ids", [("collector", "traj_ids"), "episode", "sequence_id"])
+def test_trajectories_end_where_ids_change_too(ids):
+    given = data(8, ends=0.0)
+    given[ids] = torch.tensor([5, 5, 5, 2, 2, 5, 5, 5])
+    begins = [False, False, False, True, False, True, False, False]
+    found = CatFrames(3, -3, BOTH, ["s", ("next", "s")])(given.copy())
+    assert torch.equal(found["s"], stacked(given, 3, -3, "pixels", begins=begins))
+    assert torch.equal(found["next", "s"], stacked(given, 3, -3, ("next", "pixels"), pair=True, begins=begins))
+    del given["next", "done"]
+    assert torch.equal(CatFrames(3, -3)(given.copy())["pixels"], found["s"])
+
+
+def test_ends_are_told_by_done_key_in_any_shape():
+    given = data(2, 8)
+    done = given["next", "done"]
+    expected = CatFrames(3, -3)(given.copy())["pixels"]
+    for flags in (done[..., 0], done.float(), torch.cat([torch.zeros_like(done), done], -1)):
+        given["next", "deep", "over"] = flags
+        for key in (("deep", "over"), ("next", "deep", "over")):
+            found = CatFrames(3, -3, done_key=key)(given.exclude(("next", "done")))
+            assert torch.equal(found["pixels"], expected)
+
+
+def test_nested_frames_have_the_first_of_the_trajectory_too():
+    given = data(8)
+    given["a", "pixels"], given["next", "a", "pixels"] = given["pixels"], given["next", "pixels"]
+    expected = CatFrames(3, -3, BOTH)(given.copy())["next", "pixels"]
+    found = CatFrames(3, -3, [("next", "a", "pixels"), ("a", "pixels")])(given)
+    assert torch.equal(found["next", "a", "pixels"], expected)
+
+
+def test_the_next_frames_are_stacked_with_future():
+    given = data(2, 7)
+    found = CatFrames(3, -3, BOTH, future=True, mask_key="mask")(given.copy())
+    for line, made in zip(lines(given), lines(found), strict=True):
+        back = line[torch.arange(6, -1, -1)]
+        back["next", "done"] = torch.cat([line["next", "done"][:-1].flip(0), line["next", "done"][-1:]])
+        for key in BOTH:
+            assert torch.equal(made[key], stacked(back, 3, -3, key).flip(0, 1))
+    assert torch.equal(
+        CatFrames(3, -3, future=True)(data(1, 5).exclude("next"))["pixels"][0, 3, 1:, 0, 0],
+        data(1, 5)["pixels"][0, [4, 4], 0, 0, 0],
+    )
+
+
+def test_the_mask_tells_where_frames_are_padding():
+    given = data(3, 8)
+    found = CatFrames(3, -3, mask_key=("m", "pad"))(given.copy())
+    marked = CatFrames(3, -3, padding="constant", padding_value=-1)(given)
+    assert torch.equal(found["m", "pad"], (marked["pixels"] == -1).all(-1).all(-1))
+
+
+def test_a_buffer_stacks_when_it_reads_or_when_it_writes():
+    given = data(4, 6, dtype=torch.uint8)
+    expected = CatFrames(3, -3, BOTH)(given.copy())
+    reads = ReplayBuffer(storage=LazyTensorStorage(4), transform=CatFrames(3, -3, BOTH))
+    writes = ReplayBuffer(storage=LazyTensorStorage(4), transform=CatFrames(3, -3, BOTH, as_inverse=True))
+    for rb, width in ((reads, 1), (writes, 3)):
+        rb.extend(given)
+        assert rb.storage[:]["pixels"].shape == (4, 6, width, 2, 2)
+        assert all(torch.equal(rb[:][key], expected[key]) for key in BOTH)
+    assert given["pixels"].shape == (4, 6, 1, 2, 2)
+
+
+def test_slices_one_after_the_other_do_not_go_on_in_the_next():
+    given = data(2, 12)
+    expected = CatFrames(3, -3, BOTH)(given.reshape(2, 3, 4))
+    found = CatFrames(3, -3, BOTH, slice_len=4)(given.copy())
+    assert all(torch.equal(found[key].reshape(expected[key].shape), expected[key]) for key in BOTH)
+    with pytest.raises(ValueError, match="12 steps are no whole number of slices of slice_len=5"):
+        CatFrames(3, -3, slice_len=5)(given)
+    with pytest.raises(ValueError, match="slice_len must be at least 1"):
+        CatFrames(3, -3, slice_len=0)
+
+
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
+def test_slices_out_of_a_buffer(buffer, storage):
+    steps = torch.arange(40.0)[:, None]
+    given = TensorDict({"o": steps, "next": {"o": steps + 1, "done": steps == 25}}, [40])
+    stack = CatFrames(3, -1, ["o", ("next", "o")], ["s", ("next", "s")], slice_len=5)
+    rb = buffer(storage=storage(40), sampler=SliceSampler(slice_len=5), transform=stack, batch_size=30)
+    rb.extend(given)
+    found = rb.sample()
+    first = found["o"].reshape(6, 5)[:, :1].repeat_interleave(5, 0)
+    assert torch.equal(found["s"], torch.maximum(found["o"] + torch.arange(-2, 1), first))
+    assert torch.equal(found["next", "s"], torch.maximum(found["o"] + torch.arange(-1, 2), first))
+
+
+def test_frames_of_other_memory():
+    given = data(2, 6)
+    expected = CatFrames(3, -3, BOTH)(given.copy())
+    for other in (lazy_stack([given[0].clone(), given[1].clone()]), given.transpose(0, 1).clone().transpose(0, 1)):
+        found = CatFrames(3, -3, BOTH)(other.copy())
+        assert all(torch.equal(found[key], expected[key]) for key in BOTH)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.bfloat16,
+        torch.uint16,
+        torch.uint64,
+        torch.float64,
+        torch.int64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ],
+)
+def test_dtypes_of_small_and_large_frames(dtype):
+    for frame in ((1, 2, 2), (1, 130, 130)) if dtype in (torch.uint16, torch.float8_e4m3fn) else ((1, 2, 2),):
+        exact = data(2, 10, frame=frame, dtype=torch.bool)
+        given = exact.clone()
+        for key in BOTH:
+            given[key] = exact[key].to(dtype)
+        for value, padding in ((None, "same"), (1, "constant")):
+            found = CatFrames(4, -3, BOTH, padding=padding, padding_value=value or 0)(given.copy())
+            for key in BOTH:
+                expected = stacked(exact[1], 4, -3, key, value, pair=key != "pixels")
+                assert found[key].dtype == dtype and torch.equal(
+                    found[1][key].to(torch.complex64).real.bool(), expected
+                )
+
+
+def test_gradients_count_how_often_a_frame_is_used():
+    given = data(5, ends=0.0)
+    leaf = given["pixels"].clone().requires_grad_()
+    given["pixels"] = leaf
+    CatFrames(3, -3, BOTH)(given)["pixels"].sum().backward()
+    assert leaf.grad[:, 0, 0, 0].tolist() == [6, 3, 3, 2, 1]
+    leaf.grad, given["pixels"] = None, leaf
+    CatFrames(3, -3, padding="constant")(given)["pixels"].sum().backward()
+    assert leaf.grad[:, 0, 0, 0].tolist() == [3, 3, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "given", "error", "text"),
+    [
+        ({}, data(4)[0], ValueError, "without batch dims"),
+        ({"dim": -4}, data(4), ValueError, r"'pixels' has frames of shape \[1, 2, 2\], which has no dim -4"),
+        ({"in_keys": ["gone"]}, data(4), KeyError, "'gone' not found"),
+        ({}, data(4).exclude(("next", "done")), KeyError, r"\('next', 'done'\) not found"),
+        ({"done_key": "over"}, data(4), KeyError, r"\('next', 'over'\) not found"),
+        ({"in_keys": ["next"]}, data(4), TypeError, "'next' must be a tensor"),
+        ({"in_keys": BOTH}, data(4).set(("next", "pixels"), torch.zeros(4, 2, 2, 2)), ValueError, "have to be alike"),
+        (
+            {"padding": "constant", "padding_value": -1},
+            data(4, dtype=torch.uint8),
+            ValueError,
+            "padding_value=-1 is no torch.uint8, which 'pixels' is: take one of 0 to 255",
+        ),
+        ({"padding": "constant", "padding_value": 0.5}, data(4, dtype=torch.int64), ValueError, "is no torch.int64"),
+    ],
+)
+def test_data_that_cannot_be_stacked_is_refused_and_stays(kwargs, given, error, text):
+    before = given.clone()
+    with pytest.raises(error, match=text):
+        CatFrames(**{"N": 3, "dim": -3, **kwargs})(given)
+    assert (given == before).all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "text"),
+    [
+        ({"N": 0}, ValueError, "N must be at least 1"),
+        ({"N": 2.0}, TypeError, "N must be an int"),
+        ({"dim": 1}, ValueError, "dim must be negative"),
+        ({"padding": "zeros"}, ValueError, "'same' or 'constant', got 'zeros'"),
+        ({"padding_value": "0"}, TypeError, "must be a number"),
+        ({"out_keys": ["a", "b"]}, ValueError, "as many"),
+        ({"done_key": 3}, TypeError, "done_key must be a key"),
+    ],
+)
+def test_bad_arguments_are_refused(kwargs, error, text):
+    with pytest.raises(error, match=text):
+        CatFrames(**{"N": 3, "dim": -3, **kwargs})
+
+
+def test_defaults():
+    transform = CatFrames(4, -3)
+    assert (transform.in_keys, transform.out_keys, transform.padding) == (["pixels"], ["pixels"], "same")
+    assert (transform.N, transform.dim, transform.padding_value, transform.as_inverse) == (4, -3, 0, False)
+    assert transform.done_key == "done" and repr(transform) == "CatFrames(N=4, dim=-3, keys=['pixels'])"

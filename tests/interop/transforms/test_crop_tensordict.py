@@ -1,0 +1,156 @@
+"""Random windows in time."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from scipy import stats
+from tensordict import TensorDict, lazy_stack
+
+from interop import LazyTensorStorage, ReplayBuffer
+from interop.transforms import RandomCropTensorDict
+
+
+def data(*shape, time=-1, **more):
+    """Each entry tells where its item was."""
+    numbers = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    step = (
+        torch.arange(shape[time])
+        .reshape([-1 if n == time % len(shape) else 1 for n in range(len(shape))])
+        .expand(shape)
+    )
+    inner = TensorDict({"deep": numbers[..., None, None].expand(*shape, 2, 3)}, [*shape, 2])
+    return TensorDict({"number": numbers, "step": step, "inner": inner, "name": "text", **more}, shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((5,), -1), ((3, 7), -1), ((7, 3), 0), ((2, 6, 3), -2), ((2, 3, 6), -1), ((2, 6, 3), 1), ((0, 6), -1)],
+)
+def test_windows_are_consecutive_steps_of_one_sequence_each(shape, dim):
+    given = data(*shape, time=dim)
+    found = RandomCropTensorDict(4, sample_dim=dim)(given)
+    assert list(found.batch_size) == [4 if n == dim % len(shape) else size for n, size in enumerate(shape)]
+    steps = found["step"].movedim(dim, -1)
+    assert (steps.diff(dim=-1) == 1).all()
+    expected = given["number"].movedim(dim, -1).gather(-1, steps).movedim(-1, dim)
+    assert torch.equal(found["number"], expected)
+    assert found["inner"].batch_size == (*found.batch_size, 2)
+    assert torch.equal(found["inner", "deep"], expected[..., None, None].expand(*expected.shape, 2, 3))
+    assert found["name"] == "text"
+
+
+def test_names_of_dims_stay():
+    found = RandomCropTensorDict(2)(TensorDict({"a": torch.ones(3, 5)}, [3, 5], names=["env", "time"]))
+    assert found.names == ["env", "time"]
+
+
+def test_a_stack_of_tensordicts_is_cropped():
+    found = RandomCropTensorDict(4)(lazy_stack([data(6), data(6)]))
+    assert found.batch_size == (2, 4) and (found["step"].diff(dim=-1) == 1).all()
+
+
+def test_each_start_comes_equally_often_the_last_one_too():
+    steps = RandomCropTensorDict(3, generator=torch.Generator().manual_seed(0))(data(4000, 8))["step"][:, 0]
+    assert stats.chisquare(torch.bincount(steps, minlength=6)).pvalue > 1e-3
+    assert len(torch.bincount(steps)) == 6
+
+
+def test_starts_of_different_sequences_have_nothing_to_do_with_each_other():
+    steps = RandomCropTensorDict(6, generator=torch.Generator().manual_seed(0))(data(2000, 2, 8))["step"][..., 0]
+    pairs = torch.bincount(steps[:, 0] * 3 + steps[:, 1], minlength=9)
+    assert stats.chisquare(pairs).pvalue > 1e-3
+
+
+def test_windows_stay_where_the_mask_is_true():
+    valid = torch.tensor([3, 5, 8]).repeat(1500)
+    mask = torch.arange(8) < valid[:, None]
+    steps = RandomCropTensorDict(3, mask_key=("m", "mask"))(data(4500, 8, m=TensorDict({"mask": mask}, [4500, 8])))[
+        "step"
+    ]
+    assert (steps[:, -1] < valid).all()
+    assert (steps[valid == 3, 0] == 0).all()
+    for length in (5, 8):
+        starts = torch.bincount(steps[valid == length, 0])
+        assert len(starts) == length - 2 and stats.chisquare(starts).pvalue > 1e-3
+
+
+def test_a_whole_sequence_is_a_window():
+    assert (RandomCropTensorDict(5)(data(2, 5)) == data(2, 5)).all()
+
+
+def test_a_generator_governs_the_draws():
+    def drawn(seed):
+        return RandomCropTensorDict(2, generator=torch.Generator().manual_seed(seed))(data(64, 9))["number"]
+
+    assert torch.equal(drawn(0), drawn(0)) and not torch.equal(drawn(0), drawn(1))
+    before = torch.random.get_rng_state()
+    drawn(0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    transform = RandomCropTensorDict(2, generator=torch.Generator().manual_seed(0))
+    twins = copy.deepcopy(transform), pickle.loads(pickle.dumps(transform))
+    assert all(torch.equal(twin(data(64, 9))["number"], drawn(0)) for twin in twins)
+
+
+def test_a_buffer_gives_windows_of_what_it_stores():
+    rb = ReplayBuffer(storage=LazyTensorStorage(6), transform=RandomCropTensorDict(4), batch_size=5)
+    rb.extend(data(6, 9).exclude("name"))
+    found = rb.sample()
+    assert found.batch_size == (5, 4) and (found["step"].diff(dim=-1) == 1).all()
+    assert rb.storage[:].batch_size == (6, 9)
+
+
+def test_large_rows_of_any_dtype():
+    for dtype in (torch.uint8, torch.bfloat16, torch.uint16, torch.bool):
+        rows = torch.arange(2 * 40).reshape(2, 40, 1).expand(2, 40, 20_000).to(torch.uint8).to(dtype)
+        found = RandomCropTensorDict(30)(data(2, 40, rows=rows))
+        assert torch.equal(found["rows"][..., 7].float(), found["number"].to(torch.uint8).to(dtype).float())
+
+
+def test_gradients_go_through_windows():
+    leaf = torch.ones(2, 5, requires_grad=True)
+    RandomCropTensorDict(3)(TensorDict({"a": leaf}, [2, 5]))["a"].sum().backward()
+    assert leaf.grad.sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("transform", "shape", "error", "text"),
+    [
+        (RandomCropTensorDict(1), (), RuntimeError, "without batch dims"),
+        (RandomCropTensorDict(4), (2, 3), RuntimeError, "sub_seq_len=4 is more than the 3 steps of dim 1"),
+        (RandomCropTensorDict(1, sample_dim=-3), (2, 3), RuntimeError, "no sample_dim=-3"),
+        (RandomCropTensorDict(3, mask_key="short"), (2, 3), RuntimeError, "the 2 steps that 'short' leaves"),
+        (
+            RandomCropTensorDict(1, mask_key="wide"),
+            (2, 3),
+            ValueError,
+            r"'wide' must be of shape \[2, 3\].*got \[2, 3, 1\]",
+        ),
+        (RandomCropTensorDict(1, mask_key="gone"), (2, 3), KeyError, "no mask 'gone'"),
+        (RandomCropTensorDict(1, mask_key="step"), (2, 3), TypeError, "'step' must be bool, got torch.int64"),
+    ],
+)
+def test_what_cannot_be_cropped_is_refused(transform, shape, error, text):
+    given = data(*shape) if shape else TensorDict({}, [])
+    if shape:
+        given["short"], given["wide"] = (
+            torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(),
+            torch.ones(2, 3, 1, dtype=torch.bool),
+        )
+    with pytest.raises(error, match=text):
+        transform(given)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: RandomCropTensorDict(0), ValueError),
+        (lambda: RandomCropTensorDict(1.5), TypeError),
+        (lambda: RandomCropTensorDict(1, generator=0), TypeError),
+        (lambda: RandomCropTensorDict(1, mask_key=3), TypeError),
+    ],
+)
+def test_bad_arguments_are_refused(make, error):
+    with pytest.raises(error):
+        make()

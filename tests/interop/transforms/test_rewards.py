@@ -1,0 +1,220 @@
+"""Rewards between bounds, as signs and summed up, against plain Python."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from interop import LazyTensorStorage, ReplayBuffer, SliceSampler
+from interop.transforms import BinarizeReward, ClipTransform, Compose, RewardClipping, RewardSum, SignTransform
+
+
+def td(values, key="reward"):
+    values = torch.as_tensor(values)
+    return TensorDict({key: values}, values.shape[:1])
+
+
+# ---------------------------------------------------------------------- bounds and signs
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "given_", "expected"),
+    [
+        (-1, 1, [-3.0, 0.5, 2.0], [-1.0, 0.5, 1.0]),
+        (-1, 1, [-3, 0, 2], [-1, 0, 1]),
+        (-0.5, 0.5, [-3, 0, 2], [-0.5, 0.0, 0.5]),
+        (None, 1.0, [-3.0, 2.0], [-3.0, 1.0]),
+        (0, None, [-3.0, 2.0], [0.0, 2.0]),
+        (torch.tensor([0.0, 1.0]), None, [[-1.0, -1.0]], [[0.0, 1.0]]),
+    ],
+)
+def test_rewards_are_clipped(low, high, given_, expected):
+    out = RewardClipping(low, high)(td(given_))["reward"]
+    torch.testing.assert_close(out, torch.tensor(expected))
+
+
+def test_what_clipping_refuses_and_shows():
+    assert repr(RewardClipping(-1, 1)) == "RewardClipping(clamp_min=-1.0000, clamp_max=1.0000, keys=['reward'])"
+    assert set(RewardClipping(-1, 1).state_dict()) == {"clamp_min", "clamp_max"}
+    for arguments, error in (
+        ((), ValueError),
+        ((1, -1), ValueError),
+        ((float("nan"), 1), ValueError),
+        (("a", 1), TypeError),
+        ((True, 1), TypeError),
+    ):
+        with pytest.raises(error):
+            RewardClipping(*arguments)
+    with pytest.raises(ValueError, match="'reward': bounds of shape"):
+        RewardClipping(torch.zeros(2))(td([[1.0], [2.0]]))
+
+
+def test_entries_are_clipped_in_both_directions():
+    transform = ClipTransform(["a"], ["b"], ["stored"], ["a"], low=-1, high=0.5)
+    data = td([-3.0, 0.0, 2.0], "a")
+    assert transform(data.copy())["b"].tolist() == [-1.0, 0.0, 0.5]
+    stored = transform.inv(data)
+    assert stored["stored"].tolist() == [-1.0, 0.0, 0.5] and set(data.keys()) == {"a"}
+    assert ClipTransform(["a"], low=1)(td([0, 2], "a"))["a"].dtype == torch.float32
+    assert ClipTransform(["a"], high=1.0)(td([0.0, 2.0], "a"))["a"].tolist() == [0.0, 1.0]
+    for arguments, error in (
+        ({}, TypeError),
+        ({"low": 1.0, "high": 1.0}, ValueError),
+        ({"low": float("nan")}, ValueError),
+        ({"low": torch.ones(2)}, TypeError),
+        ({"low": "1"}, TypeError),
+    ):
+        with pytest.raises(error):
+            ClipTransform(["a"], **arguments)
+
+
+def test_signs_and_ones_and_zeros():
+    out = BinarizeReward()(td([[-1.0], [0.0], [0.1]]))["reward"]
+    assert out.dtype == torch.int8 and out.tolist() == [[0], [0], [1]]
+    for wrong in ([1.0, 2.0], [[1.0, 2.0]]):
+        with pytest.raises(ValueError, match=r"BinarizeReward: 'reward': rewards must be \[\.\.\., 1\]"):
+            BinarizeReward()(td(wrong))
+    transform = SignTransform(["reward"], in_keys_inv=["reward"])
+    for values in ([-3, 0, 2], [-0.5, 0.0, 2.5]):
+        expected = torch.tensor(values).sign()
+        torch.testing.assert_close(transform(td(values))["reward"], expected)
+        torch.testing.assert_close(transform.inv(td(values))["reward"], expected)
+    with pytest.raises(TypeError, match="'reward' must be a tensor"):
+        transform(TensorDict({"reward": "text"}))
+
+
+def test_a_refusal_of_one_entry_leaves_the_others():
+    data = TensorDict({"a": torch.ones(2, 1), "b": torch.ones(2)}, [2])
+    before = data.clone()
+    with pytest.raises(ValueError, match="'b'"):
+        BinarizeReward(["a", "b"])(data)
+    assert (data == before).all()
+
+
+# ---------------------------------------------------------------------- RewardSum
+
+
+def summed(rewards, ends):
+    """Sums of one row."""
+    out, total = [], 0
+    for reward, end in zip(rewards, ends, strict=True):
+        total = total + reward
+        out.append(total)
+        if end:
+            total = 0
+    return out
+
+
+def rollout(rewards, ends, **others):
+    batch = rewards.shape[:2]
+    after = TensorDict({"reward": rewards, "done": ends, **others}, batch)
+    return TensorDict({"next": after, "done": torch.zeros_like(ends)}, batch, names=[None, "time"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 9), st.floats(0, 1), st.integers(0, 99), st.sampled_from([torch.float64, torch.int32, torch.bool])
+)
+def test_sums_are_of_one_trajectory_each(length, share, seed, dtype):
+    rng = np.random.default_rng(seed)
+    rewards = torch.from_numpy(rng.integers(-5, 6, (3, length, 1))).to(dtype)
+    ends = torch.from_numpy(rng.random((3, length, 1)) < share)
+    out = RewardSum([("next", "reward")])(rollout(rewards, ends))["next", "episode_reward"]
+    expected = [summed(*rows) for rows in zip(rewards[..., 0].double().tolist(), ends[..., 0].tolist(), strict=True)]
+    assert out.shape == rewards.shape
+    assert out.dtype == (dtype if dtype.is_floating_point else torch.int64)
+    assert out[..., 0].double().tolist() == expected
+
+
+def test_time_is_the_dim_of_that_name_or_as_given():
+    rewards, ends = torch.ones(4, 2, 1), torch.zeros(4, 2, 1, dtype=torch.bool)
+    after = {"next": {"reward": rewards, "done": ends}}
+    by_name = TensorDict(after, [4, 2], names=["time", None])
+    assert RewardSum([("next", "reward")])(by_name)["next", "episode_reward"][:, 0, 0].tolist() == [1, 2, 3, 4]
+    unnamed = TensorDict(after, [4, 2])
+    for dim, expected in ((0, 4), (-2, 4), (1, 2), (-1, 2)):
+        out = RewardSum([("next", "reward")], ["sum"], time_dim=dim)(unnamed.copy())
+        assert out["sum"].max() == expected
+    with pytest.raises(ValueError, match=r"no dim .* is named 'time'"):
+        RewardSum([("next", "reward")])(unnamed)
+    with pytest.raises(ValueError, match="time_dim 2 is out of range"):
+        RewardSum([("next", "reward")], time_dim=2)(unnamed)
+
+
+def test_where_the_end_of_a_trajectory_is_looked_for():
+    rewards, ends = torch.ones(1, 4, 1), torch.tensor([[[0], [1], [0], [0]]]).bool()
+    none = torch.zeros_like(ends)
+
+    def sums(data, key, **options):
+        batch = TensorDict(data, [1, 4], names=[None, "time"])
+        return RewardSum([key], ["sum"], **options)(batch)["sum"].flatten()[:4].tolist()
+
+    reset, not_reset = [1, 2, 1, 2], [1, 2, 3, 4]
+    after = ("next", "reward")
+    assert sums({"next": {"reward": rewards, "done": ends}, "done": none}, after) == reset
+    assert sums({"next": {"reward": rewards, "done": none}, "done": ends}, after) == not_reset
+    assert sums({"next": {"reward": rewards, "terminated": none, "truncated": ends}}, after) == reset
+    assert sums({"next": {"reward": rewards, "terminated": ends}}, after) == reset
+    assert sums({"reward": rewards, "next": {"done": ends}, "done": none}, "reward") == reset
+    assert sums({"reward": rewards, "done": ends}, "reward") == reset
+    assert sums({"reward": rewards}, "reward") == not_reset
+    assert sums({"reward": rewards[..., 0], "done": ends}, "reward") == reset
+    assert sums({"reward": rewards, "done": ends[..., 0]}, "reward") == reset
+    assert sums({"reward": rewards, "done": none, "end": ends}, "reward", done_keys=["end"]) == reset
+    agents = {"agents": {"reward": torch.ones(1, 4, 3, 1)}}
+    out = RewardSum([("next", "agents", "reward")])(
+        TensorDict({"next": {**agents, "done": ends}}, [1, 4], names=[None, "time"])
+    )
+    assert out["next", "agents", "episode_reward"][0, :, 2, 0].tolist() == reset
+    with pytest.raises(KeyError, match="done_keys"):
+        sums({"next": {"reward": rewards}, "done": ends}, after)
+    with pytest.raises(KeyError, match="'end'"):
+        sums({"reward": rewards}, "reward", done_keys=["end"])
+    with pytest.raises(ValueError, match="'reward' is of shape"):
+        sums({"reward": rewards, "done": torch.zeros(1, 4, 3).bool()}, "reward")
+    with pytest.raises(ValueError, match="done_keys must be one for each"):
+        RewardSum(["a", "b"], done_keys=["done"])
+
+
+def test_what_is_huge_in_one_trajectory_is_not_felt_in_the_next():
+    rewards = torch.tensor([1e30, float("inf"), float("nan"), 1.0, 2.0, 0.25]).reshape(1, 6, 1)
+    ends = torch.tensor([1, 1, 1, 0, 0, 1]).bool().reshape(1, 6, 1)
+    out = RewardSum([("next", "reward")])(rollout(rewards, ends))["next", "episode_reward"].flatten()
+    assert out[3:].tolist() == [1.0, 3.0, 3.25]
+    assert torch.equal(out[:2], rewards[0, :2, 0]) and out[2].isnan()
+
+
+def test_gradients_reach_the_steps_before_in_a_trajectory():
+    rewards = torch.ones(1, 4, 1, requires_grad=True)
+    ends = torch.tensor([0, 1, 0, 0]).bool().reshape(1, 4, 1)
+    RewardSum([("next", "reward")])(rollout(rewards, ends))["next", "episode_reward"].sum().backward()
+    assert rewards.grad.flatten().tolist() == [2, 1, 2, 1]
+
+
+def test_names_and_half_precision():
+    transform = RewardSum(["reward", ("a", "r")])
+    assert transform.out_keys == ["episode_reward", ("a", "episode_r")]
+    rewards = torch.full((1, 2049, 1), 1.0, dtype=torch.bfloat16)
+    ends = torch.zeros(1, 2049, 1, dtype=torch.bool)
+    out = RewardSum([("next", "reward")])(rollout(rewards, ends))["next", "episode_reward"]
+    assert out.dtype == torch.bfloat16 and out[0, -1] == 2048
+    with pytest.raises(KeyError, match="'reward' not found"):
+        RewardSum()(rollout(rewards, ends))
+
+
+def test_slices_read_from_a_buffer_have_their_sums():
+    ends = torch.zeros(40, 1, dtype=torch.bool)
+    ends[[9, 24, 39]] = True
+    data = TensorDict(
+        {"next": {"reward": torch.ones(40, 1), "done": ends}, "episode": ends.cumsum(0) - ends.long()}, [40]
+    )
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(40),
+        sampler=SliceSampler(slice_len=5, traj_key="episode"),
+        transform=Compose(RewardSum([("next", "reward")], time_dim=0)),
+        batch_size=20,
+    )
+    rb.extend(data)
+    assert rb[:]["next", "episode_reward"].flatten().tolist() == [*range(1, 11), *range(1, 16), *range(1, 16)]
