@@ -8,7 +8,9 @@ STAMP := $(VENV)/.installed
 # A download that breaks off is tried again.
 retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; done
 
-.PHONY: demo test test-slow faults lint bench clean
+EXAMPLES := rainbow r2d2 her behaviour_cloning
+
+.PHONY: demo examples test test-slow faults lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## train on CartPole through both doors
 	$(BIN)/python examples/demo.py
+
+examples: $(STAMP)  ## some minutes each: whole pipelines, which fail where nothing was learned
+	status=0; for each in $(EXAMPLES); do $(BIN)/python examples/$$each.py || status=1; done; exit $$status
 
 test: lint  ## what CI runs
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -14,12 +14,8 @@ from torch import nn
 
 from interop.transforms import torchrl_specs
 from interop.transforms.chain import Call, Compose, as_transform
-from interop.transforms.entries import EntriesTransform
 from interop.transforms.running_norm import RunningNorm
-from interop.transforms.shapes import Reshaping
 from interop.transforms.transform import Transform
-
-_OF_KEYS = (Transform.inv, EntriesTransform.inv, Reshaping.inv)  # those that copy and call `_inv_call`
 
 
 def as_torchrl(transform: Any, *, specs: Mapping[NestedKey, Any] | None = None) -> Any:
@@ -100,7 +96,7 @@ class Beside:
             return tensordict  # nothing is written there
         if not _inverts(self.transform):
             return tensordict
-        if type(self.transform).inv in _OF_KEYS:
+        if type(self.transform).inv is Transform.inv:
             return self.transform._inv_call(tensordict)  # torchrl has made a copy before
         return self.transform.inv(tensordict)
 
@@ -208,7 +204,7 @@ def _inverts(transform: Any) -> bool:
     if not isinstance(transform, Transform):
         return True
     kind = type(transform)
-    if kind._inv_call is Transform._inv_call and kind.inv in _OF_KEYS:
+    if kind._inv_call is Transform._inv_call and kind.inv is Transform.inv:
         return bool(transform.in_keys_inv)
     return kind is not Call
 

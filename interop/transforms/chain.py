@@ -200,7 +200,7 @@ class Compose(Transform, States):
 
     def __repr__(self) -> str:
         inner = ",".join(f"\n        {each}" for each in self.transforms)
-        return f"Compose({inner})"
+        return f"Compose({inner or chr(10)})"
 
 
 def as_transform(transform: Any) -> nn.Module:

@@ -1,15 +1,13 @@
 """Transforms of single entries: all of them, or none if one is refused, which is named."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.transforms.setting import expect_tensor, expect_tensordict, put
+from interop.transforms.setting import expect_tensor
 from interop.transforms.transform import Keys, Transform
 
 
@@ -29,35 +27,7 @@ class EntriesTransform(Transform):
             in_keys_inv if out_keys_inv is None else out_keys_inv,
         )
 
-    # Tensors given by name have no batch dims in common: they may change their shapes.
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform each of `in_keys` into the one of `out_keys`, in place. KeyError for a missing one."""
-        return self._each(tensordict, self._in_keys, self._out_keys, self._apply_transform)
-
-    @dispatch(source="out_keys_inv", dest="in_keys_inv", auto_batch_size=False)
-    def inv(self, tensordict: TensorDictBase) -> Any:
-        """What is to be stored of a tensordict, which stays as it is."""
-        return self._inv_call(tensordict.copy() if is_tensor_collection(tensordict) else tensordict)
-
-    def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
-        ready: dict[NestedKey, Any] = {}
-
-        def made(key: NestedKey) -> Any:
-            value = ready[key] if key in ready else self._get(data, key)
-            return None if value is None else self._named(key, function, value)
-
-        expect_tensordict(type(self).__name__, data)
-        # An entry that was written for one key and is read for the next is the new one.
-        for source, destination in zip(sources, destinations, strict=True):
-            value = made(source)
-            if value is not None:
-                ready[destination] = value
-        put(type(self).__name__, data, ready.items())
-        return data
-
-    def _named(self, key: NestedKey, function: Callable[[Tensor], Tensor], value: Any) -> Tensor:
-        """What the function makes of the entry; its errors name the entry."""
+    def _made(self, key: NestedKey, function: Callable[[Tensor], Tensor], value: Any) -> Tensor:
         expect_tensor(type(self).__name__, key, value)
         try:
             return function(value)

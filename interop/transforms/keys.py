@@ -8,6 +8,7 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 
 from interop.keys import as_path
+from interop.trajectories import DEFAULT_DONE_KEYS
 from interop.transforms.setting import expect_tensordict
 from interop.transforms.transform import Keys, Transform, as_keys
 
@@ -102,13 +103,16 @@ class SelectTransform(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Take out what is not selected, in place."""
-        expect_tensordict("SelectTransform", tensordict)
-        kept = list(self.selected_keys)
-        kept += ["reward"] * self.keep_reward_keys + ["done"] * self.keep_done_keys
-        return tensordict.select(*kept, strict=False, inplace=True)
+        return self._selected(tensordict, "reward", "done")
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
+        """The same for what a step of an environment returned, of which all flags of its end are kept."""
+        return self._selected(next_tensordict, "reward", *DEFAULT_DONE_KEYS)
+
+    def _selected(self, data: TensorDictBase, reward: str, *dones: str) -> TensorDictBase:
+        expect_tensordict("SelectTransform", data)
+        kept = [*self.selected_keys, *([reward] if self.keep_reward_keys else ())]
+        return data.select(*kept, *(dones if self.keep_done_keys else ()), strict=False, inplace=True)
 
     def __repr__(self) -> str:
         return f"SelectTransform(keys={self.selected_keys})"

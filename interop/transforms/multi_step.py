@@ -98,7 +98,7 @@ class MultiStepTransform(Transform):
                 kept = new[max(count, 0) :]
             else:
                 kept = new[max(new.count - n, 0) :].copied()
-            made = self._made(held, new, n, count) if count > 0 else None
+            made = self._transitions(held, new, n, count) if count > 0 else None
             self._frames = kept
         return None if made is None else _tensordict(made, tensordict.device)
 
@@ -106,14 +106,14 @@ class MultiStepTransform(Transform):
         """What is made of the frames that are kept when no more follow, which are then kept no longer; None for none."""
         with self._turn:
             held = self._frames
-            made = None if held is None or not held.count else self._made(None, held, self._n_steps, held.count)
+            made = None if held is None or not held.count else self._transitions(None, held, self._n_steps, held.count)
             self._frames = None
         return None if made is None else _tensordict(made, None)
 
     def _keys(self) -> Keys:
         return Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key)
 
-    def _made(self, held: Frames | None, new: Frames, n: int, count: int) -> Frames:
+    def _transitions(self, held: Frames | None, new: Frames, n: int, count: int) -> Frames:
         """The first transitions of these frames."""
         keys = self._keys()
         parts = [new] if held is None else [held, new]

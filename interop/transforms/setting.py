@@ -26,6 +26,8 @@ def put(name: str, data: TensorDictBase, entries: Iterable[tuple[NestedKey, Any]
     """Set entries, all or none. ValueError for one without the batch dims of the tensordict it goes into."""
     entries = list(entries)
     for key, value in entries:
+        if not isinstance(value, Tensor) and not is_tensor_collection(value):
+            continue
         batch = data.batch_size if isinstance(key, str) else _batch_size(data, key)
         if value.shape[: len(batch)] != batch:
             raise ValueError(

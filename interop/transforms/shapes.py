@@ -1,58 +1,31 @@
 """Other dims for the same numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.nn import dispatch
+from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.numbers import whole
-from interop.transforms.setting import expect_tensor, expect_tensordict, put
+from interop.transforms.entries import EntriesTransform
+from interop.transforms.setting import expect_tensor, expect_tensordict
 from interop.transforms.transform import Keys, Transform, as_keys
 
 
-class Reshaping(Transform):
+class Reshaping(EntriesTransform):
     """One that gives tensors other dims, each by itself; the dims that count from the end are those of an item.
 
     ValueError, naming the entry, for one that has not got the dims or whose batch dims would change: nothing changes then.
     """
 
-    def __init__(self, in_keys: Keys, out_keys: Keys, in_keys_inv: Keys = None, out_keys_inv: Keys = None) -> None:
-        super().__init__(
-            in_keys,
-            in_keys if out_keys is None else out_keys,
-            in_keys_inv,
-            in_keys_inv if out_keys_inv is None else out_keys_inv,
-        )
-
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give each of `in_keys` its other dims under the one of `out_keys`, in place."""
-        return self._each(tensordict, self._in_keys, self._out_keys, self._apply_transform)
-
-    @dispatch(source="out_keys_inv", dest="in_keys_inv", auto_batch_size=False)
-    def inv(self, tensordict: TensorDictBase) -> Any:
-        """What is to be stored of a tensordict, which stays as it is."""
-        return self._inv_call(tensordict.copy() if is_tensor_collection(tensordict) else tensordict)
-
-    def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
-        name = type(self).__name__
-        expect_tensordict(name, data)
-        made = []
-        for source, destination in zip(sources, destinations, strict=True):
-            value = self._get(data, source)
-            if value is None:
-                continue
-            expect_tensor(name, source, value)
-            try:
-                made.append((destination, function(value)))
-            except (RuntimeError, IndexError) as error:
-                raise ValueError(f"{self} does not fit {source!r} of shape {list(value.shape)}: {error}") from error
-        put(name, data, made)
-        return data
+    def _made(self, key: NestedKey, function: Callable[[Tensor], Tensor], value: Any) -> Tensor:
+        expect_tensor(type(self).__name__, key, value)
+        try:
+            return function(value)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(f"{self} does not fit {key!r} of shape {list(value.shape)}: {error}") from error
 
 
 class FlattenObservation(Reshaping):

@@ -2,13 +2,15 @@
 
 import copy
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Self
 
 from tensordict import TensorDictBase, is_tensor_collection, unravel_key
 from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import nn
+
+from interop.transforms.setting import expect_tensordict, put
 
 Keys = NestedKey | Sequence[NestedKey] | None
 
@@ -90,7 +92,8 @@ class Transform(nn.Module):
 
     # ------------------------------------------------------------------ reading
 
-    @dispatch(source="in_keys", dest="out_keys")
+    # Tensors given by name have no batch dims in common: they may change their shapes.
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Transform each of `in_keys` into the one of `out_keys`, in place. KeyError for a missing one."""
         return self._each(tensordict, self._in_keys, self._out_keys, self._apply_transform)
@@ -107,7 +110,7 @@ class Transform(nn.Module):
 
     # ------------------------------------------------------------------ writing
 
-    @dispatch(source="out_keys_inv", dest="in_keys_inv")
+    @dispatch(source="out_keys_inv", dest="in_keys_inv", auto_batch_size=False)
     def inv(self, tensordict: TensorDictBase) -> Any:
         """What is to be stored of a tensordict, which stays as it is; None for nothing."""
         return self._inv_call(tensordict.copy() if is_tensor_collection(tensordict) else tensordict)
@@ -133,17 +136,24 @@ class Transform(nn.Module):
         raise NotImplementedError(f"{type(self).__name__}.keeps is True: write _kept() and _keep()")
 
     def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
-        if not is_tensor_collection(data):
-            raise TypeError(f"{type(self).__name__} transforms the entries of a tensordict, got {type(data).__name__}")
+        """Set what the function makes of entries: of all, or of none where one is refused."""
+        expect_tensordict(type(self).__name__, data)
         if len(sources) != len(destinations):
             raise ValueError(
                 f"{type(self).__name__} reads {list(sources)} and writes {list(destinations)}: as many keys are needed"
             )
+        ready: dict[NestedKey, Any] = {}
         for source, destination in zip(sources, destinations, strict=True):
-            value = self._get(data, source)
+            # What was made for one key and is read for the next is the new one.
+            value = ready[source] if source in ready else self._get(data, source)
             if value is not None:
-                data.set(destination, function(value))
+                ready[destination] = self._made(source, function, value)
+        put(type(self).__name__, data, ready.items())
         return data
+
+    def _made(self, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Any:
+        """What the function makes of the entry of a key."""
+        return function(value)
 
     def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
         """The entry; None for a missing one that may be missing, else KeyError."""

@@ -130,10 +130,10 @@ def test_other_names(count: int, lanes: tuple[int, ...]) -> None:
 
 @each_case
 def test_rows_put_where_they_were(count: int, lanes: tuple[int, ...]) -> None:
-    """With an `out`."""
-    if not they_can_read(count, lanes):
-        return
+    """With an `out`, which they cannot fill with a full ring whose last row was written last."""
     made = written(count, lanes)
+    if made.is_full and made.shift == 4:
+        return
     flat = made.told(TED2Flat())(made.data)
     mine, theirs = (hook(flat, out=torch.zeros_like(made.data)) for hook in (Flat2TED(), utils.Flat2TED()))
     assert not differences(mine, made.data)

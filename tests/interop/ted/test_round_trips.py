@@ -10,6 +10,7 @@ from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 from torch import Tensor
 
 from interop import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+from interop.ted import gathered
 from interop.ted.refusals import bits
 from tests.interop.ted.model import Written, copied, differences, laid_out, paths, rings, same, write
 
@@ -153,15 +154,28 @@ def test_keys_that_are_no_file_names(tmp_path: Path) -> None:
     assert not differences(Flat2TED()(written.told(TED2Flat())(written.data, tmp_path)), written.data)
 
 
-def test_a_disk_without_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int, start: int, size: int) -> None:
+@pytest.mark.parametrize("spare", [0, 1 << 20])
+def test_a_disk_without_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    """Arrays that are made in their files, and those that are written."""
+
+    def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
     written = write(3, (), 3, ())
-    monkeypatch.setattr("os.posix_fallocate", full)
+    monkeypatch.setattr(gathered, "_SPARE", spare)
+    monkeypatch.setattr("interop.ted.gathered._write" if spare else "os.posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         written.told(TED2Flat())(written.data, tmp_path / "flat")
     assert not list(tmp_path.iterdir())
+
+
+def test_large_arrays_are_made_in_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = write(5, (2,), 7, {(1, 0), (4, 1)})
+    monkeypatch.setattr(gathered, "_SPARE", 16)
+    flat = written.told(TED2Flat())(written.data, tmp_path / "flat")
+    nested = written.told(TED2Nested())(written.data, tmp_path / "nested")
+    assert not differences(Flat2TED()(flat), written.data)
+    assert not differences(Nested2TED()(nested), written.data)
 
 
 # ---------------------------------------------------------------------- unusual data
