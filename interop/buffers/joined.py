@@ -315,7 +315,7 @@ class Joined(Saveable):
                 if isinstance(buffer._sampler, PrioritizedSampler):
                     buffer._sampler.take_over(self._storage)
                 if isinstance(buffer._writer, RoundRobinWriter):
-                    buffer._writer._cursor = self._storage._ledger.end
+                    buffer._writer._follow(self._storage)
                 buffer._drop_ahead()
 
     def _drop_ahead(self) -> None:

@@ -61,7 +61,7 @@ class ReplayBuffer(Editable):
     def add(self, data: Any) -> Any:
         """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims.
 
-        None where the writer does not keep it.
+        None where the writer does not keep it; slots [n] where a transform that kept items before gives several now.
         """
         self._expect("add", data)
         self._writer.refuse("add")
@@ -70,7 +70,11 @@ class ReplayBuffer(Editable):
                 f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
             )
         with self._stored(data, lift=True) as stored:
-            return self._no_slots() if self._is_nothing(stored) else self._add(stored)
+            if self._is_nothing(stored):
+                return self._no_slots()
+            if self._transform.keeps and is_tensor_collection(stored) and stored.ndim > data.ndim:
+                return self._write(stored, many=True)
+            return self._add(stored)
 
     def _add(self, stored: Any) -> Any:
         index = self._write(stored, many=False)
@@ -190,6 +194,7 @@ class ReplayBuffer(Editable):
         """The storage was emptied."""
         self._writer._empty(empty_write_count)
         self._sampler._empty()
+        self._transform._emptied()
         self._drop_ahead()
 
     # ------------------------------------------------------------------ reading

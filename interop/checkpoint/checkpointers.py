@@ -65,6 +65,7 @@ class StorageCheckpointerBase:
     def _put_in(storage: Any, put: Callable[[], None]) -> None:
         with uninterrupted(), storage._step():
             put()
+            storage._writers_follow()
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 

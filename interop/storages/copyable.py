@@ -51,6 +51,7 @@ class Copyable(Storage):
             put = self._from_dict(state_dict)
             with uninterrupted(), self._step():
                 put()
+                self._writers_follow()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         return tensor_states.restoring_state(self, given)

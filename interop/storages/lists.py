@@ -185,6 +185,7 @@ class ListStorage(Storage):
         """
         with self._still():
             self._from_dict(state_dict)()
+            self._writers_follow()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         return list_states.restoring_state(self, given)

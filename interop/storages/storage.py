@@ -113,6 +113,13 @@ class Storage(Component):
         """Check what `state_dict` gave; what is returned puts it in. Here the storage of a user checks it then."""
         return partial(self.load_state_dict, given)
 
+    def _writers_follow(self) -> None:
+        """Have writers that go around the ring go on behind the newest row: the storage was loaded by itself."""
+        for buffer in self.attached():
+            follow = getattr(getattr(buffer, "_writer", None), "_follow", None)
+            if follow is not None:
+                follow(self)
+
     def _still(self) -> Any:
         return self._access.turn()
 

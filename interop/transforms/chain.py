@@ -182,6 +182,10 @@ class Compose(Transform, States):
         for each, held in kept:
             each._keep(held)
 
+    def _emptied(self) -> None:
+        for each in self._keeping:
+            each._emptied()
+
     def set_missing_tolerance(self, mode: bool = False) -> None:
         """Have all of them pass over missing entries, or not."""
         super().set_missing_tolerance(mode)

@@ -135,6 +135,9 @@ class Transform(nn.Module):
         """Go back to what `_kept` returned."""
         raise NotImplementedError(f"{type(self).__name__}.keeps is True: write _kept() and _keep()")
 
+    def _emptied(self) -> None:
+        """The buffer was emptied: what was kept to be stored later is to be forgotten too."""
+
     def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
         """Set what the function makes of entries: of all, or of none where one is refused."""
         expect_tensordict(type(self).__name__, data)

@@ -73,6 +73,10 @@ class RoundRobinWriter(Writer):
     def _cursor(self, value: int) -> None:
         self._cursor_cell.value = value
 
+    def _follow(self, storage: Any) -> None:
+        """Go on behind the row of the storage that was written last."""
+        self._cursor = storage._ledger.end
+
     @property
     def write_count(self) -> int:
         """Rows ever written; never capped by the capacity."""

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from interop.transforms import Compose, Transform
+from interop.transforms import Compose, MultiStepTransform, Transform
 
 
 class Delay(Transform):
@@ -161,3 +161,32 @@ def test_threads_write_in_turn():
     assert (stored[:, 0] == stored[:, 1]).all()
     left = {float(rb.transform[0].held["a"][0])}
     assert set(stored[:, 0].tolist()) | left == {1000.0 * each + n for each in range(4) for n in range(200)}
+
+
+def steps(first, count):
+    time = torch.arange(first, first + count, dtype=torch.float32)
+    done = torch.zeros(count, 1, dtype=torch.bool)
+    after = TensorDict({"a": time + 1, "reward": time[:, None], "done": done}, [count])
+    return TensorDict({"a": time, "next": after}, [count])
+
+
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+def test_single_steps_through_a_multi_step_transform(buffer):
+    rb = buffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5))
+    data = steps(0, 10)
+    slots = [rb.add(data[step]) for step in range(8)]
+    assert all(each.shape == (0, 1) for each in slots[:3]) and slots[3:] == [0, 1, 2, 3, 4]
+    rb.transform[0].n_steps = 1
+    assert rb.add(data[8]).tolist() == [5, 6, 7]  # what no longer has to wait
+    assert rb.add(data[9]) == 8
+    assert rb[:]["a"].tolist() == list(range(9))
+    assert rb[:]["steps_to_next_obs"].tolist() == [3] * 5 + [1] * 4
+
+
+def test_what_waits_is_forgotten_with_the_rest():
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5))
+    rb.extend(steps(0, 10))
+    rb.empty()
+    assert rb.extend(steps(100, 3)).shape == (0, 1)
+    rb.extend(steps(103, 4))
+    assert rb[:]["a"].tolist() == [100, 101, 102, 103]

@@ -1,0 +1,40 @@
+"""A storage that is loaded by itself: its writers go on where the ring was written last."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+
+ROWS = 100
+
+
+def rows(first, count):
+    time = torch.arange(first, first + count)
+    return TensorDict({"time": time, ("next", "done"): ((time + 1) % 40 == 0)[:, None]}, [count])
+
+
+def written(storage):
+    rb = TensorDictReplayBuffer(
+        storage=storage(ROWS), sampler=SliceSampler(slice_len=5, end_key=("next", "done")), batch_size=500
+    )
+    for first in (0, 50, 100):
+        rb.extend(rows(first, 50))
+    rb.extend(rows(150, 7))
+    return rb
+
+
+@pytest.mark.parametrize("way", ["loads", "load_state_dict"])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
+def test_the_next_write_replaces_the_oldest_row(storage, way, tmp_path):
+    saved = written(storage)
+    rb = TensorDictReplayBuffer(
+        storage=storage(ROWS), sampler=SliceSampler(slice_len=5, end_key=("next", "done")), batch_size=500
+    )
+    if way == "loads":
+        saved.storage.dumps(tmp_path / "rows")
+        rb.storage.loads(tmp_path / "rows")
+    else:
+        rb.storage.load_state_dict(saved.storage.state_dict())
+    assert rb.extend(rows(157, 3)).tolist() == [57, 58, 59]
+    assert (rb.sample()["time"].reshape(-1, 5).diff(dim=1) == 1).all()
