@@ -21,6 +21,9 @@ SCRIPTS = (
     "jit_slices",
     "checkpoints",
     "cold_reads",
+    "multi_step",
+    "cat_frames",
+    "ted",
     "scaling",
 )
 

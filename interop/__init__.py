@@ -24,6 +24,7 @@ from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.nested import NestedStorageCheckpointer
+from interop.postprocs import DensifyReward, MultiStep, split_trajectories
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
     ConsumingSampler,
@@ -49,7 +50,7 @@ from interop.storages import (
     StorageEnsemble,
     TensorStorage,
 )
-from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested, TEDError, check_ted
 from interop.trajectories import DEFAULT_DONE_KEYS, find_start_stop_traj
 from interop.transforms import Compose
 from interop.writers import (
@@ -71,6 +72,7 @@ __all__ = [
     "CompressedListStorageCheckpointer",
     "ConditionalUpdateResult",
     "ConsumingSampler",
+    "DensifyReward",
     "Flat2TED",
     "FlatStorageCheckpointer",
     "H5Combine",
@@ -87,6 +89,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "ListStorageCheckpointer",
+    "MultiStep",
     "Nested2TED",
     "NestedStorageCheckpointer",
     "PrioritizedReplayBuffer",
@@ -112,6 +115,7 @@ __all__ = [
     "StorageEnsembleCheckpointer",
     "TED2Flat",
     "TED2Nested",
+    "TEDError",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
@@ -121,7 +125,9 @@ __all__ = [
     "Transition",
     "Writer",
     "WriterEnsemble",
+    "check_ted",
     "find_start_stop_traj",
+    "split_trajectories",
     "to_jax",
     "to_torch",
 ]

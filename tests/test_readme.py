@@ -10,7 +10,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 def test_code_runs():
     names: dict[str, Any] = {}
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
     for code in BLOCKS:
         exec(compile(code, "README.md", "exec"), names)
     assert names["items"]["obs"].shape == (16, 120, 4)
