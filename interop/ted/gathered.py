@@ -105,10 +105,10 @@ def components(array: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(array.unbind(0)), shapes[:, 0]
 
 
-def _write(array: Tensor, values: Tensor) -> None:
+def _write(array: Any, values: Tensor) -> None:
     """Have bytes in the file of a new array. That takes half as long as stores into its memory, page by page."""
     with open(array.filename, "r+b", buffering=0) as file:
-        left = memoryview(values.numpy())
+        left = values.numpy().data
         while left:
             left = left[file.write(left) :]
 

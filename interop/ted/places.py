@@ -13,23 +13,30 @@ from interop import bridge
 from interop.compiled import _OPTIONS
 from interop.processes import may_use_jax
 
-_LEAST = 1 << 16  # rows
+_BLOCK = 1 << 16  # rows
 _CPU = torch.device("cpu")
 
 
 def places(ends: np.ndarray) -> np.ndarray:
     """The place of each row as int64: one behind the row before, or two where that is an end.
 
-    Rows are padded to a power of two, so that no number of them is compiled for itself. Few are not worth a program, whose
-    compilation takes longer than all of their copying, and a forked child must not run one: the host counts to the same.
+    The program takes rows block by block, so that it is compiled once. Fewer rows are not worth its compilation, which takes
+    longer than all of their copying, and a forked child must not run it: then the host counts, to the same places.
     """
-    if ends.size < _LEAST or not may_use_jax():
+    if ends.size < _BLOCK or not may_use_jax():
         return counted(ends)
-    padded = np.zeros(1 << (ends.size - 1).bit_length(), np.bool_)
-    padded[: ends.size] = ends
+    found = np.empty(ends.size, np.int64)
+    first = 0
     with bridge.exact(_CPU):
-        found = _program(padded)
-    return bridge.hand_over(found).numpy()[: ends.size]
+        for start in range(0, ends.size, _BLOCK):
+            block = ends[start : start + _BLOCK]
+            count = len(block)
+            if count < _BLOCK:
+                block = np.zeros(_BLOCK, np.bool_)
+                block[:count] = ends[start:]
+            np.add(np.asarray(_program(block))[:count], first, out=found[start : start + count])
+            first = int(found[start + count - 1]) + 1 + int(block[count - 1])
+    return found
 
 
 def counted(ends: np.ndarray) -> np.ndarray:
