@@ -75,7 +75,8 @@ def n_step_of_slots(
     """Returns of up to n steps from stored items on, which are of the shape of the slots; `last` are slots.
 
     Never across the end of a trajectory, nor the place where the ring is written: the newest item of a trajectory that goes
-    on is the last one. O(slots * n), whatever the number of items.
+    on is the last one. O(slots * n), whatever the number of items. With `Frames`, `buffer.intact(state, found.last)` says of
+    which `last` all frames are still there.
 
     Args:
         slots: of stored items.

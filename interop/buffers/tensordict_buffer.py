@@ -143,7 +143,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 data.set(key, value)
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}"
+                    f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}, got "
+                    f"{list(getattr(value, 'shape', []))}: a transform that takes rows away works on what sample() returns, or "
+                    "in a ReplayBuffer"
                 ) from error
         if locked:
             data.lock_()

@@ -27,7 +27,7 @@ class KeepingWriting(Turn):
     A write that fails leaves what they keep as it was.
     """
 
-    __slots__ = ("_before", "_count", "_make")
+    __slots__ = ("_before", "_make", "_standing")
 
     def __init__(self, buffer: Any, make: Callable[[], Any]) -> None:
         super().__init__(buffer)
@@ -38,7 +38,7 @@ class KeepingWriting(Turn):
         self._before: Any = None
         try:
             self._before = self._buffer._transform._kept()
-            self._count = self._buffer._writer.write_count
+            self._standing = self._stands()
             return self._make()
         except BaseException:
             self._back()
@@ -48,7 +48,7 @@ class KeepingWriting(Turn):
     def __exit__(self, kind: Any = None, *rest: object) -> None:
         try:
             # What was written although a signal broke off what followed is part of the stream.
-            if kind is not None and self._buffer._writer.write_count == self._count:
+            if kind is not None and self._stands() == self._standing:
                 self._back()
         finally:
             super().__exit__(kind, *rest)
@@ -58,3 +58,8 @@ class KeepingWriting(Turn):
             return
         with uninterrupted():
             self._buffer._transform._keep(self._before)
+
+    def _stands(self) -> tuple[Any, ...]:
+        """What a write changes once its rows are stored: first the cursor, where there is one, then the count."""
+        writer = self._buffer._writer
+        return getattr(writer, "_cursor", None), writer.write_count
