@@ -144,8 +144,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             except RuntimeError as error:
                 raise RuntimeError(
                     f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}, got "
-                    f"{list(getattr(value, 'shape', []))}: a transform that takes rows away works on what sample() returns, or "
-                    "in a ReplayBuffer"
+                    f"{list(getattr(value, 'shape', []))}: a transform that takes rows away works on what sample() "
+                    "returns, or in a ReplayBuffer"
                 ) from error
         if locked:
             data.lock_()
