@@ -21,7 +21,8 @@ class DiscreteActionProjection(EntriesTransform):
         action_key: the actions.
         include_forward: whether reading changes them.
 
-    ValueError for more effective actions than actions, and for actions of another number of places.
+    TypeError for what is no int; ValueError for more effective actions than actions, and for actions of another number of
+    places.
     """
 
     def __init__(
@@ -32,6 +33,9 @@ class DiscreteActionProjection(EntriesTransform):
         include_forward: bool = True,
     ) -> None:
         super().__init__([action_key] if include_forward else [], None, [action_key], None)
+        for name, number in (("num_actions_effective", num_actions_effective), ("max_actions", max_actions)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise TypeError(f"{name} must be an int, got {number!r}")
         if not 1 <= num_actions_effective <= max_actions:
             raise ValueError(
                 f"num_actions_effective must be in [1, max_actions], got {num_actions_effective} of {max_actions}"

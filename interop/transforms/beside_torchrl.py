@@ -194,9 +194,7 @@ def _on_step(transform: Any) -> Callable[[TensorDictBase], TensorDictBase]:
 
 def _learning(transform: RunningNorm, data: TensorDictBase) -> TensorDictBase:
     """What it does where nothing is written: the steps themselves are what it learns of."""
-    if not transform.frozen and not transform.training:  # in training mode it does so itself
-        transform.update(data)
-    return transform._call(data)
+    return transform._call(data) if transform.frozen else transform._learn(data)
 
 
 def _inverts(transform: Any) -> bool:

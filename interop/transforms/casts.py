@@ -1,14 +1,16 @@
 """Transforms that cast entries to another dtype, device or kind of memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import dispatch
+from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.transforms.entries import EntriesTransform
-from interop.transforms.setting import expect_tensordict
+from interop.transforms.entries import EntriesTransform, tensors
+from interop.transforms.setting import expect_tensordict, put
 from interop.transforms.transform import Keys, Transform
 
 
@@ -74,9 +76,9 @@ class DTypeCastTransform(EntriesTransform):
 
     def _cast_all(self, data: TensorDictBase, given: torch.dtype, wanted: torch.dtype) -> TensorDictBase:
         expect_tensordict(type(self).__name__, data)
-        for key, value in list(data.items(True, True)):
-            if isinstance(value, Tensor) and value.dtype == given:
-                data.set(key, value.to(wanted))
+        ready = [(holder, name, value.to(wanted)) for holder, name, _, value in tensors(data) if value.dtype == given]
+        for holder, name, value in ready:
+            holder.set(name, value)
         return data
 
     def __repr__(self) -> str:
@@ -146,16 +148,14 @@ class DeviceCastTransform(EntriesTransform):
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self._all:
             return self._moved(next_tensordict, self.device)
-        self._free(next_tensordict, self.device)
-        return super()._call(next_tensordict)
+        return self._freed(next_tensordict, self.device, super()._call, self.out_keys)
 
     def _inv_call(self, tensordict: TensorDictBase) -> Any:
         if self.orig_device is None:
             return tensordict
         if self._all:
             return self._moved(tensordict, self.orig_device)
-        self._free(tensordict, self.orig_device)
-        return super()._inv_call(tensordict)
+        return self._freed(tensordict, self.orig_device, super()._inv_call, self.in_keys_inv)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.to(self.device)
@@ -167,10 +167,14 @@ class DeviceCastTransform(EntriesTransform):
         expect_tensordict(type(self).__name__, data)
         return data.to(device)
 
-    def _free(self, data: Any, device: torch.device) -> None:
-        """A tensordict with a device moves what is put into it back there."""
-        if is_tensor_collection(data) and data.device is not None and data.device != device:
-            data.clear_device_()
+    def _freed(self, data: Any, device: torch.device, run: Callable[[Any], Any], keys: list[NestedKey]) -> Any:
+        """What it makes of a tensordict, which has no device after: with one it moves what is put into it back there."""
+        if not is_tensor_collection(data) or data.device in (None, device) or data.is_locked:
+            return run(data)
+        moved = run(data.copy().clear_device_())  # nothing has changed where it fails
+        data.clear_device_()
+        put(type(self).__name__, data, [(key, moved.get(key)) for key in keys if moved.get(key, None) is not None])
+        return data
 
     def __repr__(self) -> str:
         keys = "" if self._all else f", keys={self.in_keys}, keys_inv={self.in_keys_inv}"

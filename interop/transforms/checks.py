@@ -2,8 +2,8 @@
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 
+from interop.transforms.entries import tensors
 from interop.transforms.setting import expect_tensordict
 from interop.transforms.transform import Transform
 
@@ -20,16 +20,14 @@ class FiniteTensorDictCheck(Transform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The tensordict as it is."""
         expect_tensordict(type(self).__name__, tensordict)
-        found = {
-            key: value.isfinite().all()
-            for key, value in tensordict.items(True, True)
-            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-        }
+        found = [
+            (key, value.isfinite().all())
+            for _, _, key, value in tensors(tensordict)
+            if value.is_floating_point() or value.is_complex()
+        ]
         # One question to the device, not one for each entry.
-        if found and not bool(
-            torch.stack([each.to(next(iter(found.values())).device) for each in found.values()]).all()
-        ):
-            wrong = ", ".join(repr(key) for key, finite in found.items() if not finite)
+        if found and not bool(torch.stack([finite.to(found[0][1].device) for _, finite in found]).all()):
+            wrong = ", ".join(dict.fromkeys(repr(key) for key, finite in found if not finite))
             raise ValueError(f"non-finite values: infinities or NaNs in {wrong}")
         return tensordict
 

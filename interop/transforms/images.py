@@ -33,7 +33,8 @@ class ToTensorImage(_ImageTransform):
         out_keys: where they go; None for `in_keys`.
         shape_tolerant: leave the order of dims where the last is not 3, as of images that are [channels, ...] already.
 
-    ValueError for images of fewer than three dims, and for an integer dtype unless `from_int` is False.
+    ValueError for images of fewer than three dims, and for an integer dtype unless `from_int` is False. TypeError for
+    complex numbers.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class ToTensorImage(_ImageTransform):
     def _apply_transform(self, observation: Tensor) -> Tensor:
         if observation.ndim < 3:
             raise ValueError(f"images are [..., height, width, channels], got {list(observation.shape)}")
+        if observation.is_complex():
+            raise TypeError("complex numbers are no images")
         images = observation
         scaled = not images.is_floating_point() if self.from_int is None else self.from_int
         if scaled:
@@ -72,7 +75,8 @@ class Resize(_ImageTransform):
     """Images [..., channels, w, h] of another size. Nothing is done to those of this size.
 
     Pixel centers are at half-integers. Bilinear and bicubic are antialiased: shrinking averages over what a pixel covers.
-    Floating dtypes are kept; values of integer ones are rounded, and clamped to what the dtype holds.
+    Floating dtypes are kept; values of integer ones are rounded, and clamped to what the dtype holds (bytes on the CPU after
+    one dim and again after the other, as torchvision does).
 
     Args:
         w: size of the last dim but one, or both sizes.
@@ -259,7 +263,8 @@ def _nearest(images: Tensor, size: Sequence[int], mode: str) -> Tensor:
 def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     """Averages of pixels of images [images, channels, height, width]."""
     antialias = mode != "area"
-    if images.dtype in (torch.float32, torch.float64) or (images.dtype == torch.uint8 and antialias):
+    of_bytes = images.dtype == torch.uint8 and antialias and images.is_cpu  # torch has none for other devices
+    if images.dtype in (torch.float32, torch.float64) or of_bytes:
         return functional.interpolate(images, size=size, mode=mode, antialias=antialias)
     wide = torch.float64 if not images.is_floating_point() and images.dtype.itemsize > 2 else torch.float32
     resized = functional.interpolate(images.to(wide), size=size, mode=mode, antialias=antialias)

@@ -44,8 +44,8 @@ class RewardScaling(EntriesTransform):
         super().__init__("reward" if in_keys is None else in_keys, out_keys)
         standard = torch.as_tensor(standard_normal, device="cpu")
         found = affine.parameter("scale", scale)
-        if standard and not found.is_meta and bool((found == 0).any()):
-            raise ValueError(f"scale must not contain 0 with standard_normal, got {scale}")
+        if standard:
+            _refuse_zeros(found)
         self.register_buffer("standard_normal", standard)
         self.register_buffer("loc", affine.parameter("loc", loc))
         self.register_buffer("scale", found)
@@ -69,16 +69,16 @@ class ObservationNorm(EntriesTransform):
 
     Args:
         loc: a number, or a tensor of the last dims of entries; None for `init_stats`.
-        scale: the same; a number is at least `eps`.
+        scale: the same; a number is at least `eps`, a tensor is taken as it is.
         in_keys: entries to read.
         out_keys: where they go; None for `in_keys`.
         in_keys_inv: entries to undo this for when they are written: their names in the storage.
         out_keys_inv: their names outside; None for `in_keys_inv`.
         standard_normal: subtract and divide, rather than multiply and add.
-        eps: least scale; None for that of the dtype of a tensor `scale`, or 1e-6.
+        eps: least scale of a number, and of `init_stats`; None for that of the dtype of a tensor `scale`, or 1e-6.
 
-    ValueError for only one of `loc` and `scale`, for no `in_keys`, and for shapes that do not fit. RuntimeError when it is
-    used without `loc` and `scale`.
+    ValueError for only one of `loc` and `scale`, for no `in_keys`, for a scale of zero to divide by, and for shapes that do
+    not fit. RuntimeError when it is used without `loc` and `scale`.
     """
 
     invertible = True
@@ -108,7 +108,13 @@ class ObservationNorm(EntriesTransform):
         if scale is not None:
             found = affine.parameter("scale", scale)
             self.loc = affine.parameter("loc", loc)
-            self.scale = found if isinstance(scale, Tensor) else found.clamp_min(self.eps)
+            if not isinstance(scale, Tensor):
+                if scale < 0:
+                    raise ValueError(f"scale must not be negative, got {scale}: give a tensor to turn signs around")
+                found = found.clamp_min(self.eps)
+            elif self.standard_normal:
+                _refuse_zeros(found)
+            self.scale = found
 
     loc: Tensor | None
     scale: Tensor | None
@@ -269,6 +275,11 @@ class _Arrived(Exception):  # noqa: N818  # no error: it carries what was read o
     def __init__(self, data: Any) -> None:
         super().__init__()
         self.data = data
+
+
+def _refuse_zeros(scale: Tensor) -> None:
+    if not scale.is_meta and bool((scale == 0).any()):
+        raise ValueError(f"scale must not contain 0 with standard_normal, got {scale}")
 
 
 def _positive(dims: Iterable[int], ndim: int) -> list[int]:

@@ -108,9 +108,11 @@ def _renamed(key: NestedKey) -> Any:
 
 def _flag(data: TensorDictBase, place: Sequence[str]) -> Tensor | None:
     done, terminated, truncated = (data.get((*place, name), None) for name in ("done", "terminated", "truncated"))
-    if done is not None or terminated is None:
-        return truncated if done is None else done
-    return terminated if truncated is None else terminated | truncated
+    if done is not None:
+        return done
+    if isinstance(terminated, Tensor) and isinstance(truncated, Tensor):
+        return terminated.logical_or(truncated)
+    return truncated if terminated is None else terminated
 
 
 def _fitting(key: NestedKey, done: Tensor | None, reward: Tensor) -> Tensor | None:

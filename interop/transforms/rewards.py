@@ -13,8 +13,8 @@ from interop.transforms.transform import Keys
 class RewardClipping(EntriesTransform):
     """Rewards between two bounds.
 
-    Integers stay integers between integer bounds, and come out in a floating dtype otherwise. The bounds are buffers of the
-    module.
+    Integers stay integers between integer bounds, and come out in a floating dtype otherwise. A bound beyond all numbers of
+    their dtype is none; ValueError where it leaves no number of it. The bounds are buffers of the module.
 
     Args:
         clamp_min: the lower bound, a number or a tensor; None for none.
@@ -143,7 +143,11 @@ def _bound(name: str, value: Any) -> Tensor | None:
             raise TypeError(f"{name} must be a number, got {value!r}")
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(f"{name} must be a number, got nan")
-        value = torch.as_tensor(value, device="cpu")
+        return torch.as_tensor(value, device="cpu")
+    if value.is_complex():
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not value.is_meta and bool(value.isnan().any()):
+        raise ValueError(f"{name} must be a number, got {value!r}")
     return value.detach()
 
 
@@ -152,7 +156,21 @@ def _clamped(value: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
     for bound in (low, high):
         if bound is not None and bound.ndim and torch.broadcast_shapes(bound.shape, value.shape) != value.shape:
             raise ValueError(f"bounds of shape {list(bound.shape)} do not fit values of shape {list(value.shape)}")
-    return value.clamp(low, high)
+    if not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool:
+        low, high = _held("lower", low, value.dtype), _held("upper", high, value.dtype)
+    return value if low is None and high is None else value.clamp(low, high)
+
+
+def _held(kind: str, bound: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A bound that is an integer, as one of the dtype, where torch would have it wrap around; None for no bound there."""
+    if bound is None or bound.ndim or bound.is_floating_point():
+        return bound
+    number, held = int(bound), torch.iinfo(dtype)
+    if held.min <= number <= held.max:
+        return bound
+    if (number < held.min) == (kind == "lower"):
+        return None
+    raise ValueError(f"the {kind} bound {number} is not of {dtype}, and nor is what is clipped to it: cast the values")
 
 
 def _number(value: Tensor) -> str:

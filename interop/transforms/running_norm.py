@@ -11,6 +11,7 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.transforms import affine
 from interop.transforms.chain import Compose
 from interop.transforms.entries import as_floating
 from interop.transforms.moments import Moments
@@ -19,6 +20,7 @@ from interop.transforms.setting import expect_tensordict, put
 from interop.transforms.transform import Keys, Transform
 
 _FIELDS = ("weight", "mean", "squares")
+Statistics = Mapping[NestedKey, Moments]
 
 
 class RunningNorm(Transform):
@@ -34,7 +36,8 @@ class RunningNorm(Transform):
             raise ValueError(f"eps must be at least 0, got {eps}")
         self.lock = threading.Lock() if lock is None else lock
         self.decay, self.eps, self.frozen = decay, eps, False
-        self._statistics: dict[NestedKey, Moments] = {}
+        self._statistics: Statistics = {}  # never changed: another one takes its place
+        self._ready: dict[NestedKey, Any] = {}
 
     # ------------------------------------------------------------------ what the forms differ in
 
@@ -59,24 +62,27 @@ class RunningNorm(Transform):
         shape than before or with infinities or NaNs. The statistics are what they were then.
         """
         with self.lock:
-            updated = dict(self._statistics)
-            for key, value in self._entries(tensordict, self.in_keys):
-                found = self._moments(key, value, tensordict.ndim)
-                if found is None:
-                    continue
-                if (kept := updated.get(key)) is None:
-                    updated[key] = found.scaled(self._shares(found.weight)[1])
-                    continue
-                kept = kept.to(found.mean.device)
-                past, each = self._shares(found.weight)
-                updated[key] = kept.scaled(past).merged(found.scaled(each))
-            self._statistics = updated
+            self._statistics = self._updated(tensordict)
+
+    def _updated(self, data: TensorDictBase) -> Statistics:
+        """The statistics with those of a tensordict."""
+        expect_tensordict(type(self).__name__, data)
+        updated = dict(self._statistics)
+        for key in dict.fromkeys(self._in_keys):  # what is read twice counts once
+            value = self._entry(data, key)
+            found = None if value is None else self._moments(key, value, data.ndim)
+            if found is None:
+                continue
+            past, each = self._shares(found.weight)
+            kept, found = updated.get(key), found.scaled(each)
+            updated[key] = found if kept is None else kept.to(found.mean.device).scaled(past).merged(found)
+        return updated
 
     def _moments(self, key: NestedKey, value: Tensor, batch_dims: int) -> Moments | None:
         """Those of an entry; None for an empty one."""
         dims = self._dims(key, value, batch_dims)
         shape = value.shape[dims:]
-        self._check_shape(key, shape)
+        self._check_shape(key, self._statistics.get(key), shape)
         if not value.numel():
             return None
         found = Moments.of(value.detach(), range(dims)).shaped(shape)
@@ -84,29 +90,22 @@ class RunningNorm(Transform):
             raise ValueError(f"{type(self).__name__}: {key!r} has infinities or NaNs, or squares that overflow")
         return found
 
-    def _check_shape(self, key: NestedKey, shape: Sequence[int]) -> None:
-        kept = self._statistics.get(key)
+    def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
         if kept is not None and tuple(shape) != tuple(kept.mean.shape):
             raise ValueError(
                 f"{type(self).__name__}: {key!r} has values of shape {list(shape)}, its statistics are of "
                 f"{list(kept.mean.shape)}"
             )
 
-    def _entries(self, data: TensorDictBase, keys: Sequence[NestedKey]) -> list[tuple[NestedKey, Tensor]]:
-        """Those of `in_keys` that there are, found under other names."""
-        expect_tensordict(type(self).__name__, data)
-        found = []
-        for key, name in zip(self.in_keys, keys, strict=True):
-            value = self._get(data, name)
-            if value is None:
-                continue
-            if not isinstance(value, Tensor) or value.is_complex():
-                raise TypeError(f"{type(self).__name__}: {name!r}: a tensor of real numbers is needed")
-            found.append((key, value))
-        return found
+    def _entry(self, data: TensorDictBase, key: NestedKey) -> Tensor | None:
+        """A tensor of real numbers; None for a missing one that may be missing."""
+        value = self._get(data, key)
+        if value is not None and (not isinstance(value, Tensor) or value.is_complex()):
+            raise TypeError(f"{type(self).__name__}: {key!r}: a tensor of real numbers is needed")
+        return value
 
-    def _found(self, key: NestedKey) -> Moments:
-        kept = self._statistics.get(key)
+    def _found(self, key: NestedKey, statistics: Statistics) -> Moments:
+        kept = statistics.get(key)
         if kept is None:
             raise RuntimeError(
                 f"{type(self).__name__} has no statistics of {key!r} yet: write data to the buffer, or call update()"
@@ -125,25 +124,53 @@ class RunningNorm(Transform):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self.training and not self.frozen:
-            self.update(next_tensordict)
-        names = dict(zip(self.in_keys, self.out_keys, strict=True))
-        ready = [
-            (names[key], self._normalized(key, value, next_tensordict.ndim))
-            for key, value in self._entries(next_tensordict, self.in_keys)
-        ]
-        put(type(self).__name__, next_tensordict, ready)
-        return next_tensordict
+            return self._learn(next_tensordict)
+        return self._normalize(next_tensordict, self._statistics)
 
-    def _normalized(self, key: NestedKey, value: Tensor, batch_dims: int) -> Tensor:
-        kept = self._found(key)
-        self._check_shape(key, value.shape[self._dims(key, value, batch_dims) :])
+    def _learn(self, data: TensorDictBase) -> TensorDictBase:
+        """Update the statistics and normalize; a failure of either changes nothing."""
+        with self.lock:
+            updated = self._updated(data)
+            self._normalize(data, updated)
+            self._statistics = updated
+        return data
+
+    def _normalize(self, data: TensorDictBase, statistics: Statistics) -> TensorDictBase:
+        """Write all entries by the same statistics: a thread may be updating them."""
+        expect_tensordict(type(self).__name__, data)
+        ready = []
+        for key, name in zip(self._in_keys, self._out_keys, strict=True):
+            value = self._entry(data, key)
+            if value is not None:
+                ready.append((name, self._normalized(key, value, data.ndim, statistics)))
+        put(type(self).__name__, data, ready)
+        return data
+
+    def _normalized(self, key: NestedKey, value: Tensor, batch_dims: int, statistics: Statistics) -> Tensor:
+        kept = self._found(key, statistics)
+        self._check_shape(key, kept, value.shape[self._dims(key, value, batch_dims) :])
         value = as_floating(value)
         wide = torch.promote_types(value.dtype, torch.float32)
-        mean, deviation = kept.mean.to(value.device), self._deviation(kept.variance.to(value.device))
-        near = mean.to(wide)
-        # The mean as two numbers of the dtype: one alone is off by more than small variances where it is large.
-        apart = (value.to(wide) - near) - (mean - near).to(wide)
-        return (apart / deviation.to(wide)).to(value.dtype)
+        near, rest, deviation = self._numbers(key, kept, wide, value.device)
+        if not value.is_contiguous():
+            near, rest, deviation = (affine.in_order(each, value) for each in (near, rest, deviation))
+        return (value.to(wide) - near).sub_(rest).div_(deviation).to(value.dtype)
+
+    def _numbers(
+        self, key: NestedKey, kept: Moments, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean as two numbers of a dtype, and the deviation; made anew where statistics have changed.
+
+        One number alone is off by more than small variances where the mean is large.
+        """
+        of, made = (dtype, device, self.eps), self._ready.get(key)
+        if made is None or made[0] is not kept or made[1] != of:
+            with torch.inference_mode(False):  # gradients may be asked of the next values
+                mean = kept.mean.to(device)
+                near = mean.to(dtype)
+                numbers = near, (mean - near).to(dtype), self._deviation(kept.variance.to(device)).to(dtype)
+            made = self._ready[key] = kept, of, numbers
+        return made[2]
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         if not self.frozen:
@@ -162,9 +189,13 @@ class RunningNorm(Transform):
 
         KeyError for missing entries, RuntimeError where there are no statistics.
         """
-        out = tensordict.copy()
-        for key, value in self._entries(tensordict, self.out_keys):
-            kept, value = self._found(key).to(value.device), as_floating(value)
+        expect_tensordict(type(self).__name__, tensordict)
+        out, statistics = tensordict.copy(), self._statistics
+        for key, name in zip(self._in_keys, self._out_keys, strict=True):
+            value = self._entry(tensordict, name)
+            if value is None:
+                continue
+            kept, value = self._found(key, statistics).to(value.device), as_floating(value)
             wide = value.double() * self._deviation(kept.variance) + kept.mean
             out.set(key, wide.to(value.dtype))
         return out
@@ -189,32 +220,42 @@ class RunningNorm(Transform):
 
     def to_observation_norm(self) -> Compose | ObservationNorm:
         """What normalizes by the statistics of now, which no buffer changes; a chain for several entries."""
+        kept = self._statistics
+        locs, scales = self._locs(kept), self._scales(kept)
         fixed = [
-            ObservationNorm(self.loc[key], self.scale[key], [key], [name], standard_normal=True, eps=self.eps)
+            ObservationNorm(locs[key], scales[key], [key], [name], standard_normal=True, eps=self.eps)
             for key, name in zip(self.in_keys, self.out_keys, strict=True)
-            if key in self._statistics or not self.missing_tolerance
+            if key in locs
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
     @property
     def loc(self) -> TensorDict:
         """The means, in the default dtype."""
-        dtype = torch.get_default_dtype()
-        return TensorDict({key: self._found(key).mean.to(dtype) for key in self._of_all()})
+        return TensorDict(self._locs(self._statistics))
 
     @property
     def scale(self) -> TensorDict:
         """What values are divided by, in the default dtype."""
-        dtype = torch.get_default_dtype()
-        return TensorDict({key: self._deviation(self._found(key).variance).to(dtype) for key in self._of_all()})
+        return TensorDict(self._scales(self._statistics))
 
     @property
     def standard_normal(self) -> bool:
         """True: `loc` is subtracted, and `scale` divides."""
         return True
 
-    def _of_all(self) -> list[NestedKey]:
-        return [key for key in self.in_keys if key in self._statistics or not self.missing_tolerance]
+    def _locs(self, statistics: Statistics) -> dict[NestedKey, Tensor]:
+        dtype = torch.get_default_dtype()
+        return {key: each.mean.to(dtype) for key, each in self._of_all(statistics).items()}
+
+    def _scales(self, statistics: Statistics) -> dict[NestedKey, Tensor]:
+        dtype = torch.get_default_dtype()
+        return {key: self._deviation(each.variance).to(dtype) for key, each in self._of_all(statistics).items()}
+
+    def _of_all(self, statistics: Statistics) -> Statistics:
+        """Those of all entries; without those that may be missing."""
+        keys = [key for key in self._in_keys if key in statistics or not self._missing_tolerance]
+        return {key: self._found(key, statistics) for key in keys}
 
     # ------------------------------------------------------------------ state
 
@@ -235,20 +276,22 @@ class RunningNorm(Transform):
             weight, mean, squares = fields["weight"], _float64(name, fields["mean"]), _float64(name, fields["squares"])
             if not isinstance(weight, float) or not 0 < weight < math.inf or mean.shape != squares.shape:
                 raise ValueError(f"statistics of {name} are a weight and tensors of one shape, got {fields!r}")
-            made = Moments(weight, mean, squares)
-            self._check_shape(names[name], made.mean.shape)
-            taken[names[name]] = made
+            made, key = Moments(weight, mean, squares), names[name]
+            if not made.is_finite() or bool((squares < 0).any()):
+                raise ValueError(f"statistics of {name} are finite, and squares are not negative: got {fields!r}")
+            self._check_shape(key, self._statistics.get(key), made.mean.shape)
+            taken[key] = made
         with self.lock:
             self._statistics = taken
 
     def clone(self) -> Self:
         """A copy with statistics of its own, part of nothing."""
         made = super().clone()
-        made.lock = threading.Lock()
+        made.lock, made._ready = threading.Lock(), {}
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "lock": None}
+        return {**super().__getstate__(), "lock": None, "_ready": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

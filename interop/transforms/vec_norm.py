@@ -8,6 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.transforms.moments import Moments
 from interop.transforms.running_norm import RunningNorm
 from interop.transforms.transform import Keys
 
@@ -121,9 +122,9 @@ class VecNormV2(RunningNorm):
     def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
         return batch_dims if self.reduce_batch_dims else 0
 
-    def _check_shape(self, key: NestedKey, shape: Sequence[int]) -> None:
+    def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
         try:
-            super()._check_shape(key, shape)
+            super()._check_shape(key, kept, shape)
         except ValueError as error:
             if self.reduce_batch_dims:
                 raise

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from scipy import stats
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, TensorDict, lazy_stack
 
 from interop import LazyTensorStorage, ReplayBuffer
 from interop.transforms import (
@@ -113,6 +113,16 @@ def test_named_entries_go_to_a_device_alone(device):
     assert stored["b", "c"].is_meta and stored["a"].is_cpu and data["b", "c"].is_cpu
 
 
+def test_a_tensordict_stays_where_it_is_when_entries_are_refused():
+    data = TensorDict({"x": torch.ones(2), "deep": TensorDict({"y": torch.ones(2)}, [2])}, [2], device="cpu")
+    for keys, error in ((["x", "z"], KeyError), (["x", "deep"], TypeError)):
+        with pytest.raises(error):
+            DeviceCastTransform("meta", in_keys=keys)(data)
+        assert data.device == data["deep"].device == data["x"].device == torch.device("cpu")
+    DeviceCastTransform("meta", in_keys=["x", ("deep", "y")])(data)
+    assert data.device is None and data["x"].is_meta and data["deep", "y"].is_meta
+
+
 def test_memory_is_pinned_where_there_is_something_to_pin_it_for():
     data = TensorDict({"a": torch.ones(3)}, [3])
     if torch.cuda.is_available():
@@ -172,6 +182,27 @@ def test_what_is_not_finite_is_refused_by_name(wrong, dtype):
 # ---------------------------------------------------------------------- actions
 
 
+def uneven(value):
+    """Elements of other shapes, and an entry that only some have."""
+    items = [TensorDict({"x": torch.full((n,), value, dtype=torch.float64)}, []) for n in (1, 2, 3)]
+    items[2]["only", "here"] = torch.full((2,), value, dtype=torch.float64)
+    return TensorDict({"items": lazy_stack(items), "text": NonTensorData("text", [3])}, [3])
+
+
+def test_all_entries_of_uneven_elements_are_cast_and_checked():
+    data = DoubleToFloat()(uneven(1.0))
+    items = data["items"].tensordicts
+    assert {each["x"].dtype for each in items} == {items[2]["only", "here"].dtype} == {torch.float32}
+    assert DoubleToFloat().inv(data)["items"].tensordicts[2]["only", "here"].dtype == torch.float64
+    assert items[0]["x"].dtype == torch.float32
+    assert FiniteTensorDictCheck()(data) is data
+    items[2]["only", "here"][0] = float("nan")
+    with pytest.raises(ValueError, match=r"in \('items', 'only', 'here'\)$"):
+        FiniteTensorDictCheck()(data)
+    with pytest.raises(ValueError, match=r"in \('items', 'x'\), "):
+        FiniteTensorDictCheck()(uneven(float("inf")))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32, torch.uint8])
 def test_actions_go_from_many_places_to_few_and_back(dtype):
     data = TensorDict({"action": torch.eye(5).to(dtype)[torch.tensor([0, 1, 2, 0])]}, [4])
@@ -197,6 +228,8 @@ def test_actions_that_do_not_fit():
     for effective, most in ((0, 3), (4, 3)):
         with pytest.raises(ValueError, match="num_actions_effective"):
             DiscreteActionProjection(effective, most)
+    with pytest.raises(TypeError, match="max_actions must be an int"):
+        DiscreteActionProjection(2, 3.0)
     for shape in ([4, 3], [4, 6], [4]):
         with pytest.raises(ValueError, match="'action': one-hot actions of 5 places"):
             DiscreteActionProjection(3, 5).inv(TensorDict({"action": torch.zeros(shape)}, [4]))

@@ -251,3 +251,8 @@ def test_gray_is_a_weighted_sum_of_channels(dtype):
     np.testing.assert_allclose(out.double().numpy(), expected, rtol=0, atol=tolerance)
     with pytest.raises(ValueError, match=r"'pixels': images need 3 channels.*got \[2, 4, 1, 8, 10\]"):
         GrayScale()(td(pixels[:, :, :1], 2))
+
+
+def test_complex_numbers_are_no_images():
+    with pytest.raises(TypeError, match="ToTensorImage: 'pixels': complex"):
+        ToTensorImage()(td(torch.ones(2, 4, 4, 3) * 1j))

@@ -25,6 +25,29 @@ def observations(values, *batch):
 # ---------------------------------------------------------------------- with a given location and scale
 
 
+@pytest.mark.parametrize("standard", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4, 5), (2, 1, 1), (1, 1, 2, 4, 5), (4, 1), (5,)])
+def test_numbers_follow_the_memory_order_of_images(shape, standard):
+    channels_last = normal(6, 3, 4, 5, 2).movedim(-1, -3)
+    loc, scale = normal(*shape, seed=1), normal(*shape, seed=2).abs() + 1
+    norm = ObservationNorm(loc, scale, ["obs"], in_keys_inv=["obs"], standard_normal=standard)
+    for values in (channels_last, channels_last[..., 1:, ::2].mT.mT[:, :2], channels_last[:1].expand(6, 3, 2, 4, 5)):
+        if shape[-1] not in (1, values.shape[-1]) or (len(shape) > 1 and shape[-2] not in (1, values.shape[-2])):
+            continue
+        found = norm(observations(values))["obs"]
+        expected = (values - loc) / scale if standard else values * scale + loc
+        assert torch.equal(found, expected)
+        torch.testing.assert_close(norm.inv(observations(found))["obs"], values, rtol=1e-4, atol=1e-4)
+    assert norm(observations(channels_last))["obs"].stride() == channels_last.stride()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float64)])
+def test_wider_numbers_widen_values_as_torch_does(dtypes):
+    values, loc, scale = normal(4, 3).to(dtypes[0]), normal(3, seed=1).to(dtypes[1]), torch.ones(3) * 2
+    found = RewardScaling(loc, scale)(observations(values, 4).rename_key_("obs", "reward"))["reward"]
+    assert found.dtype == dtypes[1] and torch.equal(found, values * scale + loc)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])
 @pytest.mark.parametrize("standard", [False, True])
 def test_values_are_moved_and_scaled(dtype, standard):
@@ -65,6 +88,11 @@ def test_a_location_does_not_make_rewards_grow_a_dim():
 def test_what_is_refused_at_construction():
     with pytest.raises(ValueError, match="in_keys"):
         ObservationNorm(0.0, 1.0)
+    with pytest.raises(ValueError, match="must not contain 0"):
+        ObservationNorm(torch.zeros(2), torch.tensor([1.0, 0.0]), ["obs"], standard_normal=True)
+    with pytest.raises(ValueError, match="scale must not be negative"):
+        ObservationNorm(0.0, -1.0, ["obs"])
+    assert ObservationNorm(0.0, 0.0, ["obs"]).scale > 0 and ObservationNorm(0.0, -torch.ones(1), ["obs"]).scale < 0
     with pytest.raises(ValueError, match="both loc and scale"):
         ObservationNorm(0.0, None, ["obs"])
     with pytest.raises(TypeError, match="loc must be a number"):

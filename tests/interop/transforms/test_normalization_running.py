@@ -302,3 +302,54 @@ def test_empty_batches_and_single_steps():
     norm.update(td(normal(0, 3)))
     assert norm.get_extra_state()["'obs'"]["weight"] == 1
     assert repr(norm) == "VecNorm(decay=0.5000,eps=0.0001, in_keys=['obs'], out_keys=['obs'])"
+
+
+def test_a_failed_step_in_training_counts_for_nothing():
+    norm = VecNorm(["obs"], [("obs", "inner")]).train()
+    data = td(normal(4, 3))
+    with pytest.raises((KeyError, ValueError)):
+        norm(data)
+    assert norm.get_extra_state() == {} and set(data.keys()) == {"obs"}
+    with pytest.raises(RuntimeError, match="locked"):
+        VecNorm(["obs"]).train()(data.lock_())
+
+
+def test_an_entry_read_twice_counts_once_and_is_written_twice():
+    norm = VecNorm(["obs", "obs"], ["x", "y"], decay=1.0)
+    out = norm.train()(td(normal(4, 3)))
+    assert norm.get_extra_state()["'obs'"]["weight"] == 4
+    assert torch.equal(out["x"], out["y"]) and not torch.equal(out["x"], out["obs"])
+
+
+def test_statistics_of_no_values_are_refused():
+    fields = {"weight": 1.0, "mean": torch.zeros(2).double(), "squares": torch.ones(2).double()}
+    for wrong in ({"mean": fields["mean"] * float("nan")}, {"squares": -fields["squares"]}):
+        with pytest.raises(ValueError, match="statistics of 'obs' are finite"):
+            VecNorm(["obs"]).set_extra_state({"'obs'": {**fields, **wrong}})
+
+
+def test_what_is_ready_for_reading_is_of_the_statistics_of_now():
+    values = normal(40, 3, dtype=torch.float64) * 3 + 5
+    norm = VecNormV2(["obs"], decay=1.0, reduce_batch_dims=True).eval()
+    other = norm.clone()
+    for part in (values[:20], values[20:]):
+        norm.update(td(part))
+        other.update(td(part * 2))
+        for dtype in (torch.float32, torch.float64):
+            seen = values[: int(norm.get_extra_state()["'obs'"]["weight"])]
+            expected = (seen - seen.mean(0)) / seen.std(0, correction=0)
+            for each, factor in ((norm, 1), (other, 2)):
+                found = each(td((seen * factor).to(dtype)))["obs"]
+                torch.testing.assert_close(found, expected.to(dtype), rtol=1e-4, atol=1e-5)
+    norm.eps = 100.0
+    assert norm(td(values))["obs"].abs().max() < 1
+
+
+def test_gradients_after_reading_in_inference_mode():
+    norm = VecNorm(["obs"]).eval()
+    norm.update(td(normal(4, 3)))
+    with torch.inference_mode():
+        norm(td(normal(4, 3)))
+    values = normal(4, 3).requires_grad_()
+    norm(td(values))["obs"].sum().backward()
+    torch.testing.assert_close(values.grad, 1 / norm.scale["obs"].expand(4, 3))

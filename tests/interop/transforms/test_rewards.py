@@ -19,6 +19,29 @@ def td(values, key="reward"):
 # ---------------------------------------------------------------------- bounds and signs
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
+@pytest.mark.parametrize("bounds", [(-1, 1), (-1, None), (None, 1000), (0, 300), (-1000, 100)])
+def test_integer_bounds_do_not_wrap_around(dtype, bounds):
+    held = torch.iinfo(dtype)
+    values = torch.tensor([max(held.min, -(2**40)), 0, 1, 100, min(held.max, 2**40)]).to(dtype)
+    out = RewardClipping(*bounds)(td(values))["reward"]
+    low, high = (default if bound is None else bound for bound, default in zip(bounds, (-(2**50), 2**50), strict=True))
+    assert out.dtype == dtype and out.tolist() == [min(max(value, low), high) for value in values.tolist()]
+
+
+def test_bounds_that_leave_no_number_of_the_dtype():
+    data = td(torch.ones(3, dtype=torch.uint8))
+    for bounds, kind in (((None, -5), "upper"), ((256, None), "lower")):
+        with pytest.raises(ValueError, match=f"'reward': the {kind} bound"):
+            RewardClipping(*bounds)(data)
+    with pytest.raises(ValueError, match="clamp_min must be a number"):
+        RewardClipping(torch.tensor([0.0, float("nan")]), 1.0)
+    with pytest.raises(TypeError, match="clamp_max must be a number"):
+        RewardClipping(0.0, torch.tensor(1j))
+    with pytest.raises(TypeError, match="RewardClipping: 'reward'"):
+        RewardClipping(0.0, 1.0)(td(torch.ones(3) * 1j))
+
+
 @pytest.mark.parametrize(
     ("low", "high", "given_", "expected"),
     [
@@ -218,3 +241,9 @@ def test_slices_read_from_a_buffer_have_their_sums():
     )
     rb.extend(data)
     assert rb[:]["next", "episode_reward"].flatten().tolist() == [*range(1, 11), *range(1, 16), *range(1, 16)]
+
+
+def test_flags_of_ends_may_be_numbers():
+    flags = {"terminated": torch.tensor([[0.0], [1.0], [0.0]]), "truncated": torch.tensor([[2], [0], [0]]).byte()}
+    data = TensorDict({"next": {"reward": torch.ones(3, 1), **flags}}, [3])
+    assert RewardSum([("next", "reward")], time_dim=0)(data)["next", "episode_reward"].flatten().tolist() == [1, 1, 1]
