@@ -74,8 +74,8 @@ class Gathering:
             data, info = member._draw(each, key, drawn)
             if collate_fn is not None and member._storage.is_live(info["index"]):
                 data = owned(data)  # seen to for the member's own collate_fn only
-            revise = member._revision(info, None)
-            part = Part(place, info, finish=lambda: _finished(member, data, info["index"], chosen, revise))
+            revise, order = member._revision(info, None), member._order(info["index"], info)
+            part = Part(place, info, finish=lambda: _finished(member, data, info["index"], chosen, revise, order))
         if self._weighs and not member._sampler.takes_priorities:
             slots = _column(part.info["index"])
             part.info.setdefault("priority_weight", torch.ones(slots.shape[0], device=slots.device))
@@ -222,9 +222,9 @@ def _comes_as_stored(member: Any, collate_fn: Callable[[Any], Any]) -> bool:
     return plain and collate_fn is collate.identity
 
 
-def _finished(member: Any, data: Any, index: Any, collate_fn: Callable[[Any], Any], revise: Any) -> Any:
+def _finished(member: Any, data: Any, index: Any, collate_fn: Callable[[Any], Any], revise: Any, order: Any) -> Any:
     """What was read, after the collate function and transforms; free to be written to if a tensordict."""
-    made = member._from_store(data, index, collate_fn, revise)
+    made = member._from_store(data, index, collate_fn, revise, order)
     if isinstance(made, TensorDictBase) and (made.is_locked or not member._marks_samples):
         return made.copy()
     return made

@@ -27,6 +27,7 @@ from interop.sample_units import expanded
 from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.epoch import Drawn
 from interop.storages import TensorStorage, following
+from interop.transforms.order import Order, in_order
 
 
 class ReplayBuffer(Editable):
@@ -264,7 +265,14 @@ class ReplayBuffer(Editable):
                     generator.set_state(before)
                     raise
             collate_fn, revise = self._collate_fn, self._revision(info, ahead)
-        return self._from_store(data, info["index"], collate_fn, revise), info
+            order = self._order(info["index"], info)
+        return self._from_store(data, info["index"], collate_fn, revise, order), info
+
+    def _order(self, index: Any, info: dict[Any, Any] | None = None) -> Order | None:
+        """What transforms may ask of where items are; the lock is held."""
+        if not len(self._transform):
+            return None
+        return Order(self._storage, index, info, self._sampler, self.dim_extend)
 
     _revises = False  # whether batches are changed after collating where there are no transforms
 
@@ -315,13 +323,21 @@ class ReplayBuffer(Editable):
         stacked = self._collate_fn is collate.stack and as_int(index) is None
         return self._storage.is_live(index) and not stacked
 
-    def _from_store(self, data: Any, index: Any, collate_fn: Any, revise: Callable[[Any], Any] | None = None) -> Any:
+    def _from_store(
+        self,
+        data: Any,
+        index: Any,
+        collate_fn: Any,
+        revise: Callable[[Any], Any] | None = None,
+        order: Order | None = None,
+    ) -> Any:
         """The data after collating, a revision, transforms and pinning."""
         if collate_fn is not collate.identity and as_int(index) is None:
             data = collate_fn(data)
         data = data if revise is None else revise(data)
         if len(self._transform):
-            data = self._transform(data.copy() if is_tensor_collection(data) else data)
+            with in_order(order):
+                data = self._transform(data.copy() if is_tensor_collection(data) else data)
         if (
             self._pin_memory
             and hasattr(data, "pin_memory")
@@ -343,8 +359,8 @@ class ReplayBuffer(Editable):
                 data = self._storage[index]
             if len(self._transform) and self._is_live(index):
                 data = owned(data)
-            collate_fn = self._collate_fn
-        return self._from_store(data, index, collate_fn)
+            collate_fn, order = self._collate_fn, self._order(index)
+        return self._from_store(data, index, collate_fn, order=order)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         key = as_key(index)

@@ -10,6 +10,7 @@ from tensordict.utils import NestedKey
 
 from interop.keys import as_path
 from interop.numbers import whole
+from interop.transforms.order import refuse_several
 from interop.transforms.setting import expect_tensor, expect_tensordict
 from interop.transforms.transform import Transform, as_keys
 
@@ -19,7 +20,8 @@ class BurnInTransform(Transform):
 
     What they wrote under "next" in the last step that was run, a hidden state, is that of the first step that is left:
     ("next", "hidden") goes to "hidden". The other steps keep theirs, or have zeros where there was none. No gradients are
-    taken; what is given stays as it is, and time is the last batch dim.
+    taken; what is given stays as it is, and time is the last batch dim: a flat batch of slices, one after the other, has to
+    be reshaped to [slices, T] before.
 
     The modules are not part of this one: they keep the mode that they are in, and their parameters are not saved with a
     buffer.
@@ -29,8 +31,8 @@ class BurnInTransform(Transform):
         burn_in: steps to run.
         out_keys: the entries to set, each of which a module writes under "next"; all of them by default.
 
-    TypeError for what is no such module, ValueError for an entry that none writes under "next" and for sequences of not
-    more than `burn_in` steps.
+    TypeError for what is no such module and for a stored state that cannot hold what is written, ValueError for an entry
+    that none writes under "next", for sequences of not more than `burn_in` steps and for another dim named "time".
     """
 
     _run: tuple[TensorDictModuleBase, ...]  # not as submodules
@@ -69,6 +71,11 @@ class BurnInTransform(Transform):
                 f"BurnInTransform: burn_in={self.burn_in} leaves nothing of a batch size of {list(tensordict.batch_size)}, "
                 "the last dim of which is time"
             )
+        if "time" in tensordict.names[:-1]:
+            raise ValueError(
+                f"BurnInTransform: time is the last batch dim, the names of dims are {tensordict.names}: transpose before"
+            )
+        refuse_several("BurnInTransform", tensordict.batch_size, tensordict.batch_dims - 1)
         first, rest = tensordict[..., : self.burn_in].copy(), tensordict[..., self.burn_in :].copy()
         with torch.no_grad():
             for module in self._run:
@@ -85,6 +92,8 @@ class BurnInTransform(Transform):
                 raise ValueError(
                     f"BurnInTransform: {key!r} is of shape {list(held.shape)}, the modules write {list(shape)} there"
                 )
+            elif not torch.can_cast(state.dtype, held.dtype):
+                raise TypeError(f"BurnInTransform: {key!r} is {held.dtype}, the modules write {state.dtype} there")
             else:
                 held = held.detach().clone()
             held.select(rest.batch_dims - 1, 0).copy_(state)

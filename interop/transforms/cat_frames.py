@@ -1,5 +1,6 @@
 """Frames of several steps in one entry, never across the end of a trajectory."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,27 +11,32 @@ from torch import Tensor
 
 from interop.keys import as_path
 from interop.numbers import whole
+from interop.transforms.order import current
 from interop.transforms.picking import picked, put_rows
 from interop.transforms.setting import expect_tensor, expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys, known_keys
 
 _IDS = (("collector", "traj_ids"), "episode", "sequence_id")
+_MASK = ("collector", "mask")  # what follows the padding of a slice is the next one
+_TRUNCATED = ("next", "truncated")
 
 
 class CatFrames(Transform):
     """The frames of the last `N` steps in the place of one: a frame [..., C, H, W] becomes [..., N * C, H, W].
 
     For data in time, [..., T]: the dim named "time", else the last batch dim. Frames of another trajectory are never taken.
-    One ends where ("next", done_key) is true, where one of ("collector", "traj_ids"), "episode" and "sequence_id" changes,
-    if there are such entries, and at the end of the data. Frames before its first step, or before the first step that is
-    there of a slice out of its middle, are padding.
+    One ends where ("next", done_key) is true, at the end of the data, and, where there are such entries, where
+    ("next", "truncated") is true and where one of ("collector", "traj_ids"), ("collector", "mask"), "episode" and
+    "sequence_id" changes. Frames before its first step, or before the first step that is there of a slice out of its middle,
+    are padding.
 
     Of ("next", key), with `key` among `in_keys` too, the stacks begin with the first frame under `key`: that of a step ends
     in what came after it, and so is the stack of `key` one step later.
 
-    A flat batch of slices, one after the other as from a `SliceSampler`, is one line in time, in which the ends of slices
-    may not be marked yet: give `slice_len`. For stacks of independent steps there is `make_rb_transform_and_sampler`. A
-    `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less.
+    In a buffer, stacks are of steps that were stored one right after the other: in a flat batch of slices, one after the
+    other as from a `SliceSampler`, none goes on in the next, and none goes over the place where a full storage is written
+    next. Elsewhere, such a batch is one line in time: give `slice_len`. For stacks of independent steps there is
+    `make_rb_transform_and_sampler`. A `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less.
 
     Args:
         N: frames of a stack, the oldest first.
@@ -48,7 +54,7 @@ class CatFrames(Transform):
         slice_len: steps of a slice in data that is slices one after the other: none goes on in the next.
 
     KeyError for missing frames and where nothing tells of ends, ValueError for data without time, of no whole number of
-    slices, and for frames without `dim`.
+    slices, for frames without `dim`, and for a batch of a buffer with no step right after another.
     """
 
     def __init__(
@@ -85,6 +91,9 @@ class CatFrames(Transform):
         self.done_key = self.done_key[0] if len(self.done_key) == 1 else self.done_key
         self.mask_key = None if mask_key is None else as_keys("mask_key", [mask_key])[0]
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
+        written = [*self.out_keys, *([] if self.mask_key is None else [self.mask_key])]
+        if len(set(written)) < len(written):
+            raise ValueError(f"out_keys and mask_key must be different keys, got {written}")
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Stack the frames, in place; nothing with `as_inverse`."""
@@ -179,6 +188,16 @@ class Windows:
             raise ValueError(f"CatFrames: {shape[time]} steps are no whole number of slices of slice_len={slice_len}")
         begins = _begins(data, time, done_key, future)
         begins[..., :: slice_len or max(shape[time], 1)] = True
+        order = current()
+        follows = None if order is None else order.follows(shape, time)
+        if follows is not None:
+            alone = not bool(follows.any()) and not bool(begins[..., 1:].all())
+            if alone and count > 1 and follows.numel():
+                raise ValueError(
+                    "CatFrames: none of these steps comes right after the one before it, there is nothing to stack: draw "
+                    "with a SliceSampler, or make transform and sampler with make_rb_transform_and_sampler()"
+                )
+            begins[..., 1:] |= ~follows.to(begins.device)
         steps = torch.arange(shape[time], device=begins.device)
         if future:
             wanted = steps.unsqueeze(-1) + torch.arange(count, device=steps.device)
@@ -210,21 +229,25 @@ def side_by_side(stacks: Tensor, batch_dims: int, dim: int) -> Tensor:
 def _begins(data: TensorDictBase, time: int, done_key: NestedKey, may_miss: bool) -> Tensor:
     """bool [..., T], time last: whether a trajectory ends before a step."""
     shape, done_key = data.batch_size, ("next", *as_path(done_key))
-    done = data.get(done_key, None)
-    changes = []
-    if done is not None:
-        expect_tensor("CatFrames", done_key, done)
-        changes.append(_of_items(done, shape, done_key).movedim(time, 0)[:-1] != 0)
-    for key in _IDS:
+    told, changes = False, []
+    for key in dict.fromkeys((done_key, _TRUNCATED)):
+        if (ends := data.get(key, None)) is not None:
+            expect_tensor("CatFrames", key, ends)
+            changes.append(_of_items(ends, shape, key).movedim(time, 0)[:-1] != 0)
+            told |= key == done_key
+    order = current()
+    drawn_by = () if order is None or order.traj_key is None else (order.traj_key,)
+    for key in (*_IDS, *drawn_by, _MASK):
         if isinstance(value := data.get(key, None), Tensor) and not value.is_floating_point():
             moved = _of_items(value, shape, key).movedim(time, 0)
             changes.append(moved[1:] != moved[:-1])
-    if not changes and not may_miss:
+            told |= key != _MASK
+    if not told and not may_miss:
         raise KeyError(
             f"CatFrames: {done_key!r} not found in tensordict, which has {known_keys(data)}: without it nothing tells where "
             "trajectories end"
         )
-    device = changes[0].device if changes else next(data.values(True, True)).device
+    device = next((value.device for value in (*changes, *data.values(True, True))), None)
     length, others = shape[time], [size for place, size in enumerate(shape) if place != time]
     begins = torch.zeros(length, *others, dtype=torch.bool, device=device)
     for change in changes:
@@ -255,11 +278,14 @@ def before_key(key: NestedKey) -> NestedKey | None:
 
 
 def _check_value(key: NestedKey, value: float, dtype: torch.dtype) -> None:
-    """ValueError for a number that a dtype does not have."""
+    """ValueError for a number that a dtype does not have, but for rounding."""
     if dtype.is_floating_point or dtype.is_complex:
-        return
-    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if value != value or not low <= value <= high or value != int(value):
+        low, high = -torch.finfo(dtype).max, torch.finfo(dtype).max
+        fits = low <= value <= high or (not isinstance(value, int) and not math.isfinite(value))
+    else:
+        low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        fits = low <= value <= high and value == int(value)
+    if not fits:
         raise ValueError(
             f"CatFrames: padding_value={value} is no {dtype}, which {key!r} is: take one of {low} to {high}"
         )

@@ -64,8 +64,8 @@ class CatTensors(Transform):
             raise ValueError(
                 f"CatTensors: {_shapes(self.in_keys, parts)} do not fit along dim {self.dim}: {error}"
             ) from error
-        put("CatTensors", tensordict, [(self.out_keys[0], made)])
-        return _without(tensordict, self.in_keys, self.out_keys) if self.del_keys else tensordict
+        put("CatTensors", tensordict, [(self.out_keys[0], made)], gone=self.in_keys if self.del_keys else ())
+        return tensordict
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return self.forward(next_tensordict)
@@ -127,8 +127,8 @@ class Stack(Transform):
             made = torch.stack(parts, self.dim)
         except (RuntimeError, IndexError, TypeError) as error:
             raise ValueError(f"Stack: {_shapes(self.in_keys, parts)} do not fit at dim {self.dim}: {error}") from error
-        put("Stack", tensordict, [(self.out_keys[0], made)])
-        return _without(tensordict, self.in_keys, self.out_keys) if self.del_keys else tensordict
+        put("Stack", tensordict, [(self.out_keys[0], made)], gone=self.in_keys if self.del_keys else ())
+        return tensordict
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return self.forward(next_tensordict)
@@ -153,8 +153,9 @@ class Stack(Transform):
                 f"Stack: {key!r} of shape {list(whole_.shape)} has no dim {self.dim} of size {len(self.out_keys_inv)} to be "
                 f"taken apart into {self.out_keys_inv}"
             )
-        put("Stack", tensordict, zip(self.out_keys_inv, whole_.unbind(self.dim), strict=True))
-        return _without(tensordict, [key], self.out_keys_inv) if self.del_keys else tensordict
+        parts = zip(self.out_keys_inv, whole_.unbind(self.dim), strict=True)
+        put("Stack", tensordict, parts, gone=[key] if self.del_keys else ())
+        return tensordict
 
     def __repr__(self) -> str:
         return f"Stack(in_keys={self.in_keys}, out_key={self.out_keys[0]}, dim={self.dim})"
@@ -193,13 +194,6 @@ def _with_dim(value: Tensor, dim: int, batch_dims: int) -> Tensor:
     if dim < 0:
         return value if -dim <= held else value.unsqueeze(dim)
     return value if dim < value.ndim else value.unsqueeze(dim)
-
-
-def _without(data: TensorDictBase, keys: Sequence[NestedKey], but: Sequence[NestedKey]) -> TensorDictBase:
-    for key in keys:
-        if key not in but and data.get(key, None) is not None:  # not gone with one above it
-            data.del_(key)
-    return data
 
 
 def _shapes(keys: Sequence[NestedKey], parts: Sequence[Any]) -> str:

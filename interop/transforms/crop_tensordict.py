@@ -6,7 +6,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.numbers import whole
-from interop.transforms.picking import picked_items
+from interop.transforms.order import refuse_several
+from interop.transforms.picking import device_of, picked_items
 from interop.transforms.setting import expect_tensordict
 from interop.transforms.transform import Transform, as_keys, known_keys
 
@@ -15,7 +16,7 @@ class RandomCropTensorDict(Transform):
     """A random window of each sequence: batch size [..., T] becomes [..., sub_seq_len].
 
     Each sequence has a window of its own, which begins at each of 0, ..., T - sub_seq_len equally often. What comes out is
-    a copy, a new tensordict.
+    a copy. A flat batch of slices, one after the other, is one sequence: reshape it to [slices, T] before.
 
     Args:
         sub_seq_len: steps of a window.
@@ -26,7 +27,7 @@ class RandomCropTensorDict(Transform):
             shared with copies that `clone` makes, and no part of a checkpoint.
 
     RuntimeError for a tensordict without batch dims and for sequences shorter than a window, ValueError for a mask of
-    another shape, KeyError for a missing one.
+    another shape or with gaps and for stacked tensordicts that are not alike, KeyError for a missing mask.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RandomCropTensorDict(Transform):
                 f"RandomCropTensorDict: sub_seq_len={length} is more than the {shape[dim]} steps of dim {dim} in a batch "
                 f"size of {list(shape)}"
             )
+        refuse_several("RandomCropTensorDict", shape, dim)
         starts = self._starts(tensordict, dim)
         times = starts.unsqueeze(-1) + torch.arange(length, device=starts.device)
         rows = torch.arange(shape.numel(), device=starts.device).reshape(shape).movedim(dim, -1)
@@ -72,15 +74,22 @@ class RandomCropTensorDict(Transform):
         shape, length = data.batch_size, self.sub_seq_len
         others = [size for place, size in enumerate(shape) if place != dim]
         room: int | Tensor = shape[dim] - length + 1
-        device = data.device or next((each.device for each in data.values(True, True)), None) or torch.device("cpu")
         if self.mask_key is not None:
-            valid = self._valid(data).movedim(dim, -1).sum(-1)
+            mask = self._valid(data).movedim(dim, -1)
+            if bool((mask[..., 1:] & ~mask[..., :-1]).any()):
+                raise ValueError(
+                    f"RandomCropTensorDict: {self.mask_key!r} must be True for the first steps of a sequence, and not again "
+                    "behind them"
+                )
+            valid = mask.sum(-1)
             if valid.numel() and int(shortest := valid.min()) < length:
                 raise RuntimeError(
                     f"RandomCropTensorDict: sub_seq_len={length} is more than the {int(shortest)} steps that "
                     f"{self.mask_key!r} leaves of a sequence"
                 )
             room, device = valid - (length - 1), valid.device
+        else:
+            device = device_of(data)
         source = device if self.generator is None else self.generator.device
         if isinstance(room, int):
             return torch.randint(room, others, generator=self.generator, device=source).to(device)

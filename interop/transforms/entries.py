@@ -1,9 +1,10 @@
 """Transforms of single entries: all of them, or none if one is refused, which is named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
@@ -31,10 +32,30 @@ class EntriesTransform(Transform):
         expect_tensor(type(self).__name__, key, value)
         try:
             return function(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
+            if type(error) is NotImplementedError:  # of torch, for a dtype
+                raise TypeError(f"{type(self).__name__}: {key!r}: {error}") from error
             if type(error) in (TypeError, ValueError):
                 raise type(error)(f"{type(self).__name__}: {key!r}: {error}") from error
             raise
+
+
+def tensors(
+    data: TensorDictBase, path: tuple[str, ...] = ()
+) -> Iterator[tuple[TensorDictBase, str, NestedKey, Tensor]]:
+    """All tensors: the tensordict that holds one, its name there, its key, itself.
+
+    Those of a lazy stack come one element after another: they may differ in shape, or be in some elements only.
+    """
+    if isinstance(data, LazyStackedTensorDict):
+        for each in data.tensordicts:
+            yield from tensors(each, path)
+        return
+    for name, value in list(data.items()):
+        if isinstance(value, Tensor):
+            yield data, name, (*path, name) if path else name, value
+        elif is_tensor_collection(value) and not is_non_tensor(value):
+            yield from tensors(value, (*path, name))
 
 
 def as_floating(value: Tensor) -> Tensor:

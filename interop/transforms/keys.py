@@ -9,7 +9,7 @@ from tensordict.utils import NestedKey
 
 from interop.keys import as_path
 from interop.trajectories import DEFAULT_DONE_KEYS
-from interop.transforms.setting import expect_tensordict
+from interop.transforms.setting import expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys
 
 
@@ -71,15 +71,14 @@ class RenameTransform(Transform):
         self, data: TensorDictBase, sources: Sequence[NestedKey], destinations: Sequence[NestedKey]
     ) -> TensorDictBase:
         expect_tensordict("RenameTransform", data)
-        pairs = [(key, new, self._get(data, key)) for key, new in zip(sources, destinations, strict=True)]
-        found = [(key, new, value) for key, new, value in pairs if value is not None]
-        if not self.create_copy:
-            for key, _, _ in found:
-                if data.get(key, None) is not None:  # not gone with one above it
-                    data.del_(key)
-        for _, new, value in found:
-            shared = self.create_copy and is_tensor_collection(value)
-            data.set(new, value.copy() if shared else value)
+        found = [
+            (key, new, value)
+            for key, new in zip(sources, destinations, strict=True)
+            if (value := self._get(data, key)) is not None
+        ]
+        twice = self.create_copy  # a tensordict would be one under two names
+        made = [(new, value.copy() if twice and is_tensor_collection(value) else value) for _, new, value in found]
+        put("RenameTransform", data, made, gone=() if twice else [key for key, _, _ in found])
         return data
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor, is_tensorclass
 from torch import Tensor
 
 _LARGE = 1 << 20  # bytes from which on memory of NumPy, which asks for huge pages, is touched faster than torch's
@@ -38,24 +38,63 @@ def _selectable(tensor: Tensor) -> Tensor:
     return tensor if bits is None else tensor.view(bits)
 
 
-def picked_items(data: TensorDictBase, places: Tensor) -> TensorDictBase:
-    """The items of a tensordict of batch size [..., n] at flat places [..., m], as a new one of that batch size."""
+def picked_items(data: Any, places: Tensor) -> Any:
+    """The items of a tensordict of batch size [..., n] at flat places [..., m], as a new one of that batch size.
+
+    ValueError for stacked tensordicts that have not the same entries, each of one shape.
+    """
     return _picked_from(data, places, places.reshape(-1), data.batch_dims)
 
 
-def _picked_from(data: Any, places: Tensor, flat: Tensor, dims: int) -> TensorDictBase:
+def device_of(data: Any) -> torch.device:
+    """Where the tensors of a tensordict are; the CPU where there are none. ValueError as for `picked_items`."""
+    if data.device is not None:
+        return data.device
+    for key in _keys_of_all(data):
+        value = _entry(data, key)
+        if isinstance(value, Tensor):
+            return value.device
+        if not is_non_tensor(value) and (found := device_of(value)) != torch.device("cpu"):
+            return found
+    return torch.device("cpu")
+
+
+def _picked_from(data: Any, places: Tensor, flat: Tensor, dims: int) -> Any:
+    if is_tensorclass(data) and not is_non_tensor(data):
+        return type(data)._from_tensordict(_picked_from(data._tensordict, places, flat, dims), data._non_tensordict)
     shape = places.shape
     made = TensorDict({}, [*shape, *data.batch_size[dims:]], device=data.device)
-    for key, value in data.items():
+    for key in _keys_of_all(data):
+        value = _entry(data, key)
         if isinstance(value, Tensor):
             found: Any = picked(value.reshape(data.batch_size[:dims].numel(), *value.shape[dims:]), flat).view(
                 *shape, *value.shape[dims:]
             )
-        elif isinstance(value, TensorDict | LazyStackedTensorDict):
+        elif is_non_tensor(value):
+            rows = value.reshape(-1, *value.batch_size[dims:])[flat.to("cpu")]
+            found = rows.reshape(*shape, *value.batch_size[dims:])
+        else:
             found = _picked_from(value, places, flat, dims)
-        else:  # no tensors, or a class around them
-            found = value.reshape(-1, *value.batch_size[dims:])[flat].reshape(*shape, *value.batch_size[dims:])
         made.set(key, found)
     if any(name is not None for name in data.names):
         made.names = data.names
     return made
+
+
+def _keys_of_all(data: TensorDictBase) -> list[str]:
+    """The keys of a tensordict; ValueError for a stack of several where only some have one."""
+    keys = list(data.keys())
+    if isinstance(data, LazyStackedTensorDict):
+        for each in data.tensordicts:
+            if strange := set(_keys_of_all(each)) - set(keys):
+                raise ValueError(
+                    f"only some of the stacked tensordicts have {sorted(strange)}: give all the same entries"
+                )
+    return keys
+
+
+def _entry(data: TensorDictBase, key: str) -> Any:
+    try:
+        return data._get_str(key, None)  # what is no tensor as the stack that it is, not as a list
+    except RuntimeError as error:
+        raise ValueError(f"{key!r} is not of one shape in all stacked tensordicts: pad it, or leave it out") from error

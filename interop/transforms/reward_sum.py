@@ -9,6 +9,7 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.transforms.order import current
 from interop.transforms.setting import expect_tensor, expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys
 
@@ -20,6 +21,8 @@ class RewardSum(Transform):
     flag stands beside the reward or further out, under "next" first; "terminated" or "truncated" are taken where there is
     no "done", and without any of them all steps along time are one trajectory. What came before the first step is not known
     and counts for nothing.
+
+    In a batch of a buffer the sum begins anew, too, with each step that was not stored right after the one before it.
 
     Each sum is of the rewards of its own trajectory alone: what is large, infinite or NaN in one is not felt in another.
     Integers and bools are summed as int64. O(steps * log steps).
@@ -61,14 +64,18 @@ class RewardSum(Transform):
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)
         time = self._time(next_tensordict)
+        breaks = _breaks(next_tensordict.batch_size, time)
         ready = []
         for number, (key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
             reward = self._get(next_tensordict, key)
             if reward is None:
                 continue
             expect_tensor("RewardSum", key, reward)
-            done = self._done(next_tensordict, number, key)
-            ready.append((out_key, _summed(reward, _fitting(key, done, reward), time)))
+            done = _fitting(key, self._done(next_tensordict, number, key), reward)
+            if breaks is not None:
+                fits = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :])).to(reward.device)
+                done = (fits if done is None else fits | done).expand(reward.shape)
+            ready.append((out_key, _summed(reward, done, time)))
         put("RewardSum", next_tensordict, ready)
         return next_tensordict
 
@@ -100,6 +107,17 @@ class RewardSum(Transform):
                 "give done_keys"
             )
         return None
+
+
+def _breaks(batch_size: torch.Size, time: int) -> Tensor | None:
+    """bool [*batch_size]: after which steps of a batch of a buffer another one than the next was drawn."""
+    order = current()
+    follows = None if order is None else order.follows(batch_size, time)
+    if follows is None:
+        return None
+    found = torch.zeros(batch_size, dtype=torch.bool, device=follows.device)
+    found.movedim(time, -1)[..., :-1] = ~follows
+    return found
 
 
 def _renamed(key: NestedKey) -> Any:

@@ -1,6 +1,6 @@
 """Other dims for the same numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interop.numbers import whole
 from interop.transforms.entries import EntriesTransform
-from interop.transforms.setting import expect_tensor, expect_tensordict
+from interop.transforms.setting import around, expect_tensor, expect_tensordict
 from interop.transforms.transform import Keys, Transform, as_keys
 
 
@@ -20,10 +20,28 @@ class Reshaping(EntriesTransform):
     ValueError, naming the entry, for one that has not got the dims or whose batch dims would change: nothing changes then.
     """
 
-    def _made(self, key: NestedKey, function: Callable[[Tensor], Tensor], value: Any) -> Tensor:
+    _least = _least_inv = 0
+    """How many dims of its own an item has to have, read and written, so that no other change places."""
+
+    def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
+        expect_tensordict(type(self).__name__, data)
+        least = self._least_inv if function == self._inv_apply_transform else self._least
+        batch = (
+            {source: around(type(self).__name__, data, source).batch_dims for source in sources} if least > 0 else {}
+        )
+
+        def reshaped(key: NestedKey, value: Tensor) -> Tensor:
+            if value.ndim < batch.get(key, 0) + least:
+                dims = max(value.ndim - batch[key], 0)
+                raise IndexError(f"items have {dims} dims, behind {batch[key]} batch dims, and {least} are needed")
+            return function(value)
+
+        return super()._each(data, sources, destinations, reshaped)
+
+    def _made(self, key: NestedKey, function: Any, value: Any) -> Any:
         expect_tensor(type(self).__name__, key, value)
         try:
-            return function(value)
+            return function(key, value)
         except (RuntimeError, IndexError) as error:
             raise ValueError(f"{self} does not fit {key!r} of shape {list(value.shape)}: {error}") from error
 
@@ -51,6 +69,7 @@ class FlattenObservation(Reshaping):
         self.last_dim = _dim("last_dim", last_dim, allow_positive_dim)
         if (self.first_dim < 0) == (self.last_dim < 0) and self.first_dim > self.last_dim:
             raise ValueError(f"first_dim must not be behind last_dim, got {first_dim} and {last_dim}")
+        self._least = max(-self.first_dim, -self.last_dim)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.flatten(self.first_dim, self.last_dim)
@@ -85,6 +104,7 @@ class UnsqueezeTransform(Reshaping):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.allow_positive_dim = bool(allow_positive_dim)
         self.dim = _dim("dim", dim, allow_positive_dim, RuntimeError)
+        self._least = -self.dim - 1
 
     @property
     def unsqueeze_dim(self) -> int:
@@ -128,6 +148,7 @@ class SqueezeTransform(Reshaping):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.allow_positive_dim = bool(allow_positive_dim)
         self.dim = _dim("dim", dim, allow_positive_dim, RuntimeError)
+        self._least_inv = -self.dim - 1
 
     @property
     def squeeze_dim(self) -> int:
@@ -169,6 +190,7 @@ class PermuteTransform(Reshaping):
             raise ValueError(
                 f"dims must be an order of the last dims, {places or '[-1]'} for so many, got {tuple(dims)}"
             )
+        self._least = self._least_inv = len(self.dims)
         self._back = tuple(self.dims.index(place) - len(self.dims) for place in places)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
@@ -250,6 +272,4 @@ def _dim(name: str, dim: Any, positive: bool, error: type[Exception] = ValueErro
 
 def _permuted(value: Tensor, dims: tuple[int, ...]) -> Tensor:
     lead = value.ndim - len(dims)
-    if lead < 0:
-        raise IndexError(f"it has {value.ndim} dims, {len(dims)} are needed")
     return torch.permute(value, (*range(lead), *(value.ndim + dim for dim in dims)))

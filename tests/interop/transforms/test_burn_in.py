@@ -110,6 +110,40 @@ def test_a_state_of_another_shape_is_refused():
         BurnInTransform([module], burn_in=2)(given)
 
 
+def test_a_state_that_cannot_hold_what_is_written_is_refused():
+    given = data(2, 6)
+    given["hidden"] = torch.zeros(2, 6, 4, dtype=torch.int64)
+    module = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["observation"], out_keys=[("next", "hidden")])
+    with pytest.raises(TypeError, match=r"'hidden' is torch.int64, the modules write torch.float32"):
+        BurnInTransform([module], burn_in=2)(given)
+
+
+def test_another_dim_named_time_is_refused():
+    given = data(2, 6)
+    given.names = ["time", None]
+    with pytest.raises(ValueError, match="time is the last batch dim, the names of dims are"):
+        BurnInTransform([Recurrent()], burn_in=2)(given)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_gru_goes_on_as_if_it_had_seen_all_steps(layers):
+    gru = torch.nn.GRU(3, 4, layers, batch_first=True)
+
+    def run(observation, hidden):
+        out, states, state = [], [], hidden[:, 0].transpose(0, 1).contiguous()
+        for step in observation.unbind(1):
+            one, state = gru(step[:, None], state)
+            out.append(one)
+            states.append(state.transpose(0, 1))
+        return torch.cat(out, 1), torch.stack(states, 1)
+
+    module = TensorDictModule(run, in_keys=["observation", "hidden"], out_keys=["out", ("next", "hidden")])
+    observation, hidden = torch.randn(5, 11, 3), torch.randn(5, 11, layers, 4)
+    found = BurnInTransform(module, burn_in=7)(TensorDict({"observation": observation, "hidden": hidden}, [5, 11]))
+    expected = gru(observation, hidden[:, 0].transpose(0, 1).contiguous())[0][:, 7:]
+    assert torch.allclose(module(found)["out"], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [

@@ -112,6 +112,18 @@ def test_trajectories_end_where_ids_change_too(ids):
     assert torch.equal(CatFrames(3, -3)(given.copy())["pixels"], found["s"])
 
 
+def test_truncations_are_ends_and_padding_of_slices_is_no_history():
+    given = data(9, ends=0.0)
+    given["next", "truncated"] = (torch.arange(9) == 2)[:, None]
+    begins = [step == 3 for step in range(9)]
+    assert torch.equal(CatFrames(3, -3)(given.copy())["pixels"], stacked(given, 3, -3, "pixels", begins=begins))
+    given["collector", "mask"] = torch.tensor([1, 1, 1, 0, 0, 1, 1, 1, 1]).bool()
+    begins[5] = True
+    assert torch.equal(CatFrames(3, -3)(given.copy())["pixels"], stacked(given, 3, -3, "pixels", begins=begins))
+    with pytest.raises(KeyError, match=r"\('next', 'done'\) not found"):  # neither tells of all ends
+        CatFrames(3, -3)(given.exclude(("next", "done")))
+
+
 def test_ends_are_told_by_done_key_in_any_shape():
     given = data(2, 8)
     done = given["next", "done"]
@@ -145,6 +157,16 @@ def test_the_next_frames_are_stacked_with_future():
     )
 
 
+def test_padding_may_be_what_is_no_number():
+    for value in (float("nan"), float("-inf")):
+        found = CatFrames(3, -3, padding="constant", padding_value=value)(data(4, ends=0.0))["pixels"][0, :2]
+        assert torch.equal(found.nan_to_num(nan=5.0), torch.full((2, 2, 2), value).nan_to_num(nan=5.0))
+
+
+def test_nothing_to_stack():
+    assert CatFrames(3, -3, [], future=True)(TensorDict({}, [4])).is_empty()
+
+
 def test_the_mask_tells_where_frames_are_padding():
     given = data(3, 8)
     found = CatFrames(3, -3, mask_key=("m", "pad"))(given.copy())
@@ -173,6 +195,22 @@ def test_slices_one_after_the_other_do_not_go_on_in_the_next():
         CatFrames(3, -3, slice_len=5)(given)
     with pytest.raises(ValueError, match="slice_len must be at least 1"):
         CatFrames(3, -3, slice_len=0)
+
+
+def test_padded_slices_of_a_buffer_are_not_mixed():
+    steps = torch.arange(40)
+    given = TensorDict({"o": steps.float()[:, None], "next": {"over": (steps % 7 == 6)[:, None]}}, [40])
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40),
+        sampler=SliceSampler(slice_len=9, end_key=("next", "over"), strict_length=False, pad_output=True),
+        transform=CatFrames(3, -1, ["o"], ["s"], done_key="over"),
+        batch_size=90,
+    )
+    rb.extend(given)
+    found = rb.sample()
+    valid, first = found["collector", "mask"], found["o"].reshape(10, 9)[:, :1].repeat_interleave(9, 0)
+    assert torch.equal(found["s"][valid], torch.maximum(found["o"] + torch.arange(-2, 1), first)[valid])
+    assert not valid.all()
 
 
 @pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
@@ -253,13 +291,22 @@ def test_gradients_count_how_often_a_frame_is_used():
             "padding_value=-1 is no torch.uint8, which 'pixels' is: take one of 0 to 255",
         ),
         ({"padding": "constant", "padding_value": 0.5}, data(4, dtype=torch.int64), ValueError, "is no torch.int64"),
+        ({"padding": "constant", "padding_value": 1e9}, data(4, dtype=torch.float16), ValueError, "no torch.float16"),
+        ({"padding": "constant", "padding_value": 2**400}, data(4), ValueError, "is no torch.float32"),
+        ({"out_keys": [("pixels", "x")]}, data(4), KeyError, "'pixels' is no tensordict but a Tensor"),
+        (
+            {"in_keys": BOTH, "out_keys": ["s", ("pixels", "x")]},
+            data(4),
+            KeyError,
+            "'pixels' is no tensordict but a Tensor",
+        ),
     ],
 )
 def test_data_that_cannot_be_stacked_is_refused_and_stays(kwargs, given, error, text):
     before = given.clone()
     with pytest.raises(error, match=text):
         CatFrames(**{"N": 3, "dim": -3, **kwargs})(given)
-    assert (given == before).all()
+    assert set(given.keys(True, True)) == set(before.keys(True, True)) and (given == before).all()
 
 
 @pytest.mark.parametrize(
@@ -271,6 +318,8 @@ def test_data_that_cannot_be_stacked_is_refused_and_stays(kwargs, given, error, 
         ({"padding": "zeros"}, ValueError, "'same' or 'constant', got 'zeros'"),
         ({"padding_value": "0"}, TypeError, "must be a number"),
         ({"out_keys": ["a", "b"]}, ValueError, "as many"),
+        ({"in_keys": BOTH, "out_keys": ["a", "a"]}, ValueError, "must be different keys"),
+        ({"out_keys": ["a"], "mask_key": "a"}, ValueError, "must be different keys"),
         ({"done_key": 3}, TypeError, "done_key must be a key"),
     ],
 )

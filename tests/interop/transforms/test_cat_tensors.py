@@ -167,3 +167,15 @@ def test_an_entry_of_other_parts_is_not_taken_apart():
         rb.extend(TensorDict({"both": torch.ones(4, 3, 3)}, [4]))
     assert len(rb) == 0
     assert leaves(rb.transform.inv(TensorDict({"p": torch.ones(4, 3)}, [4]))) == {"p"}
+
+
+@pytest.mark.parametrize("make", [lambda **keys: CatTensors(**keys), lambda **keys: Stack(**keys)])
+def test_nothing_changes_where_an_entry_cannot_be_taken_out(make):
+    given = TensorDict({"a": torch.ones(4, 2), "n": TensorDict({"a": torch.zeros(4, 2)}, [4])}, [4])
+    given["n"].lock_()
+    with pytest.raises(RuntimeError, match="locked"):
+        make(in_keys=["a", ("n", "a")], out_key="both")(given)
+    assert leaves(given) == {"a", ("n", "a")}
+    with pytest.raises(KeyError, match="'a' is no tensordict but a Tensor"):
+        make(in_keys=["a"], out_key=("n", "a", "x"))(given)
+    assert leaves(given) == {"a", ("n", "a")}

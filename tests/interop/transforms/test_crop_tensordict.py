@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from scipy import stats
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorClass, TensorDict, lazy_stack
 
 from interop import LazyTensorStorage, ReplayBuffer
 from interop.transforms import RandomCropTensorDict
@@ -49,6 +49,28 @@ def test_names_of_dims_stay():
 def test_a_stack_of_tensordicts_is_cropped():
     found = RandomCropTensorDict(4)(lazy_stack([data(6), data(6)]))
     assert found.batch_size == (2, 4) and (found["step"].diff(dim=-1) == 1).all()
+
+
+def test_words_and_classes_are_cropped_too():
+    class Words(TensorClass):
+        words: list[str]
+        number: torch.Tensor
+
+    words = ["a", "b", "c", "d", "e"]
+    found = RandomCropTensorDict(3)(Words(words=words, number=torch.arange(5), batch_size=[5]))
+    assert isinstance(found, Words) and found.batch_size == (3,)
+    assert list(found.words) == [words[place] for place in found.number.tolist()]
+    given = TensorDict({"words": words, "number": torch.arange(5)}, [5])
+    found = RandomCropTensorDict(3)(given)
+    assert list(found["words"]) == [words[place] for place in found["number"].tolist()]
+
+
+def test_stacks_of_what_is_not_alike_are_refused():
+    one, other = TensorDict({"a": torch.ones(6, 2)}, [6]), TensorDict({"a": torch.ones(6, 3)}, [6])
+    with pytest.raises(ValueError, match="'a' is not of one shape in all"):
+        RandomCropTensorDict(4)(lazy_stack([one, other]))
+    with pytest.raises(ValueError, match=r"only some of the stacked tensordicts have \['b'\]"):
+        RandomCropTensorDict(4)(lazy_stack([one, one.copy().set("b", torch.ones(6))]))
 
 
 def test_each_start_comes_equally_often_the_last_one_too():
@@ -127,6 +149,7 @@ def test_gradients_go_through_windows():
             ValueError,
             r"'wide' must be of shape \[2, 3\].*got \[2, 3, 1\]",
         ),
+        (RandomCropTensorDict(1, mask_key="gap"), (2, 3), ValueError, "'gap' must be True for the first steps"),
         (RandomCropTensorDict(1, mask_key="gone"), (2, 3), KeyError, "no mask 'gone'"),
         (RandomCropTensorDict(1, mask_key="step"), (2, 3), TypeError, "'step' must be bool, got torch.int64"),
     ],
@@ -134,6 +157,7 @@ def test_gradients_go_through_windows():
 def test_what_cannot_be_cropped_is_refused(transform, shape, error, text):
     given = data(*shape) if shape else TensorDict({}, [])
     if shape:
+        given["gap"] = torch.tensor([[1, 1, 1], [1, 0, 1]]).bool()
         given["short"], given["wide"] = (
             torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(),
             torch.ones(2, 3, 1, dtype=torch.bool),

@@ -52,6 +52,23 @@ def test_an_entry_of_the_new_name_is_replaced():
     assert torch.equal(RenameTransform(["a"], ["truncated"])(data())["truncated"], data()["a"])
 
 
+@pytest.mark.parametrize(
+    ("keys", "names", "error", "text"),
+    [
+        (["a"], [("truncated", "x")], KeyError, "'truncated' is no tensordict but a Tensor"),
+        (["a", "done"], ["b", ("next", "a", "x")], KeyError, "'a' is no tensordict but a Tensor"),
+        (["reward"], [("wide", "x")], ValueError, r"of shape \[4, 1\] in a tensordict of batch size \[4, 2\]"),
+        (["a", ("next", "a")], ["b", "c"], RuntimeError, "locked"),
+    ],
+)
+def test_nothing_is_renamed_where_one_name_is_refused(keys, names, error, text):
+    given = data().set("wide", TensorDict({}, [4, 2]))
+    given["next"].lock_()
+    with pytest.raises(error, match=text):
+        RenameTransform(keys, names)(given)
+    assert leaves(given) == ALL and torch.equal(given["a"], data()["a"])
+
+
 def test_copies_keep_the_old_names():
     found = RenameTransform(["a", "n"], ["b", "m"], create_copy=True)(data())
     assert leaves(found) == ALL | {"b", ("m", "c"), ("m", "e")}

@@ -79,22 +79,45 @@ def test_without_keys_nothing_is_done():
     ("transform", "text"),
     [
         (FlattenObservation(-6, -1), "FlattenObservation.* does not fit 'pixels' of shape .4, 2, 3, 5."),
-        (FlattenObservation(-4, -1), "'pixels' would be of shape .120. in a tensordict of batch size .4."),
-        (UnsqueezeTransform(-3, in_keys=["flag"]), "'flag' would be of shape .1, 4, 1."),
+        (
+            FlattenObservation(-4, -1),
+            "does not fit 'pixels' .*items have 3 dims, behind 1 batch dims, and 4 are needed",
+        ),
+        (FlattenObservation(0, 1, allow_positive_dim=True), "'pixels' would be of shape .8, 3, 5. in .* size .4."),
+        (FlattenObservation(-2, -1, ["flag"]), "does not fit 'flag' .*items have 1 dims, behind 1"),
+        (
+            UnsqueezeTransform(-3, in_keys=["flag"]),
+            "does not fit 'flag' .*items have 1 dims, behind 1 .*and 2 are needed",
+        ),
         (UnsqueezeTransform(-5, in_keys=["flag"]), "does not fit 'flag'"),
         (
             PermuteTransform((-1, -3, -2), in_keys=["number"]),
-            "does not fit 'number' of shape .4.: it has 1 dims, 3 are",
+            "does not fit 'number' of shape .4.: items have 0 dims, behind 1 batch dims, and 3 are",
         ),
-        (PermuteTransform((-1, -2), in_keys=["flag"]), "'flag' would be of shape .1, 4."),
+        (PermuteTransform((-1, -2), in_keys=["flag"]), "does not fit 'flag'"),
+        (PermuteTransform((-1, -2), in_keys=["square"]), "does not fit 'square' .*items have 1 dims"),
+        (
+            PermuteTransform((-1, -2), in_keys=[("inner", "square")]),
+            "does not fit .*'square'.*items have 1 dims, behind 2",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_changes(transform, text):
-    found = data()
-    transform.in_keys, transform.out_keys = ["pixels", *transform.in_keys], ["pixels", *transform.out_keys]
+    found = data().set("fits", torch.ones(4, 1, 1, 1, 1, 1, 1)).set("square", torch.arange(16).reshape(4, 4))
+    found["inner"] = TensorDict({"square": torch.arange(16).reshape(4, 2, 2)}, [4, 2])
+    transform.in_keys, transform.out_keys = ["fits", *transform.in_keys], ["fits", *transform.out_keys]
+    before = found.clone()
     with pytest.raises(ValueError, match=text):
         transform(found)
-    assert (found == data()).all()
+    assert all(found[key].shape == before[key].shape for key in before.keys(True, True))
+    assert (found == before).all()
+
+
+def test_written_items_do_not_change_places_with_batches():
+    with pytest.raises(ValueError, match="items have 1 dims, behind 1 batch dims, and 2 are needed"):
+        PermuteTransform((-1, -2), in_keys_inv=["a"]).inv(TensorDict({"a": torch.arange(9).reshape(3, 3)}, [3]))
+    with pytest.raises(ValueError, match=r"'a' would be of shape \[\] in a tensordict of batch size \[1\]"):
+        UnsqueezeTransform(-1, in_keys_inv=["a"]).inv(TensorDict({"a": torch.ones(1)}, [1]))
 
 
 def test_entries_that_are_no_tensors_are_named():

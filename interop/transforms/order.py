@@ -1,0 +1,98 @@
+"""Which items of a batch were written one right after the other: a batch of rows drawn from a storage does not tell."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Order:
+    """Where the items of a batch are stored, as of when they were read; the lock is held.
+
+    Args:
+        storage: which.
+        index: of the items: slots, a tuple of coordinates; or what `rb[...]` takes, where there is no info.
+        info: what the sampler said about them.
+        sampler: which.
+        dim_extend: that of the buffer, where there is no info.
+    """
+
+    def __init__(
+        self, storage: Any, index: Any, info: dict[Any, Any] | None, sampler: Any, dim_extend: int = 0
+    ) -> None:
+        self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
+        self._count, self._end = len(storage), storage._ledger.end
+        self._sampler = sampler
+
+    @property
+    def traj_key(self) -> Any:
+        """The entry by which the sampler tells trajectories apart; None for another way."""
+        return getattr(self._sampler, "traj_key", None)
+
+    def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
+        """bool [..., T - 1], time last: whether an item comes right after the one before it; None where it is not known.
+
+        For a batch of the items, or reshaped; of items that have dims in time of their own nothing has to be known.
+        """
+        shape = torch.Size(self._storage.shape or (self._count,))
+        slots, told = self._slots(shape), self._info or {}
+        ends = told.get(getattr(self._sampler, "truncated_key", None))
+        if batch_size[: slots.ndim] != slots.shape:
+            if batch_size.numel() != slots.numel():
+                return None
+            slots = slots.reshape(batch_size)
+        elif time >= slots.ndim:
+            return None
+        lanes = shape[1:].numel()
+        slots = slots.movedim(time, -1)
+        rows, lane = slots // lanes, slots % lanes
+        capacity = self._storage.max_size // lanes
+        follows = ((rows[..., 1:] - rows[..., :-1]) % capacity == 1) & (lane[..., 1:] == lane[..., :-1])
+        follows &= rows[..., 1:] != self._end
+        if ends is not None and ends.numel() == slots.numel():
+            follows &= ~ends.reshape(batch_size[: slots.ndim]).movedim(time, -1)[..., :-1]
+        return follows
+
+    def _slots(self, shape: torch.Size) -> Tensor:
+        """Where each item is, in a storage taken flat."""
+        if self._info is not None and not isinstance(self._index, tuple):
+            return self._index
+        if self._info is not None:
+            found = self._index[0]
+            for size, each in zip(shape[1:], self._index[1:], strict=True):
+                found = found * size + each
+            return found
+        grid = torch.arange(shape.numel(), device="cpu").reshape(shape)
+        return grid.transpose(0, self._dim_extend)[self._index]
+
+
+_current: ContextVar[Order | None] = ContextVar("order", default=None)
+
+
+@contextmanager
+def in_order(order: Order | None) -> Iterator[None]:
+    """Have transforms see the order of what they are given."""
+    token = _current.set(order)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> Order | None:
+    """That of the batch a buffer is reading; None elsewhere."""
+    return _current.get()
+
+
+def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:
+    """ValueError, in the name of a transform, for steps of a buffer along `time` that do not follow each other."""
+    order = current()
+    follows = None if order is None else order.follows(batch_size, time)
+    if follows is not None and not bool(follows.all()):
+        raise ValueError(
+            f"{name}: the steps along dim {time} of a batch size of {list(batch_size)} are not one sequence: give slices a "
+            "dim of their own before, such as by lambda data: data.reshape(-1, slice_len)"
+        )
