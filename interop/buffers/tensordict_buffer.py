@@ -133,7 +133,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 value = torch.stack(value, -1)
             if isinstance(value, Tensor):
                 value = value.to(data.device) if data.device is not None else value
-                if value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():  # a transform gave rows more dims
+                if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
+                    # A transform gave rows more dims.
                     value = value.reshape(*shape, *value.shape[1:])
                 expands = value.ndim < len(shape) and value.shape == shape[: value.ndim]
                 if expands:

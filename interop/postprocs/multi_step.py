@@ -19,7 +19,9 @@ class MultiStep(nn.Module):
     is true, and with the rollout. Then
 
     - ("next", "reward") is the sum of gamma**i * reward[t + i], i < k; what it was is ("next", "original_reward").
-    - the other entries under "next" are those of step t + k - 1; "done", "terminated" and "truncated" stay as they are.
+    - the other entries under "next" are those of step t + k - 1; "done", "terminated" and "truncated" stay those of step t
+      unless `last_flags`. The target reward + gamma**k * (1 - terminated) * value of what is arrived at needs those of
+      step t + k - 1: `last_flags=True`, or flags that are looked up otherwise.
     - "steps_to_next_obs" is k (int64), "gamma" is gamma**k (float32), "nonterminal" is k > 1, of the shape of the rollout;
       where flags are of agents, [*batch, time, *agents], of theirs.
     - frames whose mask, ("collector", "mask"), is False are padding: never "nonterminal", and no window reaches into them.
@@ -30,10 +32,11 @@ class MultiStep(nn.Module):
     Args:
         gamma: discount, from 0 to 1.
         n_steps: at least 1.
+        last_flags: whether the flags under "next" are those of step t + k - 1, too.
 
     Attributes:
-        reward_keys, done_key, done_keys: under "next"; the entry for each reward, where trajectories end, and what else
-            stays as it is. With several rewards what they were is "original_<name>" beside each.
+        reward_keys, done_key, done_keys: under "next"; the entry for each reward, where trajectories end, and what other
+            flags there are. With several rewards what they were is "original_<name>" beside each.
         mask_key: of the mask.
 
     KeyError for a missing entry, RuntimeError for entries that do not fit flags of agents.
@@ -41,7 +44,7 @@ class MultiStep(nn.Module):
 
     gammas: Tensor
 
-    def __init__(self, gamma: float, n_steps: int) -> None:
+    def __init__(self, gamma: float, n_steps: int, *, last_flags: bool = False) -> None:
         super().__init__()
         self._gamma, n_steps = returns.as_discount(gamma), checks.whole("n_steps", n_steps)
         powers = torch.tensor([self._gamma**i for i in range(n_steps + 1)], dtype=torch.float32, device="cpu")
@@ -50,6 +53,7 @@ class MultiStep(nn.Module):
         self.done_keys: Any = ("done", "truncated", "terminated")
         self.reward_keys: Any = ("reward",)
         self.mask_key: Any = ("collector", "mask")
+        self.last_flags = last_flags
 
     @property
     def n_steps(self) -> int:
@@ -70,7 +74,7 @@ class MultiStep(nn.Module):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The transitions of a rollout."""
         following = rollout(self, tensordict).get("next", None)
-        keys = Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key)
+        keys = Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key, self.last_flags)
         given = dict(leaves(following, ("next",))) if is_tensor_collection(following) else {}
         mask = tensordict.get(self.mask_key, None)
         frames = Frames(given if mask is None else {**given, keys.mask: mask}, tensordict.batch_size)
@@ -86,7 +90,7 @@ class MultiStep(nn.Module):
         return data
 
     def extra_repr(self) -> str:
-        return f"gamma={self._gamma}, n_steps={self.n_steps}"
+        return f"gamma={self._gamma}, n_steps={self.n_steps}" + (", last_flags=True" if self.last_flags else "")
 
 
 def rollout(module: nn.Module, data: Any) -> TensorDictBase:

@@ -25,13 +25,13 @@ class Keys:
     mask: Path
 
     @classmethod
-    def of(cls, rewards: Any, done: Any, dones: Any, mask: Any) -> "Keys":
+    def of(cls, rewards: Any, done: Any, dones: Any, mask: Any, last_flags: bool = False) -> "Keys":
         """From keys as users give them: one, or a list of them. ValueError without any reward."""
         found = tuple(map(as_path, [rewards] if isinstance(rewards, str) else rewards))
         if not found:
             raise ValueError("at least one key of a reward is needed")
-        flags = map(as_path, [dones] if isinstance(dones, str) else dones)
-        return cls(found, as_path(done), frozenset([*flags, as_path(done)]), as_path(mask))
+        flags = {as_path(done), *map(as_path, [dones] if isinstance(dones, str) else dones)}
+        return cls(found, as_path(done), frozenset(() if last_flags else flags), as_path(mask))
 
     def original(self, reward: Path) -> Path:
         """Where the reward of one step goes."""
@@ -50,6 +50,7 @@ class Frames:
 
     entries: Entries
     batch: torch.Size
+    nested: dict[Path, torch.Size] = dataclasses.field(default_factory=dict)  # batch dims that inner ones have more
 
     @property
     def time(self) -> int:
@@ -64,16 +65,17 @@ class Frames:
         """Views of some of them."""
         start, stop, _ = rows.indices(self.count)
         cut = {path: leaf.narrow(self.time, start, stop - start) for path, leaf in self.entries.items()}
-        return Frames(cut, torch.Size([*self.batch[:-1], stop - start]))
+        return Frames(cut, torch.Size([*self.batch[:-1], stop - start]), self.nested)
 
     def only(self, paths: Any) -> "Frames":
         """Some of the entries; those that are not there are left out."""
-        return Frames({path: self.entries[path] for path in paths if path in self.entries}, self.batch)
+        some = {path: self.entries[path] for path in paths if path in self.entries}
+        return dataclasses.replace(self, entries=some)
 
     def copied(self) -> "Frames":
         """In memory of their own."""
         entries = {path: leaf.clone(memory_format=torch.contiguous_format) for path, leaf in self.entries.items()}
-        return Frames(entries, self.batch)
+        return dataclasses.replace(self, entries=entries)
 
 
 def joined(parts: Sequence[Frames]) -> Frames:
@@ -83,7 +85,7 @@ def joined(parts: Sequence[Frames]) -> Frames:
         return parts[0]
     time = parts[0].time
     entries = {path: torch.cat([part.entries[path] for part in parts], time) for path in parts[0].entries}
-    return Frames(entries, torch.Size([*parts[0].batch[:-1], sum(part.count for part in parts)]))
+    return Frames(entries, torch.Size([*parts[0].batch[:-1], sum(part.count for part in parts)]), parts[-1].nested)
 
 
 def leaves(data: TensorDictBase, where: Path = ()) -> Iterator[tuple[Path, Any]]:

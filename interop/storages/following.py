@@ -20,7 +20,7 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     """Have rows that were written since, around the ring, get the default priority; forget those of a storage that was
     emptied. Of rows that were written elsewhere only the writer knows."""
     written, _, _, length = before
-    ledger, rows = storage._ledger, storage._row_count
+    ledger, rows = storage._ledger, storage.row_capacity(None)
     count = min(ledger.written - written, rows)
     new = torch.arange(ledger.end - count, ledger.end, device="cpu") % max(rows, 1)
     new = new[new < storage._filled_rows]

@@ -203,6 +203,11 @@ class Storage(Component):
         """Whether every write is in the ledger."""
         return False
 
+    @property
+    def _filled_rows(self) -> int:
+        """Rows that were written, along the first dim."""
+        return len(self)
+
     def row_capacity(self, data: Any) -> int:
         """Rows along the first dim; `data` is what will be written first, if nothing was yet."""
         return self.max_size

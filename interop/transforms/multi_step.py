@@ -1,5 +1,6 @@
 """A stream as transitions of n steps, when it is stored."""
 
+import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -29,9 +30,13 @@ class MultiStepTransform(Transform):
         gamma: discount, from 0 to 1.
         reward_keys, done_key, done_keys: under "next"; as for `MultiStep`.
         mask_key: of the mask of what is no padding.
+        last_flags: whether ("next", "done"), "terminated" and "truncated" are those of the last step that is taken, as the
+            target reward + gamma**k * (1 - terminated) * value needs them; by default those of the first one, as for
+            `MultiStep`, and targets need `last_flags=True` or the like.
 
     Frames that do not fit those kept are refused, and these stay: KeyError for other entries, TypeError for another dtype or
-    entries that are no tensors, ValueError for another shape or device.
+    entries that are no tensors, ValueError for another shape, and in a buffer whose data has time in another dim. Those kept
+    follow new ones to their device.
     """
 
     keeps = True
@@ -45,6 +50,7 @@ class MultiStepTransform(Transform):
         done_key: Any = None,
         done_keys: Any = None,
         mask_key: Any = None,
+        last_flags: bool = False,
     ) -> None:
         super().__init__()
         self.n_steps, self.gamma = n_steps, gamma
@@ -52,6 +58,7 @@ class MultiStepTransform(Transform):
         self.done_key: Any = "done" if done_key is None else done_key
         self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
         self.mask_key: Any = "mask" if mask_key is None else mask_key
+        self.last_flags = last_flags
         self._frames: Frames | None = None
         self._turn = threading.Lock()
 
@@ -84,21 +91,23 @@ class MultiStepTransform(Transform):
 
     def inv(self, tensordict: TensorDictBase) -> Any:
         """The transitions that are whole now; None for none. The tensordict stays as it is."""
+        refuse_other_time(self)
         new = _frames(rollout(self, tensordict))
         with self._turn:
             held = self._frames
             if held is None:
                 refuse_unfit(new, self._keys())
             else:
-                _refuse_others(held, new)
+                held = _followed(held, new)
             n = self._n_steps
             count = (0 if held is None else held.count) + new.count - n
-            if held is not None and new.count <= n:  # a few frames: one copy for what is stored and what is kept
-                new, held = joined([held, new]), None
+            few = False
+            if held is not None and held.count and new.count <= n:  # one copy for what is computed and what is kept
+                new, held, few = joined([held, new]), None, True
                 kept = new[max(count, 0) :]
             else:
                 kept = new[max(new.count - n, 0) :].copied()
-            made = self._transitions(held, new, n, count) if count > 0 else None
+            made = self._transitions(held, new, n, count, apart=few) if count > 0 else None
             self._frames = kept
         return None if made is None else _tensordict(made, tensordict.device)
 
@@ -111,10 +120,10 @@ class MultiStepTransform(Transform):
         return None if made is None else _tensordict(made, None)
 
     def _keys(self) -> Keys:
-        return Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key)
+        return Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key, self.last_flags)
 
-    def _transitions(self, held: Frames | None, new: Frames, n: int, count: int) -> Frames:
-        """The first transitions of these frames."""
+    def _transitions(self, held: Frames | None, new: Frames, n: int, count: int, apart: bool = False) -> Frames:
+        """The first transitions of these frames; with `apart` observations hold no memory of the frames."""
         keys = self._keys()
         parts = [new] if held is None else [held, new]
         told = [("next", *key) for key in (*keys.rewards, keys.done)]
@@ -123,12 +132,12 @@ class MultiStepTransform(Transform):
         steps = found.steps.narrow(time, 0, count)
         arrival = Arrival(steps, time, first, new.count, n)
         entries = found.entries(count)
-        rest = [path for path in new.entries if path not in entries and not keys.arrive(path)]
-        entries.update(_first(parts, rest, count).entries)
-        for path, leaf in new.entries.items():
-            if keys.arrive(path):
-                entries[path] = arrival.of(path, None if held is None else held.entries[path], leaf)
-        return Frames(entries, torch.Size([*new.batch[:-1], count]))
+        given = [path for path in new.entries if path not in entries]
+        rest = _first(parts, [path for path in given if not keys.arrive(path)], count)
+        entries.update((rest.copied() if apart else rest).entries)
+        for path in filter(keys.arrive, given):
+            entries[path] = arrival.of(path, None if held is None else held.entries[path], new.entries[path])
+        return Frames(entries, torch.Size([*new.batch[:-1], count]), new.nested)
 
     # ------------------------------------------------------------------ what is kept
 
@@ -138,27 +147,35 @@ class MultiStepTransform(Transform):
     def _keep(self, kept: Any) -> None:
         self._frames = kept
 
+    def _emptied(self) -> None:
+        self._frames = None
+
     def get_extra_state(self) -> dict[str, Any]:
-        """n_steps, and the frames that are kept as plain values."""
-        held = self._frames
+        """n_steps, gamma, and the frames that are kept as plain values."""
+        held, told = self._frames, {"n_steps": self._n_steps, "gamma": self._gamma}
         if held is None:
-            return {"n_steps": self._n_steps, "batch": None, "frames": []}
+            return {**told, "batch": None, "frames": [], "nested": []}
         frames = [{"path": list(path), "values": leaf} for path, leaf in held.entries.items()]
-        return {"n_steps": self._n_steps, "batch": list(held.batch), "frames": frames}
+        nested = [{"path": list(path), "dims": list(dims)} for path, dims in held.nested.items()]
+        return {**told, "batch": list(held.batch), "frames": frames, "nested": nested}
 
     def set_extra_state(self, state: Any) -> None:
         """Go on from a saved state. TypeError or ValueError for what is none."""
-        if not isinstance(state, Mapping) or set(state) != {"n_steps", "batch", "frames"}:
-            raise TypeError(f"the state of a MultiStepTransform has n_steps, batch and frames, got {state!r}")
-        n, batch, found = checks.whole("n_steps", state["n_steps"]), state["batch"], {}
+        if not isinstance(state, Mapping) or set(state) != {"n_steps", "gamma", "batch", "frames", "nested"}:
+            raise TypeError(
+                f"the state of a MultiStepTransform has n_steps, gamma, batch, frames and nested, got {state!r}"
+            )
+        n, gamma = checks.whole("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
+        batch, found = state["batch"], {}
         for each in state["frames"]:
             path, values = tuple(each["path"]), each["values"]
-            if not isinstance(values, Tensor) or batch is None or values.shape[: len(batch)] != torch.Size(batch):
+            if not isinstance(values, Tensor) or not batch or values.shape[: len(batch)] != torch.Size(batch):
                 raise ValueError(f"{path!r} of the frames is no tensor that begins with {batch}")
             found[path] = values
-        frames = None if batch is None else Frames(found, torch.Size(batch)).copied()
+        nested = {tuple(each["path"]): torch.Size(each["dims"]) for each in state["nested"]}
+        frames = Frames(found, torch.Size(batch), nested).copied() if found else None
         with self._turn:
-            self._n_steps, self._frames = n, frames
+            self._n_steps, self._gamma, self._frames = n, gamma, frames
 
     def clone(self) -> "MultiStepTransform":
         made = super().clone()
@@ -178,6 +195,17 @@ class MultiStepTransform(Transform):
         return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"
 
 
+def refuse_other_time(transform: Transform) -> None:
+    """ValueError for a transform of a buffer that is written along another dim than the last, which is taken for time."""
+    buffer = transform.container
+    dim = getattr(buffer, "dim_extend", None)
+    if dim is not None and dim < buffer.storage.ndim - 1:
+        raise ValueError(
+            f"{type(transform).__name__} takes the last dim of what is written for time, and this buffer is extended along "
+            f"dim {dim} of {buffer.storage.ndim}: build it with dim_extend={buffer.storage.ndim - 1}, and write [..., time]"
+        )
+
+
 def _frames(data: TensorDictBase) -> Frames:
     """The entries of what is written. TypeError for one that is no tensor."""
     entries: Entries = {}
@@ -185,11 +213,13 @@ def _frames(data: TensorDictBase) -> Frames:
         if not isinstance(leaf, Tensor):
             raise TypeError(f"{path!r} is no tensor, and cannot be kept for the frames that follow: leave it out")
         entries[path] = leaf.detach() if leaf.requires_grad else leaf
-    return Frames(entries, data.batch_size)
+    inner = {path[:depth] for path in entries for depth in range(1, len(path))}
+    dims = {path: data.get(path).batch_size[data.ndim :] for path in inner}
+    return Frames(entries, data.batch_size, {path: each for path, each in dims.items() if each})
 
 
-def _refuse_others(held: Frames, new: Frames) -> None:
-    """Errors for frames that cannot follow those held."""
+def _followed(held: Frames, new: Frames) -> Frames:
+    """Frames held, on the devices of new ones. Errors for new ones that cannot follow."""
     if held.batch[:-1] != new.batch[:-1]:
         raise ValueError(
             f"the frames kept are {list(held.batch)}, new ones {list(new.batch)}: all dims but the last, time, must agree"
@@ -205,11 +235,14 @@ def _refuse_others(held: Frames, new: Frames) -> None:
         other = held.entries[path]
         if leaf.dtype != other.dtype:
             raise TypeError(f"{path!r} is {leaf.dtype}, in the frames kept {other.dtype}")
-        if leaf.shape[behind:] != other.shape[behind:] or leaf.device != other.device:
+        if leaf.shape[behind:] != other.shape[behind:]:
             raise ValueError(
-                f"{path!r} is {list(leaf.shape[behind:])} on {leaf.device}, in the frames kept "
-                f"{list(other.shape[behind:])} on {other.device}"
+                f"{path!r} is {list(leaf.shape[behind:])} a frame, in the frames kept {list(other.shape[behind:])}"
             )
+    if all(held.entries[path].device == leaf.device for path, leaf in new.entries.items()):
+        return held
+    moved = {path: leaf.to(new.entries[path].device) for path, leaf in held.entries.items()}
+    return dataclasses.replace(held, entries=moved)
 
 
 def _first(parts: list[Frames], paths: list[Path], count: int) -> Frames:
@@ -228,9 +261,13 @@ def _tensordict(made: Frames, device: torch.device | None) -> TensorDictBase:
         for key in path[:-1]:
             level = level.setdefault(key, {})
         level[path[-1]] = leaf
-    return _nested(tree, made.batch, device)
+    return _nested(tree, (), made, device)
 
 
-def _nested(tree: dict[str, Any], batch: torch.Size, device: torch.device | None) -> TensorDictBase:
-    found = {key: _nested(value, batch, device) if isinstance(value, dict) else value for key, value in tree.items()}
+def _nested(tree: dict[str, Any], path: Path, made: Frames, device: torch.device | None) -> TensorDictBase:
+    batch = torch.Size([*made.batch, *made.nested.get(path, ())])
+    found = {
+        key: _nested(value, (*path, key), made, device) if isinstance(value, dict) else value
+        for key, value in tree.items()
+    }
     return unchecked(found, batch, device, None)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from interop.keys import as_path
 from interop.postprocs import returns
+from interop.transforms.multi_step import refuse_other_time
 from interop.transforms.transform import Keys, Transform, as_keys
 
 
@@ -23,7 +24,8 @@ class Reward2GoTransform(Transform):
         out_keys: where they are stored; in place of the rewards by default.
         done_key: under "next".
 
-    KeyError for a missing entry; RuntimeError where a line has no end, or flags do not fit the rewards.
+    KeyError for a missing entry; RuntimeError where a line has no end, or flags do not fit the rewards; ValueError in a
+    buffer whose data has time in another dim.
     """
 
     gamma: Tensor
@@ -52,6 +54,7 @@ class Reward2GoTransform(Transform):
         )
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        refuse_other_time(self)
         done = returns.entry(tensordict, ("next", *as_path(self.done_key)))
         single = not tensordict.ndim
         time = 0 if single else tensordict.ndim - 1

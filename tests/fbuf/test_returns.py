@@ -7,22 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import Buffer, Trajectories, n_step_of_slots, returns
+from fbuf import Buffer, RingState, Trajectories, n_step_of_slots, returns
 from tests.fbuf.trajectory_model import ITEM, TERMINATED, TrajectoriesModel, histories
 
 pytestmark = pytest.mark.usefixtures("device")
 
 LINES, T = 3, 11
-RINGS = [  # and how many rows a write has
-    (Buffer(6, trajectories=Trajectories("terminated", "truncated")), 2),
-    (Buffer(5, trajectories=Trajectories("terminated", "truncated", "id"), lanes=(2, 1)), 3),
-]
-soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
-extend, clear = (jax.jit(each, static_argnums=0, compiler_options=soon) for each in (Buffer.extend, Buffer.clear))
+RING = Buffer(6, trajectories=Trajectories("terminated", "truncated", "id"), lanes=(2, 1))
+WRITTEN = 2  # rows at once
+# Most of the time of these tests goes to compiling: they share programs.
+soon = {"xla_backend_optimization_level": 0}
+init, extend, clear = (
+    jax.jit(each, static_argnums=0, compiler_options=soon) for each in (Buffer.init, Buffer.extend, Buffer.clear)
+)
 
 n_step = jax.jit(fbuf.n_step, static_argnames=("n", "axis"), compiler_options=soon)
 returns_to_go = jax.jit(fbuf.returns_to_go, static_argnames="axis", compiler_options=soon)
@@ -91,15 +92,18 @@ def lines(draw: Any) -> Line:
     )
 
 
-def single(line: Line) -> Line:
-    return Line(*(np.asarray(leaf, np.float32) if leaf.dtype == np.float64 else leaf for leaf in line))
+def single(line: Line) -> dict[str, np.ndarray]:
+    """As arguments; all are given by name, as below: other ways to call would be other programs."""
+    leaves = line._asdict().items()
+    return {name: np.asarray(leaf, np.float32) if leaf.dtype == np.float64 else leaf for name, leaf in leaves}
 
 
-@pytest.mark.parametrize("n", [1, 3, 100])
+@pytest.mark.parametrize("n", [3, 100])
 @given(line=lines())
 def test_n_steps_are_what_a_loop_over_them_gives(n: int, line: Line) -> None:
     given = single(line)
-    found = n_step(given.rewards, given.ends, given.gamma, n=n, terminated=given.terminated, valid=given.valid)
+    given.pop("values")
+    found = jax.tree.map(np.asarray, n_step(**given, n=n))
     for i in range(LINES):
         wanted = expected_n_step(Line(*(leaf[i] for leaf in line)), n)
         got = zip(found.returns[i], found.steps[i], found.discount[i], found.last[i], strict=True)
@@ -109,23 +113,40 @@ def test_n_steps_are_what_a_loop_over_them_gives(n: int, line: Line) -> None:
 @given(line=lines())
 def test_what_is_to_be_earned_is_what_a_loop_from_the_end_gives(line: Line) -> None:
     wanted = np.stack([expected_to_go(Line(*(leaf[i] for leaf in line))) for i in range(LINES)])
-    given = single(line)
-    options: Any = {"terminated": given.terminated, "valid": given.valid, "values": given.values}
-    np.testing.assert_allclose(returns_to_go(given.rewards, given.ends, given.gamma, **options), wanted, rtol=1e-6)
+    np.testing.assert_allclose(returns_to_go(**single(line)), wanted, rtol=1e-6)
 
 
 @given(line=lines())
-def test_both_ways_to_sum_agree(line: Line) -> None:
-    rewards, gamma = np.where(line.valid, line.rewards, np.nan).astype(np.float32), line.gamma.astype(np.float32)
+def test_both_ways_to_sum_are_what_a_loop_gives(line: Line) -> None:
+    rewards, gamma = line.rewards.astype(np.float32), line.gamma.astype(np.float32)
     stops = line.ends | ~line.valid | np.roll(~line.valid, -1, -1)
-    one, other = one_by_one(rewards, gamma, stops), by_halves(rewards, gamma, stops)
-    np.testing.assert_allclose(one, other, rtol=1e-6)
-    assert np.array_equal(np.isnan(one), ~line.valid)
-    half = np.float32(0.5)
-    np.testing.assert_allclose(one_by_one(rewards, half, stops), by_halves(rewards, half, stops), rtol=1e-6)
+    stops[:, -1] = True
+    for found, discount in (
+        (by_halves(rewards, gamma, stops), gamma),
+        (by_halves(rewards, np.full_like(gamma, 0.5), stops), np.full_like(gamma, 0.5)),
+        (one_by_one(rewards, np.float32(0.5), stops), np.full_like(gamma, 0.5)),
+    ):
+        wanted = rewards.astype(float)
+        for t in reversed(range(T - 1)):
+            wanted[:, t] += np.where(stops[:, t], 0, discount[:, t] * wanted[:, t + 1])
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 one_by_one, by_halves = (jax.jit(form, compiler_options=soon) for form in (returns._one_by_one, returns._by_halves))
+
+
+def alone(rewards: np.ndarray, ends: np.ndarray, gamma: float, **more: np.ndarray) -> dict[str, Any]:
+    """Arguments as large as those above for one line: behind it is padding, and so are the other lines."""
+
+    def wide(leaf: Any, fill: Any) -> np.ndarray:
+        found = np.full((LINES, T), fill, np.asarray(leaf).dtype)
+        found[0, : len(rewards)] = leaf
+        return found
+
+    flags = {"valid": wide(np.ones_like(ends), False), "terminated": wide(more.pop("terminated", ~ends & ends), False)}
+    rest = {name: wide(leaf, np.nan) for name, leaf in more.items()}
+    numbers = {"rewards": wide(rewards, np.nan), "ends": wide(ends, False), "gamma": wide(np.float32(gamma), np.nan)}
+    return {**numbers, **flags, **rest}
 
 
 # -------------------------------------------------------------------------- worked examples
@@ -139,60 +160,60 @@ def test_a_truncated_episode_bootstraps_from_its_own_last_observation_and_a_term
     is_terminal: bool,
 ) -> None:
     observations = np.array(["obs1", "obs2", "obs3", "final", "b1", "b2", "b3"])  # after each step; not those of resets
-    found = n_step(REWARDS, END, 0.5, n=3, terminated=END & is_terminal)
-    assert found.returns[:4].tolist() == [1.75, 1.75, 1.5, 1.0]
-    assert found.steps[:4].tolist() == [3, 3, 2, 1]
+    given = alone(REWARDS, END, 0.5, terminated=END & is_terminal)
+    found = jax.tree.map(lambda leaf: np.asarray(leaf)[0, :7], n_step(**given, n=3))
+    assert found.returns.tolist() == [1.75, 1.75, 1.5, 1.0, 175, 150, 100]
+    assert found.steps.tolist() == [3, 3, 2, 1, 3, 2, 1]
     assert found.discount[:4].tolist() == ([0.125, 0, 0, 0] if is_terminal else [0.125, 0.125, 0.25, 0.5])
-    assert observations[np.asarray(found.last)[:4]].tolist() == ["obs3", "final", "final", "final"]
+    assert observations[found.last].tolist() == ["obs3", "final", "final", "final", "b3", "b3", "b3"]
 
 
 def test_a_return_never_reaches_over_the_place_where_a_ring_is_written() -> None:
-    buffer, count = RINGS[0]  # of 6, one open episode, the reward of step t is t
-    state = buffer.init(ITEM)
-    for first in range(0, 8, count):
-        batch = {name: np.zeros(count, leaf.dtype) for name, leaf in ITEM.items()}
-        state, _ = extend(buffer, state, {**batch, "serial": np.arange(first, first + count, dtype=np.int32)})
-    found = of_slots(np.arange(6, dtype=np.int32), state.items["serial"], state, 0.5, 3)  # of steps 6, 7, 2, 3, 4, 5
-    assert found.returns.tolist() == [9.5, 7.0, 4.5, 6.25, 8.0, 9.75]
-    assert found.steps.tolist() == [2, 1, 3, 3, 3, 3]
-    assert found.discount.tolist() == [0.25, 0.5, 0.125, 0.125, 0.125, 0.125]
-    assert found.last.tolist() == [1, 1, 4, 5, 0, 1]
+    state = init(RING, ITEM)  # of 6 rows, one open episode in each of two lanes, the reward of step t is t
+    for first in range(0, 8, WRITTEN):
+        batch = {name: np.zeros((WRITTEN, 2, 1), leaf.dtype) for name, leaf in ITEM.items()}
+        steps = np.arange(first, first + WRITTEN, dtype=np.int32).reshape(-1, 1, 1).repeat(2, 1)
+        state, _ = extend(RING, state, {**batch, "serial": steps})
+    slots = np.arange(12, dtype=np.int32).reshape(6, 2).T.ravel()  # of steps 6, 7, 2, 3, 4, 5 in each lane
+    found = of_slots(slots, state.items["serial"], state, 0.5, 3)
+    assert found.returns.tolist() == [9.5, 7.0, 4.5, 6.25, 8.0, 9.75] * 2
+    assert found.steps.tolist() == [2, 1, 3, 3, 3, 3] * 2
+    assert found.discount.tolist() == [0.25, 0.5, 0.125, 0.125, 0.125, 0.125] * 2
+    assert found.last.tolist() == [2 * row + lane for lane in (0, 1) for row in (1, 1, 4, 5, 0, 1)]
 
 
 def test_what_is_to_be_earned_by_hand() -> None:
     rewards, ends = np.zeros(10, np.float32), np.zeros(10, bool)
     rewards[[3, 7]], ends[[3, 7]] = (3, 7), True
-    assert returns_to_go(rewards, ends, 1.0).tolist() == [3, 3, 3, 3, 7, 7, 7, 7, 0, 0]
-    assert returns_to_go(rewards, ends, 0.5)[:4].tolist() == [0.375, 0.75, 1.5, 3]
-    values = np.full(10, 8, np.float32)
-    options: Any = {"values": values, "terminated": ends & (np.arange(10) < 5)}
-    found = np.asarray(returns_to_go(rewards, ends, 0.5, **options))
-    assert found[[3, 7, 8, 9]].tolist() == [3, 11, 2, 4]
+    zeros, values = np.zeros(10, np.float32), np.full(10, 8, np.float32)
+
+    def found(gamma: float, **more: np.ndarray) -> list[float]:
+        return np.asarray(returns_to_go(**alone(rewards, ends, gamma, **more)))[0].tolist()
+
+    assert found(1.0, values=zeros) == [3, 3, 3, 3, 7, 7, 7, 7, 0, 0, 0]
+    assert found(0.5, values=zeros)[:4] == [0.375, 0.75, 1.5, 3]
+    with_values = found(0.5, values=values, terminated=ends & (np.arange(10) < 5))
+    assert [with_values[t] for t in (3, 7, 8, 9)] == [3, 11, 2, 4]
 
 
 # -------------------------------------------------------------------------- in a ring
 
 
-@pytest.mark.parametrize(("buffer", "count"), RINGS, ids=["one lane", "two lanes"])
-@settings(max_examples=12)
-@given(data=st.data())
-def test_stored_steps_are_followed_by_those_of_their_trajectory_that_are_stored(
-    buffer: Buffer, count: int, data: Any
-) -> None:
-    state, model = buffer.init(ITEM), TrajectoriesModel(buffer.capacity, buffer.items_per_row)
-    for new in data.draw(histories(buffer.items_per_row, [count], most=5)):
+@given(history=histories(RING.items_per_row, [WRITTEN], most=6))
+def test_stored_steps_are_followed_by_those_of_their_trajectory_that_are_stored(history: Any) -> None:
+    state, model = init(RING, ITEM), TrajectoriesModel(RING.capacity, RING.items_per_row)
+    for new in history:
         if new is None:
-            state = clear(buffer, state)
+            state = clear(RING, state)
             model.clear()
             continue
-        assert buffer.trajectories is not None
-        serials = model.write(new.ended, new.id if buffer.trajectories.id else None)
-        state, _ = extend(buffer, state, new.batch(serials, buffer.lanes))
+        serials = model.write(new.ended, new.id)
+        state, _ = extend(RING, state, new.batch(serials, RING.lanes))
     stored = model.stored()
     slots = [slot for each in stored for slot in each.slots]
     if not slots:
         return
-    every = np.resize(np.asarray(slots, np.int32), buffer.capacity * buffer.items_per_row)
+    every = np.resize(np.asarray(slots, np.int32), RING.capacity * RING.items_per_row)
     found = of_slots(every, state.items["serial"], state, 0.5, 3)
     numbers = model.numbers()
     wanted = []
@@ -207,17 +228,35 @@ def test_stored_steps_are_followed_by_those_of_their_trajectory_that_are_stored(
 
 
 def test_slots_of_any_shape_and_a_discount_for_each_item() -> None:
-    buffer, count = RINGS[1]
-    state = buffer.init(ITEM)
-    rewards = np.arange(10, dtype=np.float16).reshape(5, 2, 1, 1)
-    batch = {name: np.zeros((count, 2, 1), leaf.dtype) for name, leaf in ITEM.items()}
-    state, _ = extend(buffer, state, batch)
-    gamma = np.array([0.5, 0.25, 0.5, 0.5, 0.5], np.float32).reshape(5, 1, 1).repeat(2, 1)
-    found = of_slots(np.array([[0, 1], [2, 5]]), rewards, state, gamma, 9)  # more steps than there are rows
-    assert found.returns.tolist() == [[0 + 1 + 0.5, 1 + 1.5 + 0.625], [2 + 1, 5]]
-    assert found.discount.tolist() == [[0.0625, 0.0625], [0.125, 0.5]]
-    assert found.last.tolist() == [[4, 5], [4, 5]]
+    state = init(RING, ITEM)
+    rewards = np.arange(12, dtype=np.float16).reshape(6, 2, 1, 1)
+    batch = {name: np.zeros((WRITTEN, 2, 1), leaf.dtype) for name, leaf in ITEM.items()}
+    for _ in range(2):
+        state, _ = extend(RING, state, batch)
+    gamma = np.array([0.5, 0.25, 0.5, 0.5, 0.5, 0.5], np.float32).reshape(6, 1, 1).repeat(2, 1)
+    found = of_slots(np.array([[0, 1], [4, 7]]), rewards, state, gamma, 9)  # more steps than there are rows
+    assert found.returns.tolist() == [[0 + 1 + 0.5 + 0.375, 1 + 1.5 + 0.625 + 0.4375], [4 + 3, 7]]
+    assert found.discount.tolist() == [[0.03125, 0.03125], [0.25, 0.5]]
+    assert found.last.tolist() == [[6, 7], [6, 7]]
     assert found.returns.dtype == np.float16
+
+
+def test_a_ring_without_lanes_and_gone_round() -> None:
+    """Of 4 rows, which hold steps 4, 5, 2, 3 of one open episode; written here by hand."""
+    index = fbuf.TrajectoryState(
+        number=np.zeros((4, 1), np.int32),
+        first=np.zeros((4, 1), np.uint32),
+        last=np.full((4, 1), 5, np.uint32),
+        kind=np.zeros((4, 1), np.uint8),
+        latest=np.zeros(1, np.int32),
+        is_open=np.ones(1, bool),
+        id=None,
+    )
+    ring = RingState(cursor=np.int32(2), size=np.int32(4), written=np.array([6, 0], np.uint32))
+    program = jax.jit(n_step_of_slots, static_argnames="n", compiler_options=soon)
+    found = program(np.arange(4), np.array([4, 5, 2, 3], np.float32), index, ring, 0.5, n=3)
+    assert found.returns.tolist() == [6.5, 5, 4.5, 6.25]
+    assert found.last.tolist() == [1, 1, 0, 1]
 
 
 # -------------------------------------------------------------------------- programs, dtypes, shapes
@@ -234,25 +273,24 @@ def test_one_program_for_every_discount() -> None:
     rewards, ends = np.ones(T, np.float32), np.zeros(T, bool)
     for gamma in (0.0, 0.5, 0.9):
         few, all_ = program(rewards, ends, gamma)
-        np.testing.assert_allclose(few[0], 1 + gamma + gamma**2, rtol=1e-6)
-        np.testing.assert_allclose(all_[0], sum(gamma**i for i in range(T)), rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(few)[0], 1 + gamma + gamma**2, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(all_)[0], sum(gamma**i for i in range(T)), rtol=1e-6)
     assert len(traces) == 1
 
 
-def test_time_is_any_axis_and_other_dims_are_mapped() -> None:
+def test_time_is_any_axis() -> None:
     rng = np.random.default_rng(0)
-    rewards, ends = rng.normal(size=(2, T, 3)).astype(np.float32), rng.random((2, T, 3)) < 0.2
+    rewards, gamma, values = rng.random((3, LINES, T), np.float32)
+    ends, terminated, valid = rng.random((3, LINES, T)) < np.array([0.2, 0.1, 0.8]).reshape(3, 1, 1)
+    given = {"rewards": rewards, "ends": ends, "gamma": gamma, "terminated": terminated, "valid": valid}
+    moved = {name: leaf.T[None] for name, leaf in given.items()}  # [1, T, LINES]
+    few, all_ = n_step(**given, n=3), returns_to_go(**given, values=values)
+    found = n_step(**moved, n=3, axis=1), returns_to_go(**moved, values=values.T[None], axis=1)
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves((few, all_)), strict=True):
+        np.testing.assert_allclose(np.asarray(leaf)[0].T, other, rtol=1e-6)
 
-    def each(rewards: Any, ends: Any) -> Any:
-        return fbuf.n_step(rewards, ends, 0.5, 3), fbuf.returns_to_go(rewards, ends, 0.5)
 
-    mapped = jax.jit(jax.vmap(jax.vmap(each, 1, 1)), compiler_options=soon)(rewards, ends)
-    found = n_step(rewards, ends, 0.5, n=3, axis=1), returns_to_go(rewards, ends, 0.5, axis=1)
-    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(mapped), strict=True):
-        np.testing.assert_allclose(leaf, other, rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_returns_have_the_dtype_of_rewards_and_small_ones_are_summed_as_float32(dtype: str) -> None:
     rewards, ends = np.ones(T).astype(jnp.dtype(dtype)), np.zeros(T, bool)
     kind = jnp.dtype(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
@@ -305,16 +343,15 @@ def test_it_can_be_differentiated() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type, text: str) -> None:
     given: Any = {"rewards": REWARDS, "ends": END, "gamma": 0.5, "n": 3, **change}
     with pytest.raises(error, match=text):
-        fbuf.n_step(**given)
+        n_step(**given)
     if "n" not in change:
         given.pop("n")
         with pytest.raises(error, match=text):
-            fbuf.returns_to_go(**given)
+            returns_to_go(**given)
 
 
 def test_a_column_of_other_items_is_refused() -> None:
-    buffer, _ = RINGS[1]
-    state = buffer.init(ITEM)
-    for rewards in (np.zeros((4, 2), np.float32), np.zeros((5, 2, 3), np.float32)):
-        with pytest.raises(ValueError, match="rewards: one for each item is needed, 5 rows of 2"):
+    state = init(RING, ITEM)
+    for rewards in (np.zeros((5, 2), np.float32), np.zeros((6, 2, 3), np.float32)):
+        with pytest.raises(ValueError, match="rewards: one for each item is needed, 6 rows of 2"):
             of_slots(np.arange(2), rewards, state, 0.5, 3)

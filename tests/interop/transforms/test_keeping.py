@@ -7,7 +7,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from interop import (
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from interop.transforms import Compose, MultiStepTransform, Transform
 
 
@@ -190,3 +196,15 @@ def test_what_waits_is_forgotten_with_the_rest():
     assert rb.extend(steps(100, 3)).shape == (0, 1)
     rb.extend(steps(103, 4))
     assert rb[:]["a"].tolist() == [100, 101, 102, 103]
+
+
+def test_an_interrupt_stays_one_where_a_list_has_priorities(monkeypatch):
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=ListStorage(8), transform=Delay())
+    rb.extend(rows(0))
+
+    def broken(index):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rb, "mark_update", broken)
+    with pytest.raises(KeyboardInterrupt):
+        rb.extend(rows(1))

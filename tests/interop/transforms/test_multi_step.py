@@ -179,9 +179,8 @@ def test_the_state_of_one_that_keeps_nothing_and_copies():
     for each in (pickle.loads(pickle.dumps(transform)), transform.clone()):
         same(each.inv(data[5:]), wanted)
     assert repr(transform) == "MultiStepTransform(n_steps=4, gamma=0.9)"
-    for wrong in ({}, {"n_steps": 4, "batch": [3], "frames": [{"path": ["a"], "values": torch.zeros(2)}]}):
-        with pytest.raises((TypeError, ValueError)):
-            transform.set_extra_state(wrong)
+    with pytest.raises(TypeError, match="n_steps, gamma, batch, frames and nested"):
+        transform.set_extra_state({})
     same(transform.inv(data[5:]), wanted)
 
 
@@ -259,6 +258,49 @@ def test_keys_of_agents():
     assert torch.equal(made["next", "team", "gain"], plain["next", "reward"])
     assert torch.equal(made["next", "observation"], plain["next", "observation"])
     assert torch.equal(made["next", "original_reward"], data["next", "reward"][:5])
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("splits", [[7], [1] * 7, [4, 3], [2, 5]], ids=repr)
+def test_targets_of_an_episode_that_was_truncated_or_terminated(splits, is_terminal, storage):
+    """n = 3, gamma = 0.5: rewards 1, 1, 1, 1, the end, and an episode with rewards of 100."""
+    end = torch.tensor([0, 0, 0, 1, 0, 0, 0], dtype=torch.bool)[:, None]
+    reward = torch.tensor([1.0, 1, 1, 1, 100, 100, 100])[:, None]
+    flags = {"done": end, "terminated": end & is_terminal, "truncated": end & (not is_terminal)}
+    after = torch.tensor([1.0, 2, 3, 99, 11, 12, 13])  # 99 is the final observation
+    data = TensorDict({"next": TensorDict({"obs": after, "reward": reward, **flags}, [7])}, [7])
+    transform = MultiStepTransform(3, 0.5, last_flags=True)
+    rb = ReplayBuffer(storage=storage(10), transform=transform, collate_fn=torch.stack)
+    for piece in data.split(splits):
+        if len(piece) == 1:
+            rb.add(piece[0])
+        else:
+            rb.extend(piece)
+    module = MultiStep(0.5, 3, last_flags=True)
+    for found in (rb[:], module(data)[:4]):
+        assert found["next", "reward"].flatten().tolist() == [1.75, 1.75, 1.5, 1]
+        assert found["steps_to_next_obs"].tolist() == [3, 3, 2, 1]
+        assert found["next", "obs"].tolist() == [3, 99, 99, 99]
+        assert found["next", "done"].flatten().tolist() == [False, True, True, True]
+        left = found["gamma"] * ~found["next", "terminated"].flatten()
+        assert left.tolist() == ([0.125, 0, 0, 0] if is_terminal else [0.125, 0.125, 0.25, 0.5])
+    assert repr(module) == "MultiStep(gamma=0.5, n_steps=3, last_flags=True)"
+
+
+def test_flags_of_the_last_step_in_pieces_and_for_agents():
+    data = rollout(2, 16, seed=9, agents=(3,))
+    data["next", "over"] = data["next", "terminated"].clone()
+    told = {"done_key": "done", "done_keys": ["done", "terminated", "truncated", "over"]}
+    whole = MultiStepTransform(4, 0.9, last_flags=True, **told).inv(data)
+    last = torch.arange(12)[:, None] + whole["steps_to_next_obs"][..., 0] - 1
+    for key in ("done", "terminated", "truncated", "over"):
+        assert torch.equal(whole["next", key][..., 0], data["next", key][..., 0].gather(1, last)), key
+    for size in (1, 3, 5):
+        pieces = data.split(size, 1)
+        same(stream(MultiStepTransform(4, 0.9, last_flags=True, **told), pieces), whole)
+    without = MultiStepTransform(4, 0.9, **told).inv(data)
+    assert torch.equal(without["next", "over"], data["next", "over"][:, :12])
 
 
 def test_it_acts_on_writes_only():
