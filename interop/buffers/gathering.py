@@ -18,6 +18,7 @@ from interop.index import as_tensor
 from interop.samplers.epoch import Drawn
 from interop.storages import TensorStorage
 from interop.storages.rows import TorchRows
+from interop.transforms.order import Order
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,7 +75,7 @@ class Gathering:
             data, info = member._draw(each, key, drawn)
             if collate_fn is not None and member._storage.is_live(info["index"]):
                 data = owned(data)  # seen to for the member's own collate_fn only
-            revise, order = member._revision(info, None), member._order(info["index"], info)
+            revise, order = member._revision(info, None), Order.of(member, info["index"], info)
             part = Part(place, info, finish=lambda: _finished(member, data, info["index"], chosen, revise, order))
         if self._weighs and not member._sampler.takes_priorities:
             slots = _column(part.info["index"])

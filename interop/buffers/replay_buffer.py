@@ -265,14 +265,8 @@ class ReplayBuffer(Editable):
                     generator.set_state(before)
                     raise
             collate_fn, revise = self._collate_fn, self._revision(info, ahead)
-            order = self._order(info["index"], info)
+            order = Order.of(self, info["index"], info)
         return self._from_store(data, info["index"], collate_fn, revise, order), info
-
-    def _order(self, index: Any, info: dict[Any, Any] | None = None) -> Order | None:
-        """What transforms may ask of where items are; the lock is held."""
-        if not len(self._transform):
-            return None
-        return Order(self._storage, index, info, self._sampler, self.dim_extend)
 
     _revises = False  # whether batches are changed after collating where there are no transforms
 
@@ -359,7 +353,7 @@ class ReplayBuffer(Editable):
                 data = self._storage[index]
             if len(self._transform) and self._is_live(index):
                 data = owned(data)
-            collate_fn, order = self._collate_fn, self._order(index)
+            collate_fn, order = self._collate_fn, Order.of(self, index)
         return self._from_store(data, index, collate_fn, order=order)
 
     def __setitem__(self, index: Any, value: Any) -> None:

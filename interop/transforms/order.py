@@ -27,6 +27,13 @@ class Order:
         self._count, self._end = len(storage), storage._ledger.end
         self._sampler = sampler
 
+    @classmethod
+    def of(cls, buffer: Any, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
+        """For the transforms of a buffer; None where there are none. The lock is held."""
+        if not len(buffer._transform):
+            return None
+        return cls(buffer._storage, index, info, buffer._sampler, buffer.dim_extend)
+
     @property
     def traj_key(self) -> Any:
         """The entry by which the sampler tells trajectories apart; None for another way."""

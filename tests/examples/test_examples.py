@@ -18,7 +18,7 @@ def load(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["dqn_jax", "dqn_torch"])
+@pytest.mark.parametrize("name", [pytest.param("dqn_jax", marks=pytest.mark.slow), "dqn_torch"])
 def test_a_short_run_fills_the_buffer_and_draws_the_curve(name, tmp_path, capsys):
     plot = tmp_path / "curve.png"
     with jax.numpy_rank_promotion("allow"):

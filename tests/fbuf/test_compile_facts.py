@@ -164,7 +164,7 @@ def test_a_value_computed_once_is_the_same_value(dtype: Any) -> None:
     np.testing.assert_array_equal(np.asarray(kept).view(np.uint32), signed.view(np.uint32))
 
 
-@pytest.mark.parametrize("batch_size", [16, 4096])
+@pytest.mark.parametrize("batch_size", [16, pytest.param(4096, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Prioritized(new_items="highest_stored")], ids=repr)
 def test_outside_of_programs_a_second_call_compiles_nothing(sampler: Any, batch_size: int) -> None:
     buffer = Buffer(5000, sampler, lanes=(2,))

@@ -79,7 +79,9 @@ def check(buffer: Buffer, state: BufferState, model: RankedModel) -> None:
         np.testing.assert_array_equal(level[: len(least)], least)
 
 
-@pytest.mark.parametrize(("capacity", "counts"), [(1, [1, 4]), (5, [0, 1, 13]), (130, [3, 90])], ids=str)
+@pytest.mark.parametrize(
+    ("capacity", "counts"), [(1, [1, 4]), (5, [0, 1, 13]), pytest.param(130, [3, 90], marks=pytest.mark.slow)], ids=str
+)
 @given(data=st.data())
 @settings(max_examples=15)
 def test_a_history_leaves_what_one_item_after_the_other_leaves(

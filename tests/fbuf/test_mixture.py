@@ -215,7 +215,7 @@ def test_members_that_return_each_item_once_do_so_in_a_mixture() -> None:
     assert seen[1] == list(range(5))
 
 
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("drawn", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_slices_of_several_buffers_make_one_batch(drawn: bool) -> None:
     mixture = Mixture(
         (

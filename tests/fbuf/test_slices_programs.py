@@ -116,7 +116,9 @@ def batches(seed: int, turns: int) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule", [RULES[0], *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])], ids=str
+)
 def test_one_trace_serves_every_fill_level_and_scan_and_vmap_give_the_same(rule: Slices) -> None:
     buffer, traces = Buffer(8, rule, trajectories=WHERE, lanes=(2,)), []
 

@@ -129,6 +129,7 @@ assert tensor.tolist() == [0, 1, 2, 3] and tensor.device.type == "cpu"
 """
 
 
+@pytest.mark.slow
 def test_arrays_spread_over_devices_are_refused():
     several = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", TWO_DEVICES], check=True, env=several)

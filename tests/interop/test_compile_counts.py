@@ -151,7 +151,9 @@ def test_a_training_loop_compiles_a_bounded_number_of_programs(storage, within):
     assert max(updates) <= POWERS
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["highest ever", "highest stored"])
+@pytest.mark.parametrize(
+    "within", [pytest.param(False, id="highest ever", marks=pytest.mark.slow), pytest.param(True, id="highest stored")]
+)
 def test_updates_compile_once_per_power_of_two(within):
     sampler = PrioritizedSampler(1000, 0.5, 0.5, max_priority_within_buffer=within)
     rb = ReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=8)

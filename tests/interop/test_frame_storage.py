@@ -224,7 +224,7 @@ def test_copies_and_pickles_go_their_own_ways():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_what_a_worker_writes_is_seen(method):
     stream = Environment()
     both = Both(6)

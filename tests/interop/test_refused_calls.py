@@ -108,6 +108,7 @@ def test_only_tensordicts_are_added_to_a_tensordict_buffer():
             buffer.add(item)
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_cannot_keep_priorities_writes_nothing():
     out = in_a_fresh_interpreter("""
         import multiprocessing

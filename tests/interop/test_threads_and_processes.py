@@ -165,7 +165,7 @@ def test_a_forked_worker_extends_a_memmap_buffer(drawn, shared):
     assert out == "done\n"
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("make", [LazyTensorStorage, pytest.param(LazyMemmapStorage, marks=pytest.mark.slow)])
 def test_a_spawned_worker_draws_from_the_buffer_and_extends_it(make):
     """Sharing may move the memory: views of where it was must not be used any more."""
     buffer = TensorDictReplayBuffer(storage=make(21))

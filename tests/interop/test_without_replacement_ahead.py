@@ -231,6 +231,7 @@ def test_a_forked_child_goes_on_with_an_epoch_of_its_own():
     assert out == "0 True\n" * 2
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_draws_without_replacement():
     context = multiprocessing.get_context("spawn")
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(32), sampler=SamplerWithoutReplacement())

@@ -21,7 +21,7 @@ def bits(state: Any) -> list[bytes]:
     ("alpha", "dtype", "within", "turns"),
     [
         (0.6, torch.float32, False, 2000),
-        (1.3, torch.float64, True, 60),
+        pytest.param(1.3, torch.float64, True, 60, marks=pytest.mark.slow),
         pytest.param(1.3, torch.float64, False, 5000, marks=pytest.mark.slow),
         pytest.param(0.7, torch.float64, True, 5000, marks=pytest.mark.slow),
         pytest.param(0.7, torch.float32, True, 5000, marks=pytest.mark.slow),

@@ -101,7 +101,8 @@ def use(buffers, answers):
     answers.put("written")
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.slow  # the one of tests/seeds is like it
 def test_a_started_worker_with_several_buffers(tmp_path, method):
     prefetching = TensorDictReplayBuffer(storage=LazyTensorStorage(80), batch_size=8, prefetch=3)
     prefetching.extend(rows(torch.arange(64)))

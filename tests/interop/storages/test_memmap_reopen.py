@@ -149,7 +149,13 @@ KINDS_OF_PRIORITIES = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "late"), [("highest ever", False), ("highest ever", True), ("highest stored", False), ("double", True)]
+    ("kind", "late"),
+    [
+        ("highest ever", True),
+        ("highest stored", False),
+        pytest.param("highest ever", False, marks=pytest.mark.slow),
+        pytest.param("double", True, marks=pytest.mark.slow),
+    ],
 )
 def test_priorities_are_those_of_the_last_update(kind, late, tmp_path):
     def sampler():
