@@ -14,6 +14,7 @@ from interop.ted.gathered import gathered
 from interop.ted.refusals import missing_done
 from interop.ted.ring import Ring
 from interop.ted.row_values import fresh
+from interop.ted.threads import side_by_side
 from interop.trajectories import DEFAULT_DONE_KEYS
 
 _SHAPE, _CLOSED, _ROOT_ONLY, _NEXT_ONLY = ("_storage_shape",), ("_closed",), ("_root_only",), ("_next_only",)
@@ -141,8 +142,8 @@ class Flat2TED:
         else:
             places = leaves_of(out)
             _refuse_others(rebuilt, places)
-        for key, leaf in leaves.items():
-            rebuilt.fill(key, leaf, places)
+        works = [work for key, leaf in leaves.items() for work in rebuilt.fillings(key, leaf, places)]
+        side_by_side(works, sum(leaf.nbytes for leaf in leaves.values()))
         return out
 
 

@@ -1,6 +1,7 @@
 """TED data to flat arrays, in which each observation stands once, and back: on tensors by path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -163,18 +164,22 @@ class Rebuilt:
 
     def fill(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> None:
         """Put what a flat array tells into memory for the entries of the TED data, as far as there is some."""
+        for each in self.fillings(path, flat, rows):
+            each()
+
+    def fillings(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> list[Callable[[], None]]:
+        """What `fill` does, by entry."""
         if not flat.numel():
-            return
+            return []
         held = whole(dense(flat), 1)
-        for entry, kind in self._made[path]:
-            if entry not in rows:
-                continue
-            memory = rows[entry]
-            in_place = memory.device.type == "cpu" and memory.is_contiguous()
-            made = memory if in_place else fresh(memory.shape, memory.dtype)
-            self._put(held, whole(made, len(self._ring.shape)), kind)
-            if not in_place:
-                movable(memory).copy_(movable(made))
+        return [partial(self._fill_one, held, rows[entry], kind) for entry, kind in self._made[path] if entry in rows]
+
+    def _fill_one(self, held: np.ndarray, memory: Tensor, kind: str) -> None:
+        in_place = memory.device.type == "cpu" and memory.is_contiguous()
+        made = memory if in_place else fresh(memory.shape, memory.dtype)
+        self._put(held, whole(made, len(self._ring.shape)), kind)
+        if not in_place:
+            movable(memory).copy_(movable(made))
 
     def _put(self, flat: np.ndarray, rows: np.ndarray, kind: str) -> None:
         """Put what an array tells into rows."""

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path as File
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from interop.ted.entries import Path
 from interop.ted.flattening import Flattened
 from interop.ted.row_values import fresh
+from interop.ted.threads import side_by_side
 
 _SPARE = 1 << 28  # bytes: larger arrays are made in their files
 
@@ -43,9 +45,10 @@ def gathered(
         for key, (shape, _) in flat.specs().items()
     }
     if path is None:
-        for key, (shape, dtype) in flat.specs().items():
-            memory = fresh(shape, dtype)
-            flat.fill(key, memory)
+        memories = {key: fresh(shape, dtype) for key, (shape, dtype) in flat.specs().items()}
+        works = [partial(flat.fill, key, memory) for key, memory in memories.items()]
+        side_by_side(works, sum(memory.nbytes for memory in memories.values()))
+        for key, memory in memories.items():
             made.set(key, nested(memory, shapes[key]) if by_trajectory else memory)
         return made
     folder = File(path).absolute()

@@ -1,11 +1,14 @@
 """Refusing data that would not come back as it was: TED data repeats itself, and what does not would be lost."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from interop.ted.comparing import first_apart, first_set
 from interop.ted.entries import Entries, Leaves, Names, Path, shown
 from interop.ted.ring import Order
+from interop.ted.threads import side_by_side
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -27,8 +30,9 @@ def refuse_lossy(leaves: Leaves, entries: Entries, names: Names, order: Order) -
             found.append((0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"))
         elif (row := first_set(by_row[path])) is not None:
             found.append((row, f"{shown(path)} is set in the root, where done flags are all False"))
-    for path in entries.followed:
-        row = _first_lost(by_row["next", *path], by_row[path], order)
+    works = [partial(_first_lost, by_row["next", *path], by_row[path], order) for path in entries.followed]
+    rows = side_by_side(works, sum(by_row[path].nbytes for path in entries.followed))
+    for path, row in zip(entries.followed, rows, strict=True):
         if row is not None:
             found.append(
                 (
