@@ -174,6 +174,7 @@ def _extend(buffer):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
+@pytest.mark.slow
 def test_workers_count_in_the_same_numbers():
     buffer = tracked(LazyMemmapStorage)
     buffer.extend(plain_tensor(range(6)))

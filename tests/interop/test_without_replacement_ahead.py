@@ -208,6 +208,7 @@ def test_a_copy_is_not_larger_than_what_is_stored():
     assert len(pickle.dumps(sampler)) < 2000
 
 
+@pytest.mark.slow
 def test_a_forked_child_goes_on_with_an_epoch_of_its_own():
     out = in_a_fresh_interpreter("""
         import os
