@@ -3,7 +3,7 @@
 import contextlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
@@ -59,7 +59,10 @@ class StorageCheckpointerBase:
             self._load_from(storage, path, verify, Rule(strict, cast, allow_pickle))
 
     def _load_from(self, storage: Any, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
-        self._put_in(storage, load(path, lambda source: self._restoring(storage, source.tree, source, rule), verify))
+        def use(source: Source) -> Callable[[], None]:
+            return self._restoring(storage, _of_storage(source.tree), source, rule)
+
+        self._put_in(storage, load(path, use, verify))
 
     @staticmethod
     def _put_in(storage: Any, put: Callable[[], None]) -> None:
@@ -203,3 +206,9 @@ def _callable(hook: Any) -> Callable[..., Any]:
     if not callable(hook):
         raise TypeError(f"a hook must be callable, got {type(hook).__name__}")
     return hook
+
+
+def _of_storage(tree: Any) -> Any:
+    """The tree of a storage: in what a buffer has saved it is a part."""
+    within = isinstance(tree, Mapping) and "checkpointer" not in tree and "storage" in tree
+    return tree["storage"] if within else tree

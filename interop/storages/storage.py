@@ -87,7 +87,7 @@ class Storage(Component):
         self.checkpointer.dumps(self, path)
 
     def loads(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Have the checkpointer load what `dumps` saved. After an error nothing has changed.
+        """Have the checkpointer load what `dumps` saved, of a storage or a whole buffer. After an error nothing has changed.
 
         `verify`, `strict`, `cast` and `allow_pickle` are those of `ReplayBuffer.loads`.
         """

@@ -38,3 +38,13 @@ def test_the_next_write_replaces_the_oldest_row(storage, way, tmp_path):
         rb.storage.load_state_dict(saved.storage.state_dict())
     assert rb.extend(rows(157, 3)).tolist() == [57, 58, 59]
     assert (rb.sample()["time"].reshape(-1, 5).diff(dim=1) == 1).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
+def test_the_rows_of_a_whole_buffer(storage, tmp_path):
+    saved = written(storage)
+    saved.dumps(tmp_path / "buffer")
+    rb = TensorDictReplayBuffer(storage=storage(ROWS), batch_size=7)  # another sampler: rb.loads() refuses it
+    rb.storage.loads(tmp_path / "buffer")
+    assert rb[:]["time"].tolist() == saved[:]["time"].tolist()
+    assert rb.extend(rows(157, 3)).tolist() == [57, 58, 59]
