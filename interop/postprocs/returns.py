@@ -16,6 +16,7 @@ from torch import Tensor
 import fbuf
 from interop import bridge
 from interop.compiled import _OPTIONS
+from interop.keys import known_keys
 
 
 def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,8 +56,7 @@ def entry(data: TensorDictBase, key: Any) -> Tensor:
     """An entry. KeyError, with those that there are, where it is missing."""
     found: Tensor | None = data.get(key, None)
     if found is None:
-        known = ", ".join(sorted(map(repr, data.keys(True, True)))) or "none"
-        raise KeyError(f"{key!r} not found in tensordict, which has {known}")
+        raise KeyError(f"{key!r} not found in tensordict, which has {known_keys(data)}")
     return found
 
 

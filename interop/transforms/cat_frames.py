@@ -9,12 +9,12 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.keys import as_path, known_keys
 from interop.numbers import whole
 from interop.transforms.order import current
 from interop.transforms.picking import picked, put_rows
 from interop.transforms.setting import expect_tensor, expect_tensordict, put
-from interop.transforms.transform import Keys, Transform, as_keys, known_keys
+from interop.transforms.transform import Keys, Transform, as_keys
 
 _IDS = (("collector", "traj_ids"), "episode", "sequence_id")
 _MASK = ("collector", "mask")  # what follows the padding of a slice is the next one

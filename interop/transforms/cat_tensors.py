@@ -9,10 +9,10 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.keys import as_path, known_keys
 from interop.numbers import whole
 from interop.transforms.setting import expect_tensor, expect_tensordict, put
-from interop.transforms.transform import Keys, Transform, as_keys, known_keys
+from interop.transforms.transform import Keys, Transform, as_keys
 
 
 class CatTensors(Transform):

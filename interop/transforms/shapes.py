@@ -79,15 +79,8 @@ class FlattenObservation(Reshaping):
         return f"FlattenObservation({dims}, in_keys={self.in_keys}, out_keys={self.out_keys})"
 
 
-class UnsqueezeTransform(Reshaping):
-    """A dim of size 1 more; backward, such a dim less.
-
-    Args:
-        dim: where it is in the result.
-        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
-        in_keys, out_keys: entries to give the dim when a buffer is read, and where the results go.
-        in_keys_inv, out_keys_inv: where entries without it go when it is written, and which.
-    """
+class _DimOfOne(Reshaping):
+    """A dim of size 1 more or less."""
 
     invertible = True
 
@@ -104,7 +97,26 @@ class UnsqueezeTransform(Reshaping):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.allow_positive_dim = bool(allow_positive_dim)
         self.dim = _dim("dim", dim, allow_positive_dim, RuntimeError)
-        self._least = -self.dim - 1
+
+    def __repr__(self) -> str:
+        keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}"
+        inverse = f"in_keys_inv={self.in_keys_inv}, out_keys_inv={self.out_keys_inv}"
+        return f"{type(self).__name__}(dim={self.dim}, {keys}, {inverse})"
+
+
+class UnsqueezeTransform(_DimOfOne):
+    """A dim of size 1 more; backward, such a dim less.
+
+    Args:
+        dim: where it is in the result.
+        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
+        in_keys, out_keys: entries to give the dim when a buffer is read, and where the results go.
+        in_keys_inv, out_keys_inv: where entries without it go when it is written, and which.
+    """
+
+    @property
+    def _least(self) -> int:  # type: ignore[override]
+        return -self.dim - 1
 
     @property
     def unsqueeze_dim(self) -> int:
@@ -117,13 +129,8 @@ class UnsqueezeTransform(Reshaping):
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return state.squeeze(self.dim)
 
-    def __repr__(self) -> str:
-        keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}"
-        inverse = f"in_keys_inv={self.in_keys_inv}, out_keys_inv={self.out_keys_inv}"
-        return f"{type(self).__name__}(dim={self.dim}, {keys}, {inverse})"
 
-
-class SqueezeTransform(Reshaping):
+class SqueezeTransform(_DimOfOne):
     """A dim of size 1 less, where it is of that size; backward, such a dim more.
 
     Args:
@@ -133,22 +140,9 @@ class SqueezeTransform(Reshaping):
         in_keys_inv, out_keys_inv: where entries with it go when it is written, and which.
     """
 
-    invertible = True
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        allow_positive_dim: bool = False,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        in_keys_inv: Keys = None,
-        out_keys_inv: Keys = None,
-    ) -> None:
-        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.allow_positive_dim = bool(allow_positive_dim)
-        self.dim = _dim("dim", dim, allow_positive_dim, RuntimeError)
-        self._least_inv = -self.dim - 1
+    @property
+    def _least_inv(self) -> int:  # type: ignore[override]
+        return -self.dim - 1
 
     @property
     def squeeze_dim(self) -> int:
@@ -160,8 +154,6 @@ class SqueezeTransform(Reshaping):
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return state.unsqueeze(self.dim)
-
-    __repr__ = UnsqueezeTransform.__repr__
 
 
 class PermuteTransform(Reshaping):

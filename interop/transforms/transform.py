@@ -10,6 +10,7 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import nn
 
+from interop.keys import known_keys
 from interop.transforms.setting import expect_tensordict, put
 
 Keys = NestedKey | Sequence[NestedKey] | None
@@ -246,8 +247,3 @@ def as_keys(name: str, keys: Any) -> list[NestedKey]:
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, str) or (isinstance(key, tuple) and len(key) > 0 and all(map(_is_key, key)))
-
-
-def known_keys(data: TensorDictBase) -> str:
-    """The keys of a tensordict, for a message."""
-    return ", ".join(sorted(map(repr, data.keys(True, True)))) or "none"
