@@ -6,6 +6,7 @@ from fbuf.buffer import Buffer, BufferState
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
 from fbuf.frames import Frames, FrameState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
+from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
 from fbuf.mixture import Mixture, MixtureDraw
 from fbuf.returns import NStep, n_step, n_step_of_slots, returns_to_go
 from fbuf.samplers import (
@@ -42,13 +43,17 @@ __all__ = [
     "Mixture",
     "MixtureDraw",
     "NStep",
+    "NotEnoughDiskError",
+    "NotEnoughMemoryError",
     "PerTrajectory",
     "Place",
+    "Plan",
     "Prioritized",
     "PrioritizedState",
     "RingState",
     "RoundRobin",
     "Sampler",
+    "Share",
     "Shuffled",
     "ShuffledState",
     "Slices",
@@ -63,6 +68,7 @@ __all__ = [
     "load_state",
     "n_step",
     "n_step_of_slots",
+    "plan",
     "priority_tree",
     "returns",
     "returns_to_go",

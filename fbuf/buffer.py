@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from fbuf import checks, frames, storage, trajectories
+from fbuf import checks, frames, memory_plan, storage, trajectories
 from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
 from fbuf.highest_ranked import HighestRanked
@@ -107,8 +107,13 @@ class Buffer:
     def init(self, example: Any) -> BufferState:
         """An empty buffer for items like `example`: one item without lanes, arrays or `jax.ShapeDtypeStruct`.
 
-        NumPy's 64-bit arrays become 32-bit items where JAX's 64-bit types are off.
+        NumPy's 64-bit arrays become 32-bit items where JAX's 64-bit types are off. NotEnoughMemoryError
+        where it would take more than is free (see `plan`), but within a program, which may be asked only for shapes.
         """
+        memory_plan.refuse_large(lambda: self._init(example), example, self.capacity * self.items_per_row)
+        return self._init(example)
+
+    def _init(self, example: Any) -> BufferState:
         item = checks.item_spec(example)
         known = None
         if self.trajectories is not None:

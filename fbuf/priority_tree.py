@@ -8,6 +8,7 @@ is positive exactly when a child is, and every backend holds the same bits.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from fbuf import tree_in_loops
+from fbuf.fusion import as_one_kernel, entries
+
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
 _FEW = 2048  # draws up to which steps are unrolled
+_IN_LOOPS = 1024  # updates up to which loops over them are faster on the CPU than kernels over all
+_FOUND_IN_LOOPS = 512  # and draws
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
 
 
@@ -86,7 +92,7 @@ def maximum(tree: PriorityTree) -> Float[Array, ""]:
 
 def get(tree: PriorityTree, slots: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Values at slots; zero where a slot is out of range. O(batch)."""
-    return tree.leaves.at[in_range(slots, tree.capacity, tree.leaves.size - 1)].get(mode=_CLIP)
+    return entries(tree.leaves, in_range(slots, tree.capacity, tree.leaves.size - 1))
 
 
 def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Array, " batch"]:
@@ -116,6 +122,27 @@ def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, I
     return scratch, scratch.at[slots].get(mode=_CLIP).astype(jnp.int32)
 
 
+@jax.jit  # outside of any program its loops would be compiled in every call; so would those of `update`
+def set_last(
+    table: Array, slots: Int[Array, " batch"], values: Float[Array, " batch"]
+) -> tuple[Array, Float[Array, " batch"]]:
+    """The table with values at slots, which are in range, of equal ones the last; and what then stands at each. O(batch)."""
+    few = 0 < slots.shape[0] <= _IN_LOOPS
+    return (as_one_kernel(_set_in_order, _set_winners) if few else _set_winners)(table, slots, values)
+
+
+def _set_in_order(table: Array, slots: Array, values: Array) -> tuple[Array, Array]:
+    table = tree_in_loops.set_in_order(table, slots, values)
+    return table, entries(table, slots)
+
+
+def _set_winners(table: Array, slots: Array, values: Array) -> tuple[Array, Array]:
+    table, winner = last_of_equal(table, slots)
+    settled = values.at[winner].get(mode=_CLIP)
+    return table.at[slots].set(settled, mode=_CLIP), settled
+
+
+@functools.partial(jax.jit, static_argnames="settled")
 def update(
     tree: PriorityTree, slots: Int[Array, " batch"], values: Float[Array, " batch"], *, settled: bool = False
 ) -> PriorityTree:
@@ -132,12 +159,23 @@ def update(
     slots, values = two_or_more(slots), two_or_more(values).astype(tree.leaves.dtype)
     at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, width - 1), width - 1)
     values = jnp.minimum(values, _highest_value(tree))
-    leaves = tree.leaves
-    if not settled:
-        leaves, winner = last_of_equal(leaves, at)
-        values = values.at[winner].get(mode=_CLIP)
-    leaves = leaves.at[at].set(jnp.where(at < width - 1, values, 0), mode=_CLIP)
+    values = jnp.where(at < width - 1, values, 0)
+    if slots.shape[0] > _IN_LOOPS:
+        return _update_whole(settled, tree, at, values)
+    return as_one_kernel(_update_in_loops, functools.partial(_update_whole, settled))(tree, at, values)
+
+
+def _update_whole(settled: bool, tree: PriorityTree, at: Array, values: Array) -> PriorityTree:
+    leaves = tree.leaves.at[at].set(values, mode=_CLIP) if settled else _set_winners(tree.leaves, at, values)[0]
     return _rebuild(dataclasses.replace(tree, leaves=leaves), at)
+
+
+def _update_in_loops(tree: PriorityTree, at: Array, values: Array) -> PriorityTree:
+    leaves = tree_in_loops.set_in_order(tree.leaves, at, values)
+    kept = _kept(tree)
+    combine, first = zip(*(_REDUCTIONS[name] for name in kept), strict=True)
+    nodes = tree_in_loops.climb(FANOUT, _levels(leaves.size), combine, first, leaves, list(kept.values()), at)
+    return _replaced(dataclasses.replace(tree, leaves=leaves), dict(zip(kept, nodes, strict=True)))
 
 
 def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
@@ -174,9 +212,20 @@ def find(
     # Twice any total: what is left of it in each level is still more than the level holds.
     mass, low = jnp.where(inside, mass, np.finfo(mass.dtype).max), jnp.where(inside, low, 0)
     place = jnp.zeros(mass.shape, jnp.int32), *two_sum(mass, low)
+    if not 0 < mass.shape[0] <= _FOUND_IN_LOOPS:
+        return _find_whole(tree, place)
+    return as_one_kernel(_find_in_loops, _find_whole)(tree, place)
+
+
+def _find_in_loops(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
+    below = [start for start, _ in levels_below_root(tree)]
+    return tree_in_loops.descend(FANOUT, below, _choose_many, tree.sums, tree.leaves, place)
+
+
+def _find_whole(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
     families = tree.sums.reshape(-1, FANOUT)
     below = [start // FANOUT for start, _ in levels_below_root(tree)]
-    few = mass.shape[0] <= _FEW
+    few = place[0].shape[0] <= _FEW
     choose = _choose_few if few else _choose_many
     if few:
         for start in below:
@@ -220,8 +269,7 @@ def _choose_few(children: Array, node: Array, mass: Array, low: Array) -> tuple[
     for k in range(FANOUT - 1):  # the same order of additions as in `_reduce`: the last running sum is the parent
         running.append(running[-1] + children[:, k])
     before = jnp.stack(running)
-    passed = (mass[None] > before) | ((mass[None] == before) & (low[None] >= 0)) | (before <= 0)
-    here = passed & (children.T > 0)
+    here = (before <= _reach(mass, low)[None]) & (children.T > 0)
     # By reductions, which XLA computes once; a chain of selections it would fuse into the next gather, and repeat.
     child = jnp.max(jnp.where(here, jnp.arange(FANOUT, dtype=jnp.int32)[:, None], 0), axis=0)
     rest = jnp.min(jnp.where(here, mass[None] - before, jnp.inf), axis=0)
@@ -230,14 +278,19 @@ def _choose_few(children: Array, node: Array, mass: Array, low: Array) -> tuple[
 
 def _choose_many(children: Array, node: Array, mass: Array, low: Array) -> tuple[Array, Array, Array]:
     """The same as `_choose_few` by selections: half the time for many draws, in a loop that keeps steps apart."""
-    running = children[:, 0]
+    running, reach = children[:, 0], _reach(mass, low)
     child, before = jnp.zeros_like(node), jnp.zeros_like(mass)
     for k in range(1, FANOUT):
-        passed = (mass > running) | ((mass == running) & (low >= 0)) | (running <= 0)
-        here = passed & (children[:, k] > 0)
+        here = (running <= reach) & (children[:, k] > 0)
         child, before = jnp.where(here, k, child), jnp.where(here, running, before)
         running = running + children[:, k]
     return node * FANOUT + child, *two_sum(mass - before, low)
+
+
+def _reach(mass: Array, low: Array) -> Array:
+    """The largest running sum that mass + low has passed: the mass, the float below it for a negative low, or zero."""
+    bits = jax.lax.bitcast_convert_type(mass, f"int{8 * mass.dtype.itemsize}")
+    return jnp.where(mass > 0, jnp.where(low < 0, jax.lax.bitcast_convert_type(bits - 1, mass.dtype), mass), 0)
 
 
 def _reduce(children: Array, combine: Callable[[Array, Array], Array]) -> Array:
@@ -245,15 +298,28 @@ def _reduce(children: Array, combine: Callable[[Array, Array], Array]) -> Array:
     return functools.reduce(combine, [children[:, k] for k in range(FANOUT)])
 
 
+_REDUCTIONS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]] = {
+    "sums": (jnp.add, lambda leaf: leaf),
+    "minima": (jnp.minimum, lambda leaf: jnp.where(leaf > 0, leaf, jnp.inf)),
+    "maxima": (jnp.maximum, lambda leaf: leaf),
+}
+
+
 def _rebuild(tree: PriorityTree, slots: Array | None) -> PriorityTree:
     """Recompute the parents above slots, level by level; above all leaves for None."""
-    minima, maxima = tree.minima, tree.maxima
-    if minima is not None:
-        minima = _climb(tree.leaves, minima, slots, jnp.minimum, lambda leaf: jnp.where(leaf > 0, leaf, jnp.inf))
-    if maxima is not None:
-        maxima = _climb(tree.leaves, maxima, slots, jnp.maximum, lambda leaf: leaf)
-    sums = _climb(tree.leaves, tree.sums, slots, jnp.add, lambda leaf: leaf)
-    return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
+    kept = _kept(tree)
+    return _replaced(
+        tree, {name: _climb(tree.leaves, nodes, slots, *_REDUCTIONS[name]) for name, nodes in kept.items()}
+    )
+
+
+def _kept(tree: PriorityTree) -> dict[str, Array]:
+    """The nodes of each reduction that the tree keeps."""
+    return {name: getattr(tree, name) for name in _REDUCTIONS if getattr(tree, name) is not None}
+
+
+def _replaced(tree: PriorityTree, nodes: dict[str, Any]) -> PriorityTree:
+    return dataclasses.replace(tree, **nodes)
 
 
 def _climb(

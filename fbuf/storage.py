@@ -6,8 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Int
+
+from fbuf.fusion import as_one_kernel, computed_once, entry, nothing_of, put
+
+_TURN = 192  # bytes of a row that one turn of a loop may read: XLA counts them four times, against its 1,024
+_AHEAD = 12  # rows that are asked for before they are copied
+_LINE = 64  # bytes the memory gives at once
+_FEW = 1024  # rows up to which one thread that asks ahead is the faster
 
 
 def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
@@ -20,17 +28,109 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
 
     Rows are all different; or `repeating`, equal ones then with equal items.
     """
-    return jax.tree.map(
-        lambda kept, new: kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating), items, batch
-    )
+
+    def scatter(kept: Array, new: Array) -> Array:
+        if rows.shape == (1,):  # XLA would ask again whether the row is in range, in three kernels
+            return put(kept, jnp.asarray(new)[0], rows[0])
+        return kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating)
+
+    return jax.tree.map(scatter, items, batch)
 
 
 @functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items
 def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -> Any:
     """A copy of the items at slots, which are in range; lanes are folded into the slot. O(batch)."""
+    leaves, structure = jax.tree.flatten(items)
+    found: list[Any] = [None] * len(leaves)
+    at = slots.reshape(-1)
+    few = 0 < slots.size <= _FEW
+    for group in _groups(leaves, lanes):
+        chosen = [leaves[i] for i in group]
+        whole, loop = functools.partial(_gathered, lanes), functools.partial(_copied, lanes)
+        if few and _row_bytes(chosen[0], lanes) <= _TURN:
+            taken = as_one_kernel(loop, whole)(chosen, at)
+        else:  # the arithmetic behind the slots is not to be repeated in each gather
+            taken = whole(chosen, computed_once(at))
+        for i, rows in zip(group, taken, strict=True):
+            found[i] = rows.reshape(*slots.shape, *rows.shape[1:])
+    return jax.tree.unflatten(structure, found)
 
-    def gather(kept: Array) -> Array:
-        flat = kept.reshape(kept.shape[0] * math.prod(lanes), *kept.shape[1 + len(lanes) :])
-        return flat.at[slots].get(mode="promise_in_bounds")
 
-    return jax.tree.map(gather, items)
+def _groups(leaves: list[Array], lanes: tuple[int, ...]) -> list[list[int]]:
+    """Leaves whose rows are copied in one loop; one that is too large for that alone."""
+    groups: list[list[int]] = []
+    room = 0
+    for i in sorted(range(len(leaves)), key=lambda i: _row_bytes(leaves[i], lanes)):
+        size = max(_row_bytes(leaves[i], lanes), 1)
+        if not groups or size > room:
+            groups.append([])
+            room = _TURN
+        groups[-1].append(i)
+        room -= size
+    return groups
+
+
+def _row_bytes(leaf: Array, lanes: tuple[int, ...]) -> int:
+    return math.prod(leaf.shape[1 + len(lanes) :]) * leaf.dtype.itemsize
+
+
+def _gathered(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[Array]:
+    flat = [leaf.reshape(leaf.shape[0] * math.prod(lanes), *leaf.shape[1 + len(lanes) :]) for leaf in leaves]
+    return [leaf.at[slots].get(mode="promise_in_bounds") for leaf in flat]
+
+
+def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[Array]:
+    """The same row by row. A row is asked for some turns before it is copied, so that many are on their way at once."""
+    count = slots.shape[0]
+
+    def turn(k: Array, held: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
+        near, out = held
+        ahead = jnp.minimum(k + _AHEAD, count - 1)
+        slot = entry(slots, ahead)
+        place = _place(slot, lanes)
+        near = put(
+            near, slot + nothing_of(functools.reduce(jnp.bitwise_xor, [_lines(leaf, place) for leaf in leaves])), ahead
+        )
+        place = _place(entry(near, k), lanes)
+        return near, [put(rows, _item(leaf, place), k) for rows, leaf in zip(out, leaves, strict=True)]
+
+    empty = [jnp.zeros((count, *leaf.shape[1 + len(lanes) :]), leaf.dtype) for leaf in leaves]
+    return jax.lax.fori_loop(0, count, turn, (slots, empty))[1]
+
+
+def _place(slot: Array, lanes: tuple[int, ...]) -> list[Array]:
+    """The row and the lanes of a slot: the storage, reshaped, would be written twice."""
+    place: list[Array] = []
+    for size in reversed(lanes):
+        place.append(slot % size)
+        slot = slot // size
+    return [slot, *reversed(place)]
+
+
+def _item(leaf: Array, place: list[Array]) -> Array:
+    shape = leaf.shape[len(place) :]
+    start = (*place, *(_at(0, place) for _ in shape))
+    return jax.lax.dynamic_slice(leaf, start, (*(1 for _ in place), *shape)).reshape(shape)
+
+
+def _at(number: int, place: list[Array]) -> Array:
+    """An index of the type of the others, which plain numbers do not have where 64-bit types are on."""
+    return jnp.asarray(number, place[0].dtype)
+
+
+def _lines(leaf: Array, place: list[Array]) -> Array:
+    """A word that needs each line of memory of an item."""
+    shape, step = leaf.shape[len(place) :], max(_LINE // leaf.dtype.itemsize, 1)
+    words = [jnp.uint32(0)]
+    for offset in range(0, math.prod(shape), step):
+        within = [_at(int(each), place) for each in np.unravel_index(offset, shape)] if shape else []
+        words.append(_word(jax.lax.dynamic_slice(leaf, (*place, *within), (1,) * leaf.ndim).reshape(())))
+    return functools.reduce(jnp.bitwise_xor, words)
+
+
+def _word(value: Array) -> Array:
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        value = value.real
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        return jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32)
+    return value.astype(jnp.uint32)

@@ -7,6 +7,7 @@ a stored row stands in its trajectory is two reads away, whatever the number of 
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +16,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt8
 
+from fbuf.fusion import as_one_kernel, entry, put, turns
 from fbuf.paths import leaf_at, path_of
 from fbuf.writers import RingState
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; a cut one was followed by another without having ended
 
-
+_FEW = 256  # slots up to which a loop over them is faster on the CPU than kernels over all
 _LONGEST = np.uint32(2**31 - 1)  # steps that are counted; a trajectory may go on
 
 
@@ -122,8 +124,7 @@ def written(
     capacity, count = state.number.shape[0], ended.shape[0]
     now, at = ring.written[0], jnp.arange(count, dtype=jnp.int32)[:, None]
     starts = jnp.concatenate([~state.is_open[None], ended[:-1] != OPEN])
-    if (ids is None) != (state.id is None):
-        raise ValueError("the state was made by a buffer with other trajectories: one with ids and one without")
+    check_ids(state, ids)
     if ids is not None and state.id is not None:
         starts |= ids != jnp.concatenate([state.id[None], ids[:-1]])
     number = _wrapped(state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _turn(capacity))
@@ -156,27 +157,121 @@ def written(
     )
 
 
+def check_ids(state: TrajectoryState, ids: Array | None) -> None:
+    """ValueError for a state that keeps ids where items have none, or the other way round."""
+    if (ids is None) != (state.id is None):
+        raise ValueError("the state was made by a buffer with other trajectories: one with ids and one without")
+
+
+def written_one_by_one(
+    reach: int | None,
+    only_closed: bool,
+    state: TrajectoryState,
+    ring: RingState,
+    ended: UInt8[Array, "n lanes"],
+    ids: Array | None,
+) -> tuple[TrajectoryState, Array]:
+    """The same as `written` for fewer than `capacity - reach` rows, in a loop that is one kernel on the CPU.
+
+    And how many of the rows written over began `reach` + 1 stored rows of one trajectory; with `only_closed`, of one of
+    which these were the last and which goes on no more.
+    """
+    capacity, lanes = state.number.shape
+    count = ended.shape[0]
+
+    def turn(step: Array, held: tuple[TrajectoryState, Array]) -> tuple[TrajectoryState, Array]:
+        state, lost = held
+        at, lane = step // lanes, step % lanes
+        now, row = ring.written[0] + at.astype(jnp.uint32), _moved(ring.cursor, at, capacity)
+        latest, was_open, kind = entry(state.latest, lane), entry(state.is_open, lane), _of(ended, at, lane)
+        if reach is not None:
+            ahead = _moved(row, jnp.int32(reach), capacity)
+            number = _of(state.number, ahead, lane)
+            left = (row < ring.size) & (_of(state.number, row, lane) == number)
+            if only_closed:
+                since = ring.written[0] - 1 - _age(ring, ahead, capacity).astype(jnp.uint32)
+                left &= _of(state.last, number % capacity, lane) == since
+                left &= ~(was_open & (number == latest))
+            lost = lost + left
+        starts = ~was_open
+        if ids is not None and state.id is not None:
+            starts |= _of(ids, at, lane) != entry(state.id, lane)
+        number = _wrapped(latest.astype(jnp.uint32) + starts, _turn(capacity))
+        there = number % capacity
+        age = jnp.minimum(now - _of(state.first, there, lane), _LONGEST - (count - at).astype(jnp.uint32))
+        cut = latest % capacity
+        kinds = _set(state.kind, cut, lane, jnp.where(starts & was_open, jnp.uint8(CUT), _of(state.kind, cut, lane)))
+        # `lost` is never negative. It stands here so that XLA reads what it needs before it writes, and copies no table.
+        state = TrajectoryState(
+            number=_set(state.number, row, lane, jnp.where(lost < 0, 0, number)),
+            first=_set(state.first, there, lane, jnp.where(starts, now, now - age)),
+            last=_set(state.last, there, lane, jnp.where(lost < 0, 0, now)),
+            kind=_set(kinds, there, lane, kind),
+            latest=put(state.latest, number, lane),
+            is_open=put(state.is_open, kind == OPEN, lane),
+            id=None if ids is None or state.id is None else put(state.id, _of(ids, at, lane), lane),
+        )
+        return state, lost
+
+    return jax.lax.fori_loop(0, turns(count * lanes, ring.cursor), turn, (state, jnp.zeros((), jnp.int32)))
+
+
 def clear(state: TrajectoryState) -> TrajectoryState:
     """The index of no rows."""
     return dataclasses.replace(state, is_open=jnp.zeros_like(state.is_open))
 
 
+@jax.jit  # outside of any program its loop would be compiled in every call
 def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
     """Where the items at slots, which must hold one, stand in their trajectories. O(slots)."""
-    lanes, slots = state.latest.size, slots.astype(jnp.int32)
+    if not 0 < slots.size <= _FEW:
+        return _place(state, ring, slots.astype(jnp.int32))
+    found = as_one_kernel(_place_one_by_one, _place)(state, ring, slots.astype(jnp.int32).reshape(-1))
+    return jax.tree.map(lambda leaf: leaf.reshape(slots.shape), found)
+
+
+def _place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
+    lanes = state.latest.size
     row, lane = (slots // lanes, slots % lanes) if lanes > 1 else (slots, jnp.zeros_like(slots))
-    number = state.number.at[row, lane].get(mode="promise_in_bounds")
-    entry = (number % state.number.shape[0], lane)
-    first = state.first.at[entry].get(mode="promise_in_bounds")
-    time = time_of(ring, row, state.number.shape[0])
-    step = (time - first).astype(jnp.int32)
+
+    def of(table: Array, row: Array) -> Array:
+        return table.at[row, lane].get(mode="promise_in_bounds")
+
+    return _placed(state, ring, row, lane, of)
+
+
+def _place_one_by_one(state: TrajectoryState, ring: RingState, slots: Int[Array, " n"]) -> Place:
+    lanes, count = state.latest.size, slots.size
+
+    def turn(k: Array, out: Place) -> Place:
+        slot = entry(slots, k)
+        row, lane = slot // lanes, slot % lanes
+        found = place_of_one(state, ring, row, lane)
+        return jax.tree.map(lambda all_of, one: put(all_of, one, k), out, found)
+
+    whole, short = jnp.zeros(count, jnp.int32), jnp.zeros(count, jnp.uint8)
+    return jax.lax.fori_loop(0, count, turn, Place(whole, whole, whole, whole, whole, short))
+
+
+def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Array) -> Place:
+    """Where one item stands in its trajectory; in a loop, by slices."""
+    return _placed(state, ring, row, lane, lambda table, row: _of(table, row, lane))
+
+
+def _placed(
+    state: TrajectoryState, ring: RingState, row: Array, lane: Array, of: Callable[[Array, Array], Array]
+) -> Place:
+    capacity = state.number.shape[0]
+    number, time = of(state.number, row), time_of(ring, row, capacity)
+    there = number % capacity
+    step = (time - of(state.first, there)).astype(jnp.int32)
     return Place(
         lane=lane,
         number=number,
         step=step,
-        before=jnp.minimum(step, stored_before(ring, row, state.number.shape[0])),
-        after=(state.last.at[entry].get(mode="promise_in_bounds") - time).astype(jnp.int32),
-        kind=state.kind.at[entry].get(mode="promise_in_bounds"),
+        before=jnp.minimum(step, stored_before(ring, row, capacity)),
+        after=(of(state.last, there) - time).astype(jnp.int32),
+        kind=of(state.kind, there),
     )
 
 
@@ -202,6 +297,23 @@ def _turn(capacity: int) -> int:
 
 def _wrapped(value: Array, bound: int) -> Array:
     return jnp.where(value >= bound, value - jnp.uint32(bound), value).astype(jnp.int32)
+
+
+def _moved(row: Array, steps: Array, capacity: int) -> Array:
+    """Rows fewer than `capacity` steps on, around the ring. No sum passes 2^31."""
+    return jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
+
+
+def _of(table: Array, row: Array, lane: Array) -> Array:
+    """One entry of a table, as a slice."""
+    at = row.astype(jnp.uint32), lane.astype(jnp.uint32)
+    return jax.lax.dynamic_slice(table, at, (1, 1)).reshape(())
+
+
+def _set(table: Array, row: Array, lane: Array, value: Array) -> Array:
+    """The table with one entry set, as a slice."""
+    value = value.astype(table.dtype).reshape(1, 1)
+    return jax.lax.dynamic_update_slice(table, value, (row.astype(jnp.uint32), lane.astype(jnp.uint32)))
 
 
 def _put(table: Array, entry: tuple[Array, Array], values: Array) -> Array:

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
-from fbuf import priority_tree
-from fbuf.fusion import computed_once
-from fbuf.priority_tree import PriorityTree, last_of_equal, two_or_more, two_sum
+from fbuf import priority_tree, random_words
+from fbuf.fusion import computed_once, entries
+from fbuf.priority_tree import PriorityTree, two_or_more, two_sum
 from fbuf.samplers.protocol import Draw
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
@@ -109,7 +109,7 @@ class Prioritized:
         told, allowed = two_or_more(priority_tree.in_range(told, state.tree.capacity, nobody)), two_or_more(allowed)
         excluded = state.excluded.at[told].set(~allowed & (told < nobody), mode="promise_in_bounds")
         state = dataclasses.replace(state, excluded=excluded)
-        held = state.priorities.at[told].get(mode="promise_in_bounds")
+        held = entries(state.priorities, told)
         values = jnp.where(allowed & (held >= 0), self._value(jnp.maximum(held, 0), state.alpha), 0)
         tree = priority_tree.update(state.tree, *computed_once((told, values)), settled=True)
         return dataclasses.replace(state, tree=tree)
@@ -180,25 +180,23 @@ class Prioritized:
         priorities, good = _checked(state, priorities)
         nobody = state.priorities.size - 1
         at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
-        at = jnp.where(state.priorities.at[at].get(mode="promise_in_bounds") >= 0, at, nobody)
+        at = jnp.where(entries(state.priorities, at) >= 0, at, nobody)
         return self._assign(state, computed_once(at), priorities, good)
 
     def _assign(self, state: PrioritizedState, at: Array, priorities: Array, good: Array) -> PrioritizedState:
         """Set priorities at slots in range, or at the entry that belongs to none; count those that are not good."""
         nobody = state.priorities.size - 1
         at, priorities = two_or_more(at), two_or_more(priorities)
-        scratch, winner = last_of_equal(state.priorities, at)
-        settled = jnp.where(at < nobody, priorities.at[winner].get(mode="promise_in_bounds"), -1)
-        weighs = at < nobody
+        held, settled = priority_tree.set_last(state.priorities, at, jnp.where(at < nobody, priorities, -1))
+        state = dataclasses.replace(state, priorities=held, refused=state.refused + jnp.sum(~good, dtype=jnp.uint32))
+        weighs = settled >= 0
         if state.excluded is not None:
-            weighs &= ~state.excluded.at[at].get(mode="promise_in_bounds")
-        values = jnp.where(weighs, self._value(settled, state.alpha), 0)
+            weighs &= ~entries(state.excluded, at)
+        values = jnp.where(weighs, self._value(jnp.maximum(settled, 0), state.alpha), 0)
         state = dataclasses.replace(
             state,
-            priorities=scratch.at[at].set(settled, mode="promise_in_bounds"),
             tree=priority_tree.update(state.tree, at, values, settled=True),
             ranks=_ranked(state.ranks, at, settled),
-            refused=state.refused + jnp.sum(~good, dtype=jnp.uint32),
         )
         return self._raise_highest(state, at, settled)
 
@@ -254,7 +252,7 @@ def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> Prio
 
 def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:
     """Uniform masses in [0, total) of 48 random bits, as pairs whose exact sum is meant."""
-    coarse, fine = (jax.random.bits(key, (2, count), jnp.uint32) >> 8).astype(total.dtype) * 2.0**-24
+    coarse, fine = ((words >> 8).astype(total.dtype) * 2.0**-24 for words in random_words.pairs(key, count))
     if not stratified:
         high, low = _two_product(coarse, total)
         return high, low + fine * (total * 2.0**-24)

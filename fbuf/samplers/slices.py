@@ -1,6 +1,7 @@
 """Runs of consecutive items of one trajectory."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,12 +11,16 @@ from jax import Array
 from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
-from fbuf.fusion import computed_once
+from fbuf.fusion import as_one_kernel, computed_once, entry, put, turns
 from fbuf.priority_tree import two_or_more
+from fbuf.samplers import windows
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform, below
+from fbuf.samplers.windows import in_queue, moved
 from fbuf.trajectories import OPEN, TrajectoryState
 from fbuf.writers import RingState
+
+_FEW = 16  # items up to which a loop over them is faster on the CPU than kernels over all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Written:
     before: TrajectoryState
     after: TrajectoryState
     ring: RingState
-    leaving: Array | None  # [] int32: entries of the sampler that can be drawn no more
+    leaving: Array  # [] int32: entries of the sampler that can be drawn no more, where it counts them
     count: int = dataclasses.field(metadata={"static": True})  # rows, of which the last `capacity` are kept
 
 
@@ -113,6 +118,11 @@ class Slices:
         return isinstance(self.starts, PerTrajectory) or not (isinstance(self.starts, Excluding) or self.shortest == 1)
 
     @property
+    def counts(self) -> bool:
+        """Whether what can be drawn is counted, because it is not every item."""
+        return self._queues or self.shortest > 1
+
+    @property
     def _places(self) -> Sampler:
         return self.starts.trajectories if isinstance(self.starts, PerTrajectory) else self.starts
 
@@ -141,10 +151,9 @@ class Slices:
         """State after rows were written; slots are those of the kept ones."""
         if isinstance(self._places, InEpochs):
             state = dataclasses.replace(state, starts=self._places.restart(state.starts))
-        if self.shortest == 1 and not self._queues:
+        if not self.counts:
             return dataclasses.replace(state, starts=self._places.written(state.starts, slots))
         entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
-        assert write.leaving is not None
         leaving, entering = write.leaving, jnp.sum(entered, dtype=jnp.int32)
         if isinstance(self.starts, Excluding):
             told, allowed = self._told(slots, entries, entered, write)
@@ -153,12 +162,8 @@ class Slices:
         assert state.queue is not None
         room = jnp.uint32(state.queue.size - 1)
         head = (state.head.astype(jnp.uint32) + leaving.astype(jnp.uint32)) % room
-        order = jnp.cumsum(entered.reshape(-1), dtype=jnp.uint32) - entered.reshape(-1)
-        place = (head + (state.count - leaving).astype(jnp.uint32) + order) % room
-        at = jnp.where(entered.reshape(-1), place, room)
-        queue = state.queue.at[two_or_more(at)].set(
-            two_or_more(jnp.where(entered, entries, 0).reshape(-1)), mode="promise_in_bounds"
-        )
+        last = (head + (state.count - leaving).astype(jnp.uint32)) % room
+        queue = _push(state.queue, last, entered.reshape(-1), entries.reshape(-1))
         state = dataclasses.replace(
             state, queue=queue, head=head.astype(jnp.int32), count=state.count - leaving + entering
         )
@@ -168,10 +173,8 @@ class Slices:
             state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
         return state
 
-    def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""] | None:
-        """How many entries a write of `count` rows will take away; None where none are counted. Before the write."""
-        if self.shortest == 1 and not self._queues:
-            return None
+    def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""]:
+        """How many entries a write of `count` rows will take away, where they are counted. Before the write."""
         capacity, lanes = index.number.shape
         kept, reach = min(count, capacity), self.shortest - 1
         over = _rows_from(ring.cursor, 0, kept, capacity)
@@ -252,17 +255,18 @@ class Slices:
             drawable = size if self.shortest == 1 else state.count
             starts, draw = self.starts.sample(state.starts, key, count, drawable)
             state = dataclasses.replace(state, starts=starts)
-            if self._queues:
-                draw = dataclasses.replace(draw, slots=computed_once(_entry(state, draw.slots)))
-        return state, self._windows(draw, index, ring)
+        draws_places = state.queue is not None and not isinstance(self.starts, PerTrajectory)
+        queue: Any = (state.queue, state.head) if draws_places else None
+        of = functools.partial(windows.of, self.burn_in, self.length)
+        slots, mask, starts = of(queue, draw.slots, draw.valid, index, ring)
+        return state, dataclasses.replace(draw, slots=slots, mask=mask, starts=starts)
 
     def _of_trajectories(
         self, state: SlicesState, key: Array, count: int, index: TrajectoryState, ring: RingState
     ) -> tuple[SlicesState, Draw]:
         assert isinstance(self.starts, PerTrajectory) and state.going is not None
         capacity, lanes = index.number.shape
-        which, where = jax.random.split(key)
-        drawn, draw = self.starts.trajectories.sample(state.starts, which, count, state.count + state.going_count)
+        drawn, draw = self.starts.trajectories.sample(state.starts, key, count, state.count + state.going_count)
         is_closed = draw.slots < state.count
         lane = state.going[jnp.clip(draw.slots - state.count, 0, lanes - 1)]
         newest = jnp.where(ring.cursor > 0, ring.cursor, capacity) - 1
@@ -270,24 +274,13 @@ class Slices:
         last = computed_once(jnp.where(is_closed, closed, newest * lanes + lane))
         length = jnp.where(draw.valid, trajectories.place(index, ring, last).before + 1, 1)
         choices = jnp.maximum(length - self.length + 1, 1)
-        back = length - 1 - below(where, count, choices)
-        slots = _moved(last // lanes, -back, capacity) * lanes + last % lanes
+        back = length - 1 - below(key, count, choices, another=True)
+        slots = moved(last // lanes, -back, capacity) * lanes + last % lanes
         probability = draw.probability / choices.astype(jnp.float32)
         draw = dataclasses.replace(
             draw, slots=computed_once(slots), probability=probability, smallest=jnp.min(probability)
         )
         return dataclasses.replace(state, starts=drawn), draw
-
-    def _windows(self, draw: Draw, index: TrajectoryState, ring: RingState) -> Draw:
-        """The draw of starts as one of slices."""
-        capacity, lanes = index.number.shape
-        at = trajectories.place(index, ring, draw.slots)
-        before, after = (jnp.where(draw.valid, each, 0)[:, None] for each in (at.before, at.after))
-        offset = jnp.arange(-self.burn_in, self.length, dtype=jnp.int32)[None]
-        row = _moved((draw.slots // lanes)[:, None], jnp.clip(offset, -before, after), capacity)
-        slots, starts = computed_once((row * lanes + (draw.slots % lanes)[:, None], draw.slots))
-        mask = (offset >= -before) & (offset <= after) & draw.valid[:, None]
-        return dataclasses.replace(draw, slots=slots, starts=starts, mask=mask)
 
     def update(self, state: SlicesState, slots: Int[Array, " batch"], priorities: Array) -> SlicesState:
         """Give items new priorities, for when they are starts."""
@@ -303,14 +296,27 @@ class Slices:
         )
 
 
+@functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
 def write(
     rule: Any, index: TrajectoryState, before: RingState, ring: RingState, ended: UInt8[Array, "n lanes"], ids: Any
 ) -> Written:
     """The write of rows with these ends and ids, at least one; `before` and `ring` are the ring before and after it."""
-    leaving = None
-    if isinstance(rule, Slices):  # what it reads of the index is read before the index is written over: no copy
-        leaving, before = computed_once((rule.leaving(index, before, ended.shape[0]), before))
-    after = trajectories.written(index, before, ended, ids)
+    count, (capacity, lanes) = ended.shape[0], index.number.shape
+
+    def whole(index: TrajectoryState, before: RingState, ended: Array, ids: Any) -> tuple[TrajectoryState, Any]:
+        leaving = jnp.zeros((), jnp.int32)
+        if reach is not None:  # what it reads of the index is read before the index is written over: no copy
+            leaving, before = computed_once((rule.leaving(index, before, count), before))
+        return trajectories.written(index, before, ended, ids), leaving
+
+    reach = rule.shortest - 1 if isinstance(rule, Slices) and rule.counts else None
+    if count * lanes <= _FEW and count + (reach or 0) < capacity:
+        trajectories.check_ids(index, ids)
+        closed = isinstance(rule, Slices) and isinstance(rule.starts, PerTrajectory)
+        one_by_one = functools.partial(trajectories.written_one_by_one, reach, closed)
+        after, leaving = as_one_kernel(one_by_one, whole)(index, before, ended, ids)
+    else:
+        after, leaving = whole(index, before, ended, ids)
     return Written(index, after, ring, leaving, ended.shape[0])
 
 
@@ -323,25 +329,43 @@ def _refuse_slots(name: str, sampler: Any) -> None:
         raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among what writes renumber")
 
 
+@jax.jit
+def _push(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
+    """The queue with the entries that entered behind its last one."""
+    return (as_one_kernel(_pushed_one_by_one, _pushed) if entered.size <= _FEW else _pushed)(
+        queue, last, entered, entries
+    )
+
+
+def _pushed(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
+    room = jnp.uint32(queue.size - 1)
+    place = (last + jnp.cumsum(entered, dtype=jnp.uint32) - entered) % room
+    at, values = jnp.where(entered, place, room), jnp.where(entered, entries, 0)
+    return queue.at[two_or_more(at)].set(two_or_more(values), mode="promise_in_bounds")
+
+
+def _pushed_one_by_one(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
+    room = jnp.uint32(queue.size - 1)
+
+    def turn(k: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
+        queue, place = held
+        enters = entry(entered, k)
+        queue = put(queue, jnp.where(enters, entry(entries, k), 0), jnp.where(enters, place, room))
+        following = place + enters
+        return queue, jnp.where(following == room, 0, following)
+
+    return jax.lax.fori_loop(0, turns(entered.size, last), turn, (queue, last))[0]
+
+
 def _entry(state: SlicesState, place: Array) -> Array:
     assert state.queue is not None
-    room = jnp.uint32(state.queue.size - 1)
-    return state.queue.at[(state.head.astype(jnp.uint32) + place.astype(jnp.uint32)) % room].get(
-        mode="promise_in_bounds"
-    )
+    return state.queue.at[in_queue(state.queue, state.head, place)].get(mode="promise_in_bounds")
 
 
 def _rows_from(cursor: Array, offset: int, count: int, capacity: int) -> Int[Array, " count"]:
     """`count` consecutive rows of the ring from cursor + offset on."""
     steps = jnp.asarray((np.arange(count) + offset) % capacity, jnp.int32)
-    return _moved(cursor, steps, capacity)
-
-
-def _moved(row: Array, steps: Array, capacity: int) -> Array:
-    """Rows that many steps, fewer than `capacity` either way, around the ring. No sum passes 2^31."""
-    ahead = jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
-    back = jnp.where(row + jnp.minimum(steps, 0) < 0, row + jnp.minimum(steps, 0) + capacity, row + steps)
-    return jnp.where(steps >= 0, ahead, back)
+    return moved(cursor, steps, capacity)
 
 
 def _is_stored(ring: RingState, age: int, count: int) -> Bool[Array, " count"]:

@@ -1,14 +1,19 @@
 """Every stored item equally often."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, UInt32
 
-from fbuf.fusion import computed_once
+from fbuf import random_words
+from fbuf.fusion import as_one_kernel, part
 from fbuf.samplers.protocol import Draw
+
+_FEW = 1024  # draws up to which a loop over them is worth it on the CPU
+_TURN = 4  # draws in one turn of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Uniform:
         stored = jnp.maximum(size, 1)
         chance = 1 / stored.astype(jnp.float32)
         draw = Draw(
-            slots=computed_once(below(key, batch_size, stored)),
+            slots=below(key, batch_size, stored),
             probability=jnp.broadcast_to(chance, (batch_size,)),
             valid=jnp.broadcast_to(size > 0, (batch_size,)),
             smallest=chance,
@@ -40,9 +45,43 @@ class Uniform:
         return state
 
 
-def below(key: Array, count: int, bound: Int[Array, ""] | Int[Array, " count"]) -> Int[Array, " count"]:
-    """Random integers in [0, bound), bound >= 1: the high word of 64 random bits times `bound`, in 32-bit arithmetic."""
-    high, low = jax.random.bits(key, (2, count), jnp.uint32)
+@functools.partial(jax.jit, static_argnums=1, static_argnames="another")  # or its loop would be compiled in every call
+def below(
+    key: Array, count: int, bound: Int[Array, ""] | Int[Array, " count"], *, another: bool = False
+) -> Int[Array, " count"]:
+    """Random integers in [0, bound), bound >= 1: the high word of 64 random bits times `bound`, in 32-bit arithmetic.
+
+    `another` for a second draw with the same key.
+    """
+    words = random_words.words_of(key)
+    if words is None or not 1 < count <= _FEW:
+        return _times(*random_words.pairs(key, count, another=another), bound)
+    whole, loop = functools.partial(_all_below, count, another), functools.partial(_few_below, count, another)
+    return as_one_kernel(loop, whole)(words, bound)
+
+
+def _all_below(count: int, another: bool, words: Array, bound: Array) -> Array:
+    return _times(*random_words.pairs_at(words, jnp.arange(count, dtype=jnp.uint32), another), bound)
+
+
+def _few_below(count: int, another: bool, words: Array, bound: Array) -> Array:
+    """The same, a few in a turn of a loop: a program that XLA believes to compute next to nothing is run at once.
+
+    JAX hands one of 1,000 operations or more, those of one turn counted for a loop, to another thread: 50 microseconds.
+    """
+    few = min(_TURN, count)
+
+    def turn(k: Array, out: Array) -> Array:
+        start = jnp.minimum(k * few, count - few)
+        places = start.astype(jnp.uint32) + jnp.arange(few, dtype=jnp.uint32)
+        limit = part(bound, start, few) if bound.ndim else bound
+        drawn = _times(*random_words.pairs_at(words, places, another), limit)
+        return jax.lax.dynamic_update_slice_in_dim(out, drawn, start.astype(jnp.uint32), 0)
+
+    return jax.lax.fori_loop(0, -(-count // few), turn, jnp.zeros(count, jnp.int32))
+
+
+def _times(high: UInt32[Array, " n"], low: UInt32[Array, " n"], bound: Array) -> Int[Array, " n"]:
     limit = bound.astype(jnp.uint32)
     carried = high * limit + _high_word(low, limit)
     overflow = (carried < high * limit).astype(jnp.uint32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fbuf import Uniform
+from fbuf import Uniform, random_words
 from fbuf.samplers.uniform import below
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -47,7 +47,7 @@ def test_counts_over_ten_million_slots_vary_as_independent_draws_do() -> None:
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 1000, 2**16 - 1, 2**16, 2**16 + 1, 10**9 + 7, 2**30, 2**31 - 1])
 def test_a_draw_is_64_random_bits_times_the_bound_without_rounding(bound: int) -> None:
-    high, low = np.asarray(jax.random.bits(jax.random.key(bound), (2, 1000), jnp.uint32)).astype(object)
+    high, low = (np.asarray(words).astype(object) for words in random_words.pairs(jax.random.key(bound), 1000))
     expected = (high * 2**32 + low) * bound >> 64
     np.testing.assert_array_equal(drawn(bound, 1000, seed=bound), expected.astype(np.int32))
 

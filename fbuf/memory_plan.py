@@ -1,0 +1,190 @@
+"""What memory a buffer will take, array by array, before any of it is taken."""
+
+import dataclasses
+import errno
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fbuf import checks, free_memory
+
+_SMALL = 1 << 26  # bytes of a buffer below which free memory is not asked for
+_A_SLOT = 64  # bytes that the sampler and the index of trajectories take at most for one, but for wider samplers
+_MOST_NAMED = 4  # keys in an error
+
+
+class NotEnoughMemoryError(MemoryError):
+    """A plan needs more memory than is free; nothing was allocated."""
+
+
+class NotEnoughDiskError(NotEnoughMemoryError, OSError):
+    """The same of a disk; also an OSError, with `errno` ENOSPC."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOSPC, text)
+        self.errno, self.strerror = errno.ENOSPC, text
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One array or file of a plan."""
+
+    part: str  # "items", "sampler", ...
+    key: str  # its path there
+    place: str  # whose memory it is, see `free_memory.at`
+    bytes: int | None  # None: known only when it is there
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    counts: Literal["always", "in a call", "at most"] = "always"  # "at most": as it is used, and perhaps never
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} {self.key}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The memory that a buffer takes. `print` it for a table."""
+
+    shares: tuple[Share, ...]
+    free: Mapping[str, int | None]  # bytes at each place when the plan was made; None: not known
+
+    @classmethod
+    def of(cls, shares: Iterable[Share], free_at: Callable[[str], int | None] | None = None) -> "Plan":
+        """A plan with what is free now, by default as `free_memory.at` says."""
+        shares, free_at = tuple(shares), free_at or free_memory.at
+        return cls(shares, {place: free_at(place) for place in dict.fromkeys(share.place for share in shares)})
+
+    @property
+    def total(self) -> int:
+        """Bytes of all that is there from the first write on, as far as it is known."""
+        return sum(self.by_part.values())
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What takes memory that is known only when it is there: the total is without it."""
+        return tuple(share.name for share in self.shares if share.bytes is None)
+
+    @property
+    def by_part(self) -> dict[str, int]:
+        """The same of items, sampler and so on."""
+        return self._sums(lambda share: share.part, "always")
+
+    @property
+    def by_key(self) -> dict[str, int]:
+        """The same of each array, by part and path."""
+        return self._sums(lambda share: share.name, "always")
+
+    @property
+    def needed(self) -> dict[str, int]:
+        """Bytes at each place, those among them that are needed only for the time of a call."""
+        return self._sums(lambda share: share.place, "always", "in a call")
+
+    def _sums(self, of: Callable[[Share], str], *counts: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for share in self.shares:
+            if share.bytes is not None and share.counts in counts:
+                found[of(share)] = found.get(of(share), 0) + share.bytes
+        return found
+
+    def check(self) -> "Plan":
+        """The plan. NotEnoughMemoryError where a place has less than is needed; of a disk NotEnoughDiskError."""
+        for place, needed in self.needed.items():
+            free = self.free.get(place)
+            if free is not None and needed > free:
+                kind = NotEnoughDiskError if place.startswith("/") else NotEnoughMemoryError
+                raise kind(self._refusal(place, needed, free))
+        return self
+
+    def _refusal(self, place: str, needed: int, free: int) -> str:
+        largest = sorted(
+            (share for share in self.shares if share.place == place and share.bytes),
+            key=lambda share: -(share.bytes or 0),
+        )
+        named = ", ".join(f"{share.name} {size_text(share.bytes)}" for share in largest[:_MOST_NAMED])
+        more = f" and {len(largest) - _MOST_NAMED} more" if len(largest) > _MOST_NAMED else ""
+        where = f"on the disk of {place}" if place.startswith("/") else f"in the memory of {place}"
+        return (
+            f"the buffer needs {size_text(needed)} {where}, where {size_text(free)} are free: {named}{more}; nothing was "
+            f"allocated. About {max(free, 0) / needed:.1%} of the capacity would fit; or store smaller items, or elsewhere"
+        )
+
+    def __str__(self) -> str:
+        head = ("part", "key", "shape", "dtype", "at", "bytes", "")
+        rows = [_row(share) for share in self.shares]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = [_line(each, widths) for each in (head, *rows)]
+        most = self._sums(lambda share: share.place, "at most")
+        for place, needed in {**dict.fromkeys(most, 0), **self.needed}.items():
+            free = self.free.get(place)
+            left = "what is free there is not known" if free is None else f"{size_text(free)} free"
+            more = most.get(place)
+            also = "" if more is None else f", at most {size_text(more)} more as it is used"
+            lines.append(f"{place}: {needed} bytes, {size_text(needed)} needed{also}, {left}")
+        if self.unknown:
+            lines.append(f"not known before it is written: {', '.join(self.unknown)}")
+        return "\n".join(lines)
+
+
+def plan(buffer: Any, example: Any, *, device: jax.Device | None = None) -> Plan:
+    """What `buffer.init(example)` would allocate, to the byte, on a device, by default where JAX makes arrays.
+
+    Takes no memory itself. Of a `Mixture` too. A program that has the state donated takes no more than this and what it
+    makes of its batch; without donation each write makes the whole state anew.
+    """
+    if device is None:
+        with jax.ensure_compile_time_eval():
+            device = next(iter(jnp.zeros(()).devices()))
+    state = jax.eval_shape(lambda: buffer.init(example))
+    return Plan.of(shares_of(state, free_memory.place_of(device)))
+
+
+def shares_of(state: Any, place: str) -> list[Share]:
+    """The arrays of a state, by its fields."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        part = jax.tree_util.keystr(path[:1]).strip(".")
+        size = leaf.size * leaf.dtype.itemsize
+        found.append(Share(part, jax.tree_util.keystr(path[1:]), place, size, tuple(leaf.shape), str(leaf.dtype)))
+    return found
+
+
+def refuse_large(init: Callable[[], Any], example: Any, slots: int) -> None:
+    """NotEnoughMemoryError for a state that there is no memory for; not within a program, which may only ask for shapes."""
+    item = checks.item_spec(example)
+    about = slots * (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item)) + _A_SLOT)
+    if about < _SMALL or isinstance(probe := jnp.zeros(()), jax.core.Tracer):
+        return
+    Plan.of(shares_of(jax.eval_shape(init), free_memory.place_of(next(iter(probe.devices()))))).check()
+
+
+def size_text(count: int | None) -> str:
+    """Bytes to be read."""
+    if count is None:
+        return "?"
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _row(share: Share) -> tuple[str, ...]:
+    shape = "" if share.shape is None else str(list(share.shape))
+    count = "?" if share.bytes is None else str(share.bytes)
+    text = size_text(share.bytes) + ("" if share.counts == "always" else f" {share.counts}")
+    return share.part, share.key, shape, share.dtype, share.place, count, text
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    aligned = [
+        cell.rjust(width) if place == 5 else cell.ljust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(aligned).rstrip()

@@ -1,0 +1,51 @@
+"""Random words from a key in one kernel: Threefry-2x32 (Salmon et al., 2011) with its rounds written out.
+
+`jax.random.bits` loops over the rounds on the CPU, seventeen kernels a turn: 75 microseconds for 512 words.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import UInt32
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_ANOTHER = np.uint32(2**31)  # a counter that `jax.random` with the same key does not reach
+_PARITY = np.uint32(0x1BD11BDA)
+
+
+def pairs(key: Array, count: int, *, another: bool = False) -> tuple[UInt32[Array, " count"], UInt32[Array, " count"]]:
+    """Two independent words of 32 random bits for each of `count`. The key, typed or raw, is used once. O(count).
+
+    With `another`, others than without: for a second use of the key.
+    """
+    words = words_of(key)
+    if words is None:
+        key = jax.random.fold_in(key, 1) if another else key
+        first, second = jax.random.bits(key, (2, count), jnp.uint32)
+        return first, second
+    return pairs_at(words, jnp.arange(count, dtype=jnp.uint32), another)
+
+
+def words_of(key: Array) -> Array | None:
+    """The two words of a key; None where the user chose another generator, which then stands."""
+    if jax.random.key_impl(key) != "threefry2x32":
+        return None
+    return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
+def pairs_at(words: UInt32[Array, "2"], places: UInt32[Array, " n"], another: bool) -> tuple[Array, Array]:
+    """The pairs that stand at some places of `pairs`."""
+    return threefry(words, places, jnp.full(places.shape, _ANOTHER if another else 0, jnp.uint32))
+
+
+def threefry(key: UInt32[Array, "2"], first: UInt32[Array, "*n"], second: UInt32[Array, "*n"]) -> tuple[Array, Array]:
+    """The block cipher: two counters to two words, in 20 rounds."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    first, second = first + schedule[0], second + schedule[1]
+    for turn in range(5):
+        for distance in _ROTATIONS[turn % 2]:
+            first = first + second
+            second = first ^ ((second << np.uint32(distance)) | (second >> np.uint32(32 - distance)))
+        first, second = first + schedule[(turn + 1) % 3], second + schedule[(turn + 2) % 3] + np.uint32(turn + 1)
+    return first, second

@@ -1,0 +1,104 @@
+"""The slots that slices cover."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from fbuf import trajectories
+from fbuf.fusion import as_one_kernel, computed_once, entry, put
+from fbuf.trajectories import TrajectoryState
+from fbuf.writers import RingState
+
+_STEPS = 8  # of a slice in a turn of a loop
+_TURNS = 512  # up to which a loop is faster on the CPU than kernels over all
+
+Queue = tuple[Array, Array]  # a ring of slots, and where its oldest entry is
+Windows = tuple[Int[Array, "slices time"], Bool[Array, "slices time"], Int[Array, " slices"]]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # outside of any program its loop would be compiled in every call
+def of(
+    burn_in: int,
+    length: int,
+    queue: Queue | None,
+    drawn: Int[Array, " slices"],
+    valid: Bool[Array, " slices"],
+    index: TrajectoryState,
+    ring: RingState,
+) -> Windows:
+    """Slots and mask of slices, and where they begin: at the slots drawn, or at those that stand there in the queue.
+
+    Where nothing was drawn the slot repeats, with mask False. O(slices * time).
+    """
+    in_all = functools.partial(_in_all, burn_in, length)
+    if not 0 < drawn.size * -(-(burn_in + length) // _STEPS) <= _TURNS:
+        return in_all(queue, drawn, valid, index, ring)
+    return as_one_kernel(functools.partial(_one_by_one, burn_in, length), in_all)(queue, drawn, valid, index, ring)
+
+
+def in_queue(queue: Array, head: Array, place: Array) -> Array:
+    """Which element of the queue is a number of entries behind its oldest."""
+    room = jnp.uint32(queue.size - 1)
+    return (head.astype(jnp.uint32) + place.astype(jnp.uint32)) % room
+
+
+def moved(row: Array, steps: Array, capacity: int) -> Array:
+    """Rows that many steps, fewer than `capacity` either way, around the ring. No sum passes 2^31."""
+    ahead = jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
+    back = jnp.where(row + jnp.minimum(steps, 0) < 0, row + jnp.minimum(steps, 0) + capacity, row + steps)
+    return jnp.where(steps >= 0, ahead, back)
+
+
+def _in_all(
+    burn_in: int, length: int, queue: Queue | None, drawn: Array, valid: Array, index: TrajectoryState, ring: RingState
+) -> Windows:
+    lanes = index.latest.size
+    if queue is not None:
+        drawn = computed_once(queue[0].at[in_queue(*queue, drawn)].get(mode="promise_in_bounds"))
+    at = trajectories.place(index, ring, drawn)
+    offset = jnp.arange(-burn_in, length, dtype=jnp.int32)[None]
+    row, lane = (drawn // lanes)[:, None], (drawn % lanes)[:, None]
+    slots, mask = _steps(offset, row, lane, at.before[:, None], at.after[:, None], valid[:, None], index.number.shape)
+    slots, drawn = computed_once((slots, drawn))
+    return slots, mask, drawn
+
+
+def _one_by_one(
+    burn_in: int, length: int, queue: Queue | None, drawn: Array, valid: Array, index: TrajectoryState, ring: RingState
+) -> Windows:
+    """The same in a loop, whose turns write some steps of one slice each."""
+    time, lanes = burn_in + length, index.latest.size
+    steps = min(_STEPS, time)
+    parts = -(-time // steps)
+
+    def turn(k: Array, out: Windows) -> Windows:
+        which, start = k // parts, jnp.minimum(k % parts * steps, time - steps)
+        slot = entry(drawn, which)
+        if queue is not None:
+            slot = entry(queue[0], in_queue(*queue, slot))
+        row, lane = slot // lanes, slot % lanes
+        at = trajectories.place_of_one(index, ring, row, lane)
+        offset = start - burn_in + jnp.arange(steps, dtype=jnp.int32)
+        slots, mask = _steps(offset, row, lane, at.before, at.after, entry(valid, which), index.number.shape)
+        place = which.astype(jnp.uint32), start.astype(jnp.uint32)
+        return (
+            jax.lax.dynamic_update_slice(out[0], slots[None], place),
+            jax.lax.dynamic_update_slice(out[1], mask[None], place),
+            put(out[2], slot, which),
+        )
+
+    shape = (drawn.size, time)
+    out = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.bool_), jnp.zeros(drawn.size, jnp.int32)
+    return jax.lax.fori_loop(0, drawn.size * parts, turn, out)
+
+
+def _steps(
+    offset: Array, row: Array, lane: Array, before: Array, after: Array, valid: Array, shape: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Slots some steps from a row, held to what is stored of its trajectory before and after it; and which need no hold."""
+    before, after = jnp.where(valid, before, 0), jnp.where(valid, after, 0)
+    rows = moved(row, jnp.clip(offset, -before, after), shape[0])
+    return rows * shape[1] + lane, (offset >= -before) & (offset <= after) & valid

@@ -1,0 +1,118 @@
+"""The steps of a priority tree for few entries, one after the other: on the CPU each is a kernel, whatever the levels."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fbuf.fusion import entry, nothing_of, part, put
+
+_AHEAD = 16  # entries that are asked for before they are wanted
+
+Choice = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
+
+
+def set_in_order(table: Array, places: Array, values: Array) -> Array:
+    """The table with values at places, which are in range; of equal ones the last stays."""
+
+    def turn(k: Array, table: Array) -> Array:
+        return put(table, entry(values, k), entry(places, k))
+
+    return jax.lax.fori_loop(0, places.shape[0], turn, table)
+
+
+def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, leaves: Array, place: tuple) -> Array:
+    """The leaves that `choose` leads to from the root; `below` are the nodes where the levels under it begin."""
+    count, kind = place[0].shape[0], place[1].dtype
+    # In one array: of three XLA would copy two in each turn.
+    held = jnp.stack([_as_float(place[0], kind), *place[1:]], 1)
+
+    def step(families: Array, start: Array, row: Array, held: Array) -> Array:
+        ahead = jnp.minimum(row + _AHEAD, count - 1)
+        later, *mass = entry(held, ahead)
+        node = _as_node(later)
+        node = node + _asked_for(families, start + node * fanout)
+        held = put(held, jnp.stack([_as_float(node, kind), *mass]), ahead)
+        here, *mass = entry(held, row)
+        node = _as_node(here)
+        children = part(families, start + node * fanout, fanout)
+        node, *mass = choose(children[None], node[None], *(each[None] for each in mass))
+        return put(held, jnp.concatenate([_as_float(node, kind), *mass]), row)
+
+    if below:
+        starts = jnp.asarray(below, jnp.int32)
+
+        def level(turn: Array, held: Array) -> Array:
+            return step(nodes, entry(starts, turn // count), turn % count, held)
+
+        held = jax.lax.fori_loop(0, len(below) * count, level, held)
+    held = jax.lax.fori_loop(0, count, lambda row, held: step(leaves, jnp.int32(0), row, held), held)
+    return _as_node(held[:, 0])
+
+
+def _asked_for(array: Array, place: Array) -> Array:
+    """Zero; what stands at the place is then on its way from memory when it is wanted, some turns later."""
+    bits = jax.lax.bitcast_convert_type(part(array, place, 1)[0], f"uint{8 * array.dtype.itemsize}")
+    return nothing_of(bits)
+
+
+def _as_float(node: Array, kind: Any) -> Array:
+    return jax.lax.bitcast_convert_type(node, kind) if np.dtype(kind).itemsize == 4 else node.astype(kind)
+
+
+def _as_node(value: Array) -> Array:
+    return jax.lax.bitcast_convert_type(value, jnp.int32) if value.dtype.itemsize == 4 else value.astype(jnp.int32)
+
+
+def climb(
+    fanout: int,
+    levels: tuple[tuple[int, int], ...],
+    combine: Sequence[Callable[[Array, Array], Array]],
+    first: Sequence[Callable[[Array], Array]],
+    leaves: Array,
+    kinds: list[Array],
+    slots: Array,
+) -> list[Array]:
+    """Nodes of each kind of reduction, recomputed above slots; `levels` are (offset, nodes) from above the leaves on."""
+    count = slots.shape[0]
+    many = [i for i, (_, nodes) in enumerate(levels) if nodes > count]  # where a level is more than the batch
+
+    def renewed(kinds: list[Array], families: list[Array], start: Array, node: Array) -> list[Array]:
+        new = []
+        for each, family, reduce, of in zip(kinds, families, combine, first, strict=True):
+            children = of(part(family, start, fanout))
+            new.append(put(each, functools.reduce(reduce, [children[k] for k in range(fanout)]), node))
+        return new
+
+    def lowest(k: Array, kinds: list[Array]) -> list[Array]:
+        node = entry(slots, k) // fanout if many else k
+        return renewed(kinds, [leaves] * len(kinds), node * fanout, node)
+
+    kinds = jax.lax.fori_loop(0, count if many else levels[0][1], lowest, kinds)
+    first = [lambda node: node] * len(kinds)
+    if len(many) > 1:
+        offsets = jnp.asarray([offset for offset, _ in levels], jnp.int32)
+        spans = jnp.asarray([fanout ** (i + 1) for i in range(len(many))], jnp.int32)
+
+        def middle(turn: Array, kinds: list[Array]) -> list[Array]:
+            level = 1 + turn // count
+            node = entry(slots, turn % count) // entry(spans, level)
+            start = entry(offsets, level - 1) + node * fanout
+            return renewed(kinds, kinds, start, entry(offsets, level) + node)
+
+        kinds = jax.lax.fori_loop(0, (len(many) - 1) * count, middle, kinds)
+    above = range(max(len(many), 1), len(levels))
+    if not above:
+        return kinds
+    node = np.concatenate([np.arange(levels[i][1]) + levels[i][0] for i in above]).astype(np.int32)
+    start = np.concatenate([np.arange(levels[i][1]) * fanout + levels[i - 1][0] for i in above]).astype(np.int32)
+    nodes, starts = jnp.asarray(node), jnp.asarray(start)
+
+    def top(k: Array, kinds: list[Array]) -> list[Array]:
+        return renewed(kinds, kinds, entry(starts, k), entry(nodes, k))
+
+    return jax.lax.fori_loop(0, node.size, top, kinds)

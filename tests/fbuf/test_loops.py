@@ -1,0 +1,118 @@
+"""Loops that are one kernel on the CPU: they are one, and they compute what operations on whole arrays do."""
+
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage
+from fbuf.trajectories import TrajectoryState
+from tests.fbuf.compiled import extend
+from tests.fbuf.test_compile_facts import BATCH, ITEM, batch_of, turn
+from tests.fbuf.trajectory_model import rows
+
+pytestmark = pytest.mark.usefixtures("device")
+
+WHERE = Trajectories("done")
+BUFFERS = [
+    Buffer(100_000),
+    Buffer(100_000, Prioritized(stratified=True)),
+    Buffer(25_000, Prioritized(), lanes=(4,)),
+    Buffer(100_000, Slices(8), trajectories=WHERE),
+    Buffer(25_000, Slices(8, PerTrajectory()), trajectories=WHERE, lanes=(4,)),
+    Buffer(12_500, Slices(8, Prioritized(), burn_in=40), trajectories=WHERE, lanes=(2, 4)),
+]
+
+
+@pytest.mark.parametrize("buffer", BUFFERS, ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_loop_of_a_turn_is_one_kernel(buffer: Buffer, count: int, device: Any) -> None:
+    if device.platform != "cpu":
+        pytest.skip("loops are for the CPU")
+    state = jax.eval_shape(lambda: buffer.init(ITEM))
+
+    def step(state: Any, batch: Any, key: jax.Array) -> Any:
+        if not isinstance(buffer.sampler, Slices):
+            return turn(buffer, state, batch, key, 0.4)
+        state, _ = buffer.extend(state, batch)
+        return buffer.sample(state, key, BATCH)
+
+    key = jax.ShapeDtypeStruct((2,), np.uint32)
+    text = jax.jit(step, donate_argnums=0).lower(state, batch_of(buffer, count), key).compile().as_text()
+    loops = len(re.findall(r" while\(", text))
+    assert loops == text.count('xla_cpu_small_call="true"')
+    assert loops > 0
+
+
+@functools.cache
+def both(function: Any, *rule: Any) -> tuple[Any, Any]:
+    """The loop, and what `vmap` makes of it: operations on whole arrays."""
+    return jax.jit(lambda *operands: function(*rule, *operands)), jax.jit(
+        jax.vmap(lambda *operands: function(*rule, *operands))
+    )
+
+
+def assert_alike(functions: tuple[Any, Any], *operands: Any) -> None:
+    loop, whole = functions
+    many = whole(*jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], operands))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), loop(*operands), many)
+
+
+def drawn(buffer: Buffer, state: Any, key: jax.Array) -> Any:
+    return buffer.sample(state, key, 12)
+
+
+@given(data=st.data())
+def test_trees_are_updated_and_searched_alike(data: st.DataObject) -> None:
+    capacity = data.draw(st.sampled_from([7, 65, 5000]))
+    random = np.random.default_rng(data.draw(st.integers(0, 999)))
+    tree = priority_tree.init(capacity, maxima=True)
+    values = np.where(random.random(capacity) < 0.3, 0, 10 ** random.uniform(-4, 4, capacity)).astype(np.float32)
+    tree = jax.jit(priority_tree.fill)(tree, values)
+    slots = random.integers(-2, capacity + 2, 20).astype(np.int32)
+    given_values = random.choice([0, -1, np.nan, np.inf, 0.5, 3], 20).astype(np.float32)
+    assert_alike(both(priority_tree.update), tree, slots, given_values)
+    edges = np.cumsum(values, dtype=np.float32)[random.integers(0, capacity, 10)]
+    masses = np.concatenate([edges, random.uniform(0, edges[-1], 8), [np.inf, np.nan]]).astype(np.float32)
+    assert_alike(both(priority_tree.find), tree, masses, random.uniform(-1e-5, 1e-5, 20).astype(np.float32))
+
+
+@pytest.mark.parametrize("lanes", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("count", [1, 2, 37])
+def test_items_of_any_dtype_and_size_are_read_alike(lanes: tuple[int, ...], count: int) -> None:
+    random, capacity = np.random.default_rng(0), 50
+    shapes = {"float32": (5, 40), "int32": (), "bool": (3,), "uint8": (100,), "float16": (7,), "complex64": (2,)}
+    items = {
+        kind: jnp.asarray(random.integers(-99, 99, (capacity, *lanes, *shape)), kind) for kind, shape in shapes.items()
+    }
+    items["empty"] = jnp.zeros((capacity, *lanes, 0))
+    items_held = capacity * math.prod(lanes)
+    slots = random.integers(0, items_held, count).astype(np.int32)
+    read = jax.jit(storage.read, static_argnums=2)(items, slots, lanes)
+    for kind, leaf in items.items():
+        np.testing.assert_array_equal(
+            read[kind], np.asarray(leaf).reshape(items_held, *leaf.shape[1 + len(lanes) :])[slots]
+        )
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("rule", [Slices(3), Slices(3, PerTrajectory(), least=2), Slices(4, Prioritized())], ids=str)
+def test_small_writes_and_draws_of_slices_are_alike(rule: Slices, data: st.DataObject) -> None:
+    buffer = Buffer(11, rule, trajectories=Trajectories("terminated", "truncated", "id"), lanes=(2,))
+    random, state = np.random.default_rng(data.draw(st.integers(0, 999))), None
+    for _ in range(data.draw(st.integers(1, 6))):
+        ends = random.choice(list("....tui"), (data.draw(st.sampled_from([1, 2, 5])), 2))
+        batch = rows(ends).batch(np.zeros(ends.shape, np.int32), (2,))
+        if state is None:
+            state = buffer.init(jax.tree.map(lambda leaf: leaf[0, 0], batch))
+        assert_alike(both(Buffer.extend, buffer), state, batch)
+        state = extend(buffer, state, batch)[0]
+        assert isinstance(state.trajectories, TrajectoryState)
+        assert_alike(both(drawn, buffer), state, jax.random.PRNGKey(1))
