@@ -26,13 +26,13 @@ _OPTIONS: dict[str, bool | str] = (
 )
 
 
-def padded(values: np.ndarray) -> np.ndarray:
+def padded(values: np.ndarray, least: int = 1) -> np.ndarray:
     """The entries of a 1-d array, and the last one again up to the next power of two; in memory of their own.
 
     JAX reads arguments of NumPy after the call has returned: what a program is given must not be written any more.
     """
     count = values.shape[0]
-    out = np.empty(1 << (count - 1).bit_length(), values.dtype)
+    out = np.empty(max(1 << (count - 1).bit_length(), least), values.dtype)
     out[:count], out[count:] = values, values[-1]
     return out
 
@@ -61,16 +61,46 @@ def written(rule: Any, state: Any, slots: Array) -> Any:
     return rule.written(state, slots.astype(jnp.int32))
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
-def assign(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
+def _assign(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
     """The sampler's state after items, new or not, were given priorities; new items shall get `highest` from now on."""
     return dataclasses.replace(rule.written(state, slots, priorities), highest=highest)
+
+
+assign = jax.jit(_assign, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 5, 9), donate_argnums=1)
+def assign_and_draw(
+    rule: Any,
+    state: Any,
+    slots: Array,
+    priorities: Array,
+    key: Array,
+    batch_size: int,
+    size: Array,
+    beta: Array,
+    items: list[Array],
+    lanes: tuple[int, ...],
+    highest: Array,
+) -> tuple[Any, tuple[Array, tuple[Array, Array] | None, list[Array]]]:
+    """`assign` and then `draw`: one program takes less than two, and half as much where other work came between."""
+    state = _assign(rule, state, slots, priorities, highest)
+    return state, _draw(rule, state, key, batch_size, size, beta, items, lanes)
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
 def update(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
     """The sampler's state after items were given priorities."""
     return rule.update(state, slots.astype(jnp.int32), priorities)
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+def update_whole(rule: Any, state: Any, slots: Array, priorities: Array, filled: Array) -> tuple[Any, Array]:
+    """`update`, and whether it took place: not where a slot is not below `filled`, or -1, or a priority cannot be kept."""
+    priorities = priorities.astype(state.priorities.dtype)
+    slots = slots.astype(filled.dtype)
+    fine = jnp.all((slots >= -1) & (slots < filled) & jnp.isfinite(priorities) & (priorities >= 0))
+    return rule.update(state, jnp.where(fine, slots, -1), jnp.where(fine, priorities, 0)), fine
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
@@ -88,8 +118,7 @@ def refill(rule: Any, state: Any, priorities: Array, alpha: Array) -> Any:
     return rule.reweight(state, alpha)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 3, 7))
-def draw(
+def _draw(
     rule: Any,
     state: Any,
     key: Array,
@@ -107,7 +136,10 @@ def draw(
     weighed = None
     if beta is not None:
         weighed = fbuf.importance_weights(drawn, beta), drawn.valid[0]
-    return drawn.slots, weighed, storage.read(items, drawn.slots, lanes)
+    return drawn.slots, weighed, storage.read(items, drawn.slots, lanes) if items else []
+
+
+draw = jax.jit(_draw, compiler_options=_OPTIONS, static_argnums=(0, 3, 7))
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=2)

@@ -6,15 +6,30 @@ from typing import Any, Self
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.buffers import edits
+from fbuf.memory_plan import Plan, Share
+from interop.buffers import edits, planning
 from interop.buffers.conditional import update_if_present
 from interop.buffers.joined import Joined
 from interop.buffers.turn import Turn
 from interop.pytrees import length_of, swapped
+from interop.storages import planning as of_storages
 
 
 class Editable(Joined):
     """What writes to stored rows where they are. See `ReplayBuffer`."""
+
+    def plan(self, data: Any = None) -> Plan:
+        """What memory the buffer takes or, before the first write, will take once `data` is written as by `extend`.
+
+        `print` it for a table of storage, sampler and writer, key by key; `plan(data).check()` refuses what does not fit.
+        Nothing is allocated, and nothing changes. RuntimeError without data where that is needed to tell, and the errors
+        of the write.
+        """
+        with Turn(self):
+            return of_storages.plan(self._shares(data))
+
+    def _shares(self, data: Any) -> list[Share]:
+        return planning.shares(self, data)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """`rb[:]`, or `rb[:end]`: rows in the order of their slots."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from interop import bridge
+from interop.codec import Branch
+from interop.keys import as_path
 from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.epoch import Drawn, Epoch
-from interop.samplers.markers import leaf_of
 from interop.storages import Storage, TensorStorage
 from interop.storages.rows import JaxRows, TorchRows
 
@@ -38,6 +39,12 @@ def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarra
     with epoch.lock:
         slots, info, _ = sampler._draw(storage, batch_size, key)
         return Drawn(epoch, epoch.hold(), slots, info)
+
+
+def caught_up(sampler: Sampler, storage: Storage) -> None:
+    """Have what was drawn ahead no longer be held where writes have made it stale. The lock of the storage is held."""
+    if epoch_of(sampler) is not None:
+        sampler._catch_up(storage)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -118,11 +125,12 @@ class Fused:
     def _known(self, info: dict[Any, Any]) -> dict[int, Tensor]:
         """The leaves that the info has in the place of what is stored: read there, they need not be set."""
         known: dict[int, Tensor] = {}
-        root = self._storage._layout.root if self._storage._layout is not None else None
-        if getattr(root, "batch", ()):  # what is told of an item is expanded over its dims
-            return known
+        layout = self._storage._layout
+        if layout is None or (isinstance(layout.root, Branch) and layout.root.batch):
+            return known  # what is told of an item is expanded over its dims
+        places = layout.places
         for key, value in info.items():
-            place = leaf_of(self._storage, key)
+            place = places.get(as_path(key))
             if place is not None and (told := as_entry(value)) is not None:
                 known[place] = told
         return known

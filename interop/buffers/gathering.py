@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interop import bridge
 from interop.buffers import collate
-from interop.buffers.fused import Fused, reserved
+from interop.buffers.fused import Fused, caught_up, reserved
 from interop.buffers.places import owned
 from interop.codec import Branch, Layout, unchecked
 from interop.index import as_tensor
@@ -67,6 +67,8 @@ class Gathering:
         drawn = reserved(member._sampler, member._storage, each, key) if ahead is None else ahead
         if drawn is not None and ahead is None:
             self._held.append(drawn)
+        elif drawn is not None:
+            caught_up(member._sampler, member._storage)
         fused = member._fused
         if fused is not None and fused.holds and _comes_as_stored(member, chosen):
             part = self._read(place, fused, *fused.draw(each, key, drawn))

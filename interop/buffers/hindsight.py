@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop import columns, randomness
@@ -17,6 +17,8 @@ from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.keys import as_path
 from interop.sample_units import expanding
 from interop.samplers import ConsumingSampler, Sampler
+from interop.samplers.boundaries import Boundaries
+from interop.samplers.markers import Markers, leaf_of, reads_rows
 from interop.storages import Storage
 from interop.trajectories import stored_around
 
@@ -44,8 +46,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     under ("next", *goal_key), stands the goal that the strategy chooses, and `reward_fn` says what the transition earns.
     What a transition reaches is stored under ("next", *achieved_goal_key); where that is not stored, `achieved_goal_key`
     itself is taken, which is what was reached before the action. Episodes end where `end_key`, or "terminated" beside it,
-    is true, at the newest stored transition, and where the ring has overwritten their beginning. They are looked up for
-    the drawn transitions only: O(batch * length of episodes). Transforms see batches after relabelling.
+    is true, at the newest stored transition, and where the ring has overwritten their beginning. What was written since the
+    last draw is looked at once; a draw then costs O(batch * log episodes), in a list O(batch * length of episodes). An edit
+    of a stored end is noticed where torch or the buffer can see it: not through NumPy or `.data`. Transforms see batches
+    after relabelling.
 
     Args:
         reward_fn: the rewards of relabelled transitions, [n] or [n, 1], of a tensordict [n] of them. It may also return a
@@ -89,6 +93,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.reward_key = _path("reward_key", reward_key)
         self.end_key = _path("end_key", end_key)
         self._found: tuple[Any, _Found] | None = None  # what items have, and of which layout of items
+        self._episodes: Boundaries | None = None
         super().__init__(sampler=sampler, **kwargs)
 
     @staticmethod
@@ -119,25 +124,30 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if count == 0:
             return told
         given = None if ahead is None else ahead.key
-        key = randomness.key(self._rng) if given is None else np.asarray(given)
-        rng = np.random.default_rng([*key.tolist(), _TAG])
+        key = None if given is None else np.asarray(given) ^ np.uint32(_TAG)
+        shares = randomness.uniforms(count, self._rng, key)
         entries = self._entries()
         drawn = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
-        rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries.ends, rng)
+        rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries, shares)
         goals = columns.read(self._storage, entries.reached, rows)
         relabelled = partial(self._relabelled, goals=goals, entries=entries)
         return relabelled if told is None else lambda data: relabelled(told(data))
 
-    def _goal_rows(self, rows: np.ndarray, ends: tuple[Any, ...], rng: np.random.Generator) -> np.ndarray:
-        """The transitions whose goals are taken for the ones at rows."""
+    def _goal_rows(self, rows: np.ndarray, entries: "_Found", shares: np.ndarray) -> np.ndarray:
+        """The transitions whose goals are taken for the ones at rows; `shares` of [0, 1) say which."""
         filled = len(self._storage)
         if self.strategy is HindsightStrategy.RANDOM:
-            return rng.integers(filled, size=rows.size)
+            return (shares * filled).astype(np.int64)
         whole = self.strategy is HindsightStrategy.EPISODE
-        before, after = episode_bounds(self._storage, rows, ends, before=whole)
+        if self._episodes is None:
+            before, after = episode_bounds(self._storage, rows, entries.ends, before=whole)
+        else:
+            self._episodes.sync(self._storage)
+            before, after = self._episodes.around(rows)
         if self.strategy is HindsightStrategy.FINAL:
             return (rows + after) % filled
-        return (rows + rng.integers(-before, after + 1)) % filled
+        first, many = (rows - before, before + after + 1) if whole else (rows, after + 1)
+        return (first + (shares * many).astype(np.int64)) % filled
 
     def _relabelled(self, data: Any, goals: Tensor, entries: "_Found") -> Any:
         """The batch with goals for its first transitions, and what follows from them."""
@@ -200,7 +210,22 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                     f"{reached.dtype}: a goal must look like what can be reached"
                 )
         self._found = (layout, found)
+        self._episodes = self._kept(ends) if ends and self.strategy is not HindsightStrategy.RANDOM else None
         return found
+
+    def _kept(self, ends: tuple[Any, ...]) -> Boundaries | None:
+        """Where episodes begin and end, kept; None where that is looked up in what is stored, for each batch anew."""
+        storage = self._storage
+        if not reads_rows(storage) or not storage._notes_writes or storage._layout is None:
+            return None
+        specs = [storage._layout.leaves[place] for key in ends if (place := leaf_of(storage, key)) is not None]
+        flags = all(
+            math.prod(spec.shape) == 1 and not (spec.dtype.is_floating_point or spec.dtype.is_complex) for spec in specs
+        )
+        return Boundaries(Markers(None, ends)) if flags and len(specs) == len(ends) else None
+
+    def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {**super()._snapshot(memo), "_found": None, "_episodes": None}
 
 
 class _Found(NamedTuple):
@@ -285,9 +310,15 @@ def _path(name: str, key: Any) -> tuple[str, ...]:
 
 def _put(data: TensorDictBase, key: tuple[str, ...], values: Tensor) -> None:
     """Set an entry of the first rows."""
-    held = data.get(key)
-    held[: values.shape[0]] = values.to(held.device)
-    data.set(key, held)
+    node: Any = data
+    for step in key:
+        if type(node) is not TensorDict:  # one that may hand out copies
+            held = data.get(key)
+            held[: values.shape[0]] = values.to(held.device)
+            data.set(key, held)
+            return
+        node = node._tensordict[step]
+    node[: values.shape[0]].copy_(values)
 
 
 def _fitting(name: str, value: Any, held: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from interop.buffers.ahead import Ahead, restored_jobs
@@ -12,6 +13,8 @@ from interop.checkpoint.rule import EXACT, Rule
 from interop.samplers import Sampler
 from interop.samplers.epoch import Epoch
 from interop.storages.lock import renew_in_children
+
+_NOTHING = nullcontext()
 
 
 def goes_on(sampler: Sampler, waiting: int) -> bool:
@@ -50,13 +53,14 @@ class Prefetch:
         schedule: Callable[[int], Ahead | None],
         more: Callable[[int], bool],
         make: Callable[[Ahead], Any],
+        turn: AbstractContextManager[Any] = _NOTHING,
     ) -> Any:
         """The oldest batch, or one drawn now where none waits; then the queue is filled while `more(length)`.
 
         `schedule(epoch)` fixes what the next batch is made of, or gives None for no more; `make` is what threads run. None
         comes of it where the epoch was over by then. An error of a thread is raised by the call that would have returned
         its batch; the next one makes the batch again. If that raises too, the batch is given up. Nothing more is drawn ahead
-        by a call that raises.
+        by a call that raises. `turn` is what batches are scheduled in.
         """
         with self._mutex:
             epoch = self.epoch
@@ -69,7 +73,7 @@ class Prefetch:
             future = None if oldest is None else oldest.future
         valid = oldest is not None and self._waited(oldest, future, epoch)
         batch = future.result() if future is not None and valid else draw()
-        with self._mutex:
+        with turn, self._mutex:  # in this order: who writes has the turn, and then drops what waits
             while len(self._queue) < self.depth and more(len(self._queue)):
                 scheduled = schedule(self.epoch)
                 if scheduled is None:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from interop.buffers import collate
 from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
 from interop.buffers.editable import Editable
-from interop.buffers.fused import reserved, seeded, takes_keys
+from interop.buffers.fused import caught_up, reserved, seeded, takes_keys
 from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
@@ -236,7 +237,8 @@ class ReplayBuffer(Editable):
         if self._prefetch is None:
             return self._sample(batch_size)
         draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
-        return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make)
+        turn = Turn(self) if self._sampler._reads_to_draw else nullcontext()
+        return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make, turn)
 
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch to be made by a thread; None where it cannot be drawn."""
@@ -252,6 +254,7 @@ class ReplayBuffer(Editable):
             if ahead is not None:
                 if self._prefetch is None or ahead.epoch != self._prefetch.epoch:
                     return None
+                caught_up(self._sampler, self._storage)
                 data, info = self._draw(batch_size, ahead.key, ahead.drawn)
                 ahead.was_read = True
             elif self._fused is not None and self._fused.holds and not self._sampler.refuses_late:

@@ -2,7 +2,9 @@
 
 from typing import Any, NoReturn
 
+from fbuf.memory_plan import Share
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.storages.planning import of_members
 
 
 class Unwritable(ReplayBuffer):
@@ -33,6 +35,10 @@ class Unwritable(ReplayBuffer):
 
     def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> NoReturn:
         _refuse_write("set_(key, value)")
+
+    def _shares(self, data: Any) -> list[Share]:
+        """Those of the members; data is for each of them, or a list or tuple of data for one each."""
+        return of_members([member._shares for member in self._members], data)
 
     def empty(self, empty_write_count: bool = True) -> NoReturn:
         """NotImplementedError: members are emptied."""

@@ -10,50 +10,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from interop.samplers.interleaved import Interleaved, distinct_tail, takes_turns
+from interop.samplers.interleaved import Interleaved
 from interop.samplers.markers import Markers, lanes_of
+from interop.samplers.recent_ids import RecentIds
+from interop.samplers.rings import grown, put
+from interop.samplers.trajectory_table import NO_TRAJECTORIES, Table
 from interop.storages import Storage, TensorStorage
 
-_NONE = np.zeros((0, 3), np.int64)
-_MOST_TURNS = 4096  # trajectories that can be interleaved
-
-
-class Table:
-    """Closed trajectories in the order of their ends: rows of (lane, first time, last time). First in, first out."""
-
-    def __init__(self) -> None:
-        self._rows = np.empty((64, 3), np.int64)
-        self._head = self._tail = 0
-
-    def append(self, rows: np.ndarray, room: int) -> None:
-        """Put rows at the end, and have room for more behind them. Amortized O(rows)."""
-        stop = self._tail + len(rows)
-        if stop + room > len(self._rows):
-            live = self._rows[self._head : self._tail]
-            if 2 * (len(live) + len(rows) + room) > len(self._rows):
-                self._rows = np.empty((4 * (len(live) + len(rows) + room), 3), np.int64)
-            self._rows[: len(live)] = live  # NumPy copies overlapping memory as if it were apart
-            self._head, self._tail, stop = 0, len(live), len(live) + len(rows)
-        self._rows[self._tail : stop] = rows
-        self._tail = stop
-
-    def drop_before(self, time: int) -> None:
-        """Take those from the front whose last time is before."""
-        if self._head < self._tail and self._rows[self._head, 2] < time:
-            self._head += int(np.searchsorted(self._rows[self._head : self._tail, 2], time))
-
-    def with_going(self, rows: np.ndarray) -> np.ndarray:
-        """A view of all, and of rows that are not kept, behind them."""
-        if self._tail + len(rows) > len(self._rows):
-            self.append(_NONE, len(rows))
-        stop = self._tail + len(rows)
-        self._rows[self._tail : stop] = rows
-        return self._rows[self._head : stop]
-
-    @property
-    def rows(self) -> np.ndarray:
-        """A view of all."""
-        return self._rows[self._head : self._tail]
+_BEFORE = np.array([-1])
 
 
 class Boundaries:
@@ -72,6 +36,7 @@ class Boundaries:
         self._storage: Any = None
         self._edits = self._written = 0  # of its ledger, as far as they are known here
         self._latest: np.ndarray = np.zeros(0, np.int64)  # the ids of the newest row
+        self._seen: np.ndarray = np.zeros((0, 1))  # the markers of all rows
         self._watched: list[Tensor] = []  # the markers' memory, where torch counts the changes of it
         self._versions: list[int] = []
 
@@ -86,14 +51,18 @@ class Boundaries:
                 self._rebuild(storage)
             return
         count = ledger.written - self._written
-        misses = count > self.capacity or (count and (self.now + self.origin + count - ledger.end) % self.capacity)
+        # All rows are read anew where all are new: a sync of as many that was broken off would not be seen by their number.
+        misses = count >= self.capacity or (count and (self.now + self.origin + count - ledger.end) % self.capacity)
         if misses or (ledger.edits != self._edits and not self._unchanged(storage, count)):
             self._rebuild(storage)
         elif count:
             self._advance(storage, count)
             self._written = ledger.written
-        if self._touched() and not self._is_as_seen(storage):
-            self._rebuild(storage)
+        if (versions := self._versions_now()) != self._versions:
+            if self._is_as_seen(storage):
+                self._versions = versions
+            else:
+                self._rebuild(storage)
 
     def _is_as_read(self, storage: Storage) -> bool:
         """Whether nothing changed in a storage that does not note its writes itself. O(all rows)."""
@@ -105,12 +74,9 @@ class Boundaries:
     def _is_as_seen(self, storage: Storage) -> bool:
         return np.array_equal(self.markers.read(storage, slice(0, self.filled)), self._seen[: self.filled])
 
-    def _touched(self) -> bool:
-        """Whether torch wrote to the markers since the last time, as it does through a view that a user holds."""
-        versions = [each._version for each in self._watched]
-        touched = versions != self._versions
-        self._versions = versions
-        return touched
+    def _versions_now(self) -> list[int]:
+        """They change where torch writes to the markers, as it does through a view that a user holds."""
+        return [each._version for each in self._watched]
 
     def _unchanged(self, storage: Storage, new: int) -> bool:
         """Whether edits in place left the markers as they were, of all rows but the newest, which are yet to be read."""
@@ -131,10 +97,10 @@ class Boundaries:
         ledger, self.lanes, self._several_dims = storage._ledger, lanes_of(storage), storage.ndim > 1
         edits, written = ledger.edits, ledger.written
         self._watched = self.markers.watched(storage)
-        self._touched()
+        self._versions = self._versions_now()
         self.filled = len(storage) // self.lanes
         self.capacity = storage._row_count if isinstance(storage, TensorStorage) else storage.max_size
-        self._seen: np.ndarray = np.zeros((0, self.lanes))
+        self._seen = np.zeros((0, self.lanes))
         full, self.now = self.filled == self.capacity, 0
         self.origin = ledger.end % self.capacity if full else 0
         seam = 0 if full else ledger.end  # where a writer has begun anew, rows that are older come behind the newest
@@ -147,19 +113,19 @@ class Boundaries:
         self._all = Table()
         self._long: dict[int, Table] = {}
         self._turns: Interleaved | None = None  # instead of all that, where trajectories are interleaved
-        self._ordered: tuple[Any, np.ndarray] = None, _NONE  # of those, what is asked for, by version and length
-        self._tail: np.ndarray = np.zeros(0, np.int64)  # the ids of the newest rows, as long as none comes twice
+        self._recent = RecentIds()
+        self._asked: tuple[Any, np.ndarray] = None, NO_TRAJECTORIES  # what was asked for last, by version and length
         self.oldest = 0
         self._open = np.zeros(self.lanes, np.int64)  # when the latest trajectory of each lane began
-        self.ends = np.zeros((0, self.lanes), np.bool_)  # by row: whether it is the last of its trajectory
+        self._marks: np.ndarray | None = None  # `ends`, once they were asked for
 
     def of_flags(self, ends: np.ndarray, origin: int) -> None:
         """Take the boundaries from flags of a full storage that is never written, [rows]; its oldest row is `origin`."""
         self.ids, self.lanes, self.filled, self.capacity = False, 1, len(ends), len(ends)
         self.origin, self.now = origin, 0
         self._begin()
-        self._take(np.roll(ends, -origin)[:, None], 0)
-        self.ends = ends[:, None]
+        self.now = len(ends)
+        self._close(np.roll(ends, -origin).nonzero()[0], 0, len(ends))
         self.version += 1
 
     # ------------------------------------------------------------------ rows that are new
@@ -169,78 +135,74 @@ class Boundaries:
         self.version += 1
         if not count:
             return
-        start = (self.now + self.origin) % self.capacity
+        base = self.now
+        self.now = base + count  # first: an index that a signal breaks off does not fit the ledger, and is made anew
+        start = (base + self.origin) % self.capacity
         head = min(count, self.capacity - start)
         found = self.markers.read(storage, slice(start, start + head))
         if head < count:
             found = np.concatenate([found, self.markers.read(storage, slice(0, count - head))])
-        if len(self._seen) < min(self.now + count, self.capacity):
-            room = min(self.capacity, max(2 * len(self._seen), self.now + count))
-            self._seen = _grown(self._seen.astype(found.dtype, copy=False), room)
-            self.ends = _grown(self.ends, room)
-        _put(self._seen, start, found)
-        if not self.ids:
-            if 0 < seam < count:
-                found = found.copy()
-                found[seam - 1] = True
-            self._take(found, 0)
+        if len(self._seen) < min(self.now, self.capacity):
+            room = min(self.capacity, max(2 * len(self._seen), self.now))
+            self._seen = grown(self._seen.astype(found.dtype, copy=False), room)
+            self._marks = None if self._marks is None else grown(self._marks, room)
+        put(self._seen, start, found)
+        if self.lanes > 1:
+            last, lane = self._last_of_lanes(found, base, seam)
+            self._close(last, lane, count)
             return
-        if self._turns is not None or self._by_turns(found):
-            self._write_by_turns(start, found)
-            return
-        first = self._latest if self.now else found[0]
-        changes = np.empty(found.shape, np.bool_)
-        np.not_equal(found[0], first, out=changes[0])
-        np.not_equal(found[1:], found[:-1], out=changes[1:])
+        values = found[:, 0]
+        last = (values[1:] != values[:-1]).nonzero()[0] if self.ids else values.nonzero()[0]
+        if self.ids:
+            if self._turns is not None or (not self._several_dims and self._recent.take_turns(values, last)):
+                self._write_by_turns(start, values, seam)
+                return
+            if base and values[0] != self._latest[0]:
+                last = np.concatenate([_BEFORE, last])
+            self._latest = found[-1].copy()
         if 0 < seam < count:
-            changes[seam] = True
-        self._latest = found[-1].copy()
-        self._take(changes, -1)
+            last = np.union1d(last, seam - 1)
+        self._close(last + base, 0, count)
 
-    def _by_turns(self, found: np.ndarray) -> bool:
-        """Whether items of several trajectories are interleaved, which only those of a single lane can be."""
-        if self.lanes > 1 or self._several_dims:
-            return False
-        ids = found[:, 0]
-        if takes_turns(self._tail, ids):
-            return True
-        self._tail = distinct_tail(np.concatenate([self._tail, ids])[-_MOST_TURNS:])
-        return False
+    def _last_of_lanes(self, found: np.ndarray, base: int, seam: int) -> tuple[np.ndarray, np.ndarray]:
+        """The times and lanes at which trajectories end that new rows from time `base` on tell of."""
+        if self.ids:
+            ends = np.empty(found.shape, np.bool_)  # of the rows before them
+            np.not_equal(found[0], self._latest if base else found[0], out=ends[0])
+            np.not_equal(found[1:], found[:-1], out=ends[1:])
+            self._latest = found[-1].copy()
+            base -= 1
+        else:
+            ends = found.copy()
+        if 0 < seam < len(found):
+            ends[seam if self.ids else seam - 1] = True
+        last, lane = ends.nonzero()
+        last += base
+        return last, lane
 
-    def _write_by_turns(self, start: int, found: np.ndarray) -> None:
-        """New rows, of trajectories that are interleaved."""
+    def _write_by_turns(self, start: int, ids: np.ndarray, seam: int) -> None:
+        """New rows, of trajectories that are interleaved; before the one at `seam` all of them end."""
         if self._turns is None:  # all that is stored, the oldest first
             self._turns, self.oldest = Interleaved(self.capacity), 0
-            stop = self.now + len(found)
-            rows = (np.arange(max(0, stop - self.capacity), stop) + self.origin) % self.capacity
-            for part in np.split(rows, np.flatnonzero(np.diff(rows) < 0) + 1):
+            rows = (np.arange(max(0, self.now - self.capacity), self.now) + self.origin) % self.capacity
+            breaks = [seam] if 0 < seam < len(rows) else np.flatnonzero(np.diff(rows) < 0) + 1
+            for part in np.split(rows, breaks):
+                if 0 < seam == part[0]:
+                    self._turns.close()
                 self._turns.write(int(part[0]), self._seen[part, 0], 0)
         else:
-            self._turns.write(start, found[:, 0], self.filled)
-        self.now += len(found)
+            self._turns.write(start, ids, self.filled)
         self.filled = min(self.now, self.capacity)
 
-    def _take(self, flags: np.ndarray, shift: int) -> None:
-        """New rows, of which some end a trajectory: the flagged ones, or for shift -1 those before them."""
-        count = len(flags)
-        base = self.now
-        self.now = base + count
-        rows = (base + self.origin) % self.capacity
-        self._mark(rows, flags) if shift == 0 else self._mark_before(rows, flags)
-        if self.lanes == 1:
-            last = flags.reshape(-1).nonzero()[0]
-            last += base + shift
-            lane: Any = 0
-            if last.size:
+    def _close(self, last: np.ndarray, lane: Any, count: int) -> None:
+        """`count` rows are new, and trajectories end at these times, in order, of lanes."""
+        if last.size:
+            if self.lanes == 1:
                 first = np.empty_like(last)
                 first[0], first[1:] = self._open[0], last[:-1] + 1
                 self._open[0] = last[-1] + 1
-        else:
-            last, lane = flags.nonzero()
-            last += base + shift
-            if last.size:
+            else:
                 first = self._begun(last, lane)
-        if last.size:
             closed = np.empty((last.size, 3), np.int64)
             closed[:, 0], closed[:, 1], closed[:, 2] = lane, first, last
             self._all.append(closed, self.lanes)
@@ -248,7 +210,13 @@ class Boundaries:
                 table.append(closed[last - first >= least - 1], self.lanes)
         self.oldest = max(0, self.now - self.capacity)
         self._all.drop_before(self.oldest)
+        for least, table in self._long.items():  # also of lengths that nobody asks for any more
+            table.drop_before(self.oldest + least - 1)
         self.filled = min(self.now, self.capacity)
+        if self._marks is not None:
+            put(self._marks, (self.now - count + self.origin) % self.capacity, np.zeros((count, 1), np.bool_))
+            stored = last >= self.oldest
+            self._marks[self.rows_at(last[stored]), lane if self.lanes == 1 else lane[stored]] = True
 
     def _begun(self, last: np.ndarray, lane: np.ndarray) -> np.ndarray:
         """When trajectories that end at `last`, in order, began."""
@@ -265,25 +233,21 @@ class Boundaries:
         self._open[of[final]] = ends[final] + 1
         return first
 
-    def _mark(self, start: int, flags: np.ndarray) -> None:
-        if not len(self.ends):
-            return  # they are given as a whole
-        _put(self.ends, start, flags)
-
-    def _mark_before(self, start: int, changes: np.ndarray) -> None:
-        if self.now > len(changes):
-            self.ends[start - 1] |= changes[0]  # row -1 is the last one
-        self._mark(start, np.concatenate([changes[1:], np.zeros_like(changes[:1])]))
-
     # ------------------------------------------------------------------ what is known
 
     def trajectories(self, least: int) -> np.ndarray:
         """(lane, first time, last time) of the stored trajectories of at least `least` stored rows.
 
-        A first time before `oldest` means that the trajectory was cut. Until the next `sync`; the going ones are last.
+        Where there are several lanes, a first time before `oldest` means that the trajectory was cut. Until the next
+        `sync`; the going ones are last.
         """
-        if self._turns is not None:
-            return self._by_age(self._turns, least)
+        if self._asked[0] != (self.version, least):
+            found = self._found(least) if self._turns is None else self._by_age(self._turns, least)
+            self._asked = (self.version, least), found
+        return self._asked[1]
+
+    def _found(self, least: int) -> np.ndarray:
+        """The same where they are not interleaved."""
         table = self._all
         if least > 1:
             if least not in self._long:
@@ -294,25 +258,36 @@ class Boundaries:
                 self._long[least].append(found[found[:, 2] - found[:, 1] >= least - 1], self.lanes)
             table = self._long[least]
             table.drop_before(self.oldest + least - 1)
+        if self.lanes == 1:
+            table.cut(self.oldest)
         return table.with_going(self._going(least))
 
     def _by_age(self, turns: Interleaved, least: int) -> np.ndarray:
         """Interleaved ones in the order of their newest items, which no history of reading changes."""
-        if self._ordered[0] != (self.version, least):
-            found = turns.at_least(least)
-            age = (turns.rows[found[:, 2]] - self.now - self.origin) % self.capacity
-            self._ordered = (self.version, least), found[age.argsort()]
-        return self._ordered[1]
+        found = turns.at_least(least)
+        age = (turns.rows[found[:, 2]] - self.now - self.origin) % self.capacity
+        return found[age.argsort()]
 
-    def _going(self, least: int) -> np.ndarray:
+    def _going(self, least: int) -> Any:
         """The same of those that may go on."""
         if self.lanes == 1:
-            first = int(self._open[0])
-            if self.now - max(first, self.oldest) < least:
-                return _NONE
-            return np.array([[0, first, self.now - 1]])
+            first = max(int(self._open[0]), self.oldest)
+            if self.now - first < least:
+                return NO_TRAJECTORIES
+            return ((0, first, self.now - 1),)
         lane = (self.now - np.maximum(self._open, self.oldest) >= least).nonzero()[0]
-        return np.stack([lane, self._open[lane], np.full_like(lane, self.now - 1)], 1)
+        found = np.empty((lane.size, 3), np.int64)
+        found[:, 0], found[:, 1], found[:, 2] = lane, self._open[lane], self.now - 1
+        return found
+
+    @property
+    def ends(self) -> np.ndarray:
+        """By row and lane, whether it is the last of its trajectory. O(rows) the first time."""
+        if self._marks is None:
+            self._marks = np.zeros((max(len(self._seen), self.filled), self.lanes), np.bool_)
+            closed = self._all.rows
+            self._marks[self.rows_at(closed[:, 2]), closed[:, 0]] = True
+        return self._marks
 
     def starts(self, need: int, length: int, strict: bool, since: int) -> tuple[np.ndarray, np.ndarray]:
         """Slots that may have begun or ceased to be starts since time `since`, and whether each is one now.
@@ -358,11 +333,26 @@ class Boundaries:
         if self._turns is not None:
             return self._turns.windows_from(slots, length)
         rows, lane = slots // self.lanes, slots % self.lanes
-        times = self.now - 1 - (self.now - 1 + self.origin - rows) % self.capacity
+        times = self._times_of(rows)
         steps = np.arange(length)
         ends = self.ends[self.rows_at(np.minimum(times[:, None] + steps, self.now - 1)), lane[:, None]]
         ends[:, -1] = True
         return times, lane, np.minimum(ends.argmax(1) + 1, self.now - times)
+
+    def around(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many stored rows of its trajectory come before and after each row, of a single lane that does not take turns.
+
+        O(rows * log trajectories).
+        """
+        times = self._times_of(rows)
+        found = self._all.with_going(((0, max(self._open[0], self.oldest), self.now - 1),))
+        found = found.take(found[:, 2].searchsorted(times), 0)
+        return times - np.maximum(found[:, 1], self.oldest), found[:, 2] - times
+
+    def _times_of(self, rows: np.ndarray) -> np.ndarray:
+        """The times of stored rows."""
+        newest = self.now - 1
+        return newest - (newest + self.origin - rows) % self.capacity
 
     def lengths(self) -> np.ndarray:
         """Stored rows of each stored trajectory."""
@@ -373,6 +363,16 @@ class Boundaries:
         """The order in which trajectories lie in the storage: lane by lane, by their oldest stored row."""
         return np.lexsort((self.rows_at(np.maximum(found[:, 1], self.oldest)), found[:, 0]))
 
+    def runs_at(self, times: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Which rows have these times and those behind them: [times, steps], `steps` being the first whole numbers."""
+        if self._turns is not None:
+            return self.rows_at(times[:, None] + steps)
+        start = (times + self.origin) % self.capacity
+        rows: np.ndarray = start[:, None] + steps
+        if start.size and start.item(start.argmax()) + len(steps) > self.capacity:
+            rows %= self.capacity
+        return rows
+
     def rows_at(self, times: np.ndarray) -> np.ndarray:
         """Which rows have these times; any for times behind the last."""
         if self._turns is not None:
@@ -380,21 +380,6 @@ class Boundaries:
         return (times + self.origin) % self.capacity
 
 
-def _put(held: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values into rows from `start` on, around the end."""
-    head = len(held) - start
-    if len(values) <= head:
-        held[start : start + len(values)] = values
-    else:
-        held[start:], held[: len(values) - head] = values[:head], values[head:]
-
-
 def _is_start(behind: np.ndarray, stored: np.ndarray, need: int, length: int, strict: bool) -> np.ndarray:
     """Whether items with `behind` stored ones from them on, of a trajectory of `stored`, begin a slice."""
     return (behind >= need) & (stored >= length) if strict else (behind >= need) | (behind == stored)
-
-
-def _grown(held: np.ndarray, room: int) -> np.ndarray:
-    grown = np.zeros((room, held.shape[1]), held.dtype)
-    grown[: len(held)] = held
-    return grown

@@ -1,4 +1,4 @@
-"""What the samplers share whose draws are programs of `fbuf`."""
+"""What the samplers of the library share, which name flat slots."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -29,6 +29,9 @@ class DrawingSampler(Sampler):
     def _index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
         """Flat slots as they are told: a tuple of coordinates for several item dims."""
         return unravel(slots, storage)
+
+    def _catch_up(self, storage: Storage) -> None:
+        """Have the epoch be over where writes have ended it, and nothing be held of it any more."""
 
     @abstractmethod
     def _draw(

@@ -7,13 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop import compiled
 from interop.storages import Storage
 
 _AT_ONCE = 1 << 22  # priorities in one update; positions up to 2^24 are exact in single precision
+_LEAST = 64  # as many cost little more than one, and fewer lengths fewer programs
+_BITS = {size: (np.dtype(f"u{size}"), np.array(np.inf, f"f{size}").view(f"u{size}")[()]) for size in (4, 8)}
 
 
 def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, int]:
-    """Flat integers [n] for an int, integers, or coordinates [n, ndim]; with the lowest and the highest of them.
+    """Flat integers [n] for an int, integers, or coordinates [n, ndim]; the lowest, or 0 for none below 0; the highest.
 
     TypeError for what is not an integer, RuntimeError and IndexError for coordinates that the storage cannot have.
     """
@@ -26,7 +29,17 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
         raise TypeError(f"index must be integers, got {array.dtype}")
     if array.ndim == 2 and not (array.shape[1] == 1 and (storage is None or storage.ndim == 1)):
         array = _of_coordinates(array, storage)
-    return array.reshape(-1), int(array.min()), int(array.max())
+    array = array.reshape(-1)
+    if array.dtype == np.int64:
+        most = int(np.maximum.reduce(array.view(np.uint64)))  # a negative one is larger than all others
+        if most < 2**63:
+            return array, 0, most
+    return array, min(int(array.min()), 0), int(array.max())
+
+
+def padded_slots(slots: np.ndarray) -> np.ndarray:
+    """Slots as a program takes them."""
+    return compiled.padded(slots.astype(np.int32), _LEAST)
 
 
 def refuse_below(lowest: int) -> None:
@@ -51,8 +64,11 @@ def _of_coordinates(array: np.ndarray, storage: Storage | None) -> np.ndarray:
     return flat
 
 
-def good_priorities(priority: Any, dtype: str) -> np.ndarray:
-    """Priorities in the dtype of the sampler. TypeError for no real numbers, ValueError for negative or not finite ones."""
+def good_priorities(priority: Any, dtype: str) -> tuple[np.ndarray, Any]:
+    """Priorities in the dtype of the sampler, and the highest of them, 0 of none.
+
+    TypeError for no real numbers, ValueError for negative or not finite ones.
+    """
     if isinstance(priority, Tensor):
         priority = priority.detach()
         priority = (priority.float() if priority.dtype == torch.bfloat16 else priority).cpu().numpy()
@@ -64,13 +80,20 @@ def good_priorities(priority: Any, dtype: str) -> np.ndarray:
     else:
         with np.errstate(over="ignore"):  # what is too large for the dtype becomes infinite, and is refused
             values = given.astype(dtype)
-    if values.size and not (values.min() >= 0 and values.max() < np.inf):  # a NaN is neither
+    if not values.size:
+        return values, values.dtype.type(0)
+    # The bits of floats, as whole numbers, are in the order of the floats; below 0 comes after infinite, NaN after that.
+    bits, infinite = _BITS[values.dtype.itemsize]
+    most = np.maximum.reduce(values.view(bits), axis=None)
+    if most < infinite:
+        return values, most.view(values.dtype)
+    if not (values.min() >= 0 and values.max() < np.inf):
         at = int((~((values >= 0) & (values < np.inf))).argmax())
         raise ValueError(
             f"priorities must be finite and at least 0 in {dtype}, got {given.reshape(-1)[at]} (number {at}): "
             "pass the absolute error"
         )
-    return values
+    return values, values.max()  # some are -0
 
 
 def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -80,13 +103,15 @@ def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
             "priority should be a number or an iterable of the same length as index: "
             f"got {values.size} priorities for {slots.size} indices"
         )
-    return np.broadcast_to(values.reshape(-1), slots.shape)
+    flat = values.reshape(-1)
+    return flat if flat.size == slots.size else np.broadcast_to(flat, slots.shape)
 
 
 class Waiting:
     """Priorities that were given since the last draw, in order: one pass over the tree takes them all."""
 
-    ENOUGH = 1 << 16  # entries from which they should wait no longer
+    ENOUGH = 1 << 18  # entries from which they should wait no longer
+    FEW = 1 << 12  # entries up to which it pays to compile one program for them and a draw, of as many at most
 
     def __init__(self, dtype: str) -> None:
         self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, dtype)
@@ -102,10 +127,10 @@ class Waiting:
         self.count = stop
 
     def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All that waits, in order, as many at once as one update takes; views, which the next `add` overwrites."""
+        """All that waits, in order, as many at once as one update takes; in arrays of their own, padded."""
         for start in range(0, self.count, _AT_ONCE):
             part = slice(start, min(start + _AT_ONCE, self.count))
-            yield self._slots[part], self._values[part]
+            yield compiled.padded(self._slots[part], _LEAST), compiled.padded(self._values[part], _LEAST)
 
     def clear(self) -> None:
         """Nothing waits."""

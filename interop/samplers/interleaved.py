@@ -69,6 +69,11 @@ class Interleaved:
                 self._drop(row)
             self._owner[row] = self._put(each, row)
 
+    def close(self) -> None:
+        """No trajectory goes on."""
+        self._free += [entry for entry in self._latest.values() if self.table[entry, 1] > self.table[entry, 2]]
+        self._latest = {}
+
     def _drop(self, row: int) -> None:
         """The oldest item of its trajectory goes."""
         entry = int(self._owner[row])

@@ -18,7 +18,7 @@ def keep(sampler: Any, storage: Storage | None) -> None:
         keep_all(sampler)
     else:
         values, highest, slot = kept.read(len(storage))
-        known = {"priorities": good_priorities(values, sampler.rule.dtype), "highest": highest, "highest_slot": slot}
+        known = {"priorities": good_priorities(values, sampler.rule.dtype)[0], "highest": highest, "highest_slot": slot}
         sampler._make(storage)
         sampler._refill({**known, "refused": 0}, max(sampler._max_capacity, storage.max_size))
         sampler._filled, sampler._highest = len(storage), np.dtype(sampler.rule.dtype).type(highest)

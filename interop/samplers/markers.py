@@ -156,7 +156,7 @@ def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
         place, held = leaf_of(storage, key), storage._rows
         assert place is not None and held is not None
         if isinstance(held, TorchRows) and held._numpy is not None:
-            return held._numpy[place].reshape(-1, lanes)[rows]
+            return held._numpy[place][rows].reshape(-1, lanes)  # in this order: a slice is a view in any strides
         tensor = held.tensors[place]
         at = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=tensor.device)
         return tensor[at].cpu().numpy().reshape(-1, lanes)

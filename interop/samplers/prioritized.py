@@ -12,20 +12,21 @@ import torch
 from torch import Tensor
 
 import fbuf
-from interop import bridge, compiled, randomness
+from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
 from interop.interrupts import uninterrupted
 from interop.numbers import not_negative, whole
 from interop.processes import may_use_jax, starting_a_worker
-from interop.samplers import kept_priorities, priority_states
-from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, refuse_below
+from interop.samplers import kept_priorities, late, priority_draws, priority_states
+from interop.samplers.drawing import DrawingSampler
+from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, padded_slots, refuse_below
 from interop.storages import Storage
 from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+_NOTHING = contextlib.nullcontext()
 
 
 class PrioritizedSampler(DrawingSampler):
@@ -60,8 +61,8 @@ class PrioritizedSampler(DrawingSampler):
         device: torch.device | str | None = None,
     ) -> None:
         self._max_capacity = whole("max_capacity", max_capacity)
-        if self._max_capacity >= 2**31:
-            raise ValueError(f"max_capacity must be below 2**31, got {max_capacity}")
+        if self._max_capacity > fbuf.priority_tree.LARGEST:
+            raise ValueError(f"max_capacity must be at most {fbuf.priority_tree.LARGEST}, got {max_capacity}")
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
         self.rule = fbuf.Prioritized(
@@ -89,6 +90,7 @@ class PrioritizedSampler(DrawingSampler):
             self._filled = 0  # slots below this have a priority
             self._highest: Any = np.dtype(self.rule.dtype).type(1)
             self._waiting = Waiting(self.rule.dtype)
+            self._refusals = late.Refusals()
 
     # ------------------------------------------------------------------ what it stands at
 
@@ -143,8 +145,16 @@ class PrioritizedSampler(DrawingSampler):
 
     @property
     def _waits(self) -> bool:
-        """Whether priorities may wait: not where each one can change what the next new item gets by more than itself."""
-        return self.rule.new_items == "highest_ever"
+        """Whether priorities may wait: not where each one can change what the next new item gets by more than itself.
+
+        Nor on an accelerator, which works on what it is given while the host goes on.
+        """
+        return self.rule.new_items == "highest_ever" and not self._runs_ahead
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether nobody waits for the device where the priorities are."""
+        return self._wanted_device is not None and self._wanted_device.type != "cpu"
 
     @property
     def default_priority(self) -> float:
@@ -166,25 +176,7 @@ class PrioritizedSampler(DrawingSampler):
     def _draw(
         self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
-        size = stored(storage)
-        with self._lock:
-            if size > self._filled:
-                self.take_over(storage)  # rows that came by another way than through a buffer
-            elif size < self._filled:
-                raise RuntimeError(
-                    f"there are priorities of {self._filled} items, and {size} items are stored: load a checkpoint of the "
-                    "whole buffer, or empty() it"
-                )
-            state = self.ready(storage)
-            key = randomness.key(self._rng) if key is None else key
-            items = [] if items and items[0].devices() != state.priorities.devices() else list(items)
-            lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-            narrow = not items and self.dtype == torch.float32
-            with bridge.on(self.device) if narrow else bridge.exact():
-                slots, weighed, leaves = compiled.draw(
-                    self.rule, state, key, batch_size, np.int32(size), self._beta_array, items, lanes
-                )
-        return bridge.hand_over(slots, torch.int64), {"priority_weight": self.weights_of(weighed)}, leaves
+        return priority_draws.draw(self, storage, batch_size, key, items)
 
     @property
     def refuses_late(self) -> bool:
@@ -203,8 +195,7 @@ class PrioritizedSampler(DrawingSampler):
         """Bring the waiting priorities into the tree."""
         if self._waiting.count and self._state is not None:
             with bridge.exact():
-                for slots, values in self._waiting.parts():
-                    part = compiled.padded(slots), compiled.padded(values)
+                for part in self._waiting.parts():
                     if self._waits:
                         self._state = compiled.assign(self.rule, self._state, *part, self._highest)
                     else:
@@ -231,6 +222,7 @@ class PrioritizedSampler(DrawingSampler):
         if self._wanted_device is None and storage is not None:
             device = getattr(storage, "device", None)
             if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
+                self._apply()  # what waits, waits for a state on the CPU
                 self._wanted_device = device
                 if self._state is not None:  # it was loaded before anything was known of the storage
                     with bridge.exact():
@@ -257,21 +249,6 @@ class PrioritizedSampler(DrawingSampler):
         """A state of no items."""
         empty: fbuf.PrioritizedState = compiled.init(rule, capacity)
         return empty
-
-    def weights_of(self, weighed: Any) -> Tensor:
-        """The importance weights of a draw; RuntimeError where there was nothing to draw.
-
-        On a GPU nothing is waited for where eps makes sure that every item can be drawn.
-        """
-        weights, valid = bridge.hand_over(weighed[0]), weighed[1]
-        # Without anything to draw all weights are zero, which on the CPU is sooner seen.
-        in_doubt = weights.numpy()[0] == 0 if weights.device.type == "cpu" else self.rule.eps == 0
-        if in_doubt and not valid:
-            raise RuntimeError(
-                "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with "
-                "a positive priority, or use eps > 0"
-            )
-        return weights
 
     # ------------------------------------------------------------------ priorities
 
@@ -313,7 +290,7 @@ class PrioritizedSampler(DrawingSampler):
             else:
                 value = self.default_priority if self._kept is not None else None
                 with bridge.exact():
-                    self._state = compiled.written(self.rule, self._state, compiled.padded(slots.astype(np.int32)))
+                    self._state = compiled.written(self.rule, self._state, padded_slots(slots))
                 if self._kept is not None and self._kept.are_of(self):
                     self._kept.give(slots, value, *self._top())
             self._filled = max(self._filled, high + 1)
@@ -335,9 +312,19 @@ class PrioritizedSampler(DrawingSampler):
 
         Raises, before anything changes: IndexError for an index that is not stored, TypeError for one that is not an
         integer, ValueError for a priority that is negative or not finite, RuntimeError for another number of them.
+
+        Where priorities, index and sampler are on one accelerator it is not waited for: what would be an IndexError or a
+        ValueError is a ValueError of a later call, and nothing of that update was taken.
         """
+        if self._runs_ahead and self._kept is None and late.fits(index, priority, self.device):
+            with self._lock:
+                self._refusals.tell()
+                self.ready(storage)
+                late.update(self, index, priority)
+            return
         slots, low, high = flat_slots(index, storage)
-        values = one_for_each(slots, good_priorities(priority, self.rule.dtype))
+        values, top = good_priorities(priority, self.rule.dtype)
+        values = one_for_each(slots, values)
         refuse_below(low)
         if high < 0:
             return
@@ -345,17 +332,18 @@ class PrioritizedSampler(DrawingSampler):
             raise IndexError(f"index {high} is out of range: {self._filled} items are stored")
         if low < 0:
             slots, values = slots[slots >= 0], values[slots >= 0]
+            top = values.max()
         with self._lock:
             self._make(storage)
-            with contextlib.nullcontext() if self._kept is None else uninterrupted():  # here as there, or not at all
-                self._highest = np.maximum(self._highest, values.max())
+            with _NOTHING if self._kept is None else uninterrupted():  # here as there, or not at all
+                self._highest = max(self._highest, top)
                 self._give(slots, values)
                 if self._kept is not None and self._kept.are_of(self):
                     self._kept.give(slots, values, *self._top())
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""
-        return good_priorities(priority, self.rule.dtype)
+        return good_priorities(priority, self.rule.dtype)[0]
 
     def _empty(self) -> None:
         self._clear()

@@ -20,6 +20,7 @@ class Sampler(Stateful, ABC):
     """
 
     _remaining_batches = sys.maxsize  # how many batches prefetching may ask for
+    _reads_to_draw = False  # whether draws ahead look at what is stored, and so must not be made while that is written
     _epoch: Any = None  # an `Epoch`, where it is what draws name that changes by a draw
 
     _rng: torch.Generator | None = None

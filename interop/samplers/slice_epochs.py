@@ -31,6 +31,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         shuffle: without, trajectories come in the order of the storage.
     """
 
+    _reads_to_draw = True
+
     def __init__(
         self,
         *,
@@ -83,7 +85,12 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self._index.version != self._version:
             if self._version not in (_UNKNOWN, _RESTORED):
                 self._epoch.restart()
+                self._epoch.keep(())  # the places of slices that were drawn ahead may hold other items now
             self._version, self._order = self._index.version, None
+
+    def _catch_up(self, storage: Storage) -> None:
+        with self._epoch.lock:
+            self._synced(storage)
 
     def _windows(self, count: int, length: int, key: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         found = self._index.trajectories(1)
@@ -119,6 +126,14 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             **SamplerWithoutReplacement._entries(self),
             "outdated": self._is_outdated(),
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        version = self._version if self._version < 0 else _OUTDATED if self._is_outdated() else _RESTORED
+        return {**super().__getstate__(), "_version": version}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._version = min(state["_version"], _UNKNOWN)
 
     def _is_outdated(self) -> bool:
         """Whether trajectories have changed since the epoch began: the next draw begins another."""

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import Fields
-from interop import columns, randomness
+from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.numbers import whole
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.flags import flags_at
 from interop.samplers.given_boundaries import given_boundaries
-from interop.samplers.markers import Markers, leaf_of, reads_rows
+from interop.samplers.markers import Markers
 from interop.storages import LazyStackStorage, ListStorage, Storage
-from interop.storages.rows import TorchRows
 from interop.writers import TensorDictMaxValueWriter
 
 _MASK = ("collector", "mask")
@@ -108,7 +108,7 @@ class SliceSampler(DrawingSampler):
         if self._static is not None:
             self._index.of_flags(*self._static)
         self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
-        self._ends_of_slices: tuple[Any, Tensor] | None = None
+        self._ends_of_slices: tuple[Any, np.ndarray] | None = None
 
     def _empty(self) -> None:
         self._forget()
@@ -160,21 +160,22 @@ class SliceSampler(DrawingSampler):
 
     def _synced(self, storage: Storage) -> None:
         """Have the index know what is stored."""
-        size, told = stored(storage), (storage._ledger.written, storage._ledger.end)
+        size = stored(storage)
         if self._static is None:
             self._index.sync(storage)
-        elif size != self._index.filled or storage.ndim > 1:
+            return
+        told = storage._ledger.written, storage._ledger.end
+        if size != self._index.filled or storage.ndim > 1:
             raise RuntimeError(
                 f"ends and trajectories tell of {self._index.filled} items of one dim, {size} of {storage.ndim} dims are "
                 "stored: they are for a storage that is full and not written any more"
             )
-        elif self._described not in (None, told):
+        if self._described not in (None, told):
             raise RuntimeError(
                 "the storage was written to, which ends and trajectories know nothing of: they are for static data. Give "
                 "end_key or traj_key instead"
             )
-        else:
-            self._described = told
+        self._described = told
 
     def _candidates(self, length: int) -> np.ndarray:
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
@@ -199,11 +200,15 @@ class SliceSampler(DrawingSampler):
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
         index = self._index
-        first, steps = np.maximum(chosen[:, 1], index.oldest), _steps(length)
-        stored = chosen[:, 2] + 1 - first
-        if self.strict_length and self.span == (False, False):
-            start = first + (shares * (stored - (length - 1))).astype(np.int64)
-            return self._slots(start[:, None] + steps, chosen[:, :1]).reshape(-1), None, None
+        first, last, (steps, behind) = chosen[:, 1], chosen[:, 2], _steps(length)
+        if index.lanes > 1:
+            first = np.maximum(first, index.oldest)
+        starts = last - first - behind  # where slices can begin that are whole
+        if self.span == (False, False) and (self.strict_length or starts.item(starts.argmin()) > 0):
+            start = first + (shares * starts).astype(np.int64)
+            rows = index.runs_at(start, steps)
+            return (rows if index.lanes == 1 else rows * index.lanes + chosen[:, :1]).reshape(-1), None, None
+        stored = last + 1 - first
         left, right = (length - 1 if each is True else int(each) for each in self.span)
         farthest = np.minimum(np.maximum(stored - length, 0) + right, stored - 1)
         start = first - left + (shares * (farthest + left + 1)).astype(np.int64)
@@ -238,19 +243,17 @@ class SliceSampler(DrawingSampler):
             else (np.arange(1, len(lengths) + 1) * length if mask is not None else lengths.cumsum())
         )
         if self.truncated_key is not None:
-            truncated = self._truncated(slots.size, length, lengths, stops, mask is not None)
-            info[self.truncated_key] = truncated
-            done = self._flags(storage, self._done_key, slots)
-            if done is None:
-                done = truncated.clone()
-            else:  # several of an item are all over with it
-                done |= truncated.reshape(-1, *(1 for _ in done.shape[1:]))
-            info[self._done_key] = done
-            terminated = self._flags(storage, self._terminated_key, slots)
-            info[self._terminated_key] = torch.zeros_like(truncated) if terminated is None else terminated
+            ends = self._ends(slots.size, length, lengths, stops, mask is not None)
+            info[self.truncated_key] = torch.from_numpy(ends.copy())
+            done = flags_at(storage, self._done_key, slots, also=ends)
+            info[self._done_key] = torch.from_numpy(ends.copy()) if done is None else done
+            terminated = flags_at(storage, self._terminated_key, slots)
+            if terminated is None:
+                terminated = torch.from_numpy(np.zeros(ends.shape, np.bool_))
+            info[self._terminated_key] = terminated
         if mask is not None:
             info[_MASK] = torch.from_numpy(mask)
-        begins = self._flags(storage, "is_init", slots, dims=0)
+        begins = flags_at(storage, "is_init", slots, dims=0)
         if begins is not None:
             starts = (
                 np.arange(0, slots.size, length)
@@ -261,42 +264,26 @@ class SliceSampler(DrawingSampler):
             info["is_init"] = begins
         return info
 
-    def _truncated(
+    def _ends(
         self, size: int, length: int, lengths: np.ndarray | None, stops: np.ndarray | None, padded: bool
-    ) -> Tensor:
-        """bool [size, 1]: True in the last item of each slice."""
+    ) -> np.ndarray:
+        """bool [size, 1], not to be written to: True in the last item of each slice."""
         if stops is None or lengths is None:
             known = self._ends_of_slices
             if known is None or known[0] != (size, length):
                 ends: np.ndarray = np.zeros((size, 1), np.bool_)
                 ends[length - 1 :: length] = True
-                known = self._ends_of_slices = (size, length), torch.from_numpy(ends)
-            return known[1].clone()
+                known = self._ends_of_slices = (size, length), ends
+            return known[1]
         ends = np.zeros((size, 1), np.bool_)
         ends[stops - length + lengths - 1 if padded else stops - 1] = True
-        return torch.from_numpy(ends)
-
-    def _flags(self, storage: Storage, key: Any, slots: np.ndarray, dims: int = 1) -> Tensor | None:
-        """A copy of a bool entry at slots, [n] and `dims` dims of size 1; None where nothing is stored under the key."""
-        if reads_rows(storage) and isinstance(storage._rows, TorchRows) and storage._rows._numpy is not None:
-            if (place := leaf_of(storage, key)) is None:
-                return None
-            found = storage._rows._items[place].read(torch.from_numpy(slots), slots)
-        else:
-            if not columns.has(storage, key):
-                return None
-            found = columns.read(storage, key, slots)
-        found = found if found.dtype == torch.bool else found.to(torch.bool)
-        if dims == 0 or found.ndim != 2 or found.shape[1] != 1:
-            shape = (slots.size, 1) if dims and found.numel() == slots.size else tuple(found.shape)
-            found = found.reshape(shape)
-        return found
+        return ends
 
     def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         if storage.ndim == 1:
             return (slots,)
         assert storage.shape is not None
-        return torch.unravel_index(slots, storage.shape)
+        return tuple(map(torch.from_numpy, np.unravel_index(slots.numpy(), tuple(storage.shape))))
 
     # ------------------------------------------------------------------ checkpoints: what is known is read anew
 
@@ -369,14 +356,15 @@ def _choices(fields: Fields) -> dict[str, Any]:
     return found
 
 
-_known_steps: dict[int, np.ndarray] = {}
+_known_steps: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
 
-def _steps(length: int) -> np.ndarray:
+def _steps(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first `length` whole numbers, and `length - 2`, as NumPy has them in no time."""
     if length not in _known_steps:
         if len(_known_steps) > 64:
             _known_steps.clear()
-        _known_steps[length] = np.arange(length)
+        _known_steps[length] = np.arange(length), np.array(length - 2)
     return _known_steps[length]
 
 

@@ -17,6 +17,7 @@ from tensordict import (
 )
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop.checkpoint import list_states
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer
 from interop.checkpoint.plain_values import plain
@@ -88,6 +89,9 @@ class CompressedListStorage(ListStorage):
         return False
 
     # ------------------------------------------------------------------ how a list is written and read
+
+    def _tensors_of(self, data: Any) -> list[Share]:
+        return [Share("items", "compressed tensors", "cpu", None)]
 
     def _put(self, place: int, item: Any) -> None:
         packed, metadata = item

@@ -10,8 +10,10 @@ from typing import Any, NoReturn
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import StorageEnsembleCheckpointer
 from interop.members import is_all, named, of_kind, unwrapped
+from interop.storages import planning
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose, as_chain
 
@@ -94,6 +96,10 @@ class StorageEnsemble(Storage):
             data = storage.get(slots)
         chain = self._transforms[place] if self._transforms is not None else None
         return data if chain is None or not len(chain) else chain(data)
+
+    def _shares(self, data: Any) -> list[Share]:
+        """Those of the members; data is for each of them, or a list or tuple of data for one each."""
+        return planning.of_members([storage._shares for storage in self._storages], data)
 
     def __len__(self) -> int:
         return len(self._storages)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from interop.codec import Layout
+from interop.storages import planning
 from interop.storages.files import Files
 from interop.storages.maps import from_file
 
@@ -33,12 +34,16 @@ class FirstWrite:
     def allocate(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
         """Zeros in files of the folder. OSError where the disk has no room; nothing is left then."""
         self.refuse_gone()
+        sizes = [
+            max(1, torch.Size(shape).numel() * dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        planning.refuse_files(str(self.folder), {f"of leaf {place}": size for place, size in enumerate(sizes)})
         paths = [self.folder / f"{os.getpid()}-{place}.memmap" for place in range(len(shapes))]
         files = Files()
         try:
-            for path, shape, dtype in zip(paths, shapes, dtypes, strict=True):
+            for path, size in zip(paths, sizes, strict=True):
                 files.claim(self.folder, path.name, existsok=True)
-                files.reserve(path, max(1, torch.Size(shape).numel() * dtype.itemsize))
+                files.reserve(path, size)
             files.put_in_place()
             return [from_file(*each) for each in zip(paths, shapes, dtypes, strict=True)]
         except BaseException:

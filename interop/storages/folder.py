@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
+from interop.storages import planning
 from interop.storages.files import Files, check_folders, refuse_there, write
 from interop.storages.undo import commits_of
 
@@ -266,6 +267,7 @@ def make(
             files.claim(root, DESCRIPTION, existsok, aside=True)
         made = {*names, DESCRIPTION, *(path.relative_to(root).as_posix() for path in files.names)}
         owner.list(sorted(made | set(listed)))
+        planning.refuse_files(str(root), sizes)
         for name, size in sizes.items():
             files.reserve(root / name, size)
         for name, text in texts.items():

@@ -19,6 +19,8 @@ def standing(storage: Any) -> tuple[int, ...]:
 def follow(storage: Any, before: tuple[int, ...]) -> None:
     """Have rows that were written since, around the ring, get the default priority; forget those of a storage that was
     emptied. Of rows that were written elsewhere only the writer knows."""
+    if standing(storage) == before:  # of a first write that failed nothing says how many rows there are
+        return
     written, _, _, length = before
     ledger, rows = storage._ledger, storage.row_capacity(None)
     count = min(ledger.written - written, rows)

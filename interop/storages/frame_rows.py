@@ -144,7 +144,7 @@ class FrameRows(TorchRows):
         rows = slots if per_row == 1 else slots // per_row
         lane = 0 if per_row == 1 else slots % per_row
         newest = int(self._counts[_CURSOR]) - 1 - (int(self._counts[_NEXT]) - 1 - rows) % scheme.capacity
-        final, finals = self._final.take(slots), scheme.frame_rows * per_row
+        final, finals = self._final.take(slots).astype(np.int64), scheme.frame_rows * per_row
         behind = (newest + 1) % scheme.frame_rows * per_row + lane
         behind = np.where(final > 0, finals - 1 + final, behind)
         if scheme.stack == 1:

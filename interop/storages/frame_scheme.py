@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop import bridge
 from interop.codec import LeafSpec
+from interop.storages import planning
 from interop.storages.lazy import _zeros
 
 OPEN, ID, STEP = range(3)  # what is known of the latest row of each lane
+MOST_FINALS = 2**31 - 2  # the number of one, counted from 1, is an int32
 _AT_ONCE = 1 << 23  # bytes that are compared
 
 
@@ -78,19 +81,42 @@ class Scheme:
 
     def memory(self) -> list[Tensor]:
         """Tensors of zeros for all that is kept. They take memory as they are written; forked processes share them."""
+        return [_zeros(shape, dtype) for _, shape, dtype in self.arrays()]
+
+    def arrays(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        """What is kept: names, shapes and dtypes."""
         items = self.capacity * self.per_row
         rest = [self.leaves[place] for place in self.rest]
         # Frames: the ring, row by row; then the finals; then one of zeros.
         frames = self.frame_rows * self.per_row + self.finals + 1
         return [
-            *(_zeros((self.capacity, *self.lanes, *spec.shape), spec.dtype) for spec in rest),
-            *(_zeros((frames, *self.frame(obs)), self.leaves[obs].dtype) for obs, _ in self.pairs),
-            _zeros((items,), torch.int32),  # items before in the trajectory, counted up to `stack`
-            _zeros((items,), torch.int32),  # 1 + the final that is the next frame; 0 where that is in the row behind
-            _zeros((self.finals,), torch.int32),  # finals that were used and are free
-            _zeros((3, self.per_row), torch.int64),  # of the latest row
-            _zeros((5,), torch.int64),  # counts
+            *((spec.name, (self.capacity, *self.lanes, *spec.shape), spec.dtype) for spec in rest),
+            *((self.leaves[obs].name, (frames, *self.frame(obs)), self.leaves[obs].dtype) for obs, _ in self.pairs),
+            ("steps", (items,), torch.int32),  # items before in the trajectory, counted up to `stack`
+            (
+                "finals",
+                (items,),
+                torch.int32,
+            ),  # 1 + the final that is the next frame; 0 where that is in the row behind
+            ("free finals", (self.finals,), torch.int32),  # finals that were used and are free
+            ("latest", (3, self.per_row), torch.int64),  # of the latest row
+            ("counts", (5,), torch.int64),
         ]
+
+    def planned(self) -> list[Share]:
+        """What they take: the frames with which trajectories end as they are stored."""
+        pictures = {self.leaves[obs].name for obs, _ in self.pairs}
+        shares: list[Share] = []
+        for name, (rows, *shape), dtype in self.arrays():
+            if name not in pictures:
+                part = "items" if len(shares) < len(self.rest) else "frames"
+                shares.append(planning.array(part, name, (rows, *shape), dtype, "cpu"))
+                continue
+            kept = rows - self.finals
+            shares.append(planning.array("frames", name, (kept, *shape), dtype, "cpu"))
+            last = planning.array("frames", f"{name}, last ones", (self.finals, *shape), dtype, "cpu", counts="at most")
+            shares.append(last)
+        return shares
 
 
 @dataclasses.dataclass

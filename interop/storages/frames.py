@@ -7,14 +7,16 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
+from fbuf.memory_plan import Share
 from interop.checkpoint.frame_states import frames_of, restoring_frames, restoring_frames_of, saved_frames
 from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout
 from interop.keys import as_path
 from interop.numbers import whole
 from interop.processes import starting_a_worker
+from interop.storages import planning
 from interop.storages.frame_rows import FrameRows
-from interop.storages.frame_scheme import Scheme
+from interop.storages.frame_scheme import MOST_FINALS, Scheme
 from interop.storages.rows import Rows
 from interop.storages.storage import Storage
 from interop.storages.tensors import TensorStorage
@@ -82,10 +84,20 @@ class LazyFrameStorage(TensorStorage):
         self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
         self._traj_key = None if traj_key is None else _path(traj_key)
         self._finals = None if finals is None else whole("finals", finals)
+        if self._finals is not None and self._finals > MOST_FINALS:
+            raise ValueError(f"finals must be at most {MOST_FINALS}, got {finals}")
+
+    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
+        return self._scheme(layout, lead).planned()
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        scheme = self._scheme(layout, lead)
+        planning.refuse(scheme.planned())
+        return FrameRows(scheme, scheme.memory(), forked=True)
+
+    def _scheme(self, layout: Layout, lead: tuple[int, ...]) -> Scheme:
         items = torch.Size(lead).numel()
-        scheme = Scheme(
+        return Scheme(
             leaves=layout.leaves,
             pairs=tuple(self._pair(layout, key) for key in self._obs_keys),
             ends=self._ends(layout),
@@ -96,9 +108,8 @@ class LazyFrameStorage(TensorStorage):
             check=self._checks,
             capacity=lead[0],
             lanes=tuple(lead[1:]),
-            finals=items if self._finals is None else min(self._finals, items),
+            finals=min(MOST_FINALS if self._finals is None else self._finals, items),
         )
-        return FrameRows(scheme, scheme.memory(), forked=True)
 
     def _pair(self, layout: Layout, key: Path) -> tuple[int, int]:
         obs, following = _leaf(layout, key), _leaf(layout, ("next", *key))

@@ -1,5 +1,6 @@
 """Tensors, tensordicts and pytrees in memory that is allocated at the first write."""
 
+import dataclasses
 import mmap
 import warnings
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop.codec import Layout
 from interop.processes import starting_a_worker
+from interop.storages import planning
 from interop.storages.first_write import FirstWrite
 from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
 from interop.storages.tensors import TensorStorage
@@ -16,6 +19,9 @@ from interop.storages.tensors import TensorStorage
 
 class LazyTensorStorage(TensorStorage):
     """Memory for `max_size` items like the first one that is written, zero until written.
+
+    That write is a NotEnoughMemoryError where all of it is more than is free, though memory is taken as rows are written;
+    `plan` tells before.
 
     Args:
         max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
@@ -112,6 +118,14 @@ class LazyTensorStorage(TensorStorage):
 
     # ------------------------------------------------------------------ memory
 
+    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
+        if self._first is not None:
+            return planning.arrays("items", layout.leaves, lead, str(self._first.folder))
+        shares = super()._planned(layout, lead, found)
+        if self._consolidated and self._rows is None:  # they are made apart, and then copied together
+            shares += [dataclasses.replace(share, part="copy", counts="in a call") for share in shares]
+        return shares
+
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._consolidated and not layout.is_tensordict:
             raise ValueError("consolidated=True needs items that are tensordicts")
@@ -120,6 +134,7 @@ class LazyTensorStorage(TensorStorage):
         dtypes = [spec.dtype for spec in layout.leaves]
         if self._first is not None:
             return TorchRows(self._first.allocate(shapes, dtypes), lanes)
+        planning.refuse(self._planned(layout, lead))
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lanes, device)
         if device.type == "cpu":

@@ -9,11 +9,14 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop.checkpoint import list_states
 from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
 from interop.checkpoint.rule import EXACT, Rule
+from interop.codec import Layout
 from interop.index import as_int, as_list
 from interop.processes import starting_a_worker
+from interop.storages import planning
 from interop.storages.storage import Storage
 
 
@@ -61,6 +64,22 @@ class ListStorage(Storage):
                 self._put(place, item)
         if set_cursor:
             self._last_cursor = cursor
+
+    def _shares(self, data: Any) -> list[Share]:
+        return [*self._tensors_of(data), Share("items", "the objects of the list", "cpu", None)]
+
+    def _tensors_of(self, data: Any) -> list[Share]:
+        """The tensors of as many items as there is room for, if all are like the first of data."""
+        items = self._storage[:1] if data is None else unbind(data[:1])
+        if not items or self.max_size == sys.maxsize:
+            return []
+        try:
+            layout = Layout.of(items[0], 0)
+        except TypeError:  # of which nothing is known
+            return []
+        leaves = layout.flatten(items[0], 0)
+        place = planning.place_of(self.device or leaves[0].device) if leaves else ""
+        return planning.arrays("items", layout.leaves, (self.max_size,), place, counts="at most")
 
     def get(self, index: Any) -> Any:
         """An item for an int, a list of items for a slice, sequence, mask or tensor."""

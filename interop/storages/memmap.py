@@ -12,11 +12,12 @@ import torch
 from tensordict import TensorDict, is_tensorclass
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import saved_layout
 from interop.codec import Layout
 from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
-from interop.storages import journal
+from interop.storages import journal, planning
 from interop.storages.files import Files
 from interop.storages.first_write import remove_published, was_published
 from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, make, own
@@ -33,7 +34,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     """Like `LazyTensorStorage`, in files: `<key>.memmap`, a folder a nested tensordict, `meta.json` in each.
 
     Disk space in `scratch_dir` is reserved before the first row: a full disk is an OSError at the first write, and
-    nothing stays behind. Anonymous maps take space as they are written. Workers, forked or spawned, see the same rows.
+    nothing stays behind; `plan` tells before. Anonymous maps take space as they are written, and may be larger than what
+    there is. Workers, forked or spawned, see the same rows.
 
     What is in `scratch_dir` survives the process, killed by SIGKILL even: `open` goes on with the rows of the last call
     that returned, or of the one under way; calls that write over more than about 8 MiB are kept in part, as if they had
@@ -153,6 +155,20 @@ class LazyMemmapStorage(LazyTensorStorage):
             raise RuntimeError(f"{self.scratch_dir} was closed here: build another storage; nothing was written")
         return super()._memory(layout, lead)
 
+    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
+        if self.scratch_dir is None:
+            if self._first is not None:
+                return super()._planned(layout, lead, found)
+            size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, lead, ""))
+            return planning.arrays("items", layout.leaves, lead, planning.shared_memory(size))
+        place = self.scratch_dir.rstrip("/") or "/"
+        shares = planning.arrays("items", layout.leaves, lead, place)
+        if self._first is None:
+            row = sum(share.bytes or 0 for share in shares) // max(lead[0], 1)
+            beside = self._beside(row, len(layout.leaves), lead)
+            shares += [Share("file", name, place, size) for name, size in beside.items()]
+        return shares
+
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         shapes = [(*lead, *spec.shape) for spec in layout.leaves]
         dtypes = [spec.dtype for spec in layout.leaves]
@@ -187,11 +203,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self, root: Path, layout: Layout, lead: tuple[int, ...], sizes: dict[str, int], texts: dict[str, str]
     ) -> None:
         """Make the files, and be the one that writes to them."""
-        items = math.prod(lead)
-        row = sum(sizes.values()) // max(lead[0], 1)
-        sizes = {**sizes, STATE: Journal.size(row, len(layout.leaves), math.prod(lead[1:]), lead[0])}
-        if any(getattr(getattr(buffer, "_sampler", None), "KEPT", False) for buffer in self.attached()):
-            sizes[PRIORITIES] = KeptPriorities.size(items)
+        sizes = {**sizes, **self._beside(sum(sizes.values()) // max(lead[0], 1), len(layout.leaves), lead)}
         described = {
             "capacity": self._max_size,
             "ndim": self.ndim,
@@ -204,6 +216,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
             self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal, self._owner)
+
+    def _beside(self, row: int, leaves: int, lead: tuple[int, ...]) -> dict[str, int]:
+        """The bytes of the files beside those of the leaves, for rows of so many bytes."""
+        sizes = {STATE: Journal.size(row, leaves, math.prod(lead[1:]), lead[0])}
+        if any(getattr(getattr(buffer, "_sampler", None), "KEPT", False) for buffer in self.attached()):
+            sizes[PRIORITIES] = KeptPriorities.size(math.prod(lead))
+        return sizes
 
     def _finish(self) -> None:
         """Give all up when the storage goes, or the interpreter ends."""

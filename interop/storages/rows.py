@@ -6,6 +6,7 @@ and torch's gathers, which copy whole rows; XLA's goes element by element, and h
 time. On a GPU rows are arrays of JAX, written by a donated program, read by the one that draws.
 """
 
+import ctypes
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,12 @@ from interop.shared_int import SharedInt
 from interop.storages.maps import Space
 from interop.storages.paging import Paging, selectable
 
-_LARGE = 1 << 20  # bytes from which torch's threaded copy beats NumPy's lower overhead
-_LARGE_READ = 1 << 18  # and the same of its gather
+# Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
+# GNU's OpenMP then waits some milliseconds for it, each time.
+_LARGE = 1 << 21
+_BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
+_move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on
+_move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
 
 
 class TorchRows:
@@ -48,6 +53,7 @@ class TorchRows:
         plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
         self._plain = plain
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
+        self._dense = [_place(tensor) for tensor in plain]
         self._items = [_Items(tensor, self.lanes) for tensor in plain]
         self._paging = Paging.of(self._items, self.tensors, self.lanes, self._mapped)
         self._extents = _extents(plain)
@@ -67,7 +73,7 @@ class TorchRows:
         """Move CPU memory to where other processes see it. Views are made anew: the memory moves."""
         if self.device.type != "cpu" or self.shared:
             return
-        self._numpy, self._items, self._plain = None, [], []
+        self._numpy, self._items, self._plain, self._dense = None, [], [], []
         self._moves.value += 1
         try:
             self._tensors = [tensor.share_memory_() for tensor in self._tensors]
@@ -124,10 +130,12 @@ class TorchRows:
         kept = min(count, capacity)
         start = (start + count - kept) % capacity
         head = min(kept, capacity - start)
-        for place, leaf in enumerate(self.apart(leaves)):
-            if head == count:
-                self._copy(place, start, leaf)
-            else:
+        leaves = self.apart(leaves)
+        if head == count:
+            for place in self._copy_bytes(start, count, leaves):
+                self._copy(place, start, leaves[place])
+        else:
+            for place, leaf in enumerate(leaves):
                 self._copy(place, start, leaf[count - kept : count - kept + head])
                 self._copy(place, 0, leaf[count - kept + head :])
 
@@ -138,9 +146,27 @@ class TorchRows:
         else:
             self._numpy[place][start:stop] = bridge.numpy_view(leaf.detach() if leaf.requires_grad else leaf)
 
+    def _copy_bytes(self, start: int, count: int, leaves: Sequence[Tensor]) -> list[int]:
+        """Write so many whole rows where that is one copy of bytes, at a third of the overhead that NumPy has; of which
+        leaves it is not."""
+        left = []
+        for place, (leaf, (memory, row, whole, dtype)) in enumerate(zip(leaves, self._dense, strict=True)):
+            size = count * row
+            plain = leaf.is_cpu and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj()
+            fits = leaf.dtype is dtype and leaf.nbytes == size < _LARGE and 0 <= start * row <= whole - size
+            if plain and fits and (given := leaf.data_ptr()):  # zeros of autograd are tensors without memory
+                (_move_briefly if size < _BRIEF else _move)(memory + start * row, given, size)
+            else:
+                left.append(place)
+        return left
+
     def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
         """Write at a resolved index of the leading dims; of equal places the last wins."""
         leaves = self.apart(leaves)
+        if type(index) is int:
+            left = self._copy_bytes(index, 1, leaves)
+            if not left:
+                return
         if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
             place = _numpy_index(index)
             for held, leaf in zip(self._numpy, leaves, strict=True):
@@ -196,6 +222,7 @@ class _Items:
                 self._is_flat = False
         cheap = self._is_flat and tensor.device.type == "cpu"
         self._numpy = bridge.numpy_view(self._tensor) if cheap else None
+        self._take: Any = None if self._numpy is None else self._numpy.take
         self._bytes = math.prod(tensor.shape[1 + len(lanes) :]) * tensor.element_size()
         self._halves, self._words = tensor.dtype == torch.bfloat16, tensor.dtype == torch.uint16
         if self._is_flat:
@@ -203,8 +230,8 @@ class _Items:
 
     def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
         """A copy of the items at slots on the device of the leaf; `at` is the same for NumPy, on the CPU."""
-        if self._numpy is not None and at is not None and at.size * self._bytes < _LARGE_READ:
-            found = torch.from_numpy(self._numpy.take(at, 0, mode="clip"))  # other modes copy twice
+        if self._take is not None and at is not None and at.size * self._bytes < _LARGE:
+            found = torch.from_numpy(self._take(at, 0, None, "clip"))  # other modes copy twice
             return found.view(torch.bfloat16) if self._halves else found
         if self._is_flat:
             found = self._tensor.index_select(0, slots)
@@ -213,7 +240,7 @@ class _Items:
 
     def read_into(self, slots: Tensor, at: np.ndarray, part: int, leaf: Tensor, view: np.ndarray) -> None:
         """The same into a part of a tensor on the CPU and NumPy's view of it."""
-        if self._numpy is not None and at.size * self._bytes < _LARGE_READ:
+        if self._numpy is not None and at.size * self._bytes < _LARGE:
             self._numpy.take(at, 0, view[part], mode="clip")
         elif self._is_flat:
             torch.index_select(self._tensor, 0, slots, out=selectable(leaf[part]))
@@ -312,6 +339,13 @@ Rows = TorchRows | JaxRows
 def rows_in_jax(device: torch.device) -> bool:
     """Whether rows that the library allocates on a device belong to JAX."""
     return device.type == "cuda" and bridge.jax_device(device) is not None
+
+
+def _place(tensor: Tensor) -> tuple[int, int, int, torch.dtype]:
+    """Address, bytes of a row and of all, and dtype, of rows on the host one after the other; of others no bytes."""
+    dense = tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes > 0
+    size = tensor.nbytes if dense else 0
+    return (tensor.data_ptr(), size // tensor.shape[0], size, tensor.dtype) if dense else (0, 1, 0, tensor.dtype)
 
 
 def _unusual(leaf: Tensor) -> bool:

@@ -9,11 +9,12 @@ from typing import Any, Self
 
 import torch
 
+from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.component import Component
 from interop.numbers import whole
 from interop.processes import starting_a_worker
-from interop.storages import following
+from interop.storages import following, planning
 from interop.storages.access import Access
 from interop.storages.ledger import Ledger
 
@@ -211,6 +212,18 @@ class Storage(Component):
     def row_capacity(self, data: Any) -> int:
         """Rows along the first dim; `data` is what will be written first, if nothing was yet."""
         return self.max_size
+
+    def plan(self, data: Any = None) -> Plan:
+        """What memory the storage takes or, before the first write, will take once `data` is written as `extend` takes it.
+
+        Nothing is allocated. RuntimeError without data where that is needed to tell, and the errors of the write.
+        """
+        with self._access.turn():
+            return planning.plan(self._shares(data))
+
+    def _shares(self, data: Any) -> list[Share]:
+        """The same as shares of a plan; here nothing is known."""
+        return [Share("items", f"of a {type(self).__name__}", "cpu", None)]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write data at cursor. With `set_cursor` the length grows to include it and the place is remembered."""

@@ -9,13 +9,14 @@ import torch
 from tensordict import MemoryMappedTensor, is_tensor_collection
 from torch import Tensor
 
+from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.codec import Layout, stack_items
 from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, spelled_out, whole_rows
 from interop.interrupts import uninterrupted
 from interop.numbers import whole
 from interop.shared_int import counter
-from interop.storages import guarded
+from interop.storages import guarded, planning
 from interop.storages.copyable import Copyable
 from interop.storages.rows import Rows, TorchRows
 from interop.storages.storage import Storage
@@ -136,6 +137,22 @@ class TensorStorage(Copyable):
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
         raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
 
+    def _shares(self, data: Any) -> list[Share]:
+        if self._rows is not None and self._layout is not None:
+            return self._planned(self._layout, (self._row_count, *self._lanes))
+        if data is None:
+            raise RuntimeError("nothing was written yet: give plan() the data that will be, as extend() takes it")
+        data = stack_items(data[:1]) if isinstance(data, list) else data
+        layout = Layout.of(data, self.ndim)
+        lanes = self._lanes_of(data, batch=True)
+        device = _some(layout.flatten(data, self.ndim))[0].device
+        return self._planned(layout, (_rows_for(self._max_size, math.prod(lanes)), *lanes), device)
+
+    def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
+        """What leaves of shape [*lead, ...] take; `found` is where the first data is."""
+        device = self.device if isinstance(self.device, torch.device) else found
+        return planning.arrays("items", layout.leaves, lead, planning.place_of(device or torch.device("cpu")))
+
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         """The same, or what another process has allocated."""
         return self._allocate(layout, lead)
@@ -153,14 +170,17 @@ class TensorStorage(Copyable):
             raise RuntimeError(f"the index names places of shape {lead}, data has {found}; nothing was written")
         lanes = found[dims - self.ndim + 1 :] if self.ndim > 1 else ()
         if self._rows is None:
-            if self.device == "auto":
-                self.device = leaves[0].device
-            rows = _rows_for(self._max_size, math.prod(lanes))
-            # The memory outlives what the caller has set; broken off it would be files that nobody knows of.
-            with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
-                memory = self._memory(layout, (rows, *lanes))
-                memory.reserve(found[0] if dims == self.ndim else 1)
-                self._adopt(layout, memory)
+            wanted, rows = self.device, _rows_for(self._max_size, math.prod(lanes))
+            self.device = leaves[0].device if wanted == "auto" else wanted
+            try:
+                # The memory outlives what the caller has set; broken off it would be files that nobody knows of.
+                with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
+                    memory = self._memory(layout, (rows, *lanes))
+                    memory.reserve(found[0] if dims == self.ndim else 1)
+                    self._adopt(layout, memory)
+            except Exception:
+                self.device = wanted  # the next data may be elsewhere, where there is room
+                raise
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         return leaves
@@ -195,6 +215,10 @@ class TensorStorage(Copyable):
         data, new = _stacked(data), self._rows is None
         lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
         rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self._filled_rows
+        if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
+            self._write_at(cursor, self.admit(data, len(lanes), lanes), cursor + 1, rows, new)
+            self._last_cursor = cursor
+            return
         # A place is counted from the end of the filled part, like a place that is read.
         places = resolved(cursor, filled, rows if new or set_cursor else filled, (rows, *lanes))
         named = indexed((rows, *lanes), places)
@@ -207,16 +231,20 @@ class TensorStorage(Copyable):
                 "was never written would count as stored; nothing was written"
             )
         leaves = self.admit(data, len(named), named)
-        self._refuse(places, leaves, set_cursor, new)
-        if self._journal is not None:
-            guarded.write_at(self, places, leaves, reached if set_cursor else None)
-        else:
-            self._enter(places, set_cursor, rows)
-            self._own_rows().write_at(places, leaves)
-            if set_cursor:
-                self._grow(reached)
+        self._write_at(places, leaves, reached if set_cursor else None, rows, new)
         if set_cursor:
             self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
+
+    def _write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
+        """Write at resolved places; with `reached` it is in order, and the length grows to it."""
+        self._refuse(places, leaves, reached is not None, new)
+        if self._journal is not None:
+            guarded.write_at(self, places, leaves, reached)
+        else:
+            self._enter(places, reached is not None, rows)
+            self._own_rows().write_at(places, leaves)
+            if reached is not None:
+                self._grow(reached)
 
     def _enter(self, places: Any, set_cursor: bool, rows: int) -> None:
         """Enter a write in the ledger."""

@@ -30,6 +30,7 @@ _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, 
 _PART = contextlib.nullcontext()
 _PATIENCE, _PAUSE = 0.2, 1e-3  # seconds that a step of another process may take, and between two looks at it
 _STEP = 1 << 20  # bytes that memory without a file takes at a time
+_LARGE = 1 << 19  # bytes from which torch's threaded copy is faster
 _ENOUGH = 30.0  # seconds after which a record is not looked at any more
 Rows = range | np.ndarray
 
@@ -118,7 +119,11 @@ class _Column:
         if self._flat is None or self._bytes is None:
             out[:] = np.ascontiguousarray(self._array[_index(rows)]).reshape(-1).view(np.uint8)
         elif isinstance(rows, range):
-            out[:] = self._flat[rows.start * self.size : rows.stop * self.size]
+            held = self._flat[rows.start * self.size : rows.stop * self.size]
+            if held.size < _LARGE:
+                out[:] = held
+            else:
+                torch.from_numpy(out).copy_(torch.from_numpy(held))
         else:
             self._bytes.take(rows, 0, out.reshape(-1, self.size), mode="clip")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
-from interop.codec import Layout, shallow, stack_items
+from interop.codec import Layout, shallow, stack_items, unchecked
 from interop.index import as_int, as_tensor
 from interop.pytrees import each_leaf
 from interop.shared_int import SharedInt, counter
@@ -289,8 +289,10 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         layout = getattr(self._storage, "_layout", None)
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
-        stamped = shallow(data)
         rows = expanded(index, data.batch_size)
+        if layout is not None and type(data) is TensorDict and not any(data.names):
+            return unchecked({**data._tensordict, "index": rows}, data.batch_size, data.device, None)
+        stamped = shallow(data)
         # A list keeps this tensor, rows in memory copy it.
         stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
         return stamped
@@ -315,7 +317,7 @@ def _ring(storage: Storage) -> dict[str, Any] | None:
 
 def expanded(index: Any, shape: torch.Size) -> Tensor:
     """Row numbers as int64 of the batch dims of a tensordict, without a copy."""
-    rows = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device="cpu")
+    rows = index if isinstance(index, Tensor) else torch.from_numpy(np.array(index, np.int64))
     return rows if rows.shape == shape else rows.reshape(*rows.shape, *(1 for _ in shape[rows.ndim :])).expand(shape)
 
 

@@ -35,7 +35,8 @@ def drawn(her):
     buffer = her.replay_buffer(options, 0, 0.8)
     while told.steps < 800:
         buffer.extend(told.episode(net, 1.0))
-    return buffer.sample(), told
+    batches = (buffer.sample() for _ in range(100))  # few rows end their episode
+    return next(batch for batch in batches if batch["next", "truncated"].any()), told
 
 
 def another_place(her, batch):
@@ -59,7 +60,6 @@ def an_end_that_was_forgotten(her, batch):
 def test_a_batch_as_drawn_passes_the_check(her, drawn):
     batch, told = drawn
     assert her.check(batch, told, 0.8)["relabelled"] == 102
-    assert batch["next", "truncated"].any()
 
 
 @pytest.mark.parametrize("spoil", [another_place, a_goal_of_no_episode, the_old_reward, an_end_that_was_forgotten])

@@ -1,10 +1,13 @@
 """Trajectories whose items are written by turns, as by several environments that are stepped together and stored flat."""
 
+import itertools
 import time
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import (
@@ -15,6 +18,7 @@ from interop import (
     SliceSamplerWithoutReplacement,
 )
 from interop.samplers.interleaved import Interleaved, distinct_tail, takes_turns
+from interop.samplers.recent_ids import RecentIds
 from tests.interop.slice_model import SliceModel, check_law, drawn, shares, starts
 
 
@@ -111,6 +115,36 @@ def test_runs_of_one_id_after_the_other_are_not_by_turns():
         assert takes_turns(np.zeros(0, int), np.array(ids))
     assert takes_turns(np.array([4, 5]), np.array([4]))
     assert distinct_tail(np.array([1, 2, 3, 2, 4])).tolist() == [3, 2, 4]
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=8), st.booleans(), st.booleans())
+def test_what_is_remembered_of_ids_tells_as_much_as_all_of_them(parts, rising, wide):
+    """Whether they only rise, as those of runs usually do, or come again."""
+    if rising:
+        lengths, every = [len(part) for part in parts], sorted(itertools.chain.from_iterable(parts))
+        parts = [
+            every[stop - length : stop] for stop, length in zip(itertools.accumulate(lengths), lengths, strict=True)
+        ]
+    offset = np.array(2**63 if wide else 0, np.uint64)  # which float64 could not tell from its neighbours
+    recent, before = RecentIds(), np.zeros(0, np.uint64)
+    for part in parts:
+        ids = np.array(part, np.uint64) + offset
+        wanted = takes_turns(before, ids)
+        assert recent.take_turns(ids, (ids[1:] != ids[:-1]).nonzero()[0]) == wanted
+        if wanted:
+            return
+        before = np.concatenate([before, ids])
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_ids_that_are_remembered_are_limited(rising):
+    """After 5,000 others an id is a new one, after 4,000 it is known."""
+    for count, known in ((5000, False), (4000, True)):
+        recent = RecentIds()
+        ids = np.arange(count) if rising else -np.arange(count)
+        for part in np.split(ids, 10):
+            assert not recent.take_turns(part, np.arange(len(part) - 1))
+        assert recent.take_turns(ids[:1], np.zeros(0, np.int64)) == known
 
 
 def test_one_id_in_several_runs():

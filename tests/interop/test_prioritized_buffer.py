@@ -16,6 +16,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
+    compiled,
 )
 from tests.interop.rows import ALL_STORAGES, KINDS, STORAGES, check_same, flat_td, plain_tensor, state_of
 
@@ -267,3 +268,18 @@ def test_equal_generators_give_equal_batches():
 def test_the_representation_shows_the_exponents():
     buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(6))
     assert "PrioritizedSampler(alpha=0.7, beta=0.5, eps=1e-08, reduction=max)" in repr(buffer)
+
+
+def test_a_batch_for_which_there_is_no_memory_takes_no_priorities_with_it(monkeypatch):
+    def refused(*given):
+        raise MemoryError
+
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4))
+    buffer.extend(torch.arange(4))
+    buffer.update_priority(torch.arange(4), torch.arange(4.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(compiled, "draw", refused)  # of a program that fails what it was given to change is gone
+        with pytest.raises(MemoryError):
+            buffer.sample(100_000)
+    assert buffer.sampler.priorities.tolist() == [0, 1, 2, 3]
+    assert buffer.sample(4).shape == (4,)

@@ -65,6 +65,62 @@ def test_of_equal_places_the_last_wins(make, index):
     assert rows.tensors[0][..., 1].tolist() == wanted.tolist()
 
 
+FORMS = {
+    "dense": (torch.complex64, lambda values: values),
+    "strided": (torch.complex64, lambda values: values.repeat_interleave(2, -1)[..., ::2]),
+    "expanded": (torch.complex64, lambda values: values[:1].expand_as(values)),
+    "conjugate": (torch.complex64, lambda values: values.conj()),
+    "negative": (torch.float32, lambda values: values.conj().imag),
+    "with a graph": (torch.complex64, lambda values: values.clone().requires_grad_()),
+    "of another dtype": (torch.float32, lambda values: values.real.contiguous().to(torch.int32)),
+    "wider": (torch.float64, lambda values: values.real.to(torch.float32)),
+}
+
+
+@pytest.mark.parametrize("width", [0, 1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_values_are_written_whatever_form_they_come_in(form, width):
+    dtype, formed = FORMS[form]
+    rows, wanted = TorchRows([torch.zeros(ROWS, width, dtype=dtype)], ()), torch.zeros(ROWS, width, dtype=dtype)
+    number = 0
+    for start in range(ROWS):
+        for count in range(1, ROWS + 1):
+            number += 1
+            real = number + torch.arange(count * width).reshape(count, width)
+            given = formed(torch.complex(real.float(), real.float() + 1))
+            for place in range(count):
+                wanted[(start + place) % ROWS] = given.detach()[place]
+            rows.write_run(start, [given])
+            assert torch.equal(rows.tensors[0], wanted)
+            wanted[start] = given.detach()[-1]
+            rows.write_at(start, [given[-1]])
+            assert torch.equal(rows.tensors[0], wanted)
+
+
+def test_rows_that_do_not_fit_are_not_written_beside_the_memory():
+    memory = torch.zeros(ROWS + 2, 2)
+    rows = TorchRows([memory[:ROWS]], ())
+    for write in (
+        lambda: rows._copy(0, ROWS - 1, torch.ones(2, 2)),
+        lambda: rows.write_at(0, [torch.ones(3)]),
+        lambda: rows.write_at(ROWS, [torch.ones(2)]),
+    ):
+        with pytest.raises((ValueError, IndexError)):
+            write()
+    for start, count in ((ROWS - 1, 2), (ROWS, 1), (-1, 1)):
+        assert rows._copy_bytes(start, count, [torch.ones(count, 2)]) == [0]
+    assert not memory.any()
+
+
+def test_a_tensor_without_memory_is_refused():
+    zeros = torch._efficientzerotensor(2, 4)  # as automatic differentiation makes them
+    rows = TorchRows([torch.ones(ROWS, 4)], ())
+    for write in (lambda: rows.write_run(0, [zeros]), lambda: rows.write_at(0, [zeros[0]])):
+        with pytest.raises(RuntimeError, match="ZeroTensor"):
+            write()
+    assert rows.tensors[0].all()
+
+
 # ------------------------------------------------------------------ a buffer's own views
 
 

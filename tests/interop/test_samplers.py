@@ -64,6 +64,19 @@ def test_uniform_draws_need_no_buffer():
     assert repr(RandomSampler()) == "RandomSampler()"
 
 
+def test_a_key_decides_a_uniform_draw_in_any_thread():
+    storage, keys = LazyTensorStorage(50), [np.array(words, np.uint32) for words in ((1, 2), (1, 3), (4, 2))]
+    storage.set(slice(0, 50), plain_tensor(list(range(50))))
+
+    def draws(_=None):
+        return [RandomSampler()._named(storage, 64, key)[0].tolist() for key in keys]
+
+    alone = draws()
+    assert len(set(map(tuple, alone))) == len(keys)
+    with futures.ThreadPoolExecutor(4) as pool:
+        assert all(each == alone for each in pool.map(draws, range(8)))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.1])
 @pytest.mark.parametrize("make", ALL_STORAGES)
 def test_items_are_drawn_in_proportion_to_their_priority(make, alpha):
@@ -288,7 +301,7 @@ def test_the_defaults_of_a_sampler():
 @pytest.mark.parametrize("within", [False, True])
 def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
     passed = []
-    for name in ("assign", "update"):
+    for name in ("assign", "assign_and_draw", "update"):
         program = getattr(compiled, name)
 
         def kept(rule, state, slots, values, *more, program=program):
@@ -309,7 +322,7 @@ def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
         np.testing.assert_array_equal(values, values_then)
 
 
-@pytest.mark.parametrize("count", [8, 70_000])  # some wait for the next draw, as many as that do not
+@pytest.mark.parametrize("count", [8, 300_000])  # some wait for the next draw, as many as that do not
 def test_the_state_knows_the_highest_priority_ever_given(count):
     buffer = filled([1.0] * count)
     for given_now in (5.0, 2.0):

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, RoundRobinWriter, TensorStorage
 from interop.storages import journal
+from interop.storages import undo as undo_records
 from interop.storages.journal import Journal
 from interop.storages.undo import Cell, Memory, Undo
 from tests.interop.rows import KINDS, check_same, nested_td
@@ -47,8 +48,10 @@ class Stop(BaseException):
     """Stands for a kill."""
 
 
+@pytest.mark.parametrize("large", [1, undo_records._LARGE], ids=["large", "small"])
 @pytest.mark.parametrize("saved", [range(2, 5), np.array([7, 1, 7, 0])], ids=["run", "list"])
-def test_a_step_that_breaks_off_is_undone(saved):
+def test_a_step_that_breaks_off_is_undone(saved, large, monkeypatch):
+    monkeypatch.setattr(undo_records, "_LARGE", large)
     undo, _, rows = record()
     before = copy.deepcopy(rows)
     with pytest.raises(Stop), undo:

@@ -1,0 +1,83 @@
+"""What memory storages take, and the refusal of what there is no room for before any is taken."""
+
+import dataclasses
+import multiprocessing.heap
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fbuf import free_memory
+from fbuf.memory_plan import Plan, Share
+from interop import bridge
+from interop.codec import LeafSpec
+
+_SMALL = 1 << 26  # bytes below which nobody is asked what is free
+
+
+def place_of(device: torch.device) -> str:
+    """The place that a device of torch is; "cpu" is the memory of this machine."""
+    if device == torch.device("cuda"):
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(device)
+
+
+def free_at(place: str) -> int | None:
+    """Bytes free at a place; None where that is not known."""
+    if not place.startswith("cuda"):
+        return free_memory.at(place) if place == free_memory.HOST or place.startswith("/") else None
+    device = torch.device(place)
+    found = [torch.cuda.mem_get_info(device)[0]]
+    if bridge.jax_device(device) is not None:  # whose pool may hold more than it uses
+        pooled = free_memory.at(place)
+        found = [max(*found, pooled) if pooled is not None else found[0]]
+    return found[0]
+
+
+def arrays(part: str, leaves: Sequence[LeafSpec], lead: tuple[int, ...], place: str, **more: Any) -> list[Share]:
+    """Arrays of shape [*lead, ...] for leaves of items."""
+    return [array(part, leaf.name, (*lead, *leaf.shape), leaf.dtype, place, **more) for leaf in leaves]
+
+
+def array(part: str, key: str, shape: tuple[int, ...], dtype: torch.dtype, place: str, **more: Any) -> Share:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return Share(part, key, place, size, tuple(shape), str(dtype).removeprefix("torch."), **more)
+
+
+def plan(shares: Iterable[Share]) -> Plan:
+    """A plan with what is free now."""
+    return Plan.of(shares, free_at)
+
+
+def refuse(shares: Iterable[Share]) -> None:
+    """NotEnoughMemoryError for what a place has too little for."""
+    shares = list(shares)
+    if sum(share.bytes or 0 for share in shares) >= _SMALL:
+        plan(shares).check()
+
+
+def refuse_files(folder: str, sizes: Mapping[str, int]) -> None:
+    """NotEnoughDiskError, an OSError, for files that the disk has no room for."""
+    plan(Share("file", name, folder, size) for name, size in sizes.items()).check()
+
+
+def of_members(members: Sequence[Callable[[Any], list[Share]]], data: Any) -> list[Share]:
+    """The shares of several storages or buffers, numbered. ValueError for a list of data that is not one for each."""
+    each = list(data) if isinstance(data, list | tuple) else [data] * len(members)
+    if len(each) != len(members):
+        raise ValueError(f"there are {len(members)} members, got data for {len(each)}")
+    return [
+        dataclasses.replace(share, part=f"[{place}] {share.part}")
+        for place, (of, given) in enumerate(zip(members, each, strict=True))
+        for share in of(given)
+    ]
+
+
+def shared_memory(size: int) -> str:
+    """The folder in whose file system an anonymous map of so many bytes comes to be."""
+    for folder in getattr(multiprocessing.heap.Arena, "_dir_candidates", ()):
+        free = free_memory.at(folder)
+        if free is not None and free >= size:
+            return str(folder)
+    return tempfile.gettempdir()

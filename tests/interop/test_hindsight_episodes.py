@@ -1,0 +1,164 @@
+"""Where HERReplayBuffer takes episodes to begin and end: kept between draws, always as if looked up anew."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from interop import HERReplayBuffer, LazyMemmapStorage, LazyStackStorage, LazyTensorStorage
+from interop.buffers.hindsight import episode_bounds
+from interop.samplers.markers import Markers
+from tests.interop.rows import check_same
+
+KEYS = (("next", "done"), ("next", "terminated"))
+
+
+def reward_fn(td):
+    return torch.zeros(td.batch_size)
+
+
+def walk(first, ended, flag=torch.bool):
+    """Steps that reach the time that they are at; some end an episode, by one of two flags in turn."""
+    times = torch.arange(first, first + len(ended))
+    ended = torch.as_tensor(ended).reshape(-1, 1)
+    odd = (times % 2 == 1)[:, None]
+    place = times[:, None].double()
+    later = {"done": (ended & odd).to(flag), "terminated": (ended & ~odd).to(flag), "achieved_goal": place}
+    later["reward"] = torch.zeros_like(place)
+    return TensorDict({"desired_goal": -torch.ones_like(place), "next": TensorDict(later, times.shape)}, times.shape)
+
+
+def buffer_of(storage, strategy="final", **choices):
+    generator = torch.Generator().manual_seed(0)
+    return HERReplayBuffer(reward_fn, storage=storage, strategy=strategy, her_ratio=1.0, generator=generator, **choices)
+
+
+def check(buffer, size=40):
+    """Goals are of the episodes that a look at all that is stored finds."""
+    batch = buffer.sample(size)
+    rows, goals = batch["index"].numpy(), batch["desired_goal"][:, 0].long().numpy()
+    held, filled = buffer.storage, len(buffer.storage)
+    before, after = episode_bounds(held, rows, tuple(key for key in KEYS if key in held[:].keys(True)))
+    reached = held[:]["next", "achieved_goal"][:, 0].long().numpy()
+    if buffer.strategy.value == "final":
+        assert (goals == reached[(rows + after) % filled]).all()
+        return
+    low = before if buffer.strategy.value == "episode" else np.zeros_like(before)
+    for row, goal, back, on in zip(rows, goals, low, after, strict=True):
+        assert goal in reached[np.arange(row - back, row + on + 1) % filled]
+
+
+steps = st.tuples(
+    st.sampled_from(["extend"] * 5 + ["add", "edit", "view", "empty", "copy", "pickle", "anew"]),
+    st.integers(1, 40),
+    st.floats(0, 0.5),
+)
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@given(
+    capacity=st.integers(1, 30),
+    strategy=st.sampled_from(["future", "final", "episode"]),
+    history=st.lists(steps, max_size=10),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_history(kind, capacity, strategy, history, seed):
+    random, time = np.random.default_rng(seed), 0
+    buffer = buffer_of(kind(capacity), strategy)
+    for what, count, chance in [("extend", 5, 0.3), *history]:
+        if what == "add":
+            buffer.add(walk(time, random.random(1) < chance)[0])
+            time += 1
+        elif what in ("extend", "empty", "anew"):
+            if what == "empty":
+                buffer.empty()
+            elif what == "anew":  # as another writer on the same storage would
+                buffer.writer._cursor = 0
+            buffer.extend(walk(time, random.random(count) < chance))
+            time += count
+        elif what == "edit":
+            row = int(random.integers(len(buffer.storage)))
+            item = buffer.storage[row].clone()
+            item["next", "done"] = ~item["next", "done"]
+            buffer.storage.set(row, item, set_cursor=False)
+        elif what == "view":
+            buffer.storage[:]["next", "terminated"][int(random.integers(len(buffer.storage)))].logical_not_()
+        elif what == "copy":
+            buffer = copy.deepcopy(buffer)
+        else:
+            buffer = pickle.loads(pickle.dumps(buffer))
+        check(buffer)
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
+def test_a_draw_reads_the_ends_of_what_is_new(monkeypatch, strategy):
+    reads = []
+    read = Markers.read
+
+    def counting(self, storage, rows):
+        found = read(self, storage, rows)
+        reads.append(len(found))
+        return found
+
+    monkeypatch.setattr(Markers, "read", counting)
+    buffer = buffer_of(LazyTensorStorage(1000), strategy)
+    ended = np.arange(3000) % 50 == 49
+    buffer.extend(walk(0, ended[:900]))
+    for time in range(900, 3000, 30):
+        reads.clear()
+        buffer.extend(walk(time, ended[time : time + 30]))
+        buffer.sample(64)
+        buffer.sample(64)
+        if strategy == "random":
+            assert not reads
+        elif time > 900:
+            assert sum(reads) == 30
+
+
+@pytest.mark.parametrize("flag", [torch.uint8, torch.int64, torch.float32])
+def test_flags_of_other_types(flag):
+    buffer = buffer_of(LazyTensorStorage(50), "episode")
+    for time in range(0, 120, 30):
+        buffer.extend(walk(time, np.arange(time, time + 30) % 11 == 3, flag))
+        check(buffer)
+
+
+class Noting(LazyTensorStorage):
+    """A storage of a user who looks at what is written."""
+
+    def set(self, cursor, data, *, set_cursor=True):
+        super().set(cursor, data, set_cursor=set_cursor)
+
+
+@pytest.mark.parametrize("kind", [Noting, LazyStackStorage])
+def test_where_writes_are_not_told_ends_are_looked_up_for_each_draw(kind):
+    buffer = buffer_of(kind(40), "final", collate_fn=lambda data: data.clone())
+    for time in range(0, 90, 30):
+        buffer.extend(walk(time, np.arange(time, time + 30) % 11 == 3))
+        check(buffer)
+
+
+def test_one_buffer_writes_and_another_draws():
+    storage = LazyTensorStorage(40)
+    one, other = buffer_of(storage, "episode"), buffer_of(storage)
+    for time in range(0, 130, 13):
+        one.writer._cursor = time % 40
+        one.extend(walk(time, np.arange(time, time + 13) % 7 == 3))
+        check(one)
+        check(other)
+
+
+def test_another_flag_that_is_stored_later_counts():
+    """A storage that was emptied keeps its layout; another one may have other flags."""
+    buffer = buffer_of(LazyTensorStorage(20))
+    buffer.extend(walk(0, [False, True, False]).exclude(("next", "terminated")))
+    check_same(buffer.sample(30)["desired_goal"].unique(), torch.tensor([1.0, 2.0]).double())
+    buffer.set_storage(LazyTensorStorage(20))
+    buffer.extend(walk(0, [False, False, True, False]))
+    check_same(buffer.sample(30)["desired_goal"].unique(), torch.tensor([2.0, 3.0]).double())

@@ -1,0 +1,117 @@
+"""Priorities on an accelerator, which nobody waits for. Here the CPU stands in for one."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    TensorDictPrioritizedReplayBuffer,
+)
+
+
+@pytest.fixture(autouse=True)
+def _runs_ahead(monkeypatch):
+    monkeypatch.setattr(PrioritizedSampler, "_runs_ahead", property(lambda self: self._state is not None))
+
+
+def filled(count: int = 10, **more) -> PrioritizedReplayBuffer:
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(count), **more)
+    buffer.extend(torch.arange(count))
+    return buffer
+
+
+def settle(buffer) -> None:
+    buffer.sampler.state.priorities.block_until_ready()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+def test_priorities_are_those_that_the_host_would_set(dtype, index):
+    buffer, draw = filled(), np.random.default_rng(0)
+    expected = np.ones(10, np.float32)
+    for _ in range(20):
+        slots, values = draw.integers(-1, 10, 6), torch.from_numpy(draw.random(6)).to(dtype)
+        buffer.update_priority(torch.from_numpy(slots).to(index), values)
+        for slot, value in zip(slots, values.float().numpy(), strict=True):
+            if slot >= 0:
+                expected[slot] = value
+        np.testing.assert_array_equal(buffer.sampler.priorities.numpy(), expected)
+    drawn = buffer.sample(20_000)
+    share = np.bincount(drawn.numpy(), minlength=10) / 20_000
+    np.testing.assert_allclose(share, expected / expected.sum(), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("index", "priority"),
+    [
+        ([1, 2], [1.0, float("nan")]),
+        ([1, 2], [-1.0, 5.0]),
+        ([1, 2], [float("inf"), 5.0]),
+        ([1, 10], [5.0, 5.0]),
+        ([-2, 1], [5.0, 5.0]),
+    ],
+)
+def test_a_bad_update_changes_nothing_and_is_told_by_a_later_call(index, priority):
+    buffer = filled()
+    buffer.update_priority(torch.arange(10), torch.arange(10.0))
+    before = buffer.sampler.priorities
+    buffer.update_priority(torch.tensor(index), torch.tensor(priority))
+    settle(buffer)
+    assert torch.equal(buffer.sampler.priorities, before)
+    with pytest.raises(ValueError, match="refused as a whole"):
+        buffer.sample(4)
+    assert buffer.sample(4).shape == (4,)
+    buffer.update_priority(torch.tensor(index), torch.tensor(priority))
+    settle(buffer)
+    with pytest.raises(ValueError, match="refused as a whole"):
+        buffer.update_priority(torch.tensor([0]), torch.tensor([3.0]))
+    assert torch.equal(buffer.sampler.priorities, before)
+
+
+def test_what_the_host_can_see_is_refused_at_once():
+    buffer = filled()
+    with pytest.raises(ValueError, match="finite"):
+        buffer.update_priority([1, 2], [1.0, float("nan")])
+    with pytest.raises(RuntimeError, match="same length"):
+        buffer.update_priority(torch.tensor([1, 2]), torch.rand(3))
+    with pytest.raises(TypeError, match="integers"):
+        buffer.update_priority(torch.tensor([1.0]), torch.rand(1))
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_new_items_get_the_highest_priority_that_the_device_knows(within):
+    storage = LazyTensorStorage(4)
+    sampler = PrioritizedSampler(4, 1.0, 1.0, max_priority_within_buffer=within)
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, sampler=sampler)
+    buffer.extend(torch.arange(4))
+    buffer.update_priority(torch.tensor([2]), torch.tensor([7.0]))
+    buffer.extend(torch.arange(2))
+    assert sampler.priorities.tolist() == [7, 7, 7, 1] and sampler.default_priority == 7
+    buffer.extend(torch.arange(2))
+    assert sampler.priorities.tolist()[2:] == [7, 7]
+    assert sampler.default_priority == (1 if within else 7)
+
+
+def test_the_tensors_given_may_be_changed_right_after():
+    buffer = filled()
+    index, priority = torch.arange(10), torch.arange(10.0) + 1
+    buffer.update_priority(index, priority)
+    index.fill_(0), priority.fill_(99.0)
+    assert buffer.sampler.priorities.tolist() == list(range(1, 11))
+
+
+def test_a_whole_cycle_and_its_state():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(50), batch_size=16)
+    for turn in range(5):
+        buffer.extend(TensorDict(a=torch.arange(20), batch_size=[20]))
+        drawn = buffer.sample()
+        drawn["td_error"] = torch.rand(16) + turn
+        buffer.update_tensordict_priority(drawn)
+    twin = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(50), batch_size=16)
+    twin.load_state_dict(buffer.state_dict())
+    assert torch.equal(twin.sampler.priorities, buffer.sampler.priorities)
+    assert twin.sampler.default_priority == buffer.sampler.default_priority

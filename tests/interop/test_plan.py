@@ -1,0 +1,433 @@
+"""A plan of a buffer is what its first write takes; a write that does not fit is refused before anything is made."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from fbuf import NotEnoughDiskError, NotEnoughMemoryError, Plan, free_memory
+from interop import (
+    CompressedListStorage,
+    ConsumingSampler,
+    LazyFrameStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    Sampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    StalenessAwareSampler,
+    Storage,
+    StorageEnsemble,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from interop.transforms import CatFrames, MultiStepTransform
+
+CAPACITY = 1_000
+
+
+def steps(count: int = 6, shape: tuple[int, ...] = ()) -> TensorDict:
+    """Steps whose observations are frames."""
+    lead = (*shape, count) if not shape else (count, *shape)
+    frames = torch.zeros(*lead, 4, 8, 8, dtype=torch.uint8)
+    done = torch.zeros(*lead, 1, dtype=torch.bool)
+    following = TensorDict({"pixels": frames.clone(), "done": done, "reward": torch.zeros(*lead, 1)}, lead)
+    ids = torch.zeros(lead, dtype=torch.int64)
+    return TensorDict({"pixels": frames, "action": torch.zeros(*lead, 3), "id": ids, "next": following}, lead)
+
+
+def nbytes(tensors: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def in_folder(folder: Path, *suffixes: str) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+# ------------------------------------------------------------------ equal to what there is
+
+
+DATA = {
+    "a tensordict": lambda: steps(),
+    "a tensor": lambda: torch.zeros(5, 3, dtype=torch.bfloat16),
+    "a tuple": lambda: (torch.zeros(5, 2), {"a": torch.zeros(5, dtype=torch.bool)}),
+    "a list of items": lambda: [steps(1)[0] for _ in range(3)],
+    "expanded": lambda: torch.zeros(1).expand(7, 1000),
+}
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage], ids=lambda make: make.__name__)
+def test_rows_in_memory(make, data) -> None:
+    buffer, given = ReplayBuffer(storage=make(CAPACITY)), DATA[data]()
+    plan = buffer.plan(given)
+    assert not buffer.storage.initialized and len(buffer) == 0 and buffer.write_count == 0
+    buffer.extend(given)
+    rows = buffer.storage._rows.tensors
+    assert plan.total == nbytes(rows) == plan.by_part["items"] and not plan.unknown
+    assert [(share.shape, share.dtype) for share in plan.shares] == [
+        (tuple(row.shape), str(row.dtype).removeprefix("torch.")) for row in rows
+    ]
+    assert buffer.plan().by_key == plan.by_key == buffer.plan(given).by_key
+
+
+def test_keys_are_told_as_in_errors_and_the_buffer_s_own_are_among_them() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
+    assert buffer.plan(steps()).by_key == {
+        "items 'pixels'": 256 * CAPACITY,
+        "items 'action'": 12 * CAPACITY,
+        "items 'id'": 8 * CAPACITY,
+        "items ('next', 'pixels')": 256 * CAPACITY,
+        "items ('next', 'done')": CAPACITY,
+        "items ('next', 'reward')": 4 * CAPACITY,
+        "items 'index'": 8 * CAPACITY,
+    }
+
+
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_several_item_dims(ndim) -> None:
+    shape = (3, 2)[: ndim - 1]
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY, ndim=ndim), dim_extend=0)
+    data = steps(4, shape)
+    plan = buffer.plan(data)
+    buffer.extend(data)
+    assert plan.total == nbytes(buffer.storage._rows.tensors) >= 545 * CAPACITY
+    across = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY, ndim=2), dim_extend=1)
+    data = steps(5, (3,))  # [lanes, time]
+    plan = across.plan(data)
+    across.extend(data)
+    assert plan.total == nbytes(across.storage._rows.tensors)
+
+
+def test_files(tmp_path) -> None:
+    for kept in (False, True):
+        folder = tmp_path / str(kept)
+        sampler: Any = PrioritizedSampler(CAPACITY, 0.6, 0.4) if kept else RandomSampler()
+        buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=folder), sampler=sampler)
+        plan = buffer.plan(steps())
+        assert not folder.exists()
+        buffer.extend(steps())
+        assert plan.needed[str(folder)] == in_folder(folder, ".memmap", ".state", ".priorities")
+        assert ("file storage.priorities" in plan.by_key) == kept
+        assert buffer.plan().by_key == plan.by_key
+
+
+def test_files_that_processes_agree_on(tmp_path) -> None:
+    for make in (
+        lambda: LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "a", shared_init=True),
+        lambda: LazyMemmapStorage(CAPACITY, shared_init=True),
+        lambda: LazyTensorStorage(CAPACITY, shared_init=True),
+    ):
+        storage: Any = make()
+        buffer = ReplayBuffer(storage=storage)
+        plan = buffer.plan(steps())
+        buffer.extend(steps())
+        (place,) = plan.needed
+        assert plan.total == nbytes(storage._rows.tensors) == in_folder(Path(place), ".memmap")
+
+
+@pytest.mark.parametrize("finals", [None, 7])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_frames(stack, finals) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyFrameStorage(CAPACITY, stack=stack, stack_dim=0 if stack == 4 else -3, finals=finals, ndim=2),
+        dim_extend=0,
+    )
+    plan = buffer.plan(steps(4, (2,)))
+    buffer.extend(steps(4, (2,)))
+    memory = buffer.storage._rows.memory
+    frame = 256 // stack
+    assert plan.total == nbytes(memory) - frame * (CAPACITY if finals is None else finals)
+    assert nbytes(memory) == sum(share.bytes or 0 for share in plan.shares)
+    assert buffer.plan().by_key == plan.by_key
+
+
+def test_memory_that_the_user_gives() -> None:
+    storage = TensorStorage(steps(10))
+    assert storage.plan().total == 10 * 537 == ReplayBuffer(storage=storage).plan().total
+
+
+def test_one_piece_of_memory_is_made_twice() -> None:
+    storage = LazyTensorStorage(CAPACITY, consolidated=True)
+    plan = storage.plan(steps())
+    assert plan.needed == {"cpu": 2 * plan.total}
+    ReplayBuffer(storage=storage).extend(steps())
+    assert storage.plan().needed == {"cpu": plan.total}
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PrioritizedSampler(CAPACITY, 0.6, 0.4),
+        PrioritizedSampler(2 * CAPACITY, 0.6, 0.4, max_priority_within_buffer=True),
+        PrioritizedSampler(CAPACITY, 0.6, 0.4, dtype=torch.float64),
+        PrioritizedSliceSampler(CAPACITY, 0.6, 0.4, num_slices=2, end_key=("next", "done")),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_priorities(sampler) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler)
+    plan = buffer.plan(steps())
+    buffer.extend(steps())
+    assert plan.by_part["sampler"] == nbytes(jax.tree.leaves(sampler._state))
+    assert buffer.plan().by_key == plan.by_key
+    assert bool(plan.unknown) == isinstance(sampler, SliceSampler)
+
+
+def test_other_samplers_and_writers() -> None:
+    def at_most(sampler: Sampler) -> int:
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler)
+        plan = buffer.plan(steps())
+        assert "sampler" not in plan.by_part and not plan.unknown
+        return sum(share.bytes or 0 for share in plan.shares if share.counts == "at most")
+
+    assert at_most(RandomSampler()) == 0
+    assert at_most(SamplerWithoutReplacement()) == 8 * CAPACITY
+    assert at_most(SamplerWithoutReplacement(shuffle=False)) == 0
+    assert at_most(ConsumingSampler()) == 24 * CAPACITY
+    assert at_most(StalenessAwareSampler(version_key="id")) == 40 * CAPACITY
+
+    class Own(Sampler):
+        def sample(self, storage: Any, batch_size: int) -> Any:
+            return torch.zeros(batch_size, dtype=torch.int64), {}
+
+    assert ReplayBuffer(storage=LazyTensorStorage(9), sampler=Own()).plan(steps()).unknown == ("sampler of a Own",)
+    slices = ReplayBuffer(storage=LazyTensorStorage(9), sampler=SliceSampler(num_slices=1))
+    assert slices.plan(steps()).unknown == ("sampler where trajectories start and stop",)
+    counting = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), writer=RoundRobinWriter(track_generations=True))
+    assert counting.plan(steps()).by_part["writer"] == 8 * CAPACITY
+    ranking = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), writer=TensorDictMaxValueWriter(rank_key="id")
+    )
+    plan = ranking.plan(steps())
+    ranking.extend(steps())
+    assert plan.by_part["items"] == nbytes(ranking.storage._rows.tensors)
+
+
+# ------------------------------------------------------------------ what cannot be told
+
+
+def test_lists() -> None:
+    buffer = ReplayBuffer(storage=ListStorage(CAPACITY))
+    plan = buffer.plan([steps(1)[0]] * 3)
+    assert plan.total == 0 and plan.unknown == ("items the objects of the list",)
+    assert sum(share.bytes or 0 for share in plan.shares if share.counts == "at most") == 537 * CAPACITY
+    buffer.extend([steps(1)[0]] * 3)
+    assert buffer.plan().shares == plan.shares
+    assert ReplayBuffer(storage=ListStorage(CAPACITY)).plan(["a", object()]).unknown == plan.unknown
+    assert [share.bytes for share in ListStorage().plan([torch.zeros(3)]).shares] == [None]
+    assert LazyStackStorage(5).plan(steps()).unknown == plan.unknown
+    packed = ReplayBuffer(storage=CompressedListStorage(CAPACITY)).plan([torch.zeros(5)])
+    assert packed.unknown == ("items compressed tensors", *plan.unknown)
+
+    class Own(Storage):
+        def __len__(self) -> int:
+            return 0
+
+    assert Own(3).plan().unknown == ("items of a Own",)
+
+
+def test_nothing_is_known_of_rows_without_data() -> None:
+    for make in (LazyTensorStorage, LazyMemmapStorage):
+        with pytest.raises(RuntimeError, match="give plan\\(\\) the data"):
+            ReplayBuffer(storage=make(3)).plan()
+    with pytest.raises(TypeError, match="cannot store"):
+        LazyTensorStorage(3).plan(torch.zeros(3, device="meta"))
+
+
+# ------------------------------------------------------------------ transforms and members
+
+
+def test_what_transforms_make_is_planned_and_what_they_keep_stays() -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), transform=MultiStepTransform(3, 0.9), batch_size=2
+    )
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), transform=MultiStepTransform(3, 0.9))
+    for turn in range(3):
+        plan = buffer.plan(steps(8))
+        assert turn == 0 or plan.total == nbytes(buffer.storage._rows.tensors)
+        rows = buffer.extend(steps(8)), other.extend(steps(8))
+        assert torch.equal(*rows) and len(buffer) == len(other)
+    assert plan.by_part == other.plan().by_part
+    with pytest.raises(RuntimeError, match="more rows"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(3), transform=MultiStepTransform(3, 0.9)).plan(steps(2))
+    stacked = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), transform=CatFrames(2, -1, in_keys=["action"])
+    )
+    assert stacked.plan(steps()).by_key["items 'action'"] == 12 * CAPACITY  # it stacks what is read
+
+
+def test_members() -> None:
+    first = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
+    second = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 0.6, 0.4))
+    each = first.plan(steps()), second.plan(torch.zeros(3, 5))
+    ensemble = ReplayBufferEnsemble(first, second)
+    plan = ensemble.plan([steps(), torch.zeros(3, 5)])
+    assert plan.total == each[0].total + each[1].total
+    assert plan.by_part["[0] items"] == each[0].total and plan.by_part["[1] items"] == 200
+    assert plan.by_part["[1] sampler"] == each[1].by_part["sampler"]
+    assert ensemble.plan(steps()).by_part["[1] items"] == second.plan(steps()).by_part["items"]
+    with pytest.raises(ValueError, match="2 members, got data for 1"):
+        ensemble.plan([steps()])
+    assert StorageEnsemble(first.storage, second.storage).plan((steps(), torch.zeros(3, 5))).total == (
+        LazyTensorStorage(CAPACITY).plan(steps()).total + 200
+    )
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.fixture
+def free(monkeypatch) -> dict[str, int]:
+    """How much is free, "cpu" and "disk", as the test says."""
+    told = {"cpu": 100 << 20, "disk": 100 << 20}
+    monkeypatch.setattr(free_memory, "at", lambda place: told["cpu" if place == "cpu" else "disk"])
+    return told
+
+
+def large(count: int = 3) -> TensorDict:
+    """Rows of 1 MiB, of which 110 are asked for."""
+    return TensorDict({"x": torch.zeros(count, 1 << 19, dtype=torch.uint8), "y": torch.ones(count, 1 << 17)}, [count])
+
+
+def standing(buffer: ReplayBuffer) -> tuple[Any, ...]:
+    storage: Any = buffer.storage
+    counts = len(buffer), buffer.write_count, buffer.writer._cursor, storage.initialized  # type: ignore[attr-defined]
+    return (*counts, storage._ledger.written, storage._ledger.edits)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LazyTensorStorage(110),
+        lambda: LazyTensorStorage(110, ndim=2),
+        lambda: LazyTensorStorage(70, consolidated=True),
+        lambda: LazyFrameStorage(110, obs_key="x", stack=1, traj_key="id"),
+    ],
+    ids=["memory", "lanes", "consolidated", "frames"],
+)
+@pytest.mark.parametrize("one", [False, True], ids=["extend", "add"])
+def test_rows_for_which_there_is_no_memory(make, one, free) -> None:
+    storage: Any = make()
+    sampler = PrioritizedSampler(storage.max_size, 0.6, 0.4)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler, writer=RoundRobinWriter())
+    data = large()
+    if isinstance(storage, LazyFrameStorage):
+        data = TensorDict({**data, "id": torch.zeros(3, dtype=torch.int64), "next": large()}, [3])
+    if storage.ndim == 2:
+        data = data[:, None]
+    before = standing(buffer)
+    for _ in range(2):
+        with pytest.raises(
+            NotEnoughMemoryError, match=r"in the memory of cpu, where 100.0 MiB are free: .*'x'"
+        ) as told:
+            buffer.add(data[0]) if one else buffer.extend(data.transpose(0, 1) if storage.ndim == 2 else data)
+        assert "nothing was allocated" in str(told.value)
+        assert standing(buffer) == before
+        with pytest.raises(NotEnoughMemoryError):
+            buffer.plan(data.transpose(0, 1) if storage.ndim == 2 else data).check()
+    free["cpu"] = 1 << 30
+    if one:
+        buffer.add(data[0])
+    else:
+        buffer.extend(data.transpose(0, 1) if storage.ndim == 2 else data)
+    assert len(buffer) == (1 if one else 3)
+
+
+def test_a_refused_write_says_nothing_of_the_device(free) -> None:
+    storage = LazyTensorStorage(110, device="auto")
+    with pytest.raises(NotEnoughMemoryError):
+        ReplayBuffer(storage=storage).extend(large())
+    assert storage.device == "auto"
+    free["cpu"] = 1 << 30
+    ReplayBuffer(storage=storage).extend(large())
+    assert storage.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("shared_init", [False, True])
+def test_files_for_which_there_is_no_disk(shared_init, tmp_path, free) -> None:
+    folder = tmp_path / "a" / "b"
+    storage = LazyMemmapStorage(110, scratch_dir=folder, shared_init=shared_init)
+    buffer = TensorDictReplayBuffer(storage=storage)
+    before, there = standing(buffer), sorted(tmp_path.rglob("*"))
+    with pytest.raises(NotEnoughDiskError, match=r"on the disk of .*where 100.0 MiB are free: .*x.memmap 55.0") as told:
+        buffer.extend(large())
+    assert isinstance(told.value, OSError) and told.value.errno == errno.ENOSPC
+    assert standing(buffer) == before and sorted(tmp_path.rglob("*")) == there
+    free["disk"] = 1 << 30
+    buffer.extend(large())
+    assert len(buffer) == 3
+
+
+def test_files_in_the_place_of_others_need_room_beside_them(tmp_path, free) -> None:
+    first = TensorDictReplayBuffer(storage=LazyMemmapStorage(3, scratch_dir=tmp_path / "a"))
+    first.extend(large())
+    first.storage.close()  # type: ignore[attr-defined]
+    del first
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(110, scratch_dir=tmp_path / "a", existsok=True))
+    with pytest.raises(NotEnoughDiskError):
+        buffer.extend(large())
+    again = LazyMemmapStorage.open(tmp_path / "a")  # what was there is as it was
+    assert len(again) == 3 and bool((again[:]["y"] == 1).all())
+
+
+def test_maps_that_processes_agree_on_need_disk(free) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(110, shared_init=True))
+    with pytest.raises(NotEnoughDiskError, match=r"of leaf 0 55.0 MiB"):
+        buffer.extend(large())
+    assert standing(buffer)[:2] == (0, 0)
+    free["disk"] = 1 << 30
+    assert len(buffer.extend(large())) == 3
+
+
+def test_anonymous_maps_may_be_larger_than_what_there_is(free) -> None:
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(110))
+    with pytest.raises(NotEnoughDiskError):
+        buffer.plan(large()).check()
+    assert len(buffer.extend(large())) == 3
+
+
+def test_a_checkpoint_that_there_is_no_memory_for(tmp_path, free) -> None:
+    source = TensorDictReplayBuffer(storage=LazyMemmapStorage(110))
+    source.extend(large())
+    source.dumps(tmp_path / "c")
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(110))
+    before = standing(buffer)
+    with pytest.raises(NotEnoughMemoryError):
+        buffer.loads(tmp_path / "c")
+    assert standing(buffer) == before
+
+
+def test_what_is_asked_of_the_system_is_asked_for_large_buffers_only(monkeypatch) -> None:
+    def asked(place: str) -> int:
+        raise AssertionError(place)
+
+    monkeypatch.setattr(free_memory, "at", asked)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+    buffer.extend(steps())
+    assert len(buffer) == 6
+
+
+def test_the_plan_of_a_buffer_is_a_table() -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1 << 20), sampler=PrioritizedSampler(1 << 20, 0.6, 0.4), batch_size=3
+    )
+    plan = buffer.plan(steps())
+    assert isinstance(plan, Plan) and plan.needed.keys() == {"cpu"}
+    lines = str(plan).splitlines()
+    assert len(lines) == 2 + len(plan.shares) and lines[-1].startswith(f"cpu: {plan.total} bytes, 5")
+    assert np.prod([1 << 20, 4, 8, 8]) == plan.by_key["items 'pixels'"]

@@ -1,0 +1,141 @@
+"""Slices after what comes seldom: calls that are broken off, writers that begin anew, batches that writes make stale."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from interop import LazyTensorStorage, ReplayBuffer, SliceSampler, SliceSamplerWithoutReplacement
+from interop.samplers.boundaries import Boundaries
+from interop.samplers.interleaved import Interleaved
+from interop.samplers.trajectory_table import Table
+from tests.interop.slice_model import drawn
+
+
+def items(ids, first):
+    return TensorDict({"x": torch.arange(first, first + len(ids)), "id": torch.tensor(ids)}, [len(ids)])
+
+
+def buffer_of(ids, capacity, length=64, **choices):
+    sampler = SliceSamplerWithoutReplacement(slice_len=length, strict_length=False, traj_key="id")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler, **choices)
+    buffer.extend(items(ids, 0))
+    return buffer
+
+
+def whole(buffer):
+    return sorted(drawn(buffer, 64 * 100))
+
+
+def broken_off(buffer, monkeypatch, owner, name, calls):
+    """Have a draw be broken off by a signal after some calls of a method."""
+    method, left = getattr(owner, name), iter(range(calls))
+
+    def called(*args):
+        found = method(*args)
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, called)
+        with pytest.raises(KeyboardInterrupt):
+            whole(buffer)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_signal_while_all_rows_are_read_that_were_written_by_turns(monkeypatch, calls):
+    buffer = buffer_of([1, 2, 1, 2], 4)
+    assert whole(buffer) == [(0, 2), (1, 3)]
+    buffer.extend(items([1, 3, 1, 3], 4))
+    broken_off(buffer, monkeypatch, Interleaved, "_put", calls)
+    assert whole(buffer) == [(4, 6), (5, 7)]
+
+
+def test_a_signal_while_an_edit_is_looked_at(monkeypatch):
+    buffer = buffer_of([1, 1, 1, 2], 8)
+    assert whole(buffer) == [(0, 1, 2), (3,)]
+    buffer[:]["id"][2] = 2
+    broken_off(buffer, monkeypatch, Boundaries, "_is_as_seen", 0)
+    assert whole(buffer) == [(0, 1), (2, 3)]
+
+
+def test_what_is_known_for_a_length_that_is_not_asked_for_any_more_is_bounded():
+    sampler = SliceSampler(num_slices=1, traj_key="id")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler)
+    for first in range(0, 800, 4):
+        buffer.extend(items([first] * 4, first))
+        buffer.sample(2 if first == 0 else 4)
+    tables: list[Table] = list(sampler._index._long.values())
+    assert len(tables) == 2
+    assert max(len(table.rows) for table in tables) <= 2
+
+
+def test_items_by_turns_before_and_behind_where_a_writer_has_begun_anew():
+    buffer = buffer_of([1, 2, 1, 2, 1, 2], 10)
+    assert whole(buffer) == [(0, 2, 4), (1, 3, 5)]
+    buffer.storage.set(slice(0, 2), items([1, 2], 100))
+    assert whole(buffer) == [(2, 4), (3, 5), (100,), (101,)]
+    buffer.storage.set(slice(2, 6), items([1, 2, 1, 2], 102))
+    assert whole(buffer) == [(100, 102, 104), (101, 103, 105)]
+
+
+@pytest.mark.parametrize("key", ["is_init", ("next", "done"), ("next", "terminated")])
+def test_entries_without_values_in_lanes(key):
+    data = TensorDict({"x": torch.arange(6).reshape(3, 2), "id": torch.zeros(3, 2, dtype=torch.int64)}, [3, 2])
+    data[key] = torch.zeros(3, 2, 0, dtype=torch.bool)
+    sampler = SliceSampler(slice_len=3, traj_key="id")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2), sampler=sampler, dim_extend=0)
+    buffer.extend(data)
+    batch, info = buffer.sample(6, return_info=True)
+    assert batch.batch_size == (6,)
+    assert info[key].shape == (6, 0)
+
+
+# ------------------------------------------------------------------ drawn ahead
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_batches_that_were_drawn_before_a_write_are_drawn_anew_of_a_copy(copied):
+    buffer = buffer_of([1] * 4 + [2] * 4 + [3] * 4, 12, length=4, batch_size=4, prefetch=2)
+    buffer.sample()
+    buffer.extend(items([4] * 2, 100))
+    other = copied(buffer)
+    stored = [(2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (100, 101)]
+    assert sorted(tuple(other.sample()["x"].tolist()) for _ in stored) == stored  # the write began an epoch
+
+
+def test_a_thread_that_comes_after_a_write_makes_no_slice_of_what_was_drawn_before():
+    buffer = buffer_of([1] * 4 + [2] * 4 + [3] * 4, 12, length=4, batch_size=4, prefetch=2)
+    start, waiting = buffer._prefetch._start, []
+    buffer._prefetch._start = lambda job, make: waiting.append((job, make))
+    buffer.sample()
+    buffer._prefetch._start = start
+    buffer.extend(items([4] * 2, 100))
+    for job, make in waiting:
+        start(job, make)
+    stored = [(2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (100, 101)]
+    assert sorted(tuple(buffer.sample()["x"].tolist()) for _ in stored) == stored
+
+
+def test_nothing_is_drawn_ahead_while_rows_are_written(monkeypatch):
+    buffer = buffer_of([1] * 4 + [2] * 4 + [3] * 4, 12, length=4, batch_size=4, prefetch=2)
+    draw, waited, writers = buffer.sampler._draw, [], []
+
+    def drawing(*args):
+        writers.append(threading.Thread(target=buffer.extend, args=(items([5], 200),)))
+        writers[-1].start()
+        writers[-1].join(0.02)
+        waited.append(writers[-1].is_alive())
+        return draw(*args)
+
+    monkeypatch.setattr(buffer.sampler, "_draw", drawing)
+    buffer.sample()
+    for each in writers:
+        each.join(10)
+    assert len(waited) > 1
+    assert np.all(waited)
