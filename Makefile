@@ -10,7 +10,7 @@ retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; d
 
 EXAMPLES := rainbow r2d2 her behaviour_cloning
 
-.PHONY: demo examples test test-slow faults lint bench clean
+.PHONY: demo examples test test-slow faults lint bench bench-compare clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,9 +38,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## rivals are measured where they are installed
+# All rivals that can be installed here; ARGS="--only torch_uniform --repeats 3" and the like are passed on.
+bench: $(STAMP)  ## an hour or more; numbers into benchmarks/results, plots into docs/plots
 	-$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py --plots docs/plots $(ARGS)
+
+bench-compare: $(STAMP)  ## what became slower: make bench-compare A=old.json B=new.json
+	$(if $(and $(A),$(B)),,$(error two files of results are needed: make bench-compare A=old.json B=new.json))
+	$(BIN)/python benchmarks/compare.py $(A) $(B) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

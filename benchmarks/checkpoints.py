@@ -13,7 +13,6 @@ import gc
 import os
 import pathlib
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -129,18 +128,7 @@ class Table:
         self.seconds.setdefault(work, {}).setdefault(name, []).append(whole)
 
     def timings(self) -> list[measure.Timing]:
-        return [
-            measure.Timing(
-                work,
-                {name: statistics.median(each) * measure.MICROSECOND for name, each in taken.items()},
-                {
-                    name: statistics.median(a / b for a, b in zip(each, taken[measure.OURS], strict=True))
-                    for name, each in taken.items()
-                    if name != measure.OURS
-                },
-            )
-            for work, taken in self.seconds.items()
-        ]
+        return [measure.of_rounds(work, taken) for work, taken in self.seconds.items()]
 
 
 def others(rows: TensorDict, turn: int) -> TensorDict:

@@ -149,12 +149,7 @@ def in_turns(name: str, calls: dict[str, Callable[[], Any]], rounds: int, before
                 calls[each]()
                 times.append(time.perf_counter() - start)
             taken[each].append(statistics.median(times[1:]))  # the first finds the cache as the other left it
-    ratio = {
-        each: statistics.median(a / b for a, b in zip(taken[each], taken[measure.OURS], strict=True))
-        for each in calls
-        if each != measure.OURS
-    }
-    return measure.Timing(name, {c: statistics.median(t) * measure.MICROSECOND for c, t in taken.items()}, ratio)
+    return measure.of_rounds(name, taken)
 
 
 def warm(ours: Any, calls: dict[str, Callable[[], Any]], quick: bool) -> measure.Timing:

@@ -2,7 +2,8 @@
 
 Prioritized: draw a batch, give it new priorities that depend on what was read. Uniform: add rows, draw a batch. Each as
 one jitted call with a donated state, and as one jitted `scan` of 100 such steps. The rival is flashbax's item buffer:
-like ours it keeps rows that are drawn one by one. Both draw one row per equal share of the total priority.
+like ours it keeps rows that are drawn one by one. Both draw one row per equal share of the total priority. Beside single
+calls, what one would write in NumPy (`plain_numpy.py`). No torch: its threads would slow both.
 Measured twice: as JAX dispatches by default, and with `jax_cpu_enable_async_dispatch` off, in a process of its own.
 """
 
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 import measure
 import numpy as np
 from jax import Array
+from plain_numpy import NUMPY, Numpy, PrioritizedNumpy
 
 import fbuf
 
@@ -153,6 +155,26 @@ def one_scan(side: Side, keys: Iterator[Array], new: Any) -> Callable[[], None]:
     return one_call(Side(side.full, steps), keys, new)
 
 
+def by_hand(prioritized: bool, capacity: int, rows: Array, new: Array) -> Callable[[], None]:
+    """A step in NumPy."""
+    kept, added = {"x": np.asarray(rows)}, {"x": np.asarray(new)}
+    if not prioritized:
+        ring = Numpy(kept, capacity)
+
+        def step() -> None:
+            ring.extend(added)
+            ring.sample(BATCH)
+
+        return step
+    weighed = PrioritizedNumpy(kept, capacity, ALPHA, 0.4)
+
+    def weighed_step() -> None:
+        drawn = weighed.sample(BATCH)
+        weighed.update(drawn["index"], abs(drawn["x"].reshape(BATCH, -1)[:, 0]) + 1e-3)
+
+    return weighed_step
+
+
 def capacities(quick: bool) -> dict[str, int]:
     return {"32 floats": 20_000 if quick else 1_000_000, "4x84x84 bytes": 2_000 if quick else 20_000}
 
@@ -182,6 +204,8 @@ def measured(quick: bool) -> list[measure.Timing]:
         for form, build in (("", one_call), (", scan", one_scan)):
             keys = itertools.cycle(jax.random.split(jax.random.key(0), 64))
             calls = {contender: build(side, keys, new) for contender, side in sides.items()}
+            if build is one_call:  # 100 of a plain prioritized step take so long that fewer rounds are left for all
+                calls[NUMPY] = by_hand(name.startswith("prioritized"), capacity, rows, new)
             timings.append(measure.compare(name + form, calls, quick=quick))
     return timings
 
@@ -195,7 +219,7 @@ def both_ways(options: argparse.Namespace) -> list[measure.Timing]:
             command = [sys.executable, __file__, "--dispatch", way, "--json", str(file)]
             subprocess.run(command + ["--quick"] * options.quick, check=True, stdout=subprocess.DEVNULL)
             rows = json.loads(file.read_text())["timings"]
-            timings += [measure.Timing(f"{row['name']} [{way}]", row["us"], row["ratio"]) for row in rows]
+            timings += [measure.Timing.of(row, f"{row['name']} [{way}]") for row in rows]
     return timings
 
 

@@ -20,9 +20,10 @@ N, GAMMA = 3, 0.99
 
 
 def stream(*shape: int) -> TensorDict:
-    """Random steps; one in a hundred ends an episode."""
+    """Random steps; one in a hundred ends an episode, and so does the last of several."""
     draw = torch.Generator().manual_seed(0)
     over = torch.rand(*shape, 1, generator=draw) < 0.01
+    over[..., -1, :] |= shape[-1] > 1
     flags = {name: torch.zeros_like(over) for name in ("done", "terminated", "truncated")}
     following = {
         "observation": torch.randn(*shape, WIDE, generator=draw),

@@ -1,22 +1,37 @@
-"""Run every benchmark, collect the numbers in one file, and say which targets are met."""
+"""Run every benchmark, collect the numbers in one file, and say which targets are met.
 
-import dataclasses
+    python benchmarks/run.py [--json FILE] [--only SCRIPT ...] [--resume] [--repeats N] [--plots FOLDER] [--quick]
+
+Each script runs in a process of its own, and what it measured is in the file when it ends: a script that fails, or a
+run that is stopped, loses nothing of the others. `--resume` goes on with a file that was begun; `--only` measures these
+scripts, anew where the file has them. `--repeats` runs each script so many times: what one process and the next differ
+by is then in the numbers, too.
+"""
+
+import argparse
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 import measure
+import records
+import targets
 
 SCRIPTS = (
+    "floors",
     "torch_uniform",
     "torch_prioritized",
     "torch_images",
     "torch_slices",
+    "torch_hindsight",
     "torch_family",
+    "batch_sizes",
     "jit_cycle",
     "jit_slices",
     "checkpoints",
@@ -25,109 +40,108 @@ SCRIPTS = (
     "cat_frames",
     "ted",
     "scaling",
+    "gpu",
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A number we want: how many times faster than `rival`, or without one a value that is not to be exceeded."""
-
-    script: str
-    name: str  # of a timing or value in that script
-    rival: str | None
-    bound: float
-
-    def reached(self, results: dict[str, Any]) -> float | None:
-        """None where it was not measured."""
-        found = results.get(self.script, {"timings": [], "values": {}})
-        if self.rival is None:
-            return found["values"].get(self.name)
-        ratios = {timing["name"]: timing["ratio"] for timing in found["timings"]}
-        return ratios.get(self.name, {}).get(self.rival)
-
-    def met(self, reached: float) -> bool:
-        return reached <= self.bound if self.rival is None else reached >= self.bound
-
-
-TARGETS = (
-    Target("torch_uniform", "LazyTensorStorage, extend 256", "torchrl", 1.5),
-    Target("torch_uniform", "LazyTensorStorage, sample 256", "torchrl", 1.5),
-    Target("torch_prioritized", "extend + sample + update, batch 256", "cpprb", 1.0),
-    Target("torch_prioritized", "extend + sample + update, batch 65536", "cpprb", 1.0),
-    Target("torch_images", "sample 256 images", "torchrl", 10.0),
-    Target("torch_slices", "slices by traj_key", "torchrl", 10.0),
-    Target("torch_slices", "slices by end_key", "torchrl", 10.0),
-    Target("torch_slices", "extend 200 + slices by traj_key", "torchrl", 10.0),
-    Target("torch_slices", "extend 200 + slices by end_key", "torchrl", 10.0),
-    Target("torch_slices", "slices by traj_key, cached", "torchrl", 5.0),
-    Target("torch_slices", "slices by end_key, cached", "torchrl", 5.0),
-    Target("torch_slices", "growth of slices, 10000 to 10000000 rows", None, 1.5),
-    Target("torch_slices", "growth of extend 200 + slices, 10000 to 10000000 rows", None, 1.5),
-    Target("torch_family", "sample without replacement", "torchrl", 1.5),
-    Target("torch_family", "sample of an ensemble of four", "torchrl", 1.5),
-    Target("torch_family", "sample of a list of tensors", "torchrl", 1.5),
-    Target("torch_family", "sample of a list of tensordicts", "torchrl", 1.5),
-    Target("torch_family", "extend of the highest-ranked", "torchrl", 1.5),
-    Target("jit_cycle", "prioritized sample + update, 32 floats [default]", "flashbax", 2.0),
-    Target("jit_cycle", "prioritized sample + update, 32 floats, scan [default]", "flashbax", 2.0),
-    Target("jit_cycle", "add 1 + sample, 32 floats [default]", "flashbax", 1.0),
-    Target("jit_cycle", "add 1 + sample, 32 floats, scan [default]", "flashbax", 1.0),
-    Target("jit_cycle", "add 256 + sample, 32 floats [default]", "flashbax", 1.0),
-    Target("jit_cycle", "add 256 + sample, 32 floats, scan [default]", "flashbax", 1.0),
-    Target("multi_step", "MultiStepTransform, n = 3", "torchrl", 2.0),
-    Target("cat_frames", "pixels", "torchrl", 2.0),
-    Target("cat_frames", "pixels and next pixels", "torchrl", 2.0),
-    Target("ted", "1000000 rows: TED2Flat and Flat2TED", "torchrl", 2.0),
-    Target("ted", "20000 images: bytes of flat rows, of those of TED data", None, 0.55),
-    Target("checkpoints", "dumps + loads", "torchrl", 1.0),
-    Target("scaling", "growth of sample 256, 10000 to 10000000 items", None, 2.0),
-    Target("scaling", "peak memory / state, uniform extend", None, 1.1),
-    Target("scaling", "peak memory / state, prioritized extend", None, 1.1),
-    Target("scaling", "traces", None, 1.0),
-)
-
-
-def run(script: str, folder: str, quick: bool) -> dict[str, Any] | None:
-    """The numbers of one script, in a process of its own with this interpreter; None if it failed."""
+def measured(script: str, folder: str, quick: bool) -> records.Numbers | str:
+    """The numbers of one script, in a process of its own with this interpreter; or in words why there are none."""
     file = pathlib.Path(folder) / f"{script}.json"
+    file.unlink(missing_ok=True)
     command = [sys.executable, str(measure.ROOT / "benchmarks" / f"{script}.py"), "--json", str(file)]
     paths = [str(measure.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command + ["--quick"] * quick, env=environment, check=False)
-    return json.loads(file.read_text()) if done.returncode == 0 else None
+    status = subprocess.run(command + ["--quick"] * quick, env=environment, check=False).returncode
+    if status:
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    return json.loads(file.read_text()) if file.exists() else "it wrote no numbers"
 
 
-def summary(results: dict[str, Any]) -> None:
-    print(f"\n{'target':<74}{'wanted':>10}{'reached':>10}")
-    for target in TARGETS:
-        reached = target.reached(results)
-        if reached is not None:
-            verdict = f"{reached:>10.2f}  {'met' if target.met(reached) else 'missed'}"
-        elif target.rival and target.script in results and measure.rival(target.rival) is None:
-            verdict = f"{'-':>10}  {target.rival} is not installed"
+def take(script: str, results: dict[str, Any], options: argparse.Namespace) -> None:
+    """Run a script and put its numbers, or why there are none, into the results."""
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(options.repeats):
+            found = measured(script, folder, options.quick)
+            if isinstance(found, str):
+                results["failed"][script] = found
+                break
+            runs.append(found)
         else:
-            verdict = f"{'-':>10}  not measured"
-        against = f", {target.rival} / ours" if target.rival else ""
-        sign = ">=" if target.rival else "<="
-        print(f"{target.name + against:<74}{sign:>6}{target.bound:>4.1f}{verdict}")
+            results["failed"].pop(script, None)
+    if runs:
+        results["scripts"][script] = records.joined(runs)
+
+
+def begun(options: argparse.Namespace) -> dict[str, Any]:
+    """What the file holds already. RecordError where this run may not add to it."""
+    empty = {"schema": measure.SCHEMA, "scripts": {}, "failed": {}}
+    if not options.json.exists():
+        return empty
+    if not (options.only or options.resume):
+        raise records.RecordError(f"{options.json} exists: --resume goes on with it, --only SCRIPT measures that anew")
+    results = records.read(options.json)
+    here = {"about": measure.about()}
+    for script, numbers in results["scripts"].items():
+        told = [each for each in records.differences(numbers, here) if not each.startswith("card")]
+        if told:
+            raise records.RecordError(f"{options.json}: {script} was measured elsewhere ({'; '.join(told)})")
+    return results
+
+
+def arguments() -> argparse.Namespace:
+    parser = measure.arguments("Run every benchmark and say which targets are met")
+    parser.add_argument("--only", nargs="+", choices=SCRIPTS, metavar="SCRIPT", help=", ".join(SCRIPTS))
+    parser.add_argument("--resume", action="store_true", help="only what the file does not have yet")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="processes for each script (1)")
+    parser.add_argument("--plots", type=pathlib.Path, metavar="FOLDER", help="draw into FOLDER, if all was measured")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {options.repeats}")
+    if options.json is None:
+        about = measure.about()
+        marks = "-changed" * about["dirty"] + "-quick" * options.quick
+        name = f"{time.strftime('%Y%m%d-%H%M')}-{about['commit']}{marks}.json"
+        options.json = measure.ROOT / "benchmarks" / "results" / name
+    return options
+
+
+def chosen(options: argparse.Namespace, results: dict[str, Any]) -> list[str]:
+    scripts = options.only or [script for script in SCRIPTS if script != "gpu" or shutil.which("nvidia-smi")]
+    return [script for script in scripts if not (options.resume and script in results["scripts"])]
+
+
+def draw(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """The plots, unless they would be of less than all."""
+    missing = [script for script in SCRIPTS if script != "gpu" and script not in results["scripts"]]
+    if missing or options.quick:
+        print(
+            f"no plots: {', '.join(missing) + ' not measured' if missing else 'small sizes'}; plots.py draws them anyway"
+        )
+        return
+    import plots  # matplotlib is needed for nothing else
+
+    plots.main([str(options.json), "--folder", str(options.plots)])
 
 
 def main() -> int:
-    options = measure.arguments("Run every benchmark and say which targets are met").parse_args()
-    file = options.json or measure.ROOT / "out" / "bench.json"
-    results = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for script in SCRIPTS:
-            numbers = run(script, folder, options.quick)
-            if numbers is not None:
-                results[script] = numbers
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=1))
+    options = arguments()
+    try:
+        results = begun(options)
+    except records.RecordError as error:
+        print(error, file=sys.stderr)
+        return 2
+    scripts = chosen(options, results)
+    for script in scripts:
+        take(script, results, options)
+        records.write(options.json, results)
     if options.quick:
         print("\n--quick: small buffers and few rounds; the targets are meant for the full sizes")
-    summary(results)
-    failed = [script for script in SCRIPTS if script not in results]
-    print(f"\nnumbers in {file}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    print(f"\n{targets.table(results)}")
+    failed = [f"{script} ({results['failed'][script]})" for script in scripts if script in results["failed"]]
+    print(f"\nnumbers in {options.json}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    if options.plots is not None:
+        draw(options, results)
     return 1 if failed else 0
 
 

@@ -1,8 +1,9 @@
-"""Through torch, rows of 4x84x84 bytes: are `extend` and `sample` faster than torchrl's, and than plain `x[i]`?"""
+"""Through torch, rows of 4x84x84 bytes: are `extend` and `sample` faster than torchrl's, and than what one would write?"""
 
 import functools
 
 import measure
+import plain
 import torch
 import torch_rows
 from tensordict import TensorDict
@@ -27,15 +28,16 @@ def main() -> None:
     for name, data in sides.items():
         buffers[name] = data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(capacity), batch_size=BATCH)
         torch_rows.fill(buffers[name], frames(1_000), capacity)
-    plain = frames(capacity)["pixels"]
+    buffers |= plain.rings(frames(1_000), capacity)
+    bare = frames(capacity)["pixels"]
 
     extend, sample = {}, {}
     rows = frames(BATCH)
     for name, buffer in buffers.items():
-        extend[name] = functools.partial(buffer.extend, rows)
-        sample[name] = buffer.sample
-    sample["x[i]"] = lambda: plain[torch.randint(0, capacity, (BATCH,))]
-    sample["index_select"] = lambda: plain.index_select(0, torch.randint(0, capacity, (BATCH,)))
+        extend[name] = functools.partial(buffer.extend, plain.rows_for(name, rows))
+        sample[name] = functools.partial(buffer.sample, BATCH)
+    sample["x[i]"] = lambda: bare[torch.randint(0, capacity, (BATCH,))]
+    sample["index_select"] = lambda: bare.index_select(0, torch.randint(0, capacity, (BATCH,)))
     timings = [
         measure.compare(f"extend {BATCH} images", extend, quick=options.quick),
         measure.compare(f"sample {BATCH} images", sample, quick=options.quick),

@@ -1,8 +1,8 @@
 """Through torch, drawing by priority: is a cycle of `extend`, `sample` and update faster than cpprb's?
 
 Transitions of six leaves in a full buffer of 10^6. cpprb takes and gives NumPy arrays, ours tensordicts: each its own.
-torchrl joins where its priority trees load. Work may be put off from one operation to the next, so the line to believe
-is the one of all three together.
+torchrl joins where its priority trees load, and what one would write without a library (`plain.py`) always. Work may be
+put off from one operation to the next, so the line to believe is the one of all three together.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 
 import measure
 import numpy as np
+import plain
 import torch
 import torch_rows
 
@@ -76,6 +77,28 @@ def cpprb_calls(cpprb: ModuleType, capacity: int) -> Callable[[int], Calls]:
     return calls
 
 
+def plain_calls(ring: Any, form: Callable[[Any], Any]) -> Callable[[int], Calls]:
+    """Of a ring of `plain.py`, and how it takes rows and numbers."""
+
+    def calls(batch: int) -> Calls:
+        rows, slots = form(torch_rows.transitions(batch)), ring.sample(batch)["index"]
+        errors = torch.rand(batch) + 1e-3
+        errors = errors if isinstance(slots, torch.Tensor) else errors.numpy()
+
+        def cycle() -> None:
+            ring.extend(rows)
+            ring.update(ring.sample(batch)["index"], errors)
+
+        return {
+            "extend": lambda: ring.extend(rows),
+            "sample": lambda: ring.sample(batch),
+            "update": lambda: ring.update(slots, errors),
+            "extend + sample + update": cycle,
+        }
+
+    return calls
+
+
 def contenders(capacity: int) -> dict[str, Callable[[int], Calls]]:
     made = {measure.OURS: torch_calls(interop, capacity)}
     if cpprb := measure.rival("cpprb"):
@@ -85,6 +108,12 @@ def contenders(capacity: int) -> dict[str, Callable[[int], Calls]]:
             made["torchrl"] = torch_calls(torchrl, capacity)
         except RuntimeError as error:  # its compiled trees are not there
             print(f"torchrl is left out: {error}")
+    rows = torch_rows.transitions(min(capacity, 50_000))
+    for name, kind, form in (
+        (plain.TORCH, plain.PrioritizedTorch, plain.tensors),
+        (plain.NUMPY, plain.PrioritizedNumpy, plain.arrays),
+    ):
+        made[name] = plain_calls(kind(form(rows), capacity, ALPHA, BETA), form)
     return made
 
 

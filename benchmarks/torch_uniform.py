@@ -1,14 +1,16 @@
-"""Through torch, drawing uniformly: are `extend` and `sample` faster than torchrl's?
+"""Through torch, drawing uniformly: are `extend`, `sample` and `add` faster than torchrl's?
 
 Transitions of six leaves in a full buffer, in memory and memory-mapped. Both sides run the same lines; only the import
-differs.
+differs. Beside them what one would write without a library (`plain.py`), always in memory.
 """
 
+import functools
 import tempfile
 from types import ModuleType
 from typing import Any
 
 import measure
+import plain
 import torch_rows
 
 import interop
@@ -23,13 +25,14 @@ def buffer_of(data: ModuleType, storage: Any, capacity: int) -> Any:
 
 def main() -> None:
     options = measure.arguments(
-        "Through torch, drawing uniformly: are extend and sample faster than torchrl's?"
+        "Through torch, drawing uniformly: are extend, sample and add faster than torchrl's?"
     ).parse_args()
     sides = {measure.OURS: interop}
     if torchrl := measure.rival("torchrl.data"):
         sides["torchrl"] = torchrl
     capacity = 20_000 if options.quick else 1_000_000
     timings = []
+    bare = plain.rings(torch_rows.transitions(min(capacity, 50_000)), capacity)
     for kind in ("LazyTensorStorage", "LazyMemmapStorage"):
         with tempfile.TemporaryDirectory() as folder:
             buffers = {}
@@ -40,13 +43,19 @@ def main() -> None:
                 if batch > capacity:
                     continue
                 rows = torch_rows.transitions(batch)
-                extend = {
-                    name: lambda buffer=buffer, rows=rows: buffer.extend(rows) for name, buffer in buffers.items()
-                }
-                sample = {name: lambda buffer=buffer, n=batch: buffer.sample(n) for name, buffer in buffers.items()}
+                extend, sample = {}, {}
+                for name, buffer in (buffers | bare).items():
+                    extend[name] = functools.partial(buffer.extend, plain.rows_for(name, rows))
+                    sample[name] = functools.partial(buffer.sample, batch)
                 timings.append(measure.compare(f"{kind}, extend {batch}", extend, quick=options.quick))
                 timings.append(measure.compare(f"{kind}, sample {batch}", sample, quick=options.quick))
-            del buffers, extend, sample  # before the files go
+            row = torch_rows.transitions(1)[0]
+            add = {
+                name: functools.partial(buffer.add, plain.rows_for(name, row))
+                for name, buffer in (buffers | bare).items()
+            }
+            timings.append(measure.compare(f"{kind}, add", add, quick=options.quick))
+            del buffers, buffer, extend, sample, add  # before the files go
     measure.report(f"Through torch, uniform, {capacity} rows of six leaves", timings, {}, options.json)
 
 
