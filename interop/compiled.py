@@ -2,11 +2,12 @@
 
 Called inside `bridge.exact()`, or with 32-bit values only. Batches whose length varies come padded to a power of two by
 repeating their last entry, so that no length of batch costs a trace of its own: equal entries at equal places are well
-defined.
+defined. Programs on the state of a sampler are for `Lent.to`.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +25,24 @@ _OPTIONS: dict[str, bool | str] = (
     if jax.__version_info__ >= (0, 10)
     else {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 )
+
+
+def _taking_over(*static: int) -> Callable[[Callable[..., Any]], Any]:
+    """For a function of a rule, a state and more that returns a state, and maybe more: a program for `Lent.to`.
+
+    The state that it is given is donated. `static` are the places of further static arguments.
+    """
+
+    def program(function: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def leaves_first(rule: Any, state: Any, *given: Any) -> tuple[Any, ...]:
+            found = function(rule, state, *given)
+            new, *more = found if isinstance(found, tuple) else (found,)
+            return tuple(jax.tree.leaves(new)), *more
+
+        return jax.jit(leaves_first, compiler_options=_OPTIONS, static_argnums=(0, *static), donate_argnums=1)
+
+    return program
 
 
 def padded(values: np.ndarray, least: int = 1) -> np.ndarray:
@@ -49,13 +68,13 @@ def init_excluding(rule: Any, capacity: int) -> Any:
     return rule.init_excluding(capacity)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+@_taking_over()
 def exclude(rule: Any, state: Any, slots: Array, allowed: Array) -> Any:
     """The sampler's state after items at slots were allowed to be drawn, or not."""
     return rule.exclude(state, slots, allowed)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+@_taking_over()
 def written(rule: Any, state: Any, slots: Array) -> Any:
     """The sampler's state after new items came into slots."""
     return rule.written(state, slots.astype(jnp.int32))
@@ -66,10 +85,10 @@ def _assign(rule: Any, state: Any, slots: Array, priorities: Array, highest: Arr
     return dataclasses.replace(rule.written(state, slots, priorities), highest=highest)
 
 
-assign = jax.jit(_assign, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+assign = _taking_over()(_assign)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 5, 9), donate_argnums=1)
+@_taking_over(5, 9)
 def assign_and_draw(
     rule: Any,
     state: Any,
@@ -88,22 +107,30 @@ def assign_and_draw(
     return state, _draw(rule, state, key, batch_size, size, beta, items, lanes)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
-def update(rule: Any, state: Any, slots: Array, priorities: Array) -> Any:
-    """The sampler's state after items were given priorities."""
-    return rule.update(state, slots.astype(jnp.int32), priorities)
+@_taking_over()
+def update(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
+    """The sampler's state after items were given priorities; `highest` is the highest of all that the host knows."""
+    return _topped(rule, rule.update(state, slots.astype(jnp.int32), priorities), highest)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+@_taking_over()
 def update_whole(rule: Any, state: Any, slots: Array, priorities: Array, filled: Array) -> tuple[Any, Array]:
     """`update`, and whether it took place: not where a slot is not below `filled`, or -1, or a priority cannot be kept."""
     priorities = priorities.astype(state.priorities.dtype)
     slots = slots.astype(filled.dtype)
     fine = jnp.all((slots >= -1) & (slots < filled) & jnp.isfinite(priorities) & (priorities >= 0))
-    return rule.update(state, jnp.where(fine, slots, -1), jnp.where(fine, priorities, 0)), fine
+    slots, priorities = jnp.where(fine, slots, -1), jnp.where(fine, priorities, 0)
+    return _topped(rule, rule.update(state, slots, priorities), jnp.max(jnp.where(slots >= 0, priorities, 0))), fine
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+def _topped(rule: Any, state: Any, highest: Array) -> Any:
+    """The state, in which a priority that another of the same update took the place of has been given all the same."""
+    if rule.new_items != "highest_ever":
+        return state
+    return dataclasses.replace(state, highest=jnp.maximum(state.highest, highest))
+
+
+@_taking_over()
 def reweight(rule: Any, state: Any, alpha: Array) -> Any:
     """The sampler's state under another alpha."""
     return rule.reweight(state, alpha)

@@ -20,7 +20,7 @@ SIZES, LEAVES, BATCHES = (4, 64, 4096, 1 << 20), (1, 7, 64), (1, 256, 4096, 262_
 LARGE, MOST = 10**8, 3 << 30  # items; bytes of a buffer
 
 
-QUICK = {(64, 7, 256), (1 << 20, 1, 1), (4, 1, 262_144)}  # the others are slow tests
+QUICK = {(64, 7, 256), (1 << 20, 1, 1)}  # the others are slow tests
 CELLS = [
     pytest.param(size, leaves, batch, marks=[] if (size, leaves, batch) in QUICK else pytest.mark.slow)
     for size, leaves, batch in itertools.product(SIZES, LEAVES, BATCHES)

@@ -53,5 +53,5 @@ def update(sampler: Any, index: Tensor, priority: Tensor) -> None:
     """Give stored items priorities, of equal indices the last; all of them, or none where one cannot be taken."""
     given = bridge.to_jax(index), bridge.to_jax(priority.reshape(-1))
     with bridge.exact():
-        sampler._state, fine = compiled.update_whole(sampler.rule, sampler._state, *given, np.int64(sampler._filled))
+        (fine,) = sampler._lend(compiled.update_whole, *given, np.int64(sampler._filled))
     sampler._refusals.note(fine)

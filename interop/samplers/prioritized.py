@@ -21,6 +21,7 @@ from interop.processes import may_use_jax, starting_a_worker
 from interop.samplers import kept_priorities, late, priority_draws, priority_states
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, padded_slots, refuse_below
+from interop.samplers.lent import Lent
 from interop.storages import Storage
 from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
@@ -86,7 +87,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def _clear(self) -> None:
         with self._lock:
-            self._state: fbuf.PrioritizedState | None = None
+            self._lent = Lent()
             self._filled = 0  # slots below this have a priority
             self._highest: Any = np.dtype(self.rule.dtype).type(1)
             self._waiting = Waiting(self.rule.dtype)
@@ -115,7 +116,7 @@ class PrioritizedSampler(DrawingSampler):
         with self._lock:
             if self._state is not None and value != self._alpha:
                 with bridge.exact():
-                    self._state = compiled.reweight(self.rule, self._state, np.asarray(value, self.rule.dtype))
+                    self._lend(compiled.reweight, np.asarray(value, self.rule.dtype))
             self._alpha = value
 
     @property
@@ -142,6 +143,20 @@ class PrioritizedSampler(DrawingSampler):
         with self._lock:
             self._apply()
             return self._state
+
+    @property
+    def _state(self) -> fbuf.PrioritizedState | None:
+        """The state without what waits."""
+        state: fbuf.PrioritizedState | None = self._lent.state
+        return state
+
+    @_state.setter
+    def _state(self, state: fbuf.PrioritizedState | None) -> None:
+        self._lent = Lent(state)
+
+    def _lend(self, program: Any, *given: Any) -> tuple[Any, ...]:
+        """Have a program of `compiled` take the state over; what it returns besides."""
+        return self._lent.to(program, self.rule, given)
 
     @property
     def _waits(self) -> bool:
@@ -196,10 +211,7 @@ class PrioritizedSampler(DrawingSampler):
         if self._waiting.count and self._state is not None:
             with bridge.exact():
                 for part in self._waiting.parts():
-                    if self._waits:
-                        self._state = compiled.assign(self.rule, self._state, *part, self._highest)
-                    else:
-                        self._state = compiled.update(self.rule, self._state, *part)
+                    self._lend(compiled.assign if self._waits else compiled.update, *part, self._highest)
             self._waiting.clear()
 
     def _give(self, slots: np.ndarray, values: Any) -> None:
@@ -290,7 +302,7 @@ class PrioritizedSampler(DrawingSampler):
             else:
                 value = self.default_priority if self._kept is not None else None
                 with bridge.exact():
-                    self._state = compiled.written(self.rule, self._state, padded_slots(slots))
+                    self._lend(compiled.written, padded_slots(slots))
                 if self._kept is not None and self._kept.are_of(self):
                     self._kept.give(slots, value, *self._top())
             self._filled = max(self._filled, high + 1)
@@ -373,7 +385,7 @@ class PrioritizedSampler(DrawingSampler):
             )
         with self._lock:
             self._apply()
-            return {**super().__getstate__(), "_state": jax.tree.map(np.array, self._state), "_kept": None}
+            return {**super().__getstate__(), "_lent": Lent(jax.tree.map(np.array, self._state)), "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid())

@@ -161,7 +161,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self._allowed[slots] = allowed
             with bridge.exact():
                 told = compiled.padded(slots.astype(np.int32)), compiled.padded(allowed)
-                self._state = compiled.exclude(self.rule, self._state, *told)
+                self._lend(compiled.exclude, *told)
 
     # ------------------------------------------------------------------ checkpoints
 

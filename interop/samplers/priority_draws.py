@@ -45,9 +45,7 @@ def _drawn(sampler: Any, drawing: tuple[Any, ...]) -> Any:
     # A program that fails takes the state with it that it was given: one of a batch for which there is no memory.
     if sampler._waits and 0 < sampler._waiting.count <= Waiting.FEW and drawing[1] <= Waiting.FEW:
         for part in sampler._waiting.parts():
-            sampler._state, drawn = compiled.assign_and_draw(
-                sampler.rule, sampler._state, *part, *drawing, sampler._highest
-            )
+            (drawn,) = sampler._lend(compiled.assign_and_draw, *part, *drawing, sampler._highest)
         sampler._waiting.clear()
         return drawn
     sampler._apply()

@@ -32,7 +32,7 @@ BUFFERS = [
 
 
 @pytest.mark.parametrize("buffer", BUFFERS, ids=str)
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_loop_of_a_turn_is_one_kernel(buffer: Buffer, count: int, device: Any) -> None:
     if device.platform != "cpu":
         pytest.skip("loops are for the CPU")
@@ -103,7 +103,15 @@ def test_items_of_any_dtype_and_size_are_read_alike(lanes: tuple[int, ...], coun
 
 
 @given(data=st.data())
-@pytest.mark.parametrize("rule", [Slices(3), Slices(3, PerTrajectory(), least=2), Slices(4, Prioritized())], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(Slices(3), marks=pytest.mark.slow),
+        pytest.param(Slices(3, PerTrajectory(), least=2), marks=pytest.mark.slow),
+        Slices(4, Prioritized()),
+    ],
+    ids=str,
+)
 def test_small_writes_and_draws_of_slices_are_alike(rule: Slices, data: st.DataObject) -> None:
     buffer = Buffer(11, rule, trajectories=Trajectories("terminated", "truncated", "id"), lanes=(2,))
     random, state = np.random.default_rng(data.draw(st.integers(0, 999))), None
