@@ -72,10 +72,10 @@ def ratios(results: dict[str, Any]) -> Any:
     axes.set_yticks(places, [f"{target.script}: {target.name}" for target, *_ in bars])
     axes.set_ylim(-0.7, len(bars) - 0.3)
     _plain_ticks(axes, "x", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500))
-    axes.set_xlabel("times as fast as the rival (line: its quartiles); | what is wanted")
+    axes.set_xlabel("times as fast as the rival; | what is wanted")
     seen = list(dict.fromkeys(rival for _, _, rival, _ in bars))
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=_colour(rival)) for rival in seen]
-    axes.legend(handles, seen, loc="lower right")
+    axes.legend(handles, seen, loc="upper right")
     return figure
 
 
@@ -135,13 +135,17 @@ def throughput(results: dict[str, Any]) -> Any:
         axes.set_title(question, fontsize=9, color=GREY)
         axes.set_xlabel("batch size")
         axes.legend(fontsize=8)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda batch, _place: f"{batch:,.0f}"))
+        axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_short))
     every[0][0].set_ylabel("million rows a second")
     return figure
 
 
 def _colour(contender: str) -> str:
     return COLOURS.get(contender, "#17becf")
+
+
+def _short(count: float, _place: Any) -> str:
+    return f"{count:.0f}" if count < 1_000 else f"{count / 1_000:.0f}k"
 
 
 def _plain_ticks(axes: Axes, which: str, at: tuple[float, ...]) -> None:
