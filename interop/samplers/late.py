@@ -32,6 +32,10 @@ class Refusals:
                     "told later"
                 )
 
+    def forget(self) -> None:
+        """Other priorities have taken the place of those that were updated."""
+        self._fine.clear()
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_fine": []}
 

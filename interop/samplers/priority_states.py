@@ -84,6 +84,7 @@ def loading(sampler: Any, entries: Entries, rule: Rule) -> Callable[[], None]:
             sampler._alpha, sampler.beta, sampler.reduction = alpha, beta, reduction
             sampler._state, sampler._filled, sampler._highest = state, filled, top
             sampler._waiting.clear()
+            sampler._refusals.forget()
             kept_priorities.keep_all(sampler)
 
     return put

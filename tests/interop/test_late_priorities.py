@@ -72,6 +72,15 @@ def test_a_bad_update_changes_nothing_and_is_told_by_a_later_call(index, priorit
     assert torch.equal(buffer.sampler.priorities, before)
 
 
+def test_what_is_loaded_knows_nothing_of_updates_before_it():
+    buffer = filled()
+    state = buffer.state_dict()
+    buffer.update_priority(torch.tensor([1]), torch.tensor([float("nan")]))
+    settle(buffer)
+    buffer.load_state_dict(state)
+    assert buffer.sample(4).shape == (4,)
+
+
 def test_what_the_host_can_see_is_refused_at_once():
     buffer = filled()
     with pytest.raises(ValueError, match="finite"):
