@@ -1,9 +1,9 @@
 """What XLA:CPU is to compute as one kernel, or once, where it would make many kernels or compute again.
 
-Each kernel of a program costs XLA:CPU a microsecond or more, and a program of more than eight is handed from thread to
-thread. A loop is one kernel if a turn of it moves less than 1,024 bytes and neither scatters, sorts nor calls out: XLA
-then compiles all of it together. So small work is written here as a loop over entries. On a GPU, and under `jax.vmap`, where
-a turn grows with what is mapped, the same is computed by operations on whole arrays.
+Each kernel of a program costs XLA:CPU a microsecond or more, and a program of more than about 1,000 operations is handed
+to another thread. A loop is one kernel if a turn of it moves less than 1,024 bytes and neither scatters, sorts nor calls
+out: XLA then compiles all of it together. So small work is written here as a loop over entries. On a GPU, and under
+`jax.vmap`, where a turn grows with what is mapped, the same is computed by operations on whole arrays.
 """
 
 from collections.abc import Callable

@@ -44,9 +44,9 @@ def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -
     found: list[Any] = [None] * len(leaves)
     at = slots.reshape(-1)
     few = 0 < slots.size <= _FEW
+    whole, loop = functools.partial(_gathered, lanes), functools.partial(_copied, lanes)
     for group in _groups(leaves, lanes):
         chosen = [leaves[i] for i in group]
-        whole, loop = functools.partial(_gathered, lanes), functools.partial(_copied, lanes)
         if few and _row_bytes(chosen[0], lanes) <= _TURN:
             taken = as_one_kernel(loop, whole)(chosen, at)
         else:  # the arithmetic behind the slots is not to be repeated in each gather

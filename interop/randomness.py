@@ -1,6 +1,7 @@
 """Seeds: every draw takes one from torch, so that `torch.manual_seed` and generators govern JAX's draws too."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,34 @@ def key(generator: torch.Generator | None) -> np.ndarray:
     return _word.words.copy()
 
 
+class _Rekeyed(threading.local):
+    """A generator of NumPy, made once a thread: to set its state for a draw is cheaper than a new one."""
+
+    def __init__(self) -> None:
+        self.bits = np.random.Philox(0)
+        self.generator = np.random.Generator(self.bits)
+        self.words: np.ndarray = np.zeros(2, np.uint64)
+        zeros: np.ndarray = np.zeros(4, np.uint64)
+        self.state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": zeros, "key": self.words},
+            "buffer": zeros,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+
+_rekeyed = _Rekeyed()
+
+
+def generator_of(key: np.ndarray) -> np.random.Generator:
+    """The generator of a raw key, [2] uint32, until this thread asks for another one."""
+    _rekeyed.words[0] = key.view(np.uint64)[0]
+    _rekeyed.bits.state = _rekeyed.state
+    return _rekeyed.generator
+
+
 class _Shares(threading.local):
     """Memory for uniform numbers, made once a thread."""
 
@@ -47,7 +76,7 @@ def uniforms(count: int, generator: torch.Generator | None, given: np.ndarray | 
     In memory that the next call in this thread takes over.
     """
     if given is not None:
-        return np.random.Generator(np.random.Philox(key=given.view(np.uint64)[0])).random(count)
+        return generator_of(given).random(count)
     if generator is not None and generator.device.type != "cpu":
         drawn = torch.empty(count, dtype=torch.float64, device=generator.device).uniform_(generator=generator)
         return drawn.cpu().numpy()

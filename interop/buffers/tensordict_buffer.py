@@ -130,7 +130,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             data.unlock_()
         shape = data.batch_size
         for key, value in info.items():
-            if not apart and _is_placed(data, key, as_entry(value), shape):
+            if not apart and _put_as_is(data, key, as_entry(value), shape):
                 continue
             if isinstance(value, tuple):
                 value = torch.stack(value, -1)
@@ -224,9 +224,9 @@ def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
     return data
 
 
-def _is_placed(data: Any, key: Any, value: Tensor | None, shape: torch.Size) -> bool:
-    """Whether a plain tensordict of batch size `shape` has this very memory under the key, from now on where it fits as it
-    is: `set` takes ten times as long to find that out."""
+def _put_as_is(data: Any, key: Any, value: Tensor | None, shape: torch.Size) -> bool:
+    """Put a value that fits as it is into a plain tensordict of batch size `shape`, unless that very memory is there; False
+    for any other, and then nothing is put. `set` takes ten times as long."""
     if type(value) is not Tensor:
         return False
     *steps, last = as_path(key)

@@ -14,7 +14,7 @@ from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.numbers import whole
 from interop.samplers.boundaries import Boundaries
-from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.drawing import DrawingSampler, stored, unravel
 from interop.samplers.flags import flags_at
 from interop.samplers.given_boundaries import given_boundaries
 from interop.samplers.markers import Markers
@@ -280,10 +280,8 @@ class SliceSampler(DrawingSampler):
         return ends
 
     def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
-        if storage.ndim == 1:
-            return (slots,)
-        assert storage.shape is not None
-        return tuple(map(torch.from_numpy, np.unravel_index(slots.numpy(), tuple(storage.shape))))
+        coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
+        return coordinates
 
     # ------------------------------------------------------------------ checkpoints: what is known is read anew
 

@@ -1,6 +1,5 @@
 """Every stored item equally often."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ class RandomSampler(DrawingSampler):
         key = randomness.key(self._rng) if key is None else key
         place = place_of(storage)
         if place.type == "cpu" or size >= 2**31 or not may_use_jax():
-            return torch.from_numpy(_below(size, batch_size, key)), {}, []
+            return torch.from_numpy(randomness.generator_of(key).integers(size, size=batch_size)), {}, []
         lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
         with bridge.exact(place) if items else bridge.on(place):
             slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, list(items), lanes)
@@ -41,35 +40,6 @@ class RandomSampler(DrawingSampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-
-class _Numbers(threading.local):
-    """A generator of random integers, made once a thread: to set its state for a draw is cheaper than a new one."""
-
-    def __init__(self) -> None:
-        self.bits = np.random.Philox(0)
-        self.integers = np.random.Generator(self.bits).integers
-        self.words: np.ndarray = np.zeros(2, np.uint64)
-        zeros: np.ndarray = np.zeros(4, np.uint64)
-        self.state: Any = {
-            "bit_generator": "Philox",
-            "state": {"counter": zeros, "key": self.words},
-            "buffer": zeros,
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-
-
-_numbers = _Numbers()
-
-
-def _below(bound: int, count: int, key: np.ndarray) -> np.ndarray:
-    """`count` random integers of [0, bound), int64, of a raw key: a JAX program takes five times as long to do it."""
-    numbers = _numbers
-    numbers.words[0] = key.view(np.uint64)[0]
-    numbers.bits.state = numbers.state
-    return numbers.integers(bound, size=count)
 
 
 def place_of(storage: Storage) -> torch.device:
