@@ -11,8 +11,6 @@ from jax import Array
 
 from fbuf.fusion import entry, nothing_of, part, put
 
-_AHEAD = 16  # entries that are asked for before they are wanted
-
 Choice = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
@@ -31,33 +29,29 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
     # In one array: of three XLA would copy two in each turn.
     held = jnp.stack([_as_float(place[0], kind), *place[1:]], 1)
 
-    def step(families: Array, start: Array, row: Array, held: Array) -> Array:
-        ahead = jnp.minimum(row + _AHEAD, count - 1)
-        later, *mass = entry(held, ahead)
-        node = _as_node(later)
-        node = node + _asked_for(families, start + node * fanout)
-        held = put(held, jnp.stack([_as_float(node, kind), *mass]), ahead)
-        here, *mass = entry(held, row)
-        node = _as_node(here)
-        children = part(families, start + node * fanout, fanout)
-        node, *mass = choose(children[None], node[None], *(each[None] for each in mass))
-        return put(held, jnp.concatenate([_as_float(node, kind), *mass]), row)
+    def step(families: Array, start: Array, held: Array) -> Array:
+        def ask(row: Array, seen: Array) -> Array:
+            first = part(families, start + _as_node(entry(held, row)[0]) * fanout, 1)[0]
+            return seen ^ jax.lax.bitcast_convert_type(first, seen.dtype)
+
+        # A level is asked for as a whole before it is worked on: a turn that does nothing else keeps a dozen reads under
+        # way, where the working turns, of which few fit into a processor's window, wait for each.
+        seen = jax.lax.fori_loop(0, count, ask, jnp.zeros((), f"uint{8 * families.dtype.itemsize}"))
+        from_here = start + nothing_of(seen)
+
+        def turn(row: Array, held: Array) -> Array:
+            here, *mass = entry(held, row)
+            node = _as_node(here)
+            children = part(families, from_here + node * fanout, fanout)
+            node, *mass = choose(children[None], node[None], *(each[None] for each in mass))
+            return put(held, jnp.concatenate([_as_float(node, kind), *mass]), row)
+
+        return jax.lax.fori_loop(0, count, turn, held)
 
     if below:
         starts = jnp.asarray(below, jnp.int32)
-
-        def level(turn: Array, held: Array) -> Array:
-            return step(nodes, entry(starts, turn // count), turn % count, held)
-
-        held = jax.lax.fori_loop(0, len(below) * count, level, held)
-    held = jax.lax.fori_loop(0, count, lambda row, held: step(leaves, jnp.int32(0), row, held), held)
-    return _as_node(held[:, 0])
-
-
-def _asked_for(array: Array, place: Array) -> Array:
-    """Zero; what stands at the place is then on its way from memory when it is wanted, some turns later."""
-    bits = jax.lax.bitcast_convert_type(part(array, place, 1)[0], f"uint{8 * array.dtype.itemsize}")
-    return nothing_of(bits)
+        held = jax.lax.fori_loop(0, len(below), lambda level, held: step(nodes, entry(starts, level), held), held)
+    return _as_node(step(leaves, jnp.int32(0), held)[:, 0])
 
 
 def _as_float(node: Array, kind: Any) -> Array:
