@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf.fusion import entry, nothing_of, part, put
+from fbuf.fusion import divided, entry, nothing_of, part, put
+
+_ABREAST = 4  # entries of one turn, which the processor computes side by side
 
 Choice = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
@@ -26,8 +28,10 @@ def set_in_order(table: Array, places: Array, values: Array) -> Array:
 def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, leaves: Array, place: tuple) -> Array:
     """The leaves that `choose` leads to from the root; `below` are the nodes where the levels under it begin."""
     count, kind = place[0].shape[0], place[1].dtype
+    padded = -(-count // _ABREAST) * _ABREAST  # with masses of zero, which are found like any other
     # In one array: of three XLA would copy two in each turn.
     held = jnp.stack([_as_float(place[0], kind), *place[1:]], 1)
+    held = jnp.pad(held, ((0, padded - count), (0, 0)))
 
     def step(families: Array, start: Array, held: Array) -> Array:
         def ask(row: Array, seen: Array) -> Array:
@@ -36,22 +40,23 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
 
         # A level is asked for as a whole before it is worked on: a turn that does nothing else keeps a dozen reads under
         # way, where the working turns, of which few fit into a processor's window, wait for each.
-        seen = jax.lax.fori_loop(0, count, ask, jnp.zeros((), f"uint{8 * families.dtype.itemsize}"))
+        seen = jax.lax.fori_loop(0, padded, ask, jnp.zeros((), f"uint{8 * families.dtype.itemsize}"))
         from_here = start + nothing_of(seen)
 
-        def turn(row: Array, held: Array) -> Array:
-            here, *mass = entry(held, row)
+        def turn(group: Array, held: Array) -> Array:
+            here, *mass = part(held, group * _ABREAST, _ABREAST).T
             node = _as_node(here)
-            children = part(families, from_here + node * fanout, fanout)
-            node, *mass = choose(children[None], node[None], *(each[None] for each in mass))
-            return put(held, jnp.concatenate([_as_float(node, kind), *mass]), row)
+            children = jnp.stack([part(families, from_here + node[k] * fanout, fanout) for k in range(_ABREAST)])
+            node, *mass = choose(children, node, *mass)
+            chosen = jnp.stack([_as_float(node, kind), *mass], 1)
+            return jax.lax.dynamic_update_slice_in_dim(held, chosen, (group * _ABREAST).astype(jnp.uint32), 0)
 
-        return jax.lax.fori_loop(0, count, turn, held)
+        return jax.lax.fori_loop(0, padded // _ABREAST, turn, held)
 
     if below:
         starts = jnp.asarray(below, jnp.int32)
         held = jax.lax.fori_loop(0, len(below), lambda level, held: step(nodes, entry(starts, level), held), held)
-    return _as_node(step(leaves, jnp.int32(0), held)[:, 0])
+    return _as_node(step(leaves, jnp.int32(0), held)[:count, 0])
 
 
 def _as_float(node: Array, kind: Any) -> Array:
@@ -83,7 +88,7 @@ def climb(
         return new
 
     def lowest(k: Array, kinds: list[Array]) -> list[Array]:
-        node = entry(slots, k) // fanout if many else k
+        node = divided(entry(slots, k), fanout)[0] if many else k
         return renewed(kinds, [leaves] * len(kinds), node * fanout, node)
 
     kinds = jax.lax.fori_loop(0, count if many else levels[0][1], lowest, kinds)
@@ -93,8 +98,9 @@ def climb(
         spans = jnp.asarray([fanout ** (i + 1) for i in range(len(many))], jnp.int32)
 
         def middle(turn: Array, kinds: list[Array]) -> list[Array]:
-            level = 1 + turn // count
-            node = entry(slots, turn % count) // entry(spans, level)
+            level, row = divided(turn, count)
+            level = level + 1
+            node = divided(entry(slots, row), entry(spans, level))[0]
             start = entry(offsets, level - 1) + node * fanout
             return renewed(kinds, kinds, start, entry(offsets, level) + node)
 
