@@ -74,6 +74,13 @@ def _one_by_one(array: Array, places: Array) -> Array:
     return jax.lax.fori_loop(0, count, turn, jnp.zeros((count, *array.shape[1:]), array.dtype))
 
 
+def divided(number: Array, by: int | Array) -> tuple[Array, Array]:
+    """Quotient and rest of an integer that is not negative. `//` and `%` are twenty operations each of a signed one."""
+    divisor = jnp.asarray(by, number.dtype)
+    divisor = jnp.broadcast_to(divisor, number.shape)
+    return jax.lax.div(number, divisor), jax.lax.rem(number, divisor)
+
+
 def turns(count: int, known: Array) -> Array | int:
     """`count`, for a loop that writes into something large; `known` is any integer of the program.
 
