@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,10 @@ from interop.bridge import DTYPES
 from interop.pytrees import row_of
 
 _UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
+_EMPTY: Any = _UNCHECKED(batch_size=torch.Size([]))
+_ENTRIES: Any = type(_EMPTY._tensordict)
+_shape, _dtype, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("layout")
+_is_nested, _is_meta = attrgetter("is_nested"), attrgetter("is_meta")
 Path = tuple[str | int, ...]
 
 
@@ -61,10 +66,10 @@ class Layout:
 
     def flatten(self, data: Any, dims: int) -> list[Tensor]:
         """The tensors of data in the order of `leaves`; KeyError, TypeError or RuntimeError where data does not fit."""
+        plain = self._gathered(data)
+        if plain and self._fits(plain, dims):
+            return plain
         found: list[Tensor] = []
-        if _gather(self.root, data, found) and found and self._fits(found, dims):
-            return found
-        found.clear()
         _collect(self.root, data, (), found)
         lead = found[0].shape[:dims] if found else ()
         for spec, leaf in zip(self.leaves, found, strict=True):
@@ -91,14 +96,58 @@ class Layout:
             return False
         known = self._last_fit
         if not known or known[0] != lead:  # most batches are as large as the one before
-            known = lead, [((*lead, *spec.shape), spec.dtype) for spec in self.leaves]
+            dtypes = [spec.dtype for spec in self.leaves]
+            known = lead, [(*lead, *spec.shape) for spec in self.leaves], dtypes, [torch.strided] * len(dtypes)
             self.__dict__["_last_fit"] = known
-        for leaf, (shape, dtype) in zip(found, known[1], strict=True):
-            if leaf.shape != shape or leaf.dtype != dtype or leaf.layout != torch.strided:
-                return False
-            if leaf.is_nested or leaf.is_meta:
-                return False
-        return True
+        _, shapes, dtypes, strided = known  # compared without a step of Python for each
+        if list(map(_shape, found)) != shapes or list(map(_dtype, found)) != dtypes:
+            return False
+        return (
+            list(map(_layout, found)) == strided and not any(map(_is_nested, found)) and not any(map(_is_meta, found))
+        )
+
+    def _gathered(self, data: Any) -> list[Tensor] | None:
+        """The plain tensors of plain tensordicts, or the one; None for other data, and where it differs."""
+        plan = self._plan
+        if plan is None:
+            return [data] if type(data) is Tensor and type(self.root) is Leaf else None
+        nodes, arrange, types = plan
+        every: list[Any] = []
+        try:
+            for parent, size, pick in nodes:
+                node = data if parent is None else every[parent]
+                if type(node) is not TensorDict or len(node._tensordict) != size:
+                    return None
+                every += pick(node._tensordict)
+        except KeyError:
+            return None
+        found = list(arrange(every)[:-1])
+        return found if list(map(type, found)) == types else None
+
+    @functools.cached_property
+    def _plan(self) -> tuple[list[tuple[int | None, int, Any]], Any, list[type]] | None:
+        """For `_gathered`; None where containers are of another kind.
+
+        Of each tensordict its place among what was picked before, how many entries it has, and what picks them; what
+        arranges all that was picked as leaves; and the types of these.
+        """
+        nodes: list[tuple[int | None, int, Any]] = []
+        places: dict[Path, int] = {(): -1}
+        count = 0
+        waiting: list[tuple[Path, Branch | Leaf]] = [((), self.root)]
+        while waiting:
+            path, node = waiting.pop()
+            if not isinstance(node, Branch) or node.kind is not TensorDict or not node.keys:
+                return None
+            nodes.append((places[path] if path else None, len(node.keys), itemgetter(*node.keys, node.keys[-1])))
+            for key, child in zip(node.keys, node.children, strict=True):
+                places[(*path, key)] = count
+                count += 1
+                if not isinstance(child, Leaf):
+                    waiting.append(((*path, key), child))
+            count += 1  # the last one came twice: a getter of one would give no tuple
+        order = [places[spec.path] for spec in self.leaves]
+        return nodes, itemgetter(*order, order[-1]), [Tensor] * len(order)
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
@@ -174,25 +223,6 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
         _collect(child, items[key], (*path, key), found)
 
 
-def _gather(node: Branch | Leaf, data: Any, found: list[Tensor]) -> bool:
-    """`_collect` of plain tensors in plain tensordicts, which costs a third; False for other data, and where it differs."""
-    if type(data) is Tensor:
-        found.append(data)
-        return type(node) is Leaf
-    if type(data) is not TensorDict or not isinstance(node, Branch) or node.kind is not TensorDict:
-        return False
-    held = data._tensordict
-    if len(held) != len(node.keys):
-        return False
-    for key, child in zip(node.keys, node.children, strict=True):
-        value = held.get(key)
-        if type(value) is Tensor and type(child) is Leaf:
-            found.append(value)
-        elif not _gather(child, value, found):
-            return False
-    return True
-
-
 def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
     """The kind of a container and what it holds by key."""
     if isinstance(data, NonTensorData | NonTensorStack):
@@ -214,11 +244,8 @@ def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: torch.Size, dev
         return next(leaves)
     values = [next(leaves) if type(child) is Leaf else _build(child, leaves, batch, device) for child in node.children]
     if node.kind is TensorDict and not node.names:
-        # Entries and device are put in afterwards: given at once they take three times as long.
-        made = _UNCHECKED(batch_size=torch.Size((*batch, *node.batch)) if node.batch else batch)
-        made._device = device
-        made._tensordict.update(zip(node.keys, values, strict=True))
-        return made
+        shape = torch.Size((*batch, *node.batch)) if node.batch else batch
+        return of_entries(zip(node.keys, values, strict=True), shape, device)
     if issubclass(node.kind, dict):
         made = node.kind()
         made.update(zip(node.keys, values, strict=True))
@@ -275,6 +302,15 @@ def unchecked(
 ) -> TensorDictBase:
     """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
     made: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
+    return made
+
+
+def of_entries(entries: Any, batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:
+    """`unchecked` of tensors without names, in a fifth of the time: a copy of what that makes, with these entries."""
+    made: TensorDictBase = object.__new__(TensorDict)
+    held = made.__dict__
+    held.update(_EMPTY.__dict__)
+    held["_tensordict"], held["_batch_size"], held["_device"] = _ENTRIES(entries), batch_size, device
     return made
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from interop import bridge
 from interop.keys import as_path
 from interop.storages import Storage, TensorStorage
-from interop.storages.rows import JaxRows
+from interop.storages.jax_rows import JaxRows
 
 _GET = TensorStorage.get
 

@@ -13,7 +13,7 @@ from interop import columns
 from interop.buffers.turn import Turn
 from interop.keys import as_path
 from interop.storages import Storage, TensorStorage
-from interop.storages.rows import JaxRows
+from interop.storages.jax_rows import JaxRows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from textwrap import indent
 from typing import Any, Self
@@ -45,7 +45,8 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
     priorities and others do not, items of the latter have a "priority_weight" of 1.
 
     It is written to through its members: `ensemble[i].extend(data)`. The lock of a member is held while its part is drawn
-    and read, never together with that of another.
+    and read, never together with that of another; but with `prefetch` those of all members that draw slices without
+    replacement are held together while it is settled what is drawn ahead, which looks at what is stored.
 
     Args:
         rbs: the members; or give `storages`, `samplers` and `writers`, of which they are made.
@@ -174,9 +175,17 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
     def _next_batch(self, batch_size: int) -> Any:
         if self._prefetch is None:
             return self._sample(batch_size)
-        return self._prefetch.take(
-            partial(self._sample, batch_size), partial(self._ahead, batch_size), lambda waiting: True, self._make
-        )
+        draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
+        return self._prefetch.take(draw, schedule, lambda waiting: True, self._make, self._still_to_draw())
+
+    @contextlib.contextmanager
+    def _still_to_draw(self) -> Iterator[None]:
+        """A time in which members are not written to whose draws ahead look at what is stored."""
+        with contextlib.ExitStack() as turns:
+            for member in self._in_order():
+                if member._sampler._reads_to_draw:
+                    turns.enter_context(Turn(member))
+            yield
 
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch of the queue: members and keys are drawn now, in the order in which batches are given out."""

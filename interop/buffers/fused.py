@@ -2,27 +2,28 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from interop import bridge
-from interop.codec import Branch
-from interop.keys import as_path
 from interop.samplers import DrawingSampler, Sampler
+from interop.samplers.assembly import Assemblies
 from interop.samplers.epoch import Drawn, Epoch
 from interop.storages import Storage, TensorStorage
-from interop.storages.rows import JaxRows, TorchRows
+from interop.storages.jax_rows import JaxRows
+from interop.storages.rows import TorchRows
 
 _DRAW = DrawingSampler.sample
 _READ = TensorStorage.get
+_NO_RUNS = (None, 1)
 
 
-def takes_keys(sampler: Sampler) -> bool:
+def takes_keys(sampler: Sampler) -> TypeGuard[DrawingSampler]:
     """Whether draws are the library's own, of which each can be given its random key."""
-    return isinstance(sampler, DrawingSampler) and getattr(sampler.sample, "__func__", None) is _DRAW
+    return getattr(sampler.sample, "__func__", None) is _DRAW
 
 
 def epoch_of(sampler: Sampler) -> Epoch | None:
@@ -77,6 +78,7 @@ class Fused:
     def __init__(self, storage: TensorStorage, sampler: DrawingSampler) -> None:
         self._storage = storage
         self._sampler = sampler
+        self._assemblies = Assemblies()
 
     @classmethod
     def of(cls, storage: Storage, sampler: Sampler) -> "Fused | None":
@@ -92,7 +94,8 @@ class Fused:
     @property
     def holds(self) -> bool:
         """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
-        return takes_keys(self._sampler) and getattr(self._storage.get, "__func__", None) is _READ
+        own = getattr(self._sampler.sample, "__func__", None) is _DRAW
+        return own and getattr(self._storage.get, "__func__", None) is _READ
 
     def sample(
         self, batch_size: int, key: np.ndarray | None, marks: bool, drawn: Drawn | None = None
@@ -101,13 +104,14 @@ class Fused:
 
         RuntimeError where there is nothing to draw.
         """
+        if drawn is None and (batch := self._sampler._batch(self._storage, batch_size, key, marks)) is not None:
+            return batch
         slots, info, tensors = self.draw(batch_size, key, drawn)
         rows = self._storage._rows
         assert rows is not None  # an empty storage was refused by the sampler
-        if not tensors:
-            on_host = marks and isinstance(rows, TorchRows) and rows.on_host
-            tensors = rows.read(slots, self._known(info)) if on_host else rows.read(slots)  # type: ignore[call-arg]
-        return self._storage.build(tensors, (slots.shape[0],)), info
+        if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
+            return self._assemblies.read(self._storage, slots, _NO_RUNS, info, marks)
+        return self._storage.build(tensors or rows.read(slots), (slots.shape[0],)), info
 
     def draw(
         self, batch_size: int, key: np.ndarray | None, drawn: Drawn | None = None
@@ -121,19 +125,6 @@ class Fused:
             slots, info, leaves = drawn.slots, drawn.info, []
         info["index"] = self._sampler._index_of(slots, self._storage)
         return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
-
-    def _known(self, info: dict[Any, Any]) -> dict[int, Tensor]:
-        """The leaves that the info has in the place of what is stored: read there, they need not be set."""
-        known: dict[int, Tensor] = {}
-        layout = self._storage._layout
-        if layout is None or (isinstance(layout.root, Branch) and layout.root.batch):
-            return known  # what is told of an item is expanded over its dims
-        places = layout.places
-        for key, value in info.items():
-            place = places.get(as_path(key))
-            if place is not None and (told := as_entry(value)) is not None:
-                known[place] = told
-        return known
 
 
 def as_entry(told: Any) -> Tensor | None:

@@ -122,17 +122,17 @@ class Gathering:
         told = None if leaves is None else _columns([part.info for part in self.parts])
         if storage is None or leaves is None or told is None:
             return None
-        layout = storage._layout
+        layout, lead = storage._layout, tuple(leaves[0].shape[:2])  # an epoch may have had fewer left in all members
         assert layout is not None
         if not (isinstance(layout.root, Branch) and layout.root.kind is TensorDict):
-            return storage.build(leaves, self._lead)
-        ids = _ids([(part.place, part.info) for part in self.parts], self._lead)
-        shape = torch.Size((*self._lead, *layout.root.batch))
+            return storage.build(leaves, lead)
+        ids = _ids([(part.place, part.info) for part in self.parts], lead)
+        shape = torch.Size((*lead, *layout.root.batch))
         index = _index(told.pop("index"), ids, shape, leaves[0].device)
         known = layout.places.get(("index",))
         if known is not None:
             leaves = [*leaves[:known], index, *leaves[known + 1 :]]  # what is built takes any entry
-        data = storage.build(leaves, self._lead)
+        data = storage.build(leaves, lead)
         _set(data, told if known is not None else {"index": index, **told}, 2)
         return data
 

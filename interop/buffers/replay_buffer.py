@@ -1,6 +1,5 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -14,24 +13,22 @@ from torch import Tensor
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
-from interop.buffers.editable import Editable
 from interop.buffers.fused import caught_up, reserved, seeded, takes_keys
 from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
-from interop.buffers.writing import KeepingWriting, Writing
+from interop.buffers.writable import Writable
 from interop.index import as_int
-from interop.interrupts import uninterrupted
 from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
-from interop.samplers import DrawingSampler, Sampler
+from interop.samplers import DrawingSampler
 from interop.samplers.epoch import Drawn
-from interop.storages import TensorStorage, following
+from interop.storages import TensorStorage
 from interop.transforms.order import Order, in_order
 
 
-class ReplayBuffer(Editable):
+class ReplayBuffer(Writable):
     """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
 
     Every call is safe from several threads, and of several buffers on one storage. A call that raises has changed
@@ -57,149 +54,6 @@ class ReplayBuffer(Editable):
         sample_unit: what a drawn item becomes in a batch, `Sequence` for windows; the item itself by default.
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
-
-    # ------------------------------------------------------------------ writing
-
-    def add(self, data: Any) -> Any:
-        """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims.
-
-        None where the writer does not keep it; slots [n] where a transform that kept items before gives several now.
-        """
-        self._expect("add", data)
-        self._writer.refuse("add")
-        if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
-            warnings.warn(
-                f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
-            )
-        with self._stored(data, lift=True) as stored:
-            if self._is_nothing(stored):
-                return self._no_slots()
-            if self._transform.keeps and is_tensor_collection(stored) and stored.ndim > data.ndim:
-                return self._write(stored, many=True)
-            return self._add(stored)
-
-    def _add(self, stored: Any) -> Any:
-        index = self._write(stored, many=False)
-        self._note(stored, index)
-        return index
-
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
-        """Write a batch. Returns its slots, [n], or coordinates [n, ndim] for a storage of several item dims.
-
-        -1 stands for what the writer did not keep.
-        A list at the root is a stack of single items; a tuple or dict is a pytree whose leaves share the leading dim.
-        """
-        if update_priority is not None:
-            raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
-        self._writer.refuse("extend")
-        with self._stored(data) as stored:
-            if self._is_nothing(stored):
-                return self._no_slots()
-            index = self._write(stored, many=True)
-            self._note(stored, index)
-            return index
-
-    def _expect(self, call: str, data: Any) -> None:
-        """ValueError for data that this kind of buffer does not take."""
-
-    def _stored(self, data: Any, lift: bool = False) -> Writing | KeepingWriting:
-        """A turn to write, and what is to be written: the data after the inverse transforms."""
-        if self._transform.keeps:
-            return KeepingWriting(self, lambda: self._to_store(data, lift))
-        return Writing(self, self._to_store(data, lift))
-
-    def _to_store(self, data: Any, lift: bool = False) -> Any:
-        """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
-        if not len(self._transform):
-            return data
-        if is_tensor_collection(data):
-            data = data.copy()  # transforms may add and remove keys of this one
-        if not lift or not isinstance(data, TensorDictBase):
-            return self._transform.inv(data)
-        dim = data.ndim
-
-        def lower(leaf: Any) -> Any:
-            fits = isinstance(leaf, Tensor) or is_tensor_collection(leaf)
-            return leaf.squeeze(dim) if fits and leaf.ndim > dim else leaf
-
-        return each_leaf(self._transform.inv(data.unsqueeze(-1)), lower)
-
-    def _is_nothing(self, stored: Any) -> bool:
-        """Whether a transform wants nothing stored."""
-        return stored is None and len(self._transform) > 0
-
-    def _no_slots(self) -> Tensor:
-        return torch.zeros(0, self._storage.ndim, dtype=torch.int64, device="cpu")
-
-    def _write(self, stored: Any, many: bool) -> Any:
-        self._storage._recover()  # what an interrupt has left, of which the writer must not know
-        listeners, before = self._storage.attached(), None
-        for buffer in listeners:  # who could not be told of the write refuses it
-            sampler = getattr(buffer, "_sampler", None)
-            if sampler is not None:
-                sampler.refuse_a_stranger()
-                if sampler.takes_priorities and before is None:
-                    before = following.standing(self._storage)
-        try:
-            index = self._writer.extend(swapped(stored, self.dim_extend)) if many else self._writer.add(stored)
-            if index is None:
-                return None
-            for buffer in listeners:
-                buffer.mark_update(index)
-        except BaseException:  # such as a signal's, when rows were written that have the priorities of those before
-            if before is not None:
-                with uninterrupted():
-                    self._storage._recover()
-                    following.follow(self._storage, before)
-            raise
-        (self._sampler.extend if many else self._sampler.add)(index)
-        return index
-
-    def _note(self, given: Any, index: Any) -> None:
-        """Tell what the caller gave, if it is that and not what a transform made of it, where it was stored."""
-        if self._storage.ndim == 1 and self.dim_extend == 0 and not len(self._transform):
-            self._writer._note(given, index)
-
-    def mark_update(self, index: Any) -> None:
-        """Give the items at index the default priority of the sampler."""
-        if getattr(self._sampler.mark_update, "__func__", None) is Sampler.mark_update:
-            return  # it does nothing
-        with Turn(self):
-            self._sampler.mark_update(index, storage=self._storage)
-
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Give the items at index new priorities; a warning where the sampler has none."""
-        with Turn(self):
-            if isinstance(index, tuple):
-                index = torch.stack([torch.as_tensor(each) for each in index], -1)
-            if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
-                priority = priority.transpose(0, self.dim_extend).flatten()
-            self._sampler.update_priority(index, priority, storage=self._storage)
-
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Forget all items; the memory is kept. Every buffer on the storage starts over."""
-        with Turn(self):
-            self._storage._recover()
-            self._storage.refuse_a_stranger()
-            for buffer in self._storage.attached():
-                writer = getattr(buffer, "_writer", None)
-                if writer is not None:
-                    writer.refuse("empty")
-            with self._storage._step():
-                self._storage._empty()
-                for buffer in self._storage.attached():
-                    forget = getattr(buffer, "_forget", None)
-                    if forget is not None:
-                        forget(empty_write_count)
-
-    def _forget(self, empty_write_count: bool) -> None:
-        """The storage was emptied."""
-        self._writer._empty(empty_write_count)
-        self._sampler._empty()
-        self._transform._emptied()
-        self._drop_ahead()
-
-    # ------------------------------------------------------------------ reading
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.
@@ -268,7 +122,7 @@ class ReplayBuffer(Editable):
                     generator.set_state(before)
                     raise
             collate_fn, revise = self._collate_fn, self._revision(info, ahead)
-            order = Order.of(self, info["index"], info)
+            order = Order.of(self, info["index"], info) if self._transform._count else None
         return self._from_store(data, info["index"], collate_fn, revise, order), info
 
     _revises = False  # whether batches are changed after collating where there are no transforms
@@ -297,7 +151,8 @@ class ReplayBuffer(Editable):
 
     def _read(self, batch_size: int, key: Any, drawn: Drawn | None) -> tuple[Any, dict[Any, Any]]:
         if self._fused is not None and self._fused.holds:
-            return self._fused.sample(batch_size, key, self._marks_samples, drawn)
+            marks = self._marks_samples and not self._transform._count  # transforms see what is stored
+            return self._fused.sample(batch_size, key, marks, drawn)
         if drawn is not None:
             index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
         elif key is not None and isinstance(self._sampler, DrawingSampler) and takes_keys(self._sampler):
@@ -310,7 +165,7 @@ class ReplayBuffer(Editable):
         index, info = expanded(self._unit, index, info, self._storage)
         data = self._storage.get(index)
         apart = isinstance(self._storage, TensorStorage)  # a list gives the items themselves
-        edited = apart or self._marks_samples or len(self._transform) > 0
+        edited = apart or self._marks_samples or self._transform._count > 0
         return owned(data) if edited and self._is_live(index) else data, info
 
     _marks_samples = False  # whether the info is written into them
@@ -332,7 +187,7 @@ class ReplayBuffer(Editable):
         if collate_fn is not collate.identity and as_int(index) is None:
             data = collate_fn(data)
         data = data if revise is None else revise(data)
-        if len(self._transform):
+        if self._transform._count:
             with in_order(order):
                 data = self._transform(data.copy() if is_tensor_collection(data) else data)
         if (
@@ -404,10 +259,6 @@ class ReplayBuffer(Editable):
                 return None
             data = self.sample()
         return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
-
-
-def _warns_of_batches() -> bool:
-    return os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false")
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -17,7 +17,8 @@ from interop.samplers.rings import grown, put
 from interop.samplers.trajectory_table import NO_TRAJECTORIES, Table
 from interop.storages import Storage, TensorStorage
 
-_BEFORE = np.array([-1])
+_BEFORE, _NONE = np.array([-1]), np.zeros(0, np.int64)
+_FEW = 4  # trajectories that are entered one by one
 
 
 class Boundaries:
@@ -39,6 +40,14 @@ class Boundaries:
         self._seen: np.ndarray = np.zeros((0, 1))  # the markers of all rows
         self._watched: list[Tensor] = []  # the markers' memory, where torch counts the changes of it
         self._versions: list[int] = []
+
+    def is_synced(self, storage: Storage) -> bool:
+        """Whether nothing is to be taken in, of what can be seen at once."""
+        if self._storage is None or self._storage() is not storage or not storage._notes_writes:
+            return False
+        ledger = storage._ledger
+        same = ledger.written == self._written and ledger.edits == self._edits
+        return same and [each._version for each in self._watched] == self._versions
 
     def sync(self, storage: Storage) -> None:
         """Take in what was written. RuntimeError or TypeError where the storage does not say where trajectories end."""
@@ -103,13 +112,21 @@ class Boundaries:
         self._seen = np.zeros((0, self.lanes))
         full, self.now = self.filled == self.capacity, 0
         self.origin = ledger.end % self.capacity if full else 0
-        seam = 0 if full else ledger.end  # where a writer has begun anew, rows that are older come behind the newest
         self.rebuilt += 1
         self._begin()
-        self._advance(storage, self.filled, seam)
+        self._advance(storage, self.filled, self._seams(storage, self.filled))
         self._edits, self._written, self._storage = edits, written, weakref.ref(storage)
 
+    def _seams(self, storage: Storage, filled: int) -> np.ndarray:
+        """Which of the stored rows, counted from the oldest, do not follow from the one before: there writes began elsewhere
+        than at the end of the ring, or stopped."""
+        ledger = storage._ledger
+        oldest = ledger.end if filled == self.capacity else 0
+        places = np.array([(row - oldest) % self.capacity for row in (ledger.end, *ledger.seams())])
+        return np.unique(places[(places > 0) & (places < filled)])
+
     def _begin(self) -> None:
+        self._ring = np.array(self.origin), np.array(self.capacity)  # numbers that NumPy need not convert each time
         self._all = Table()
         self._long: dict[int, Table] = {}
         self._turns: Interleaved | None = None  # instead of all that, where trajectories are interleaved
@@ -130,8 +147,8 @@ class Boundaries:
 
     # ------------------------------------------------------------------ rows that are new
 
-    def _advance(self, storage: Storage, count: int, seam: int = 0) -> None:
-        """Read rows; before the one at `seam`, if it is among them, a trajectory ends."""
+    def _advance(self, storage: Storage, count: int, seams: np.ndarray = _NONE) -> None:
+        """Read rows; before those that `seams` count trajectories end."""
         self.version += 1
         if not count:
             return
@@ -148,23 +165,23 @@ class Boundaries:
             self._marks = None if self._marks is None else grown(self._marks, room)
         put(self._seen, start, found)
         if self.lanes > 1:
-            last, lane = self._last_of_lanes(found, base, seam)
+            last, lane = self._last_of_lanes(found, base, seams)
             self._close(last, lane, count)
             return
         values = found[:, 0]
         last = (values[1:] != values[:-1]).nonzero()[0] if self.ids else values.nonzero()[0]
         if self.ids:
             if self._turns is not None or (not self._several_dims and self._recent.take_turns(values, last)):
-                self._write_by_turns(start, values, seam)
+                self._write_by_turns(storage, start, values)
                 return
             if base and values[0] != self._latest[0]:
                 last = np.concatenate([_BEFORE, last])
             self._latest = found[-1].copy()
-        if 0 < seam < count:
-            last = np.union1d(last, seam - 1)
+        if seams.size:
+            last = np.union1d(last, seams - 1)
         self._close(last + base, 0, count)
 
-    def _last_of_lanes(self, found: np.ndarray, base: int, seam: int) -> tuple[np.ndarray, np.ndarray]:
+    def _last_of_lanes(self, found: np.ndarray, base: int, seams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The times and lanes at which trajectories end that new rows from time `base` on tell of."""
         if self.ids:
             ends = np.empty(found.shape, np.bool_)  # of the rows before them
@@ -174,20 +191,21 @@ class Boundaries:
             base -= 1
         else:
             ends = found.copy()
-        if 0 < seam < len(found):
-            ends[seam if self.ids else seam - 1] = True
+        if seams.size:
+            ends[seams if self.ids else seams - 1] = True
         last, lane = ends.nonzero()
         last += base
         return last, lane
 
-    def _write_by_turns(self, start: int, ids: np.ndarray, seam: int) -> None:
-        """New rows, of trajectories that are interleaved; before the one at `seam` all of them end."""
+    def _write_by_turns(self, storage: Storage, start: int, ids: np.ndarray) -> None:
+        """New rows, of trajectories that are interleaved; all of them end where others were written in between."""
         if self._turns is None:  # all that is stored, the oldest first
             self._turns, self.oldest = Interleaved(self.capacity), 0
             rows = (np.arange(max(0, self.now - self.capacity), self.now) + self.origin) % self.capacity
-            breaks = [seam] if 0 < seam < len(rows) else np.flatnonzero(np.diff(rows) < 0) + 1
-            for part in np.split(rows, breaks):
-                if 0 < seam == part[0]:
+            seams = self._seams(storage, len(rows))
+            breaks = np.union1d(seams, np.flatnonzero(np.diff(rows) < 0) + 1)
+            for first, part in zip([0, *breaks], np.split(rows, breaks), strict=True):
+                if first in seams:
                     self._turns.close()
                 self._turns.write(int(part[0]), self._seen[part, 0], 0)
         else:
@@ -196,7 +214,14 @@ class Boundaries:
 
     def _close(self, last: np.ndarray, lane: Any, count: int) -> None:
         """`count` rows are new, and trajectories end at these times, in order, of lanes."""
-        if last.size:
+        if self.lanes == 1 and last.size <= _FEW:
+            for time in last.tolist():
+                begun, self._open[0] = int(self._open[0]), time + 1
+                self._all.push((0, begun, time))
+                for least, table in self._long.items():
+                    if time - begun >= least - 1:
+                        table.push((0, begun, time))
+        elif last.size:
             if self.lanes == 1:
                 first = np.empty_like(last)
                 first[0], first[1:] = self._open[0], last[:-1] + 1
@@ -256,8 +281,8 @@ class Boundaries:
                 found = self._all.rows
                 self._long[least] = Table()
                 self._long[least].append(found[found[:, 2] - found[:, 1] >= least - 1], self.lanes)
+                self._long[least].drop_before(self.oldest + least - 1)
             table = self._long[least]
-            table.drop_before(self.oldest + least - 1)
         if self.lanes == 1:
             table.cut(self.oldest)
         return table.with_going(self._going(least))
@@ -363,15 +388,26 @@ class Boundaries:
         """The order in which trajectories lie in the storage: lane by lane, by their oldest stored row."""
         return np.lexsort((self.rows_at(np.maximum(found[:, 1], self.oldest)), found[:, 0]))
 
-    def runs_at(self, times: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Which rows have these times and those behind them: [times, steps], `steps` being the first whole numbers."""
+    def runs_at(self, times: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which rows have these times and those behind them: [times, steps], `steps` being the first whole numbers.
+
+        And the first of each, where the others follow it in the storage; None where some do not.
+        """
         if self._turns is not None:
-            return self.rows_at(times[:, None] + steps)
-        start = (times + self.origin) % self.capacity
-        rows: np.ndarray = start[:, None] + steps
-        if start.size and start.item(start.argmax()) + len(steps) > self.capacity:
+            return self.rows_at(times[:, None] + steps), None
+        if self.now <= self.capacity and not self.origin:  # times are rows
+            return times[:, None] + steps, times
+        begins = (times + self._ring[0]) % self._ring[1]
+        rows: np.ndarray = begins[:, None] + steps
+        if begins.size and begins.item(begins.argmax()) + len(steps) > self.capacity:
             rows %= self.capacity
-        return rows
+            return rows, None
+        return rows, begins
+
+    def are_runs(self, slots: np.ndarray, length: int) -> bool:
+        """Whether so many slots from each of these on, which are in range, are rows of their trajectory one after the other,
+        if that goes on."""
+        return self._turns is None and self.lanes == 1 and bool((slots <= self.capacity - length).all())
 
     def rows_at(self, times: np.ndarray) -> np.ndarray:
         """Which rows have these times; any for times behind the last."""

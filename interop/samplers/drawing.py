@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from interop.samplers.sampler import Sampler
-from interop.storages import Storage
+from interop.storages import Storage, TensorStorage
 
 
 class DrawingSampler(Sampler):
@@ -30,6 +30,13 @@ class DrawingSampler(Sampler):
     def _index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
         """Flat slots as they are told: a tuple of coordinates for several item dims."""
         return unravel(slots, storage)
+
+    def _batch(
+        self, storage: TensorStorage, batch_size: int, key: Any, marks: bool
+    ) -> tuple[Any, dict[Any, Any]] | None:
+        """A whole batch and what to tell about it, which it may have in it with `marks`, where the sampler has a shorter way
+        than to name slots; None otherwise, and then nothing was drawn."""
+        return None
 
     def _catch_up(self, storage: Storage) -> None:
         """Have the epoch be over where writes have ended it, and nothing be held of it any more."""

@@ -12,6 +12,9 @@ from interop.storages import Storage
 
 _AT_ONCE = 1 << 22  # priorities in one update; positions up to 2^24 are exact in single precision
 _LEAST = 64  # as many cost little more than one, and fewer lengths fewer programs
+_largest = np.maximum.reduce
+_NEGATIVE = np.uint64(2**63)  # seen as such a number, a negative one is larger than all others
+_PLAIN = (torch.float32, torch.float64)
 _BITS = {size: (np.dtype(f"u{size}"), np.array(np.inf, f"f{size}").view(f"u{size}")[()]) for size in (4, 8)}
 
 
@@ -22,7 +25,12 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
     """
     if isinstance(index, tuple):
         index = torch.stack([torch.as_tensor(each) for each in index], -1)
-    array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
+        array = index.numpy()  # as most are given
+        if array.size and (most := _largest(array.view(np.uint64))) < _NEGATIVE:
+            return array, 0, int(most)
+    else:
+        array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
     if array.size == 0:
         return np.zeros(0, np.int32), 0, -1
     if array.dtype.kind not in "iu":
@@ -31,9 +39,9 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
         array = _of_coordinates(array, storage)
     array = array.reshape(-1)
     if array.dtype == np.int64:
-        most = int(np.maximum.reduce(array.view(np.uint64)))  # a negative one is larger than all others
-        if most < 2**63:
-            return array, 0, most
+        most = _largest(array.view(np.uint64))
+        if most < _NEGATIVE:
+            return array, 0, int(most)
     return array, min(int(array.min()), 0), int(array.max())
 
 
@@ -70,8 +78,10 @@ def good_priorities(priority: Any, dtype: str) -> tuple[np.ndarray, Any]:
     TypeError for no real numbers, ValueError for negative or not finite ones.
     """
     if isinstance(priority, Tensor):
-        priority = priority.detach()
-        priority = (priority.float() if priority.dtype == torch.bfloat16 else priority).cpu().numpy()
+        if priority.requires_grad or not priority.is_cpu or priority.dtype not in _PLAIN:
+            priority = priority.detach()
+            priority = (priority.float() if priority.dtype == torch.bfloat16 else priority).cpu()
+        priority = priority.numpy()
     given = np.asarray(priority)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"priorities must be real numbers, got {given.dtype}")
@@ -114,15 +124,20 @@ class Waiting:
     FEW = 1 << 12  # entries up to which it pays to compile one program for them and a draw, of as many at most
 
     def __init__(self, dtype: str) -> None:
-        self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, dtype)
-        self.count = 0
+        self._dtype, self.count = dtype, 0
+        self._hold(compiled.Words(_LEAST, dtype))
+
+    def _hold(self, words: compiled.Words) -> None:
+        self._words, self._slots, self._values, self._room = words, words.slots, words.values, words.count
 
     def add(self, slots: np.ndarray, values: Any) -> None:
         """Have slots and their values, or the one value of all, wait."""
-        start, stop = self.count, self.count + slots.size
-        if stop > self._slots.size:
-            room = 1 << (stop - 1).bit_length()
-            self._slots, self._values = _grown(self._slots, room, start), _grown(self._values, room, start)
+        start = self.count
+        stop = start + slots.size
+        if stop > self._room:
+            grown = compiled.Words(1 << (stop - 1).bit_length(), self._dtype)
+            grown.slots[:start], grown.values[:start] = self._slots[:start], self._values[:start]
+            self._hold(grown)
         self._slots[start:stop], self._values[start:stop] = slots, values
         self.count = stop
 
@@ -132,14 +147,22 @@ class Waiting:
             part = slice(start, min(start + _AT_ONCE, self.count))
             yield compiled.padded(self._slots[part], _LEAST), compiled.padded(self._values[part], _LEAST)
 
+    def words(self) -> compiled.Words:
+        """All that waits, at least one, padded as in `parts`, for one program. It waits until it is cleared."""
+        count = self.count
+        size = max(1 << (count - 1).bit_length(), _LEAST)
+        words = self._words
+        if size != self._room:
+            words = compiled.Words(size, self._dtype)
+            words.slots[:count], words.values[:count] = self._slots[:count], self._values[:count]
+        if size != count:
+            words.slots[count:size], words.values[count:size] = words.slots[count - 1], words.values[count - 1]
+        self._room = 0  # these are not to be written any more: what comes before they are cleared goes elsewhere
+        return words
+
     def clear(self) -> None:
-        """Nothing waits."""
+        """Nothing waits. What was given to a program stays as it is: the next memory is for as much, but another."""
+        if self._room == 0 or self._room > 2 * self.ENOUGH:
+            size = 1 << (self.count - 1).bit_length() if 0 < self.count <= self.FEW else _LEAST
+            self._hold(compiled.Words(max(size, _LEAST), self._dtype))
         self.count = 0
-        if self._slots.size > 2 * self.ENOUGH:
-            self._slots, self._values = np.empty(1024, np.int32), np.empty(1024, self._values.dtype)
-
-
-def _grown(held: np.ndarray, room: int, used: int) -> np.ndarray:
-    grown = np.empty(room, held.dtype)
-    grown[:used] = held[:used]
-    return grown

@@ -8,11 +8,8 @@ from interop.samplers.given import good_priorities
 from interop.storages import Storage
 
 
-def keep(sampler: Any, storage: Storage | None) -> None:
+def keep(sampler: Any, storage: Storage, kept: Any) -> None:
     """Have the priorities kept where the storage keeps them; begin with those that a process before this one left."""
-    kept = None if storage is None else storage._keeps_priorities()
-    if storage is None or kept is None or kept is sampler._kept:
-        return
     sampler._kept = kept
     if not kept.bind(sampler) or sampler._filled or not len(storage):
         keep_all(sampler)

@@ -53,9 +53,18 @@ def fits(index: Any, priority: Any, device: torch.device) -> bool:
     )
 
 
-def update(sampler: Any, index: Tensor, priority: Tensor) -> None:
-    """Give stored items priorities, of equal indices the last; all of them, or none where one cannot be taken."""
-    given = bridge.to_jax(index), bridge.to_jax(priority.reshape(-1))
-    with bridge.exact():
-        (fine,) = sampler._lend(compiled.update_whole, *given, np.int64(sampler._filled))
-    sampler._refusals.note(fine)
+def took(sampler: Any, index: Any, priority: Any, storage: Any) -> bool:
+    """Give stored items priorities, of equal indices the last; all of them, or none where one cannot be taken.
+
+    False, and nothing is done, where values have to be looked at first.
+    """
+    if sampler._kept is not None or not fits(index, priority, sampler.device):
+        return False
+    with sampler._lock:
+        sampler._refusals.tell()
+        sampler.ready(storage)
+        given = bridge.to_jax(index), bridge.to_jax(priority.reshape(-1))
+        with bridge.exact():
+            (fine,) = sampler._lend(compiled.update_whole, *given, np.int64(sampler._filled))
+        sampler._refusals.note(fine)
+    return True

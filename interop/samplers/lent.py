@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from interop import compiled
+
 
 class Lent:
     """A pytree of arrays whose memory programs take over: whoever breaks in finds the one before, or the one after.
@@ -14,15 +16,25 @@ class Lent:
     """
 
     def __init__(self, state: Any = None) -> None:
-        self._returned: list[Any] = []
+        self._returned: list[Any] = []  # of `to`, until it is the state
+        self._parts: list[Any] = []  # of `part_to`
         self._known, self._structure = state, jax.tree.structure(state)
+        self._halves: Any = (
+            None  # what `part_to` gives to programs: leaves that change, and others. Then it is the state
+        )
 
     @property
     def state(self) -> Any:
         """The state. The next program takes its memory over."""
         if self._returned:
             self._known = jax.tree.unflatten(self._structure, self._returned[-1][0])
+            self._halves = None
             self._returned.clear()
+        if self._parts:
+            self._take()
+        if self._known is None and self._halves is not None:
+            leaves = [b if a is None else a for a, b in zip(*self._halves, strict=True)]
+            self._known = jax.tree.unflatten(self._structure, leaves)
         return self._known
 
     def to(self, program: Callable[..., Any], rule: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -32,6 +44,40 @@ class Lent:
         more = tuple(self._returned[-1][1:])
         assert self.state is not None
         return more
+
+    def part_to(self, program: Callable[..., Any], rule: Any, batch_size: int, words: Any) -> Any:
+        """Run `compiled.assign_and_draw`; what it has drawn."""
+        moved, still = self.halves
+        given = (rule,), (self._structure,), (moved,), (still,), (batch_size,), (words,)
+        self._parts.extend(map(program, *given))
+        drawn = self._parts[-1][1]
+        self._take()
+        return drawn
+
+    def shown_to(self, program: Callable[..., Any], rule: Any, batch_size: int, words: Any) -> Any:
+        """Run `compiled.draw_weighed`, which leaves the state as it is; what it has drawn."""
+        return program(rule, self._structure, *self.halves, batch_size, words)
+
+    @property
+    def halves(self) -> tuple[Any, Any]:
+        """The leaves that `compiled.assign_and_draw` changes and, in their places, the others; None in between."""
+        if self._parts:
+            self._take()
+        if self._halves is None or self._returned:
+            leaves, moving = jax.tree.leaves(self.state), compiled.moving(self._structure)
+            moved, still = (
+                tuple(leaf if moves is wanted else None for leaf, moves in zip(leaves, moving, strict=True))
+                for wanted in (True, False)
+            )
+            self._halves = moved, still
+        halves: tuple[Any, Any] = self._halves
+        return halves
+
+    def _take(self) -> None:
+        """Have what a program returned be the state."""
+        self._halves = self._parts[-1][0], self._halves[1]
+        self._known = None
+        self._parts.clear()
 
     def __getstate__(self) -> Any:
         return (self.state,)

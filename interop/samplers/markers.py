@@ -32,6 +32,7 @@ class Markers:
         self._traj_key = traj_key
         self._end_keys = list(end_keys) if end_keys is not None else None
         self.found: tuple[tuple[Any, ...], bool] | None = None  # keys, and whether they are of ids
+        self._last: tuple[Any, Any, np.ndarray] | None = None  # memory of all leaves, key, and its column
 
     def resolve(self, storage: Storage) -> bool:
         """Find the entries; whether they are ids. RuntimeError or TypeError where there is none that can be used."""
@@ -68,7 +69,12 @@ class Markers:
         """Ids, int64, or flags, bool, of rows, a slice or int array: [n, lanes]. A copy, or a view of what is stored."""
         assert self.found is not None
         keys, ids = self.found
-        values = _column(storage, keys[0], rows)
+        last = self._last
+        if last is not None and reads_rows(storage) and last[0] is _arrays(storage) and last[1] is keys[0]:
+            values = last[2][rows]
+        else:
+            values = _column(storage, keys[0], rows)
+            self._last = _whole(storage, keys[0])
         if ids:
             return values
         flags = values if values.dtype == np.bool_ else values != 0
@@ -164,6 +170,21 @@ def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
         numbers = range(len(storage))[rows] if isinstance(rows, slice) else rows
         return np.array([_one(storage, key, int(row)) for row in numbers]).reshape(-1, 1)
     return storage[:].get(key).cpu().numpy().reshape(-1, lanes)[rows]
+
+
+def _arrays(storage: TensorStorage) -> Any:
+    """NumPy's views of the leaves of rows on the host: another object once the memory is another."""
+    return storage._rows._numpy if isinstance(storage._rows, TorchRows) else None
+
+
+def _whole(storage: Storage, key: Any) -> tuple[Any, Any, np.ndarray] | None:
+    """The memory of all leaves, a key, and its entry as a view [rows, lanes]; None where there is none."""
+    if not reads_rows(storage) or (arrays := _arrays(storage)) is None:
+        return None
+    place = leaf_of(storage, key)
+    if place is None or arrays[place] is None or not arrays[place].flags.c_contiguous:
+        return None
+    return arrays, key, arrays[place].reshape(-1, lanes_of(storage))
 
 
 def _one(storage: Storage, key: Any, row: int) -> Any:

@@ -1,7 +1,5 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
-import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +25,7 @@ from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-_NOTHING = contextlib.nullcontext()
+_TINY = {dtype: float(np.finfo(dtype).tiny) for dtype in _DTYPES.values()}
 
 
 class PrioritizedSampler(DrawingSampler):
@@ -87,7 +85,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def _clear(self) -> None:
         with self._lock:
-            self._lent = Lent()
+            self._state = None
             self._filled = 0  # slots below this have a priority
             self._highest: Any = np.dtype(self.rule.dtype).type(1)
             self._waiting = Waiting(self.rule.dtype)
@@ -127,7 +125,6 @@ class PrioritizedSampler(DrawingSampler):
     @beta.setter
     def beta(self, value: float) -> None:
         self._beta = not_negative("beta", value)
-        self._beta_array = np.asarray(self._beta, self.rule.dtype)
 
     @property
     def eps(self) -> float:
@@ -152,7 +149,10 @@ class PrioritizedSampler(DrawingSampler):
 
     @_state.setter
     def _state(self, state: fbuf.PrioritizedState | None) -> None:
+        self._room = 0  # slots that the state has; 0 as long as there may be none
         self._lent = Lent(state)
+        if state is not None:
+            self._room = state.tree.capacity
 
     def _lend(self, program: Any, *given: Any) -> tuple[Any, ...]:
         """Have a program of `compiled` take the state over; what it returns besides."""
@@ -196,7 +196,7 @@ class PrioritizedSampler(DrawingSampler):
     @property
     def refuses_late(self) -> bool:
         # Unless an item of priority zero still weighs something, all of them may weigh nothing.
-        return self.rule.eps == 0 or self.rule.eps**self._alpha < np.finfo(self.rule.dtype).tiny
+        return self.rule.eps == 0 or self.rule.eps**self._alpha < _TINY[self.rule.dtype]
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
         """The state with everything given so far, over at least the slots of the storage; made at the first use."""
@@ -208,7 +208,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def _apply(self) -> None:
         """Bring the waiting priorities into the tree."""
-        if self._waiting.count and self._state is not None:
+        if self._waiting.count and self._room:
             with bridge.exact():
                 for part in self._waiting.parts():
                     self._lend(compiled.assign if self._waits else compiled.update, *part, self._highest)
@@ -230,24 +230,18 @@ class PrioritizedSampler(DrawingSampler):
     def _make(self, storage: Storage | None) -> None:
         """Make the state, if there is none."""
         self.refuse_a_stranger()
-        self._has_storage |= storage is not None
-        if self._wanted_device is None and storage is not None:
-            device = getattr(storage, "device", None)
-            if isinstance(device, torch.device) and bridge.jax_device(device) is not None:
-                self._apply()  # what waits, waits for a state on the CPU
-                self._wanted_device = device
-                if self._state is not None:  # it was loaded before anything was known of the storage
-                    with bridge.exact():
-                        self._state = jax.device_put(self._state, bridge.jax_device(device))
-        capacity = self._max_capacity if storage is None else max(self._max_capacity, storage.max_size)
-        if self._state is None:
-            with bridge.exact():
-                empty = self._fresh(self.rule, capacity)
-                alpha: Any = np.asarray(self._alpha, self.rule.dtype)
-                empty = dataclasses.replace(empty, alpha=alpha)
-                self._state = jax.device_put(empty, bridge.jax_device(self.device))
-        elif self._state.tree.capacity < capacity:  # it was loaded from a smaller one
+        capacity = self._max_capacity
+        if storage is not None:
+            if not self._has_storage or self._wanted_device is None:
+                self._has_storage = True
+                priority_states.follow_device(self, storage)
+            capacity = max(capacity, storage.max_size)
+        if self._room >= capacity:
+            return
+        if self._state is not None:  # it was loaded from a smaller one
             self._refill(priority_states.saved(self, self._state), capacity)
+            return
+        self._state = priority_states.fresh(self, capacity)
 
     def _refill(self, saved: Mapping[str, Any], capacity: int) -> None:
         """Have the state of saved priorities, over so many slots."""
@@ -259,13 +253,13 @@ class PrioritizedSampler(DrawingSampler):
 
     def _fresh(self, rule: fbuf.Prioritized, capacity: int) -> fbuf.PrioritizedState:
         """A state of no items."""
-        empty: fbuf.PrioritizedState = compiled.init(rule, capacity)
-        return empty
+        return compiled.init(rule, capacity)
 
     # ------------------------------------------------------------------ priorities
 
     def _keep(self, storage: Storage | None) -> None:
-        kept_priorities.keep(self, storage)
+        if storage is not None and (kept := storage._keeps_priorities()) is not None and kept is not self._kept:
+            kept_priorities.keep(self, storage, kept)
 
     def _top(self) -> tuple[float, int]:
         """What new items get, and the slot of the item that it is of, or -1."""
@@ -287,8 +281,7 @@ class PrioritizedSampler(DrawingSampler):
         with self._lock:
             self._make(storage)
             self._keep(storage)
-            assert self._state is not None
-            limit = self._state.tree.capacity
+            limit = self._room
             if storage is not None:
                 limit = min(limit, len(storage))
             elif self._has_storage:
@@ -328,11 +321,7 @@ class PrioritizedSampler(DrawingSampler):
         Where priorities, index and sampler are on one accelerator it is not waited for: what would be an IndexError or a
         ValueError is a ValueError of a later call, and nothing of that update was taken.
         """
-        if self._runs_ahead and self._kept is None and late.fits(index, priority, self.device):
-            with self._lock:
-                self._refusals.tell()
-                self.ready(storage)
-                late.update(self, index, priority)
+        if self._runs_ahead and late.took(self, index, priority, storage):
             return
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)
@@ -347,11 +336,19 @@ class PrioritizedSampler(DrawingSampler):
             top = values.max()
         with self._lock:
             self._make(storage)
-            with _NOTHING if self._kept is None else uninterrupted():  # here as there, or not at all
-                self._highest = max(self._highest, top)
-                self._give(slots, values)
-                if self._kept is not None and self._kept.are_of(self):
+            if self._kept is None:
+                self._raise(slots, values, top)
+                return
+            with uninterrupted():  # here as there, or not at all
+                self._raise(slots, values, top)
+                if self._kept.are_of(self):
                     self._kept.give(slots, values, *self._top())
+
+    def _raise(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
+        """Give priorities, of which `top` is the highest."""
+        if top > self._highest:
+            self._highest = top
+        self._give(slots, values)
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, together
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.slices import SliceSampler
+from interop.samplers.telling import Slices
 from interop.storages import Storage
 
 
@@ -108,9 +108,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def refuses_late(self) -> bool:
         return PrioritizedSampler.refuses_late.fget(self)  # type: ignore[attr-defined]
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
-    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+    def _drawn(self, storage: Storage, batch_size: int, key: Any) -> tuple[Slices, dict[Any, Any]]:
         count, length = self._shape(batch_size)
         if self._of is None:
             self._of = weakref.ref(storage)
@@ -123,19 +121,17 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._candidates(length)
         with self._lock:
             self._allow(storage, length)
-            starts, weighed, _ = PrioritizedSampler._draw(self, storage, count, key)
-        times, lane, stored = self._index.windows_from(starts.cpu().numpy(), length)
-        steps = np.arange(length)
+            drawn, weighed, _ = PrioritizedSampler._draw(self, storage, count, key)
+        starts, steps = drawn.cpu().numpy(), np.arange(length)
+        times, lane, stored = self._index.windows_from(starts, length)
         slots = self._slots(times[:, None] + np.minimum(steps, stored[:, None] - 1), lane[:, None])
-        lengths = None
+        begins, lengths = starts if self._index.are_runs(starts, length) else None, None
         if (stored < length).any():
-            slots, lengths = slots[steps < stored[:, None]], stored
-        slots = slots.reshape(-1)
+            slots, begins, lengths = slots[steps < stored[:, None]], None, stored
         weights = weighed["priority_weight"]
         repeats: Any = length if lengths is None else torch.from_numpy(lengths).to(weights.device)
-        info = self._told(storage, slots, lengths, None, length)
-        info["priority_weight"] = weights.repeat_interleave(repeats)
-        return torch.from_numpy(slots), info, []
+        slices = Slices(slots.reshape(-1), length, begins, lengths)
+        return slices, {"priority_weight": weights.repeat_interleave(repeats)}
 
     def _allow(self, storage: Storage, length: int) -> None:
         """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""

@@ -27,42 +27,50 @@ def draw(
                 f"there are priorities of {sampler._filled} items, and {size} items are stored: load a checkpoint of the "
                 "whole buffer, or empty() it"
             )
-        sampler._refusals.tell()
+        if sampler._runs_ahead:
+            sampler._refusals.tell()
         sampler._make(storage)
         key = randomness.key(sampler._rng) if key is None else key
+        if not sampler._runs_ahead:
+            if sampler.dtype == torch.float32:
+                words = np.asarray(_drawn(sampler, batch_size, key, size))
+            else:
+                with bridge.exact():
+                    words = np.asarray(_drawn(sampler, batch_size, key, size))
+            slots, weights, valid = compiled.read_words(words, batch_size, sampler.rule.dtype)
+            if not valid:
+                raise _nothing_to_draw()
+            return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weights)}, []
         items = list(items) if items and items[0].devices() == sampler._state.priorities.devices() else []
         lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-        drawing = key, batch_size, np.int32(size), sampler._beta_array, items, lanes
         narrow = not items and sampler.dtype == torch.float32
         with bridge.on(sampler.device) if narrow else bridge.exact():
-            slots, weighed, leaves = _drawn(sampler, drawing)
-    weights = _weights(weighed, sampler.rule.eps == 0)
-    return bridge.hand_over(slots, torch.int64), {"priority_weight": weights}, leaves
+            sampler._apply()
+            beta = np.asarray(sampler.beta, sampler.rule.dtype)
+            found = compiled.draw(sampler.rule, sampler._state, key, batch_size, np.int32(size), beta, items, lanes)
+    slots, weighed, leaves = found
+    # To look whether there was anything to draw would be to wait for it.
+    if sampler.rule.eps == 0 and not weighed[1]:
+        raise _nothing_to_draw()
+    return bridge.hand_over(slots, torch.int64), {"priority_weight": bridge.hand_over(weighed[0])}, leaves
 
 
-def _drawn(sampler: Any, drawing: tuple[Any, ...]) -> Any:
-    """What `compiled.draw` gives, after the waiting priorities came into the tree."""
-    # A program that fails takes the state with it that it was given: one of a batch for which there is no memory.
-    if sampler._waits and 0 < sampler._waiting.count <= Waiting.FEW and drawing[1] <= Waiting.FEW:
-        for part in sampler._waiting.parts():
-            (drawn,) = sampler._lend(compiled.assign_and_draw, *part, *drawing, sampler._highest)
-        sampler._waiting.clear()
+def _drawn(sampler: Any, batch_size: int, key: np.ndarray, size: int) -> Any:
+    """The words of a draw on the CPU, after the waiting priorities came into the tree."""
+    waiting, beta, highest = sampler._waiting, sampler._beta, sampler._highest
+    if sampler._waits and 0 < waiting.count <= Waiting.FEW and batch_size <= Waiting.FEW:
+        # A program that fails takes the state with it that it was given: one of a batch for which there is no memory.
+        words = waiting.words().closed(beta, highest, key, size)
+        drawn = sampler._lent.part_to(compiled.assign_and_draw, sampler.rule, batch_size, words)
+        waiting.clear()
         return drawn
     sampler._apply()
-    return compiled.draw(sampler.rule, sampler._state, *drawing)
+    words = compiled.Words(0, sampler.rule.dtype).closed(beta, highest, key, size)
+    return sampler._lent.shown_to(compiled.draw_weighed, sampler.rule, batch_size, words)
 
 
-def _weights(weighed: Any, may_be_none: bool) -> Tensor:
-    """The importance weights of a draw; RuntimeError where there was nothing to draw.
-
-    On an accelerator nothing is waited for unless all items may weigh nothing.
-    """
-    weights, valid = bridge.hand_over(weighed[0]), weighed[1]
-    # Without anything to draw all weights are zero, which on the CPU is sooner seen.
-    in_doubt = weights.numpy()[0] == 0 if weights.device.type == "cpu" else may_be_none
-    if in_doubt and not valid:
-        raise RuntimeError(
-            "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with "
-            "a positive priority, or use eps > 0"
-        )
-    return weights
+def _nothing_to_draw() -> RuntimeError:
+    return RuntimeError(
+        "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with "
+        "a positive priority, or use eps > 0"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 
 import fbuf
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
@@ -39,6 +40,26 @@ def saved(sampler: Any, state: fbuf.PrioritizedState | None) -> dict[str, Any]:
         "highest_slot": int(np.asarray(state.highest_slot)),
         "refused": int(np.asarray(state.refused)),
     }
+
+
+def fresh(sampler: Any, capacity: int) -> fbuf.PrioritizedState:
+    """The state of no items over so many slots, where the priorities are."""
+    alpha: Any = np.asarray(sampler._alpha, sampler.rule.dtype)
+    with bridge.exact():
+        empty = dataclasses.replace(sampler._fresh(sampler.rule, capacity), alpha=alpha)
+        made: fbuf.PrioritizedState = jax.device_put(empty, bridge.jax_device(sampler.device))
+        return made
+
+
+def follow_device(sampler: Any, storage: Any) -> None:
+    """Have the priorities where the storage is, if nothing else was asked for."""
+    device = getattr(storage, "device", None)
+    if sampler._wanted_device is None and isinstance(device, torch.device) and bridge.jax_device(device) is not None:
+        sampler._apply()  # what waits, waits for a state on the CPU
+        sampler._wanted_device = device
+        if sampler._state is not None:  # it was loaded before anything was known of the storage
+            with bridge.exact():
+                sampler._state = jax.device_put(sampler._state, bridge.jax_device(device))
 
 
 def loading(sampler: Any, entries: Entries, rule: Rule) -> Callable[[], None]:

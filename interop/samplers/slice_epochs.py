@@ -11,6 +11,7 @@ from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
 from interop.samplers.slices import SliceSampler
+from interop.samplers.telling import Slices
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
 
@@ -92,7 +93,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         with self._epoch.lock:
             self._synced(storage)
 
-    def _windows(self, count: int, length: int, key: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    def _windows(self, count: int, length: int, key: Any) -> Slices:
         found = self._index.trajectories(1)
         self._epoch.check(count, len(found))
         key = randomness.key(self._rng) if key is None else key

@@ -13,24 +13,26 @@ from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.numbers import whole
+from interop.samplers.assembly import Assemblies
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored, unravel
-from interop.samplers.flags import flags_at
 from interop.samplers.given_boundaries import given_boundaries
 from interop.samplers.markers import Markers
-from interop.storages import LazyStackStorage, ListStorage, Storage
+from interop.samplers.telling import Slices, Telling
+from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
+from interop.storages.rows import TorchRows
 from interop.writers import TensorDictMaxValueWriter
 
-_MASK = ("collector", "mask")
+_NOTHING: dict[Any, Any] = {}
 
 
 class SliceSampler(DrawingSampler):
     """Draws slices of trajectories: each trajectory that is long enough equally often, and each start in it.
 
     A batch is the slices one after the other, [num_slices * slice_len]. None crosses the end of a trajectory or the place
-    where a full storage is written next; one may go from the last row on to the first. Draws cost O(batch), whatever is
-    stored: what was written since the last one is looked at, once. Needs a storage that is read as a tensordict, and a
-    writer that keeps the order of items.
+    where a full storage is written next, nor an edge of rows that `storage.set` has written elsewhere in this process; one
+    may go from the last row on to the first. Draws cost O(batch), whatever is stored: what was written since the last one
+    is looked at, once. Needs a storage that is read as a tensordict, and a writer that keeps the order of items.
 
     Args:
         num_slices, slice_len: one of them; the other follows from the batch size, which must be a multiple.
@@ -99,8 +101,7 @@ class SliceSampler(DrawingSampler):
         self._forget()
 
     def _name_markers(self) -> None:
-        parent = self.truncated_key[:-1] if isinstance(self.truncated_key, tuple) else ()
-        self._done_key, self._terminated_key = _sibling(parent, "done"), _sibling(parent, "terminated")
+        self._telling = Telling(self.truncated_key)
 
     def _forget(self) -> None:
         keys = list(self.end_keys) if self.end_keys is not None else None if self.end_key is None else [self.end_key]
@@ -108,7 +109,7 @@ class SliceSampler(DrawingSampler):
         if self._static is not None:
             self._index.of_flags(*self._static)
         self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
-        self._ends_of_slices: tuple[Any, np.ndarray] | None = None
+        self._assemblies = Assemblies()
 
     def _empty(self) -> None:
         self._forget()
@@ -137,10 +138,27 @@ class SliceSampler(DrawingSampler):
     def _draw(
         self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        slices, weighed = self._drawn(storage, batch_size, key)
+        return torch.from_numpy(slices.slots), {**self._telling.of(storage, slices), **weighed}, []
+
+    def _drawn(self, storage: Storage, batch_size: int, key: Any) -> tuple[Slices, dict[Any, Any]]:
+        """Slices, and what more is to be told than follows from them."""
         count, length = self._shape(batch_size)
         self._synced(storage)
-        slots, lengths, mask = self._windows(count, length, key)
-        return torch.from_numpy(slots), self._told(storage, slots, lengths, mask, length), []
+        return self._windows(count, length, key), _NOTHING
+
+    def _batch(
+        self, storage: TensorStorage, batch_size: int, key: Any, marks: bool
+    ) -> tuple[Any, dict[Any, Any]] | None:
+        rows = storage._rows
+        if not isinstance(rows, TorchRows) or rows.runs is None:
+            return None
+        slices, weighed = self._drawn(storage, batch_size, key)
+        slots = torch.from_numpy(slices.slots)
+        info = self._telling.of_runs(storage, rows.runs, slices)
+        info.update(weighed)
+        info["index"] = self._index_of(slots, storage)
+        return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """How many slices of which length. RuntimeError where the batch cannot be made of them."""
@@ -160,6 +178,8 @@ class SliceSampler(DrawingSampler):
 
     def _synced(self, storage: Storage) -> None:
         """Have the index know what is stored."""
+        if self._static is None and self._index.is_synced(storage) and self._index.filled:
+            return
         size = stored(storage)
         if self._static is None:
             self._index.sync(storage)
@@ -188,16 +208,13 @@ class SliceSampler(DrawingSampler):
             )
         return found
 
-    def _windows(self, count: int, length: int, key: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Flat slots of slices; their lengths, where they differ; and which slots are no padding, where there is some."""
+    def _windows(self, count: int, length: int, key: Any) -> Slices:
         found = self._candidates(length)
         shares = randomness.uniforms(2 * count, self._rng, key)
         chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
         return self._within(chosen, shares[count:], length)
 
-    def _within(
-        self, chosen: np.ndarray, shares: np.ndarray, length: int
-    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    def _within(self, chosen: np.ndarray, shares: np.ndarray, length: int) -> Slices:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
         index = self._index
         first, last, (steps, behind) = chosen[:, 1], chosen[:, 2], _steps(length)
@@ -205,9 +222,10 @@ class SliceSampler(DrawingSampler):
             first = np.maximum(first, index.oldest)
         starts = last - first - behind  # where slices can begin that are whole
         if self.span == (False, False) and (self.strict_length or starts.item(starts.argmin()) > 0):
-            start = first + (shares * starts).astype(np.int64)
-            rows = index.runs_at(start, steps)
-            return (rows if index.lanes == 1 else rows * index.lanes + chosen[:, :1]).reshape(-1), None, None
+            rows, begins = index.runs_at(first + (shares * starts).astype(np.int64), steps)
+            if index.lanes == 1:
+                return Slices(rows.reshape(-1), length, begins)
+            return Slices((rows * index.lanes + chosen[:, :1]).reshape(-1), length)
         stored = last + 1 - first
         left, right = (length - 1 if each is True else int(each) for each in self.span)
         farthest = np.minimum(np.maximum(stored - length, 0) + right, stored - 1)
@@ -216,68 +234,16 @@ class SliceSampler(DrawingSampler):
         stop = np.minimum(start + length, first + stored)
         lengths = stop - times[:, 0]
         if (lengths == length).all():
-            return self._slots(times, chosen[:, :1]).reshape(-1), None, None
+            return Slices(self._slots(times, chosen[:, :1]).reshape(-1), length)
         mask = times < stop[:, None]
         if self.pad_output:
-            return (
-                self._slots(np.minimum(times, stop[:, None] - 1), chosen[:, :1]).reshape(-1),
-                lengths,
-                mask.reshape(-1),
-            )
-        return self._slots(times, chosen[:, :1])[mask], lengths, None
+            slots = self._slots(np.minimum(times, stop[:, None] - 1), chosen[:, :1]).reshape(-1)
+            return Slices(slots, length, None, lengths, mask.reshape(-1))
+        return Slices(self._slots(times, chosen[:, :1])[mask], length, None, lengths)
 
     def _slots(self, times: np.ndarray, lane: np.ndarray) -> np.ndarray:
         rows = self._index.rows_at(times)
         return rows if self._index.lanes == 1 else rows * self._index.lanes + lane
-
-    # ------------------------------------------------------------------ what is told about them
-
-    def _told(
-        self, storage: Storage, slots: np.ndarray, lengths: np.ndarray | None, mask: np.ndarray | None, length: int
-    ) -> dict[Any, Any]:
-        """The markers of slices; `lengths` where they differ from `length`."""
-        info: dict[Any, Any] = {}
-        stops = (
-            None
-            if lengths is None
-            else (np.arange(1, len(lengths) + 1) * length if mask is not None else lengths.cumsum())
-        )
-        if self.truncated_key is not None:
-            ends = self._ends(slots.size, length, lengths, stops, mask is not None)
-            info[self.truncated_key] = torch.from_numpy(ends.copy())
-            done = flags_at(storage, self._done_key, slots, also=ends)
-            info[self._done_key] = torch.from_numpy(ends.copy()) if done is None else done
-            terminated = flags_at(storage, self._terminated_key, slots)
-            if terminated is None:
-                terminated = torch.from_numpy(np.zeros(ends.shape, np.bool_))
-            info[self._terminated_key] = terminated
-        if mask is not None:
-            info[_MASK] = torch.from_numpy(mask)
-        begins = flags_at(storage, "is_init", slots, dims=0)
-        if begins is not None:
-            starts = (
-                np.arange(0, slots.size, length)
-                if stops is None or lengths is None or mask is not None
-                else stops - lengths
-            )
-            begins[torch.from_numpy(starts)] = True
-            info["is_init"] = begins
-        return info
-
-    def _ends(
-        self, size: int, length: int, lengths: np.ndarray | None, stops: np.ndarray | None, padded: bool
-    ) -> np.ndarray:
-        """bool [size, 1], not to be written to: True in the last item of each slice."""
-        if stops is None or lengths is None:
-            known = self._ends_of_slices
-            if known is None or known[0] != (size, length):
-                ends: np.ndarray = np.zeros((size, 1), np.bool_)
-                ends[length - 1 :: length] = True
-                known = self._ends_of_slices = (size, length), ends
-            return known[1]
-        ends = np.zeros((size, 1), np.bool_)
-        ends[stops - length + lengths - 1 if padded else stops - 1] = True
-        return ends
 
     def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
@@ -333,7 +299,7 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
     return left, right
 
 
-_NOT_KEPT = ("_index", "_ends_of_slices")
+_NOT_KEPT = ("_index", "_assemblies")
 _KEYS = ("end_key", "traj_key", "truncated_key")
 _CHOICES = ("num_slices", "slice_len", *_KEYS, "end_keys", "strict_length", "pad_output", "span")
 
@@ -372,7 +338,3 @@ def _a_key(name: str, key: Any) -> Any:
     if key is None or (names and all(isinstance(each, str) for each in names)):
         return key
     raise TypeError(f"{name} must be a name or a tuple of names, got {key!r}")
-
-
-def _sibling(parent: tuple[str, ...], name: str) -> Any:
-    return (*parent, name) if parent else name

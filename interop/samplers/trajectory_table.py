@@ -27,18 +27,25 @@ class Table:
         self._rows[self._tail : stop] = rows
         self._tail = stop
 
+    def push(self, row: tuple[int, int, int]) -> None:
+        """Put one at the end, and have room for another one behind it."""
+        if self._tail + 2 > len(self._rows):
+            self.append(np.array([row]), 1)
+        else:
+            self._rows[self._tail] = row
+            self._tail += 1
+
     def drop_before(self, time: int) -> None:
         """Take those from the front whose last time is before."""
-        last = self._rows[:, 2]
         for _ in range(_FEW):
-            if self._head == self._tail or last[self._head] >= time:
+            if self._head == self._tail or self._rows.item(self._head, 2) >= time:
                 return
             self._head += 1
-        self._head += int(last[self._head : self._tail].searchsorted(time))
+        self._head += int(self._rows[self._head : self._tail, 2].searchsorted(time))
 
     def cut(self, time: int) -> None:
         """Have the one at the front, the only one that begins before this time, begin there."""
-        if self._head < self._tail and self._rows[self._head, 1] < time:
+        if self._head < self._tail and self._rows.item(self._head, 1) < time:
             self._rows[self._head, 1] = time
 
     def with_going(self, rows: Any) -> np.ndarray:

@@ -13,7 +13,8 @@ from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
 from interop.shared_int import LocalInt, SharedInt
 from interop.storages import maps
-from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
+from interop.storages.jax_rows import JaxRows, rows_in_jax
+from interop.storages.rows import Rows, TorchRows
 from interop.storages.storage import Storage
 
 

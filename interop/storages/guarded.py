@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop.storages.equal_places import chosen_items, last_of_equal
 from interop.storages.journal import Journal, counted
-from interop.storages.rows import TorchRows, chosen_items, last_of_equal
+from interop.storages.rows import TorchRows
 from interop.storages.undo import Memory
 
 _PATIENCE = 1.0  # seconds

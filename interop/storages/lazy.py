@@ -13,7 +13,8 @@ from interop.codec import Layout
 from interop.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.first_write import FirstWrite
-from interop.storages.rows import JaxRows, Rows, TorchRows, rows_in_jax
+from interop.storages.jax_rows import JaxRows, rows_in_jax
+from interop.storages.rows import Rows, TorchRows
 from interop.storages.tensors import TensorStorage
 
 

@@ -1,9 +1,13 @@
 """What happened to the rows of a storage, for those who keep something about them and want to catch up."""
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from interop.shared_int import SharedInt
+from interop.storages.seams import Seams, pieces
 
 _KEPT = 64  # edits that are remembered one by one
 
@@ -16,6 +20,7 @@ class Ledger:
         self._end = SharedInt()
         self._edits = SharedInt()
         self._named: deque[tuple[int, Any]] = deque(maxlen=_KEPT)  # of this process
+        self._seams: Seams | None = None  # once there was one in this process
 
     def keep(self, written: SharedInt, end: SharedInt, edits: SharedInt) -> None:
         """Count in these from now on."""
@@ -36,12 +41,42 @@ class Ledger:
         """How often rows were written otherwise."""
         return self._edits.value
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """`written`, `end` and `edits`."""
+        return self._written.value, self._end.value, self._edits.value
+
     def run(self, start: int, count: int, capacity: int) -> None:
         """Rows were written from `start` on, around the ring."""
-        if start != self._end.value:
-            self.edit(None)
+        if start != self._end.value or self._seams:
+            if not count:
+                return
+            self._part(start, count, capacity)
         self._end.value = (start + count) % capacity
         self._written.value += count
+
+    def _part(self, start: int, count: int, capacity: int) -> None:
+        counts = self._written.value, self._edits.value
+        if start != self._end.value:
+            self.edit(None)
+            self._seams = Seams() if self._seams is None else self._seams
+        if self._seams is not None:
+            self._seams.settle(counts)
+            self._seams.write(start, count, self._end.value, capacity, counts)
+
+    def scattered(self, rows: np.ndarray, capacity: int) -> None:
+        """Rows were written in this order, wherever they are."""
+        for start, count in pieces(rows, capacity):
+            self._part(start, count, capacity)
+            self._end.value = (start + count) % capacity
+        self.edit(None)
+
+    def seams(self) -> Iterable[int]:
+        """Row numbers other than `end` that do not follow from the row before, as far as this process knows."""
+        if self._seams is None:
+            return ()
+        self._seams.settle((self._written.value, self._edits.value))
+        return self._seams
 
     def edit(self, rows: Any, end: int | None = None) -> None:
         """Rows were written where they are, or the storage was changed as a whole (None)."""
@@ -51,9 +86,14 @@ class Ledger:
         if end is not None:
             self._end.value = end
 
+    def renewed(self, end: int) -> None:
+        """All rows are others, or none are there any more."""
+        self.edit(None, end)
+        self._seams = None
+
     def restored(self, written: int, end: int) -> None:
         """All rows are others, as they were when these were the counts."""
-        self.edit(None, end)
+        self.renewed(end)
         self._written.value = written
 
     def since(self, edits: int) -> list[Any] | None:
@@ -62,8 +102,9 @@ class Ledger:
         return named if len(named) == self.edits - edits and all(rows is not None for rows in named) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"counts": (self._written, self._end, self._edits)}
+        return {"counts": (self._written, self._end, self._edits), "seams": self._seams}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._written, self._end, self._edits = state["counts"]
+        self._seams = state.get("seams")
         self._named = deque(maxlen=_KEPT)

@@ -108,19 +108,21 @@ class ListStorage(Storage):
         return len(self._storage)
 
     def _set_slice(self, cursor: slice, items: list[Any], may_resize: bool) -> None:
-        places = len(range(*cursor.indices(len(self._storage))))
-        if places != len(items) and not may_resize:
-            raise ValueError(f"{places} places were given for {len(items)} items; nothing was written")
-        self._ledger.edit(None)
-        if places == len(items):
+        places = range(*cursor.indices(len(self._storage)))
+        if len(places) == len(items):
+            self._told(places, may_resize)
             self._storage[cursor] = items
             return
+        if not may_resize:
+            raise ValueError(f"{len(places)} places were given for {len(items)} items; nothing was written")
         changed = list(self._storage)
         changed[cursor] = items
         if len(changed) > self.max_size:
             raise RuntimeError(
                 f"{len(changed)} items are past the maximum capacity of {self.max_size}; nothing was written"
             )
+        self._told(range(places.start, places.start + len(items)), True)
+        self._ledger.edit(None)  # those behind are elsewhere now
         self._storage = changed
 
     def _check(self, places: Sequence[int]) -> None:
@@ -142,8 +144,10 @@ class ListStorage(Storage):
         first = places[0] if places else 0
         if set_cursor and all(place == (first + n) % self.max_size for n, place in enumerate(places)):
             self._ledger.run(first, len(places), self.max_size)
+        elif set_cursor:
+            self._ledger.scattered(np.array(places), self.max_size)
         else:
-            self._ledger.edit(None if set_cursor else list(places), end=places[-1] + 1 if set_cursor else None)
+            self._ledger.edit(list(places))
 
     def _to_keep(self, item: Any) -> Any:
         """What is put in the list for an item."""
@@ -178,7 +182,7 @@ class ListStorage(Storage):
         return item
 
     def _empty(self) -> None:
-        self._ledger.edit(None, end=0)
+        self._ledger.renewed(0)
         self._storage = []
 
     # ------------------------------------------------------------------ checkpoints

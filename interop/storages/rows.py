@@ -10,19 +10,21 @@ import ctypes
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from operator import add, attrgetter
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from tensordict import MemoryMappedTensor
 from torch import Tensor
 
-from interop import bridge, compiled
-from interop.index import flat_slots
+from interop import bridge
 from interop.shared_int import SharedInt
+from interop.storages.equal_places import chosen_items, coordinates, last_of_equal
+from interop.storages.jax_rows import JaxRows
 from interop.storages.maps import Space
 from interop.storages.paging import Paging, selectable
+from interop.storages.runs import Runs
 
 # Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
 # GNU's OpenMP then waits some milliseconds for it, each time.
@@ -30,12 +32,15 @@ _LARGE = 1 << 21
 _BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
 _move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on
 _move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
+_nbytes, _dtype, _is_cpu = attrgetter("nbytes"), attrgetter("dtype"), attrgetter("is_cpu")
+_from_numpy = torch.from_numpy
 
 
 class TorchRows:
     """Rows in tensors that torch owns, on any device."""
 
     _space: Space | None = None  # where rows may have no memory yet
+    runs: Runs | None = None  # of rows on the host
 
     def __init__(
         self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False, mapped: bool = False
@@ -55,7 +60,13 @@ class TorchRows:
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
         self._dense = [_place(tensor) for tensor in plain]
         self._items = [_Items(tensor, self.lanes) for tensor in plain]
+        simple = all(items._take is not None and not items._halves for items in self._items)
+        self._widest = max((items._bytes for items in self._items), default=0) if simple else math.inf
+        self._dtypes: list[torch.dtype] = [tensor.dtype for tensor in plain]
+        self._sizes: tuple[int, list[int]] = -1, []  # bytes of so many rows of each leaf, where all of them are brief
+        self._takes: tuple[Any, list[Any]] = None, []  # of the leaves that were read last, whose places were not known
         self._paging = Paging.of(self._items, self.tensors, self.lanes, self._mapped)
+        self.runs = None if self._numpy is None else Runs(self._items, self.lanes, self._paging)
         self._extents = _extents(plain)
         self._moves_seen = self._moves.value
 
@@ -74,6 +85,7 @@ class TorchRows:
         if self.device.type != "cpu" or self.shared:
             return
         self._numpy, self._items, self._plain, self._dense = None, [], [], []
+        self.runs = None
         self._moves.value += 1
         try:
             self._tensors = [tensor.share_memory_() for tensor in self._tensors]
@@ -130,6 +142,8 @@ class TorchRows:
         kept = min(count, capacity)
         start = (start + count - kept) % capacity
         head = min(kept, capacity - start)
+        if head == count and self._moved(start, count, leaves):
+            return
         leaves = self.apart(leaves)
         if head == count:
             for place in self._copy_bytes(start, count, leaves):
@@ -138,6 +152,30 @@ class TorchRows:
             for place, leaf in enumerate(leaves):
                 self._copy(place, start, leaf[count - kept : count - kept + head])
                 self._copy(place, 0, leaf[count - kept + head :])
+
+    def _moved(self, start: int, count: int, leaves: Sequence[Tensor]) -> bool:
+        """Write so many whole rows where each leaf is one copy of a few bytes; else False, and nothing is written.
+
+        Hardly a step of Python is taken for each leaf.
+        """
+        if self._sizes[0] != count:
+            sizes = [count * row for _, row, _, _ in self._dense]
+            fits = min(sizes) > 0 and max(sizes) < _BRIEF and all(whole for _, _, whole, _ in self._dense)
+            self._sizes = count, sizes if fits else []
+        sizes = self._sizes[1]
+        if list(map(_nbytes, leaves)) != sizes or list(map(_dtype, leaves)) != self._dtypes:
+            return False
+        if not (all(map(_is_cpu, leaves)) and all(map(Tensor.is_contiguous, leaves))):
+            return False
+        if any(map(Tensor.is_neg, leaves)) or any(map(Tensor.is_conj, leaves)):
+            return False
+        given = list(map(Tensor.data_ptr, leaves))
+        between = min(given) < self._extents[1][-1] and max(map(add, given, sizes)) > self._extents[0][0]
+        if not all(given) or (between and self.apart(leaves) is not leaves):
+            return False
+        for (memory, row, _, _), source, size in zip(self._dense, given, sizes, strict=True):
+            _move_briefly(memory + start * row, source, size)
+        return True
 
     def _copy(self, place: int, start: int, leaf: Tensor) -> None:
         stop = start + leaf.shape[0]
@@ -174,18 +212,28 @@ class TorchRows:
             return
         slots, last, lanes = last_of_equal(index, self.lanes)
         for target, leaf in zip(self._plain, leaves, strict=True):
-            at = tuple(map(torch.from_numpy, _coordinates(slots, target.shape[0], lanes)))
+            at = tuple(map(torch.from_numpy, coordinates(slots, target.shape[0], lanes)))
             chosen = chosen_items(leaf.detach(), last, target.shape[1 + len(lanes) :])
             target[at] = chosen.to(target.device)
 
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         """Copies of the items at flat slots, which are in range; leaves that are `known` are not read."""
-        slots = slots.to(self.device)
-        at = slots.numpy() if self._numpy is not None else None
-        if self._paging is not None and at is not None and self._paging.due():
-            return self._paging.read(slots, at, known or {})
-        if not known:
-            return [items.read(slots, at) for items in self._items]
+        if self._numpy is None:
+            slots = slots.to(self.device)
+            return [items.read(slots, None) for items in self._items]
+        slots = slots if slots.is_cpu else slots.cpu()
+        at, known = slots.numpy(), known or {}
+        if self._paging is not None and self._paging.due():
+            return self._paging.read(slots, at, known)
+        if self._widest * at.size < _LARGE:  # without a look at each
+            places, takes = self._takes
+            if places != known.keys():
+                takes = [items._take for place, items in enumerate(self._items) if place not in known]
+                self._takes = set(known), takes
+            found = [_from_numpy(take(at, 0, None, "clip")) for take in takes]  # other modes copy twice
+            for place in sorted(known) if len(known) > 1 else known:
+                found.insert(place, known[place])
+            return found
         return [known[place] if place in known else items.read(slots, at) for place, items in enumerate(self._items)]
 
     @property
@@ -248,97 +296,7 @@ class _Items:
             leaf[part] = self.read(slots, at)
 
 
-class JaxRows:
-    """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
-
-    forked = False
-    in_place = False
-
-    def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
-        self.arrays = arrays
-        self.lanes = lanes
-        self.device = device
-
-    @classmethod
-    def zeros(
-        cls,
-        shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[torch.dtype],
-        lanes: tuple[int, ...],
-        device: torch.device,
-    ) -> "JaxRows":
-        """Fresh rows of zeros."""
-        with bridge.exact(), jax.default_device(bridge.jax_device(device)):
-            arrays = compiled.allocate(tuple(shapes), tuple(bridge.DTYPES[dtype] for dtype in dtypes))
-            return cls(jax.device_put(arrays, bridge.jax_device(device)), lanes, device)
-
-    @classmethod
-    def holding(cls, tensors: Sequence[Tensor], lanes: tuple[int, ...]) -> "JaxRows":
-        """Rows with a copy of the tensors' content."""
-        return cls([bridge.to_jax(tensor) for tensor in tensors], lanes, tensors[0].device)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""
-        return [bridge.hand_over(array) for array in self.arrays]
-
-    def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
-        """Nothing is refused."""
-
-    def reserve(self, rows: int) -> None:
-        """They have memory."""
-
-    def copies(self, filled: int) -> list[Tensor]:
-        return [tensor.detach().clone() for tensor in self.tensors]
-
-    def at(self, filled: int, index: Any) -> list[Tensor]:
-        return [tensor[:filled][index] for tensor in self.tensors]
-
-    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
-        capacity, count = self.arrays[0].shape[0], leaves[0].shape[0]
-        kept = min(count, capacity)
-        rows = (start + count - kept + np.arange(kept)) % capacity
-        self._write(rows, [leaf[count - kept :] for leaf in leaves])
-
-    def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
-        slots, last, lanes = last_of_equal(index, self.lanes)
-        shapes = [array.shape[1 + len(lanes) :] for array in self.arrays]
-        chosen = [chosen_items(leaf, last, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
-        self._write(slots, chosen, lanes)
-
-    def _write(self, slots: np.ndarray, leaves: Sequence[Tensor], lanes: tuple[int, ...] = ()) -> None:
-        if not slots.size:
-            return
-        padded = compiled.padded(slots)
-        extra = padded.shape[0] - slots.shape[0]
-        batch = []
-        for leaf in leaves:
-            here = leaf.device == self.device and not extra  # the caller's memory, which may change before JAX reads it
-            leaf = leaf.detach().to(self.device)
-            if extra:
-                leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
-            batch.append(bridge.to_jax(leaf, copy=here))
-        at: Any = _coordinates(padded, self.arrays[0].shape[0], lanes) if lanes else padded
-        with bridge.exact():
-            self.arrays = compiled.write(self.arrays, at, batch)
-
-    def _settle(self) -> None:
-        """Have torch's edits of views done before JAX reads."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
-    def read(self, slots: Tensor) -> list[Tensor]:
-        with bridge.exact():
-            found = compiled.read(self.arrays, bridge.to_jax(slots.to(self.device)), self.lanes)
-        return [bridge.hand_over(array) for array in found]
-
-
 Rows = TorchRows | JaxRows
-
-
-def rows_in_jax(device: torch.device) -> bool:
-    """Whether rows that the library allocates on a device belong to JAX."""
-    return device.type == "cuda" and bridge.jax_device(device) is not None
 
 
 def _place(tensor: Tensor) -> tuple[int, int, int, torch.dtype]:
@@ -384,24 +342,3 @@ def _stop(places: Any) -> int:
     if isinstance(rows, slice):
         return max(rows.start, rows.stop)
     return rows + 1 if isinstance(rows, int) else int(rows.max()) + 1 if rows.numel() else 0
-
-
-def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """The different slots that a resolved index names, which of its places is the last of each, and the lanes in them.
-
-    An index of rows alone has slots that are rows, without lanes.
-    """
-    lanes = lanes if isinstance(index, tuple) else ()
-    named = flat_slots(index, lanes).reshape(-1)
-    slots, from_the_end = np.unique(named[::-1], return_index=True)
-    return slots, named.size - 1 - from_the_end, lanes
-
-
-def _coordinates(slots: np.ndarray, rows: int, lanes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    return np.unravel_index(slots, (rows, *lanes))
-
-
-def chosen_items(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
-    """The items of a leaf at places, which count over all dims before those of an item."""
-    count = math.prod(leaf.shape[: leaf.ndim - len(item)])
-    return leaf.reshape(count, *item).index_select(0, torch.from_numpy(places).to(leaf.device))

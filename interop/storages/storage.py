@@ -197,7 +197,7 @@ class Storage(Component):
 
     def _counts(self) -> tuple[int, ...]:
         """What changes with every write."""
-        return self._ledger.written, self._ledger.end, self._ledger.edits
+        return self._ledger.counts
 
     @property
     def _notes_writes(self) -> bool:

@@ -2,27 +2,27 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, is_tensor_collection
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.codec import Layout, stack_items
-from interop.index import as_int, as_tensor, in_range, indexed, is_basic, reach, resolved, spelled_out, whole_rows
+from interop.index import as_int, indexed, reach, resolved, whole_rows
 from interop.interrupts import uninterrupted
 from interop.numbers import whole
 from interop.shared_int import counter
 from interop.storages import guarded, planning
-from interop.storages.copyable import Copyable
+from interop.storages.reading import Readable
 from interop.storages.rows import Rows, TorchRows
 from interop.storages.storage import Storage
 
 
-class TensorStorage(Copyable):
+class TensorStorage(Readable):
     """Items in memory that the user gives: a tensor, tensordict, tensorclass or pytree of tensors, taken to be full.
 
     Args:
@@ -98,7 +98,7 @@ class TensorStorage(Copyable):
 
     @property
     def _row_count(self) -> int:
-        return _rows_for(self._max_size, self._per_row)
+        return -(-self._max_size // self._per_row)
 
     @property
     def _filled_rows(self) -> int:
@@ -199,9 +199,11 @@ class TensorStorage(Copyable):
         if self._journal is not None:
             guarded.write_run(self, start, index, leaves, advance)
         else:
-            self._ledger.run(start, count, self._row_count)  # before: a write that breaks off has happened in part
-            self._own_rows().write_run(start, leaves)
-            self._grow(min(start + count, self._row_count))
+            capacity, rows = self._row_count, self._rows
+            assert rows is not None
+            self._ledger.run(start, count, capacity)  # before: a write that breaks off has happened in part
+            rows.write_run(start, leaves)
+            self._grow(min(start + count, capacity))
             if advance is not None:
                 advance(index, count, count)
         self._last_run = range(start, start + count)
@@ -256,7 +258,7 @@ class TensorStorage(Copyable):
         elif isinstance(row, slice) and row.step in (None, 1) and row.start < row.stop and whole_rows(places):
             self._ledger.run(row.start, row.stop - row.start, rows)
         else:
-            self._ledger.edit(None, end=_behind(row) % rows)
+            self._ledger.scattered(_named(row), rows)
 
     def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
         """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
@@ -279,68 +281,8 @@ class TensorStorage(Copyable):
         self._last, self._last_run = cursor, None
 
     def _grow(self, reached: int) -> None:
-        if reached > self._filled_rows:
+        if reached * self._per_row > self._length.value:
             self._length.value = reached * self._per_row
-
-    def get(self, index: Any) -> Any:
-        """What is stored at index, over the filled part: a view for ints and slices, a copy for arrays and masks.
-
-        RuntimeError before the first write, IndexError out of range.
-        """
-        rows, filled = self._own_rows(), (self._filled_rows, *self._lanes)
-        if isinstance(index, tuple):
-            index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
-            if self.ndim > 1 and len(index) == self.ndim and all(_is_long(each) for each in index):
-                flat = torch.zeros((), dtype=torch.int64, device="cpu")
-                for axis, each in enumerate(index):
-                    flat = flat * filled[axis] + in_range(each, filled[axis])
-                return self._read(flat)
-            index = index[0] if len(index) == 1 else index
-        single = as_int(index)
-        if single is not None and not -filled[0] <= single < filled[0]:
-            raise IndexError(f"index {single} is out of range: {filled[0]} rows are stored")
-        if single is not None or is_basic(index):
-            place = index if single is None else single
-            return self._build(rows.at(filled[0], place), indexed(filled, place), locked=self._MAPPED)
-        if isinstance(index, tuple):
-            return self._build(rows.at(filled[0], index), indexed(filled, index))
-        place = as_tensor(index)
-        if place.dtype == torch.bool:
-            if tuple(place.shape) != filled[: place.ndim]:
-                raise IndexError(f"the mask has shape {list(place.shape)}, the filled part {list(filled)}")
-            place = place.to(rows.device)
-            return self._build(rows.at(filled[0], place), indexed(filled, place.cpu()))
-        place = in_range(place, filled[0])
-        if self.ndim == 1:
-            return self._read(place)
-        return self._build(rows.at(filled[0], place.to(rows.device)), (*place.shape, *filled[1:]))
-
-    def is_live(self, index: Any) -> bool:
-        return is_basic(index)
-
-    def _read(self, slots: Tensor) -> Any:
-        """Copies of the items at flat slots, in their shape."""
-        rows, shape = self._own_rows(), tuple(slots.shape)
-        if len(shape) == 1:
-            return self._build(rows.read(slots), shape)
-        return self._build([leaf.reshape((*shape, *leaf.shape[1:])) for leaf in rows.read(slots.reshape(-1))], shape)
-
-    def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> Any:
-        """Items around tensors that were read."""
-        return self._build(leaves, batch_size)
-
-    def _build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], locked: bool = False) -> Any:
-        assert self._layout is not None
-        device = self.device if isinstance(self.device, torch.device) else None
-        built = self._layout.build(leaves, batch_size, device)
-        if locked and is_tensor_collection(built):
-            built.lock_()
-        return built
-
-    def _own_rows(self) -> Rows:
-        if self._rows is None:
-            raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
-        return self._rows
 
     def flatten(self) -> Storage:
         """A storage over a copy of the content with the item dims merged into one; self where there is only one."""
@@ -350,25 +292,13 @@ class TensorStorage(Copyable):
         kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self._filled_rows, slice(None))]
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
-    def contains(self, index: Any) -> Any:
-        if self.ndim == 1:
-            return super().contains(index)
-        rows = self._filled_rows
-        if isinstance(index, Tensor):
-            return (index >= -rows) & (index < rows)
-        return -rows <= index < rows if isinstance(index, int) else super().contains(index)
-
-    def __iter__(self) -> Iterator[Any]:
-        for row in range(self._filled_rows):
-            yield self[row]
-
     @property
     def _notes_writes(self) -> bool:
         return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
 
     def _empty(self) -> None:
         with self._part():
-            self._ledger.edit(None, end=0)
+            self._ledger.renewed(0)
             self._length.value = 0
             if self._journal is not None:
                 self._journal.empty()
@@ -386,12 +316,11 @@ class TensorStorage(Copyable):
         return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
 
 
-def _behind(rows: Any) -> int:
-    """The row behind the last one that resolved places name."""
+def _named(rows: Any) -> np.ndarray:
+    """The rows that resolved places name."""
     if isinstance(rows, slice):
-        named = range(rows.start, rows.stop, rows.step or 1)
-        return named[-1] + 1 if named else 0
-    return int(rows if isinstance(rows, int) else rows[-1] if rows.numel() else -1) + 1
+        return np.arange(rows.start, rows.stop, rows.step or 1)
+    return rows.reshape(-1).numpy() if isinstance(rows, Tensor) else np.array([rows])
 
 
 def _stacked(data: Any) -> Any:
@@ -415,7 +344,3 @@ def _rows_for(items: int, per_row: int) -> int:
     if per_row == 0:
         raise RuntimeError("the data has a batch dim of size 0: its rows would hold no items; nothing was written")
     return -(-items // per_row)
-
-
-def _is_long(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype == torch.int64

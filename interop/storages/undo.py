@@ -22,6 +22,7 @@ from interop.processes import starting_a_worker
 from interop.shared_int import SharedInt
 from interop.storages import maps
 from interop.storages.lock import renew_in_children
+from interop.storages.saved_rows import Column, Rows
 
 # Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
 ACTIVE, _USED, _ARMED, _CELLS, _COMMITS, EXTRAS = range(6)
@@ -30,9 +31,7 @@ _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, 
 _PART = contextlib.nullcontext()
 _PATIENCE, _PAUSE = 0.2, 1e-3  # seconds that a step of another process may take, and between two looks at it
 _STEP = 1 << 20  # bytes that memory without a file takes at a time
-_LARGE = 1 << 19  # bytes from which torch's threaded copy is faster
 _ENOUGH = 30.0  # seconds after which a record is not looked at any more
-Rows = range | np.ndarray
 
 
 class Memory:
@@ -105,40 +104,6 @@ class Cell(SharedInt):
         return (Cell, (self.memory, self.place)) if starting_a_worker() else (SharedInt, (self.value,))
 
 
-class _Column:
-    """The bytes by row of an array [rows, ...]."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.size, self.rows = array[:1].nbytes, array.shape[0]
-        dense = array.flags.c_contiguous and self.size > 0
-        self._bytes = array.reshape(array.shape[0], -1).view(np.uint8) if dense else None
-        self._flat = None if self._bytes is None else self._bytes.reshape(-1)
-
-    def save(self, rows: Rows, out: np.ndarray) -> None:
-        if self._flat is None or self._bytes is None:
-            out[:] = np.ascontiguousarray(self._array[_index(rows)]).reshape(-1).view(np.uint8)
-        elif isinstance(rows, range):
-            held = self._flat[rows.start * self.size : rows.stop * self.size]
-            if held.size < _LARGE:
-                out[:] = held
-            else:
-                torch.from_numpy(out).copy_(torch.from_numpy(held))
-        else:
-            self._bytes.take(rows, 0, out.reshape(-1, self.size), mode="clip")
-
-    def put_back(self, rows: Rows, saved: np.ndarray) -> None:
-        at = _index(rows)
-        if self._bytes is not None:
-            self._bytes[at] = saved.reshape(-1, self.size)
-        else:
-            self._array[at] = saved.copy().view(self._array.dtype).reshape(self._array[at].shape)
-
-
-def _index(rows: Rows) -> Any:
-    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-
-
 class Undo:
     """A record of counters and rows: `with undo:` is a step, of which all counts or, where it breaks off, nothing.
 
@@ -158,8 +123,8 @@ class Undo:
         self._head, self._cells, self._kept = held[:_HEAD], held[_HEAD : _HEAD + cells], held[_HEAD + cells :]
         self._log, self._log_start = memory[words.nbytes :], words.nbytes
         self._words: Any = memoryview(self._log.data).cast("q")
-        self._columns: list[_Column] = []
-        self._extras: dict[int, _Column] = {}  # by bit: not every process has them
+        self._columns: list[Column] = []
+        self._extras: dict[int, Column] = {}  # by bit: not every process has them
         self._sizes: dict[int, int] = {}  # bytes a row of all there can be
         self._known = 0
         self._measure()
@@ -246,14 +211,14 @@ class Undo:
 
     def _watch(self, columns: list[np.ndarray]) -> None:
         """Save rows of these arrays."""
-        self._columns = [_Column(array) for array in columns]
+        self._columns = [Column(array) for array in columns]
         self._measure()
 
     def add(self, bit: int, size: int, array: np.ndarray | None) -> None:
         """Save rows of a further array, of so many bytes a row, where it is here: others may have it."""
         self._sizes[bit] = size
         if array is not None:
-            self._extras = dict(sorted({**self._extras, bit: _Column(array)}.items()))
+            self._extras = dict(sorted({**self._extras, bit: Column(array)}.items()))
             self._head[EXTRAS] |= bit
             self._known |= bit
         self._measure()
@@ -339,7 +304,7 @@ class Undo:
         self._head[ACTIVE] = 0
         return True
 
-    def _entries(self) -> Iterator[tuple[Rows, list[tuple[_Column, np.ndarray]]]]:
+    def _entries(self) -> Iterator[tuple[Rows, list[tuple[Column, np.ndarray]]]]:
         at, used = 0, self._head[_USED]
         while at < used <= self._log.size:
             first, count, bits = self._words[at // 8 : at // 8 + _ENTRY]

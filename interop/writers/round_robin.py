@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
-from interop.codec import Layout, shallow, stack_items, unchecked
+from interop.codec import Layout, of_entries, shallow, stack_items
 from interop.index import as_int, as_tensor
 from interop.pytrees import each_leaf
 from interop.shared_int import SharedInt, counter
@@ -115,9 +115,10 @@ class RoundRobinWriter(Writer):
         capacity = self._storage.row_capacity(data)
         vacant = _NONE if self._vacant is None else self._vacant(count)
         fresh = count - vacant.size
-        index = torch.arange(cursor, cursor + fresh, device="cpu")
+        rows = np.arange(cursor, cursor + fresh)
         if cursor + fresh > capacity:
-            index %= capacity
+            rows %= capacity
+        index = torch.from_numpy(rows)
         if vacant.size:
             index = torch.cat((torch.from_numpy(vacant), index))
         stamped = self._stamped(data, index)
@@ -189,10 +190,11 @@ class RoundRobinWriter(Writer):
         if self._storage._generations is not None:
             self._storage._generations.written(self._storage, rows)
         if fresh:
-            self._cursor = (self._cursor + fresh) % self._storage.row_capacity(None)
+            cell = self._cursor_cell
+            cell.value = (cell.value + fresh) % self._storage.row_capacity(None)
             if not self._storage._notes_writes:  # so that where its newest row is can be known
                 self._storage._ledger.edit(None, end=self._cursor)
-        self._write_count += count
+        self._count_cell.value += count
         if self._storage._journal is not None:
             self._storage._journal.wrote(self)
 
@@ -284,14 +286,14 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             data = stack_items(data) if all(isinstance(item, TensorDictBase) for item in data) else data
         elif isinstance(data, list) and not isinstance(index, int):
             return [self._stamped(item, int(place)) for item, place in zip(data, index, strict=True)]
-        if not isinstance(data, TensorDictBase):
+        if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             return data
         layout = getattr(self._storage, "_layout", None)
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         rows = expanded(index, data.batch_size)
-        if layout is not None and type(data) is TensorDict and not any(data.names):
-            return unchecked({**data._tensordict, "index": rows}, data.batch_size, data.device, None)
+        if layout is not None and type(data) is TensorDict and not (data._td_dim_names and any(data.names)):
+            return of_entries({**data._tensordict, "index": rows}, data.batch_size, None)
         stamped = shallow(data)
         # A list keeps this tensor, rows in memory copy it.
         stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
@@ -325,6 +327,8 @@ def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
     """The dims of a batch that count as items, rows first; what is missing of them the storage refuses."""
     if isinstance(data, list):
         return (len(data),)
+    if type(data) is TensorDict and data.batch_size:
+        return tuple(data.batch_size[:ndim])
     if isinstance(data, Tensor) or is_tensor_collection(data):
         shape = data.shape
     else:
@@ -353,7 +357,7 @@ def _write_run(
             storage.set(index[-keep:][order], [data[-keep:][place] for place in order])
         else:
             storage.set(index[-keep:][order], each_leaf(data, lambda leaf: leaf[-keep:][order]))
-        storage._ledger.edit(None, end=(int(index[-1]) + 1) % capacity)  # not where the highest row is
+        storage._ledger.renewed((int(index[-1]) + 1) % capacity)  # not where the highest row is
     else:
         storage.set(index, data)
     advance(index, index.shape[0], index.shape[0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
 from torch import Tensor
 
-from interop.codec import Layout, stack_items
+from interop.codec import Layout, of_entries, stack_items
 from tests.interop.rows import check_same, first_of, tensors_of
 
 
@@ -224,6 +224,62 @@ def test_errors_name_the_place(name):
     layout = Layout.of(stored(), 1)
     with pytest.raises(error, match=re.escape(path)):
         layout.flatten(changed(place, make()), 1)
+
+
+def td(entries: dict[str, Any]) -> TensorDict:
+    return TensorDict(entries, [3])
+
+
+def nested() -> dict[str, Any]:
+    return {"a": numbers(3, 2), "b": td({"c": numbers(3), "d": td({"e": numbers(3, 4)})}), "f": numbers(3, 1)}
+
+
+def test_tensordicts_come_apart_whatever_the_order_of_their_keys():
+    data = nested()
+    layout = Layout.of(td(data), 1)
+    a, b, f = data["a"], data["b"], data["f"]
+    c, d = b["c"], b["d"]
+    for each in (td(data), td({"f": f, "b": td({"d": d, "c": c}), "a": a})):
+        for found, wanted in zip(layout.flatten(each, 1), [a, c, d["e"], f], strict=True):
+            assert found is wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "place"),
+    [
+        (lambda data: data.pop("f"), KeyError, "f"),
+        (lambda data: data.update(g=numbers(3)), KeyError, "g"),
+        (lambda data: data["b"].pop("c"), KeyError, "'b'"),
+        (lambda data: data["b"].set("g", numbers(3)), KeyError, "'b'"),
+        (lambda data: data["b"].rename_key_("c", "g"), KeyError, "'b'"),
+        (lambda data: data.update(b=numbers(3)), TypeError, "'b'"),
+        (lambda data: data.update(a=td({"x": numbers(3, 2)})), TypeError, "'a'"),
+        (lambda data: data["b"].set("d", numbers(3)), TypeError, "'b', 'd'"),
+        (lambda data: data.update(a=numbers(3, 3)), RuntimeError, "'a'"),
+        (lambda data: data["b", "d"].set("e", numbers(3, 4, dtype=torch.int64)), RuntimeError, "'b', 'd', 'e'"),
+    ],
+    ids=list("0123456789"),
+)
+def test_tensordicts_that_do_not_fit_are_refused_by_place(change, error, place):
+    layout, data = Layout.of(td(nested()), 1), td(nested())
+    change(data)
+    with pytest.raises(error, match=place):
+        layout.flatten(data, 1)
+
+
+def test_tensors_of_other_classes_fit():
+    given = torch.nn.Parameter(numbers(3, 2))
+    assert Layout.of(td(nested()), 1).flatten(td({**nested(), "a": given}), 1)[0] is given
+
+
+def test_what_is_built_of_entries_is_like_any_tensordict():
+    entries = nested()
+    made, wanted = of_entries(entries, torch.Size([3]), None), td(entries)
+    check_same(made, wanted)
+    made.set("g", numbers(3))
+    assert made.names == wanted.names and not made.is_locked and "g" not in entries
+    assert of_entries({}, torch.Size([2]), None).is_empty()
+    assert of_entries({"a": numbers(2)}, torch.Size([2]), torch.device("cpu")).clone().device == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

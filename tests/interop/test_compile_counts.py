@@ -26,7 +26,7 @@ from tests.interop.bits import on_each_device
 FUNCTIONS = {name: held for name, held in vars(compiled).items() if hasattr(held, "_cache_size")}
 LONGEST = 33  # of a batch whose length varies
 POWERS = 2  # of lengths: 64, 128
-DRAWS = ("draw", "assign_and_draw")  # the second where priorities wait for the draw
+DRAWS = ("draw", "draw_weighed", "assign_and_draw")  # the last where priorities wait for the draw
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,9 @@ def traces() -> dict[str, int]:
 
 def priority_traces() -> int:
     """Programs that give priorities to items."""
-    return sum(count for name, count in traces().items() if name not in ("init", "draw", "read", "reweight"))
+    return sum(
+        count for name, count in traces().items() if name not in ("init", "draw", "draw_weighed", "read", "reweight")
+    )
 
 
 def draw_traces() -> int:
@@ -88,7 +90,7 @@ def test_a_batch_size_compiles_once_more(storage):
             for _ in range(fill):
                 rb.sample(batch_size)
     counts = traces()
-    assert (counts["draw"], counts["assign_and_draw"]) == (3, 1)
+    assert (counts["draw_weighed"], counts["assign_and_draw"]) == (3, 1)
 
 
 @on_each_device
@@ -156,7 +158,7 @@ def test_a_training_loop_compiles_a_bounded_number_of_programs(storage, within):
     assert (counts["init"], counts["reweight"]) == (1, 1)
     assert "read" not in counts
     assert draw_traces() <= 1 + POWERS
-    assert max(count for name, count in counts.items() if name not in ("init", "draw", "reweight")) <= POWERS
+    assert max(count for name, count in counts.items() if name not in ("init", "draw_weighed", "reweight")) <= POWERS
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from interop import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerEnsemble,
+    SamplerWithoutReplacement,
     Sequence,
     SliceSampler,
     StorageEnsemble,
@@ -268,3 +269,14 @@ def test_rows_that_belong_to_jax(monkeypatch):
         assert type(sample) is TensorDict and sample.batch_size == (2, 4)
         assert torch.equal(sample["obs"][..., 0], (100 * torch.tensor([[0], [1]]) + sample["index", "index"]).float())
         check_same(info["index"], sample["index"])
+
+
+@pytest.mark.parametrize("counts", [(6, 6), (6, 7)])
+def test_what_is_left_of_an_epoch_is_a_batch_of_its_size(counts):
+    members = [member(100 * place, count, sampler=SamplerWithoutReplacement()) for place, count in enumerate(counts)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True)
+    assert ensemble.sample(8).batch_size == (2, 4)
+    rest = ensemble.sample(8)
+    assert [row.batch_size for row in rest.unbind(0)] == [(count - 4,) for count in counts]
+    for place, row in enumerate(rest.unbind(0)):
+        check_same(row.select("obs"), members[place][row["index", "index"]].select("obs"))

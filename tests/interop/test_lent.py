@@ -6,11 +6,14 @@ import random
 import signal
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
+import fbuf
+from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, compiled
 from interop.samplers.lent import Lent
 
 TIMES, SLOTS = 300, 64
@@ -68,8 +71,65 @@ def test_a_result_that_nobody_has_taken_is_the_state():
     assert lent.state["a"].tolist() == [6, 6, 6]
 
 
+def prioritized() -> fbuf.PrioritizedState:
+    """A state of eight items, on the CPU."""
+    rule = fbuf.Prioritized()
+    state = rule.written(rule.init(8), jnp.arange(8), jnp.arange(1.0, 9.0))
+    return jax.device_put(state, jax.devices("cpu")[0])
+
+
+def words(slots: list[int], priorities: list[float]) -> np.ndarray:
+    given = compiled.Words(len(slots), "float32")
+    given.slots[: len(slots)], given.values[: len(slots)] = slots, priorities
+    return given.closed(0.5, 20.0, np.arange(2, dtype=np.uint32), 8)
+
+
+def test_parts_of_the_state_that_nobody_has_taken_are_the_state():
+    lent, rule = Lent(prioritized()), fbuf.Prioritized()
+
+    def broken_off(*given):
+        lent._parts.append(compiled.assign_and_draw(*given))  # as if the rest had been broken off
+        raise AlarmError
+
+    for turn in range(3):
+        with pytest.raises(AlarmError):
+            lent.part_to(broken_off, rule, 4, words([turn], [20.0]))
+        if turn == 1:
+            lent.to(compiled.reweight, rule, (np.float32(0.6),))
+    expected = [20.0, 20.0, 20.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    for each in (lent, copy.deepcopy(lent), pickle.loads(pickle.dumps(lent))):
+        assert np.asarray(each.state.priorities)[:8].tolist() == expected
+        assert float(each.state.highest) == 20.0 and float(each.state.alpha) == np.float32(0.6)
+    drawn = lent.part_to(compiled.assign_and_draw, rule, 4, words([7], [9.0]))
+    assert np.asarray(lent.state.priorities)[:8].tolist() == [*expected[:7], 9.0]
+    again = lent.shown_to(compiled.draw_weighed, rule, 4, words([], []))
+    np.testing.assert_array_equal(drawn, again)
+
+
 def test_a_program_that_fails_leaves_the_state():
     lent = Lent({"a": np.zeros(3)})
     with pytest.raises(ZeroDivisionError):
         lent.to(lambda rule, state: 1 // 0, None, ())
     assert lent.state["a"].tolist() == [0, 0, 0]
+
+
+def test_what_a_broken_off_draw_was_given_is_never_written_again(monkeypatch):
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(64))
+    buffer.extend(torch.arange(64))
+    passed, program = [], compiled.assign_and_draw
+
+    def broken_off(*given):
+        passed.extend((each, each.copy()) for each in given if isinstance(each, np.ndarray))
+        raise KeyboardInterrupt
+
+    buffer.update_priority(torch.arange(64), torch.rand(64))
+    monkeypatch.setattr(compiled, "assign_and_draw", broken_off)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            buffer.sample(4)
+        buffer.update_priority(0, 7.0)
+    monkeypatch.setattr(compiled, "assign_and_draw", program)
+    buffer.sample(4)
+    assert buffer.sampler.priorities[0] == 7.0
+    for now, then in passed:
+        np.testing.assert_array_equal(now, then)

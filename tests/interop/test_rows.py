@@ -11,7 +11,8 @@ import torch
 from interop import LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.index import resolved
 from interop.storages import copyable, lazy
-from interop.storages.rows import JaxRows, TorchRows
+from interop.storages.jax_rows import JaxRows
+from interop.storages.rows import TorchRows
 
 CPU = torch.device("cpu")
 ROWS, LANES = 6, (3,)

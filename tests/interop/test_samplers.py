@@ -301,12 +301,12 @@ def test_the_defaults_of_a_sampler():
 @pytest.mark.parametrize("within", [False, True])
 def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
     passed = []
-    for name in ("assign", "assign_and_draw", "update"):
+    for name in ("assign", "assign_and_draw", "draw_weighed", "update"):
         program = getattr(compiled, name)
 
-        def kept(rule, state, slots, values, *more, program=program):
-            passed.append((slots, slots.copy(), values, values.copy()))
-            return program(rule, state, slots, values, *more)
+        def kept(rule, state, *given, program=program):
+            passed.extend((each, each.copy()) for each in given if isinstance(each, np.ndarray))
+            return program(rule, state, *given)
 
         monkeypatch.setattr(compiled, name, kept)
     buffer = filled([1.0] * 64, max_priority_within_buffer=within)
@@ -316,10 +316,11 @@ def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
         buffer.sample(4)
         priority.fill_(99.0)
         index.fill_(1)
-    assert len(passed) >= 3
-    for slots, slots_then, values, values_then in passed:
-        np.testing.assert_array_equal(slots, slots_then)
-        np.testing.assert_array_equal(values, values_then)
+        buffer.extend(plain_tensor([0, 1, 2]))
+        buffer.sample(4)
+    assert len(passed) >= 6
+    for now, then in passed:
+        np.testing.assert_array_equal(now, then)
 
 
 @pytest.mark.parametrize("count", [8, 300_000])  # some wait for the next draw, as many as that do not

@@ -3,13 +3,14 @@
 import copy
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, ReplayBuffer, SliceSampler, SliceSamplerWithoutReplacement
+from interop import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSampler, SliceSamplerWithoutReplacement
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.interleaved import Interleaved
 from interop.samplers.trajectory_table import Table
@@ -139,3 +140,60 @@ def test_nothing_is_drawn_ahead_while_rows_are_written(monkeypatch):
         each.join(10)
     assert len(waited) > 1
     assert np.all(waited)
+
+
+def test_an_ensemble_draws_nothing_ahead_while_a_member_is_written(monkeypatch):
+    members = [buffer_of([1] * 4 + [2] * 4 + [3] * 4, 12, length=4) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=8, prefetch=2)
+    waited, writers = [], []
+
+    def watched(member):
+        draw = member.sampler._draw
+
+        def drawing(*args):
+            writers.append(threading.Thread(target=member.extend, args=(items([5], 200),)))
+            writers[-1].start()
+            writers[-1].join(0.02)
+            waited.append(writers[-1].is_alive())
+            return draw(*args)
+
+        return drawing
+
+    for member in members:
+        monkeypatch.setattr(member.sampler, "_draw", watched(member))
+    assert ensemble.sample().batch_size == (2, 4)
+    for each in writers:
+        each.join(10)
+    assert len(waited) > 2
+    assert all(waited)
+
+
+def test_ensembles_of_the_same_slices_in_any_order_while_others_write():
+    """No deadlock, and no slice of two trajectories or of another member."""
+    members = [buffer_of([1] * 4 + [2] * 4 + [3] * 4, 12, length=2) for _ in range(3)]
+    ensembles = [
+        ReplayBufferEnsemble(*each, sample_from_all=True, batch_size=12, prefetch=2)
+        for each in (members, members[::-1], members[1:])
+    ]
+    ends, wrong = time.monotonic() + 1.0, []
+
+    def write(member):
+        first = 12
+        while time.monotonic() < ends:
+            member.extend(items([first] * 4, first))
+            first += 4
+
+    def read(ensemble):
+        while time.monotonic() < ends:
+            for part in ensemble.sample().unbind(0):
+                pairs = part["x"].reshape(-1, 2)
+                wrong.extend(pair for pair in pairs.tolist() if pair[1] != pair[0] + 1 or pair[0] // 4 != pair[1] // 4)
+
+    threads = [threading.Thread(target=write, args=(each,), daemon=True) for each in members]
+    threads += [threading.Thread(target=read, args=(each,), daemon=True) for each in ensembles]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert not any(each.is_alive() for each in threads)
+    assert wrong == []

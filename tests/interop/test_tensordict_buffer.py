@@ -101,6 +101,22 @@ def test_include_info_is_deprecated():
         assert "priority_weight" in buffer.sample(16, include_info=True)
 
 
+def test_transforms_see_what_is_stored_and_not_what_is_told():
+    seen = []
+
+    def look(data):
+        seen.append(set(data.keys()))
+        return data
+
+    buffer = prioritized()
+    buffer.append_transform(look)
+    buffer.extend(flat_td([0, 1]))
+    batch = buffer.sample(16)
+    assert "priority_weight" in batch and "priority_weight" not in seen[-1] and "index" in seen[-1]
+    with pytest.warns(UserWarning, match="include_info"):
+        assert set(buffer.sample(16, include_info=False).keys()) == seen[-1] == seen[0]
+
+
 def test_samples_can_be_edited_freely(storage):
     buffer = TensorDictReplayBuffer(storage=storage(5))
     buffer.extend(flat_td([1, 2]))

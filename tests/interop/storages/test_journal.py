@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, RoundRobinWriter, TensorStorage
-from interop.storages import journal
-from interop.storages import undo as undo_records
+from interop.storages import journal, saved_rows
 from interop.storages.journal import Journal
 from interop.storages.undo import Cell, Memory, Undo
 from tests.interop.rows import KINDS, check_same, nested_td
@@ -48,10 +47,10 @@ class Stop(BaseException):
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("large", [1, undo_records._LARGE], ids=["large", "small"])
+@pytest.mark.parametrize("large", [1, saved_rows.LARGE], ids=["large", "small"])
 @pytest.mark.parametrize("saved", [range(2, 5), np.array([7, 1, 7, 0])], ids=["run", "list"])
 def test_a_step_that_breaks_off_is_undone(saved, large, monkeypatch):
-    monkeypatch.setattr(undo_records, "_LARGE", large)
+    monkeypatch.setattr(saved_rows, "LARGE", large)
     undo, _, rows = record()
     before = copy.deepcopy(rows)
     with pytest.raises(Stop), undo:

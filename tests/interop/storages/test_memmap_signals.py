@@ -51,7 +51,7 @@ WRITES: dict[str, tuple[Callable[[ReplayBuffer], Any], int]] = {  # with how man
     "add": (lambda buffer: buffer.add(torch.tensor(31)), 5),
     "set": (lambda buffer: buffer.__setitem__(3, torch.tensor(41)), 1),
     "write_at": (lambda buffer: buffer.writer.write_at([4, 1], torch.tensor([51, 52])), 5),
-    "empty": (lambda buffer: buffer.empty(), 5),
+    "empty": (lambda buffer: buffer.empty(), 2),
 }
 
 

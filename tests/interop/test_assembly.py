@@ -1,0 +1,221 @@
+"""Batches that are read by runs and built in one step: the same as when rows are read one by one and entries set."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+
+from interop import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from interop.buffers.turn import Turn
+from interop.samplers.assembly import Assembly, Told
+from interop.samplers.telling import Telling
+from interop.storages.rows import TorchRows
+from interop.storages.runs import Runs
+from tests.interop.rows import check_same
+
+LEAVES = {
+    "float": lambda n: torch.randn(n, 3),
+    "half": lambda n: torch.randn(n, 2).to(torch.bfloat16),
+    "words": lambda n: torch.randint(0, 2**16, (n,)).to(torch.uint16),
+    "flags": lambda n: torch.rand(n, 1) > 0.5,
+    "complex": lambda n: torch.randn(n, 2, 2, dtype=torch.complex64),
+    "nothing": lambda n: torch.zeros(n, 0),
+    "long": lambda n: torch.arange(n),
+}
+
+
+@pytest.mark.parametrize("begins", [[0], [3, 3, 0], [20, 12, 7, 20]])
+def test_runs_are_their_rows(begins):
+    rows = TorchRows([make(24) for make in LEAVES.values()], ())
+    slots = (torch.tensor(begins)[:, None] + torch.arange(4)).reshape(-1)
+    assert rows.runs is not None
+    known = {4: torch.ones(2)}
+    found = rows.runs.read(np.array(begins), 4, slots, known)
+    for place, (one, other) in enumerate(zip(found, rows.read(slots), strict=True)):
+        check_same(one, known.get(place, other))
+    found[0].zero_()  # is a copy
+    check_same(rows.runs.read(np.array(begins), 4, slots, known)[0], rows.read(slots)[0])
+
+
+def test_rows_that_do_not_lie_one_behind_the_other_have_no_windows():
+    memory = torch.arange(80.0).reshape(20, 4)
+    for tensor, lanes in [(memory[:, 1:3], ()), (memory.reshape(10, 2, 4), (2,)), (memory.expand(20, 4)[:3], ())]:
+        runs = TorchRows([tensor], lanes).runs
+        assert runs is not None
+        assert runs.one(0, np.array([0]), 4) is None
+    slots = torch.arange(4)
+    found = TorchRows([memory[:, 1:3]], ()).runs.read(np.array([0]), 4, slots, {})
+    assert torch.equal(found[0], memory[:4, 1:3])
+
+
+def test_rows_that_are_shared_later_are_read_where_they_are_then():
+    rows = TorchRows([torch.arange(8.0)], ())
+    before = rows.runs
+    rows.share()
+    rows.tensors[0][:] = 7
+    assert rows.runs is not before
+    assert rows.runs.one(0, np.array([2]), 3).tolist() == [7, 7, 7]
+
+
+def test_a_run_beyond_the_rows_is_refused():
+    runs = TorchRows([torch.arange(8.0)], ()).runs
+    with pytest.raises(IndexError):
+        runs.one(0, np.array([6]), 3)
+
+
+def test_shapes_that_are_remembered_are_few():
+    runs = Runs(TorchRows([torch.arange(50.0)], ())._items, (), None)
+    for length in range(1, 40):
+        assert runs.one(0, np.array([1]), length).tolist() == list(range(1, length + 1))
+    assert len(runs._windows) <= 8
+
+
+# ------------------------------------------------------------------ whole batches
+
+
+def steps(count=40):
+    at = torch.arange(count)
+    after = {"done": (at % 10 == 9)[:, None], "terminated": (at % 20 == 9)[:, None], "x": at + 1}
+    data = TensorDict({"x": at, "is_init": (at % 10 == 0)[:, None], "next": TensorDict(after, [count])}, [count])
+    return data.set("b", torch.randn(count, 2).to(torch.bfloat16))
+
+
+def wanted(buffer, batch_size, seed):
+    """The batch as it comes by parts: named, told, read, set."""
+    torch.manual_seed(seed)
+    with Turn(buffer):
+        index, info = buffer.sampler.sample(buffer.storage, batch_size)
+        data = buffer.storage.get(index)
+    if isinstance(buffer, TensorDictReplayBuffer):
+        for key, value in {**info, "index": torch.stack(index, -1)}.items():
+            data.set(key, value)
+    return data, {**info, "index": index}
+
+
+@pytest.mark.parametrize(
+    "without", [(), ("is_init",), ("is_init", ("next", "terminated")), ("is_init", ("next", "done"))]
+)
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("choices", [{}, {"span": True}, {"pad_output": True, "strict_length": False}])
+@pytest.mark.parametrize("key", [("next", "truncated"), "truncated", None, ("other", "truncated")])
+def test_batches_are_what_their_parts_are(without, kind, make, choices, key):
+    data = steps().exclude(*without)
+    data["id"] = data["x"] // 10
+    sampler = SliceSampler(slice_len=4, traj_key="id", truncated_key=key, **choices)
+    buffer = kind(storage=make(32), sampler=sampler, batch_size=64)
+    buffer.extend(data)  # some slices go around the ring
+    for seed in range(4):
+        expected, told = wanted(buffer, 64, seed)
+        torch.manual_seed(seed)
+        batch, info = buffer.sample(return_info=True)
+        check_same(batch, expected)
+        assert list(info) == list(told)
+        check_same({**info, "index": info["index"][0]}, {**told, "index": told["index"][0]})
+        torch.manual_seed(seed)
+        check_same(buffer.sample(), expected)
+
+
+def test_batches_of_several_lanes():
+    data = steps().reshape(2, 20)
+    sampler = SliceSampler(slice_len=4, end_key=("next", "done"))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40, ndim=2), sampler=sampler, batch_size=32)
+    buffer.extend(data)
+    expected, _ = wanted(buffer, 32, 0)
+    torch.manual_seed(0)
+    check_same(buffer.sample(), expected)
+
+
+@tensorclass
+class Step:
+    x: torch.Tensor
+    next: TensorDict
+
+
+def test_batches_of_other_kinds_of_data():
+    data = Step(
+        x=torch.arange(20), next=TensorDict({"done": torch.zeros(20, 1, dtype=torch.bool)}, [20]), batch_size=[20]
+    )
+    for held in (data, TensorDict({"x": data.x, "next": data.next}, [20], names=["time"])):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=5), batch_size=20)
+        buffer.extend(held)
+        expected, _ = wanted(buffer, 20, 3)
+        torch.manual_seed(3)
+        check_same(buffer.sample(), expected)
+
+
+def test_what_a_collate_function_takes_out_is_told_anew():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40),
+        sampler=SliceSampler(slice_len=4),
+        collate_fn=lambda data: data.exclude("index", ("next", "truncated"), inplace=True),
+        batch_size=8,
+    )
+    buffer.extend(steps())
+    batch = buffer.sample()
+    assert batch["index"].shape == (8, 1)
+    assert batch["next", "truncated"].sum() == 2
+
+
+def test_each_batch_has_memory_of_its_own():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=SliceSampler(slice_len=4), batch_size=8)
+    buffer.extend(steps())
+    for _ in range(2):
+        batch = buffer.sample()
+        flags = batch["next", "truncated"].clone()
+        assert flags.reshape(2, 4).tolist() == [[False, False, False, True]] * 2
+        for leaf in batch.values(True, True):
+            leaf.zero_()
+    assert torch.equal(buffer[:]["x"], steps()["x"])
+
+
+class Marked(TensorStorage):
+    def build(self, leaves, batch_size):
+        built = super().build(leaves, batch_size)
+        return built.set("mark", torch.ones(built.batch_size))
+
+
+def test_what_a_storage_builds_in_its_own_way_is_built_so():
+    buffer = TensorDictReplayBuffer(storage=Marked(steps()), sampler=SliceSampler(slice_len=4), batch_size=8)
+    batch = buffer.sample()
+    assert batch["mark"].sum() == 8
+    assert batch["next", "truncated"].sum() == 2
+
+
+# ------------------------------------------------------------------ what fits together
+
+
+def test_entries_go_where_their_keys_say():
+    layout = LazyTensorStorage(4)
+    layout.set(range(4), steps(4))
+    layout = layout._layout
+    assert Assembly.of(layout, ["x", ("next", "new"), "new"]) is not None
+    assert Assembly.of(layout, ["x", ("x",)]) is None  # twice
+    assert Assembly.of(layout, [("else", "new")]) is None  # no such tensordict
+    assert Assembly.of(layout, ["next"]) is None  # a tensordict
+    assert Assembly.of(layout, ["new", ("new",)]) is None
+    assert Assembly.of(layout, []).known({}) == {}
+
+
+def test_more_that_is_told_later_is_set():
+    data, other = object(), object()
+    told = Told({"index": 1})
+    assert not told.lies_in(data)
+    told.was_put_in(data)
+    assert told.lies_in(data)
+    assert not told.lies_in(other)
+    told["index_generation"] = 2
+    assert not told.lies_in(data)
+
+
+def test_telling_nothing():
+    assert Telling(None)._keys is None
+    assert Telling("cut")._keys == ("cut", "done", "terminated")
+    assert Telling(("a", "b", "cut"))._keys == (("a", "b", "cut"), ("a", "b", "done"), ("a", "b", "terminated"))
