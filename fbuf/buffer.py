@@ -143,11 +143,13 @@ class Buffer:
         index, write = state.trajectories, None
         if self.trajectories is not None and index is not None and count:
             ends, ids = self.trajectories.ends(batch, self.lanes)
-            write = slices.write(self.sampler, index, state.ring, ring, ends, ids)
+            write = slices.write(self.sampler, state.sampler, index, state.ring, ring, ends, ids)
         rest, stored = frames.write(self._frames, state.frames, batch, write)
         return BufferState(
-            items=storage.write(
-                state.items, rows[count - kept :], jax.tree.map(lambda leaf: leaf[count - kept :], rest)
+            items=storage.write_around(
+                state.items,
+                state.ring.cursor if kept == count else rows[count - kept],
+                jax.tree.map(lambda leaf: leaf[count - kept :], rest),
             ),
             ring=ring,
             sampler=self._told(state, slots if isinstance(self.sampler, Fifo) else slots[count - kept :], write),

@@ -70,23 +70,73 @@ def _one_by_one(array: Array, places: Array) -> Array:
     def turn(k: Array, out: Array) -> Array:
         return put(out, entry(array, entry(places, k)), k)
 
-    count = places.shape[0]
-    return jax.lax.fori_loop(0, count, turn, jnp.zeros((count, *array.shape[1:]), array.dtype))
+    count, zero = places.shape[0], following(places)
+    return jax.lax.fori_loop(zero, count, turn, jnp.full((count, *array.shape[1:]), zero.astype(array.dtype)))
 
 
 def divided(number: Array, by: int | Array) -> tuple[Array, Array]:
-    """Quotient and rest of an integer that is not negative. `//` and `%` are twenty operations each of a signed one."""
-    divisor = jnp.asarray(by, number.dtype)
-    divisor = jnp.broadcast_to(divisor, number.shape)
-    return jax.lax.div(number, divisor), jax.lax.rem(number, divisor)
+    """Quotient and rest of an integer that is not negative; `//` and `%` of a signed one are twenty operations each."""
+    unsigned = jnp.dtype(f"uint{8 * number.dtype.itemsize}")
+    whole = number.astype(unsigned)
+    divisor = jnp.broadcast_to(jnp.asarray(by).astype(unsigned), number.shape)
+    return jax.lax.div(whole, divisor).astype(number.dtype), jax.lax.rem(whole, divisor).astype(number.dtype)
 
 
-def turns(count: int, known: Array) -> Array | int:
-    """`count`, for a loop that writes into something large; `known` is any integer of the program.
+def following(value: Array) -> Array:
+    """Zero, known when a value is that another kernel computes: where a loop begins, and what it fills.
 
-    XLA takes the only turn of a loop for no loop, and a single write in place for something to compute again.
+    Of more than eight kernels that could start, XLA:CPU hands half to another thread, and waking it takes 50 to 100
+    microseconds; all empty results and counters could. Nor does XLA know how many turns such a loop has: it takes the
+    only turn of one for no loop, and a single write in place for something to compute again.
     """
-    return count + nothing_of(known.astype(jnp.uint32)) if count == 1 else count
+    value = value.reshape(-1)[0]
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        value = value.real
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        value = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
+    return nothing_of(value.astype(jnp.uint32))
+
+
+def varying(values: T, turn: Array) -> T:
+    """The same numbers, which XLA cannot know to be the same in every turn of a loop: what follows from them stays in it.
+
+    Otherwise each operation on what a loop only reads is a kernel in front of it.
+    """
+    zero = nothing_of(turn.astype(jnp.uint32))
+
+    def vary(value: Array) -> Array:
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            return value + zero.astype(value.dtype)
+        bits = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
+        return jax.lax.bitcast_convert_type(bits + zero.astype(bits.dtype), value.dtype)
+
+    return jax.tree.map(vary, values)
+
+
+def in_turns(function: Callable[..., T], count: int, shared: Any, *arrays: Array) -> T:
+    """`function(shared, places, *arrays)` for the places 0 to count - 1: arrays of one entry for each, from such arrays.
+
+    On the CPU one at a time, in a loop that is one kernel: of a loop XLA counts the operations of one turn, and a program
+    of which it counts 1,000 it hands to another thread. `shared` is what every turn needs; few numbers.
+    """
+
+    def whole(shared: Any, *arrays: Array) -> T:
+        return function(shared, jnp.arange(count, dtype=jnp.uint32), *arrays)
+
+    if not 1 < count <= _FEW:
+        return whole(shared, *arrays)
+
+    def loop(shared: Any, *arrays: Array) -> T:
+        def turn(k: Array, out: T) -> T:
+            new = function(varying(shared, k), k.astype(jnp.uint32)[None], *(part(each, k, 1) for each in arrays))
+            return jax.tree.map(lambda all_of, one: put(all_of, one[0], k), out, new)
+
+        zero = following(arrays[0] if arrays else jax.tree.leaves(shared)[-1])
+        shapes = jax.eval_shape(whole, shared, *arrays)
+        empty = jax.tree.map(lambda leaf: jnp.full(leaf.shape, zero.astype(leaf.dtype)), shapes)
+        return jax.lax.fori_loop(zero, count, turn, empty)
+
+    return as_one_kernel(loop, whole)(shared, *arrays)
 
 
 def nothing_of(word: Array) -> Array:
@@ -118,7 +168,9 @@ def _moved_one_by_one(flat: list[Array]) -> list[Array]:
         places = [jnp.minimum(turn, leaf.size - 1) for leaf in flat]
         return [put(out, entry(leaf, at), at) for out, leaf, at in zip(held, flat, places, strict=True)]
 
-    return jax.lax.fori_loop(0, max((leaf.size for leaf in flat), default=0), move, [jnp.zeros_like(x) for x in flat])
+    zero = following(flat[0])
+    empty = [jnp.full(leaf.shape, zero.astype(leaf.dtype)) for leaf in flat]
+    return jax.lax.fori_loop(zero, max(leaf.size for leaf in flat), move, empty)
 
 
 def _turned_twice(values: T) -> T:

@@ -155,12 +155,21 @@ def update(
         raise ValueError(f"one value for each slot of [batch] is needed, got {values.shape} for {slots.shape}")
     if slots.shape[0] == 0:
         return tree
-    width = tree.leaves.size
-    slots, values = two_or_more(slots), two_or_more(values).astype(tree.leaves.dtype)
-    at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, width - 1), width - 1)
-    values = jnp.minimum(values, _highest_value(tree))
-    values = jnp.where(at < width - 1, values, 0)
-    if slots.shape[0] > _IN_LOOPS:
+    slots, values = two_or_more(slots), two_or_more(values)
+    return update_accepted(tree, *accepted(tree, slots, values), settled=settled)
+
+
+def accepted(tree: PriorityTree, slots: Array, values: Array) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+    """Slots and values as `update_accepted` takes them: what is to be ignored goes to an entry that belongs to no slot."""
+    nobody, values = tree.leaves.size - 1, values.astype(tree.leaves.dtype)
+    at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, nobody), nobody)
+    return at, jnp.where(at < nobody, jnp.minimum(values, _highest_value(tree)), 0)
+
+
+@functools.partial(jax.jit, static_argnames="settled")
+def update_accepted(tree: PriorityTree, at: Array, values: Array, *, settled: bool = False) -> PriorityTree:
+    """`update`, of two slots or more and values that are checked."""
+    if at.shape[0] > _IN_LOOPS:
         return _update_whole(settled, tree, at, values)
     return as_one_kernel(_update_in_loops, functools.partial(_update_whole, settled))(tree, at, values)
 
@@ -208,11 +217,24 @@ def find(
     """
     mass = mass.astype(tree.sums.dtype)
     low = jnp.broadcast_to(jnp.asarray(low, mass.dtype), mass.shape)
-    inside = (mass < total(tree)) | ((mass == total(tree)) & (low < 0))
+    return find_placed(tree, placed(total(tree), mass, low))
+
+
+def placed(
+    total: Float[Array, ""], mass: Float[Array, " batch"], low: Float[Array, " batch"]
+) -> Float[Array, "batch 2"]:
+    """Masses and what is below their precision as `find_placed` takes them."""
+    inside = (mass < total) | ((mass == total) & (low < 0))
     # Twice any total: what is left of it in each level is still more than the level holds.
     mass, low = jnp.where(inside, mass, np.finfo(mass.dtype).max), jnp.where(inside, low, 0)
-    place = jnp.zeros(mass.shape, jnp.int32), *two_sum(mass, low)
-    if not 0 < mass.shape[0] <= _FOUND_IN_LOOPS:
+    return jnp.stack(two_sum(mass, low), 1)
+
+
+@jax.jit
+def find_placed(tree: PriorityTree, masses: Float[Array, "batch 2"]) -> Int[Array, " batch"]:
+    """`find`, of masses that are prepared."""
+    place = jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]
+    if not 0 < masses.shape[0] <= _FOUND_IN_LOOPS:
         return _find_whole(tree, place)
     return as_one_kernel(_find_in_loops, _find_whole)(tree, place)
 

@@ -10,12 +10,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from fbuf.fusion import as_one_kernel, computed_once, entry, nothing_of, put
+from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, nothing_of, put, varying
 
 _TURN = 192  # bytes of a row that one turn of a loop may read: XLA counts them four times, against its 1,024
-_AHEAD = 12  # rows that are asked for before they are copied
+_BLOCK = 32  # rows that are asked for before they are copied
 _LINE = 64  # bytes the memory gives at once
 _FEW = 1024  # rows up to which one thread that asks ahead is the faster
+_MANY = 64  # rows from which on a loop that writes them is
 
 
 def init(capacity: int, lanes: tuple[int, ...], example: Any) -> Any:
@@ -35,6 +36,40 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
         return kept.at[rows].set(new, mode="promise_in_bounds", unique_indices=not repeating)
 
     return jax.tree.map(scatter, items, batch)
+
+
+@jax.jit  # outside of any program its loop would be compiled in every call
+def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
+    """Items with batch at the rows from the first on around the ring, at most all. Small ones one by one on the CPU."""
+    leaves, structure = jax.tree.flatten(items)
+    new = [jnp.asarray(leaf).astype(kept.dtype) for leaf, kept in zip(jax.tree.leaves(batch), leaves, strict=True)]
+    few = bool(new) and _MANY <= new[0].shape[0] <= _FEW
+    for group in _groups(leaves, ()):
+        chosen, given = [leaves[i] for i in group], [new[i] for i in group]
+        small = few and _row_bytes(chosen[0], ()) <= _TURN
+        chosen = (as_one_kernel(_put_around, _all_around) if small else _all_around)(chosen, first, given)
+        for i, leaf in zip(group, chosen, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _all_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
+    rows = _around(first, jnp.arange(new[0].shape[0], dtype=jnp.uint32), leaves[0].shape[0])
+    held: list[Array] = write(leaves, rows.astype(jnp.int32), new)
+    return held
+
+
+def _put_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
+    def turn(k: Array, held: list[Array]) -> list[Array]:
+        row = _around(varying(first, k), k.astype(jnp.uint32), held[0].shape[0])
+        return [put(leaf, entry(given, k), row) for leaf, given in zip(held, new, strict=True)]
+
+    return jax.lax.fori_loop(following(first), new[0].shape[0], turn, leaves)
+
+
+def _around(first: Array, steps: Array, capacity: int) -> Array:
+    row = first.astype(jnp.uint32) + steps  # below 2 * capacity, which may pass 2^31
+    return jnp.where(row >= capacity, row - jnp.uint32(capacity), row)
 
 
 @functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items
@@ -80,30 +115,36 @@ def _gathered(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list
 
 
 def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[Array]:
-    """The same row by row. A row is asked for some turns before it is copied, so that many are on their way at once."""
-    count = slots.shape[0]
+    """The same row by row. Some rows are asked for at once before they are copied, so that many are on their way."""
+    count, zero = slots.shape[0], following(slots)
+    block = min(_BLOCK, count)
 
-    def turn(k: Array, held: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
-        near, out = held
-        ahead = jnp.minimum(k + _AHEAD, count - 1)
-        slot = entry(slots, ahead)
-        place = _place(slot, lanes)
-        near = put(
-            near, slot + nothing_of(functools.reduce(jnp.bitwise_xor, [_lines(leaf, place) for leaf in leaves])), ahead
-        )
-        place = _place(entry(near, k), lanes)
-        return near, [put(rows, _item(leaf, place), k) for rows, leaf in zip(out, leaves, strict=True)]
+    def turn(k: Array, out: list[Array]) -> list[Array]:
+        first = jnp.minimum(k * block, count - block)
 
-    empty = [jnp.zeros((count, *leaf.shape[1 + len(lanes) :]), leaf.dtype) for leaf in leaves]
-    return jax.lax.fori_loop(0, count, turn, (slots, empty))[1]
+        def ask(k: Array, seen: Array) -> Array:
+            place = _place(entry(slots, first + k), lanes)
+            return seen ^ functools.reduce(jnp.bitwise_xor, [_lines(leaf, place) for leaf in leaves])
+
+        there = nothing_of(jax.lax.fori_loop(0, block, ask, jnp.uint32(0)))
+
+        def copy(k: Array, out: list[Array]) -> list[Array]:
+            place = _place(entry(slots, first + k) + there, lanes)
+            return [put(rows, _item(leaf, place), first + k) for rows, leaf in zip(out, leaves, strict=True)]
+
+        return jax.lax.fori_loop(0, block, copy, out)
+
+    empty = [jnp.full((count, *leaf.shape[1 + len(lanes) :]), zero.astype(leaf.dtype)) for leaf in leaves]
+    return jax.lax.fori_loop(zero, -(-count // block), turn, empty)
 
 
 def _place(slot: Array, lanes: tuple[int, ...]) -> list[Array]:
     """The row and the lanes of a slot: the storage, reshaped, would be written twice."""
     place: list[Array] = []
+    slot = slot.astype(jnp.uint32)  # of a signed place JAX would look whether it is counted from the end
     for size in reversed(lanes):
-        place.append(slot % size)
-        slot = slot // size
+        slot, lane = divided(slot, size)
+        place.append(lane)
     return [slot, *reversed(place)]
 
 

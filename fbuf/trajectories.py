@@ -16,11 +16,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt8
 
-from fbuf.fusion import as_one_kernel, entry, put, turns
+from fbuf.fusion import as_one_kernel, divided, entry, following, part, put, varying
 from fbuf.paths import leaf_at, path_of
 from fbuf.writers import RingState
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; a cut one was followed by another without having ended
+
+Queued = tuple[Array, Array, Array]  # a ring of slots [items + 1], which of them is the oldest, and how many there are
 
 _FEW = 256  # slots up to which a loop over them is faster on the CPU than kernels over all
 _LONGEST = np.uint32(2**31 - 1)  # steps that are counted; a trajectory may go on
@@ -136,7 +138,7 @@ def written(
     kind = jnp.where(cut & (kind == OPEN), jnp.uint8(CUT), kind)
 
     lane = jnp.arange(ended.shape[1], dtype=jnp.int32)
-    held = (state.latest % capacity, lane)
+    held = (divided(state.latest, capacity)[1], lane)
     since = now - jnp.minimum(now - state.first[held], _LONGEST - np.uint32(count))
     first = jnp.where(begun < 0, since[None], now + begun.astype(jnp.uint32))
     # A trajectory that went on until here and is not continued.
@@ -145,7 +147,7 @@ def written(
 
     kept = slice(count - min(count, capacity), None)  # of more rows than there are the last stay
     rows = _wrapped(ring.cursor.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)[kept] % capacity, capacity)
-    entry = (number[kept] % capacity, jnp.broadcast_to(lane, number[kept].shape))
+    entry = (divided(number[kept], capacity)[1], jnp.broadcast_to(lane, number[kept].shape))
     return TrajectoryState(
         number=state.number.at[rows].set(number[kept], mode="promise_in_bounds", unique_indices=True),
         first=_put(state.first, entry, first[kept]),
@@ -170,50 +172,77 @@ def written_one_by_one(
     ring: RingState,
     ended: UInt8[Array, "n lanes"],
     ids: Array | None,
-) -> tuple[TrajectoryState, Array]:
+    queued: Queued | None,
+    _after: RingState,
+) -> tuple[TrajectoryState, Array, Queued | None]:
     """The same as `written` for fewer than `capacity - reach` rows, in a loop that is one kernel on the CPU.
 
     And how many of the rows written over began `reach` + 1 stored rows of one trajectory; with `only_closed`, of one of
-    which these were the last and which goes on no more.
+    which these were the last and which goes on no more. These leave the queue, if there is one, and the rows of which
+    the last such row is written now come into it.
     """
     capacity, lanes = state.number.shape
     count = ended.shape[0]
+    before = ring
 
-    def turn(step: Array, held: tuple[TrajectoryState, Array]) -> tuple[TrajectoryState, Array]:
-        state, lost = held
-        at, lane = step // lanes, step % lanes
+    def turn(step: Array, held: Any) -> Any:
+        state, seen, lost, queued = held
+        ring = varying(before, step)
+        at, lane = divided(step, lanes)
         now, row = ring.written[0] + at.astype(jnp.uint32), _moved(ring.cursor, at, capacity)
-        latest, was_open, kind = entry(state.latest, lane), entry(state.is_open, lane), _of(ended, at, lane)
-        if reach is not None:
-            ahead = _moved(row, jnp.int32(reach), capacity)
-            number = _of(state.number, ahead, lane)
-            left = (row < ring.size) & (_of(state.number, row, lane) == number)
-            if only_closed:
-                since = ring.written[0] - 1 - _age(ring, ahead, capacity).astype(jnp.uint32)
-                left &= _of(state.last, number % capacity, lane) == since
-                left &= ~(was_open & (number == latest))
-            lost = lost + left
+        latest, was_open, kind = entry(state.latest, lane), entry(state.is_open, lane), cell(ended, at, lane)
         starts = ~was_open
         if ids is not None and state.id is not None:
-            starts |= _of(ids, at, lane) != entry(state.id, lane)
+            starts |= cell(ids, at, lane) != entry(state.id, lane)
         number = _wrapped(latest.astype(jnp.uint32) + starts, _turn(capacity))
-        there = number % capacity
-        age = jnp.minimum(now - _of(state.first, there, lane), _LONGEST - (count - at).astype(jnp.uint32))
-        cut = latest % capacity
-        kinds = _set(state.kind, cut, lane, jnp.where(starts & was_open, jnp.uint8(CUT), _of(state.kind, cut, lane)))
-        # `lost` is never negative. It stands here so that XLA reads what it needs before it writes, and copies no table.
+        left, entered = jnp.bool_(False), jnp.bool_(False)
+        if reach is not None:
+            ahead = _moved(row, jnp.int32(reach), capacity)
+            held_by = cell(state.number, ahead, lane)
+            left = (row < ring.size) & (cell(state.number, row, lane) == held_by)
+            if only_closed:
+                since = ring.written[0] - 1 - _age(ring, ahead, capacity).astype(jnp.uint32)
+                left &= cell(state.last, divided(held_by, capacity)[1], lane) == since
+                left &= ~(was_open & (held_by == latest))
+            back = jnp.where(row < reach, row - reach + capacity, row - reach)
+            if queued is not None:
+                entered = (ring.size >= reach - at) & (cell(state.number, back, lane) == number)
+            # What was read is written and read back, and stands in what is written then: XLA would else read the tables
+            # again, after it wrote there, and for that copy them.
+            seen = jax.lax.dynamic_update_slice(seen, jnp.stack([left, entered]).astype(jnp.int32), (at & 1,))
+            left, entered = (part(seen, at & 1, 2)[i] for i in range(2))
+            lost = lost + left
+            if queued is not None:
+                queued = queue_moved(queued, left, entered, back * lanes + lane)
+            number = jnp.where(left < 0, 0, number)
+        there = divided(number, capacity)[1]
+        age = jnp.minimum(now - cell(state.first, there, lane), _LONGEST - (count - at).astype(jnp.uint32))
+        cut = divided(latest, capacity)[1]
+        kinds = _set(state.kind, cut, lane, jnp.where(starts & was_open, jnp.uint8(CUT), cell(state.kind, cut, lane)))
         state = TrajectoryState(
-            number=_set(state.number, row, lane, jnp.where(lost < 0, 0, number)),
+            number=_set(state.number, row, lane, number),
             first=_set(state.first, there, lane, jnp.where(starts, now, now - age)),
-            last=_set(state.last, there, lane, jnp.where(lost < 0, 0, now)),
+            last=_set(state.last, there, lane, jnp.where(left < 0, 0, now)),
             kind=_set(kinds, there, lane, kind),
             latest=put(state.latest, number, lane),
-            is_open=put(state.is_open, kind == OPEN, lane),
-            id=None if ids is None or state.id is None else put(state.id, _of(ids, at, lane), lane),
+            is_open=put(state.is_open, (kind == OPEN) & (left >= 0), lane),
+            id=None if ids is None or state.id is None else put(state.id, cell(ids, at, lane), lane),
         )
-        return state, lost
+        return state, seen, lost, queued
 
-    return jax.lax.fori_loop(0, turns(count * lanes, ring.cursor), turn, (state, jnp.zeros((), jnp.int32)))
+    zero = following(ended)
+    held = jax.lax.fori_loop(zero, count * lanes, turn, (state, jnp.full(3, zero), zero, queued))
+    return held[0], held[2], held[3]
+
+
+def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Queued:
+    """The queue after its oldest entries left, so many or none, and a slot came into it behind the last, or not."""
+    queue, head, count = queued
+    room = queue.size - 1
+    last = jnp.where(count >= room - head, count - (room - head), head + count)
+    queue = put(queue, jnp.where(entered > 0, slot, 0), jnp.where(entered > 0, last, room))
+    head = _wrapped(head.astype(jnp.uint32) + left.astype(jnp.uint32), room)
+    return queue, head, count - left + entered
 
 
 def clear(state: TrajectoryState) -> TrajectoryState:
@@ -232,7 +261,7 @@ def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) 
 
 def _place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
     lanes = state.latest.size
-    row, lane = (slots // lanes, slots % lanes) if lanes > 1 else (slots, jnp.zeros_like(slots))
+    row, lane = divided(slots, lanes) if lanes > 1 else (slots, jnp.zeros_like(slots))
 
     def of(table: Array, row: Array) -> Array:
         return table.at[row, lane].get(mode="promise_in_bounds")
@@ -244,18 +273,18 @@ def _place_one_by_one(state: TrajectoryState, ring: RingState, slots: Int[Array,
     lanes, count = state.latest.size, slots.size
 
     def turn(k: Array, out: Place) -> Place:
-        slot = entry(slots, k)
-        row, lane = slot // lanes, slot % lanes
-        found = place_of_one(state, ring, row, lane)
+        row, lane = divided(entry(slots, k), lanes)
+        found = place_of_one(state, varying(ring, k), row, lane)
         return jax.tree.map(lambda all_of, one: put(all_of, one, k), out, found)
 
-    whole, short = jnp.zeros(count, jnp.int32), jnp.zeros(count, jnp.uint8)
-    return jax.lax.fori_loop(0, count, turn, Place(whole, whole, whole, whole, whole, short))
+    zero = following(slots)
+    whole, short = jnp.full(count, zero), jnp.full(count, zero.astype(jnp.uint8))
+    return jax.lax.fori_loop(zero, count, turn, Place(whole, whole, whole, whole, whole, short))
 
 
 def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Array) -> Place:
     """Where one item stands in its trajectory; in a loop, by slices."""
-    return _placed(state, ring, row, lane, lambda table, row: _of(table, row, lane))
+    return _placed(state, ring, row, lane, lambda table, row: cell(table, row, lane))
 
 
 def _placed(
@@ -263,7 +292,7 @@ def _placed(
 ) -> Place:
     capacity = state.number.shape[0]
     number, time = of(state.number, row), time_of(ring, row, capacity)
-    there = number % capacity
+    there = divided(number, capacity)[1]
     step = (time - of(state.first, there)).astype(jnp.int32)
     return Place(
         lane=lane,
@@ -304,8 +333,8 @@ def _moved(row: Array, steps: Array, capacity: int) -> Array:
     return jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
 
 
-def _of(table: Array, row: Array, lane: Array) -> Array:
-    """One entry of a table, as a slice."""
+def cell(table: Array, row: Array, lane: Array) -> Array:
+    """One entry of a table [capacity, lanes], as a slice."""
     at = row.astype(jnp.uint32), lane.astype(jnp.uint32)
     return jax.lax.dynamic_slice(table, at, (1, 1)).reshape(())
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf.fusion import divided, entry, nothing_of, part, put
+from fbuf.fusion import divided, entry, following, nothing_of, part, put
 
-_ABREAST = 4  # entries of one turn, which the processor computes side by side
+_ABREAST = 4  # entries of one turn, which the processor computes side by side,
+_MANY = 64  # from this many entries on
 
 Choice = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
@@ -22,41 +23,49 @@ def set_in_order(table: Array, places: Array, values: Array) -> Array:
     def turn(k: Array, table: Array) -> Array:
         return put(table, entry(values, k), entry(places, k))
 
-    return jax.lax.fori_loop(0, places.shape[0], turn, table)
+    return jax.lax.fori_loop(following(places), places.shape[0], turn, table)
 
 
 def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, leaves: Array, place: tuple) -> Array:
     """The leaves that `choose` leads to from the root; `below` are the nodes where the levels under it begin."""
     count, kind = place[0].shape[0], place[1].dtype
-    padded = -(-count // _ABREAST) * _ABREAST  # with masses of zero, which are found like any other
+    abreast = _ABREAST if count >= _MANY else 1
+    padded = -(-count // abreast) * abreast  # with masses of zero, which are found like any other
     # In one array: of three XLA would copy two in each turn.
     held = jnp.stack([_as_float(place[0], kind), *place[1:]], 1)
     held = jnp.pad(held, ((0, padded - count), (0, 0)))
 
-    def step(families: Array, start: Array, held: Array) -> Array:
+    def step(families: Array, start: Array, held: Array, out: Array | None) -> Array:
+        """One level down; or the leaves, into `out`."""
+
         def ask(row: Array, seen: Array) -> Array:
             first = part(families, start + _as_node(entry(held, row)[0]) * fanout, 1)[0]
             return seen ^ jax.lax.bitcast_convert_type(first, seen.dtype)
 
         # A level is asked for as a whole before it is worked on: a turn that does nothing else keeps a dozen reads under
         # way, where the working turns, of which few fit into a processor's window, wait for each.
-        seen = jax.lax.fori_loop(0, padded, ask, jnp.zeros((), f"uint{8 * families.dtype.itemsize}"))
+        seen = jax.lax.fori_loop(0, padded, ask, following(held).astype(f"uint{8 * families.dtype.itemsize}"))
         from_here = start + nothing_of(seen)
 
-        def turn(group: Array, held: Array) -> Array:
-            here, *mass = part(held, group * _ABREAST, _ABREAST).T
+        def turn(group: Array, changed: Array) -> Array:
+            here, *mass = part(changed if out is None else held, group * abreast, abreast).T
             node = _as_node(here)
-            children = jnp.stack([part(families, from_here + node[k] * fanout, fanout) for k in range(_ABREAST)])
+            children = jnp.stack([part(families, from_here + node[k] * fanout, fanout) for k in range(abreast)])
             node, *mass = choose(children, node, *mass)
-            chosen = jnp.stack([_as_float(node, kind), *mass], 1)
-            return jax.lax.dynamic_update_slice_in_dim(held, chosen, (group * _ABREAST).astype(jnp.uint32), 0)
+            chosen = jnp.stack([_as_float(node, kind), *mass], 1) if out is None else node
+            return jax.lax.dynamic_update_slice_in_dim(changed, chosen, (group * abreast).astype(jnp.uint32), 0)
 
-        return jax.lax.fori_loop(0, padded // _ABREAST, turn, held)
+        return jax.lax.fori_loop(0, padded // abreast, turn, held if out is None else out)
 
     if below:
-        starts = jnp.asarray(below, jnp.int32)
-        held = jax.lax.fori_loop(0, len(below), lambda level, held: step(nodes, entry(starts, level), held), held)
-    return _as_node(step(leaves, jnp.int32(0), held)[:count, 0])
+        starts, first = jnp.asarray(below, jnp.int32), following(place[1])
+        held = jax.lax.fori_loop(
+            first, len(below), lambda level, held: step(nodes, entry(starts, level), held, None), held
+        )
+    first = following(held)
+    found = jnp.full(padded, first)
+    found = jax.lax.fori_loop(first, 1, lambda _, found: step(leaves, jnp.int32(0), held, found), found)
+    return found[:count]
 
 
 def _as_float(node: Array, kind: Any) -> Array:

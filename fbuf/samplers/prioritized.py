@@ -1,6 +1,7 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -10,8 +11,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
 from fbuf import priority_tree, random_words
-from fbuf.fusion import computed_once, entries
+from fbuf.fusion import as_one_kernel, computed_once, entries, in_turns
 from fbuf.priority_tree import PriorityTree, two_or_more, two_sum
+from fbuf.samplers import in_order
 from fbuf.samplers.protocol import Draw
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
@@ -99,7 +101,16 @@ class Prioritized:
         told: Int[Array, " n"],
         allowed: Bool[Array, " n"],
     ) -> PrioritizedState:
-        return self.exclude(self._begun(state, two_or_more(slots)), told, allowed) if slots.shape[0] else state
+        if not slots.shape[0]:
+            return state
+        slots = two_or_more(slots)
+        if self.new_items != "highest_ever" or state.excluded is None or not in_order.takes(told.shape[0]):
+            return self.begun_excluding(state, slots, told, allowed)
+        return _few_begun(self, state, slots, told, allowed)
+
+    def begun_excluding(self, state: PrioritizedState, slots: Array, told: Array, allowed: Array) -> PrioritizedState:
+        """`written_excluding` of any number of slots but none or one."""
+        return self.exclude(self._begun(state, slots), told, allowed)
 
     def exclude(self, state: PrioritizedState, told: Int[Array, " n"], allowed: Bool[Array, " n"]) -> PrioritizedState:
         """State in which items may be drawn from now on, or not. See `Excluding.written_excluding`."""
@@ -110,7 +121,7 @@ class Prioritized:
         excluded = state.excluded.at[told].set(~allowed & (told < nobody), mode="promise_in_bounds")
         state = dataclasses.replace(state, excluded=excluded)
         held = entries(state.priorities, told)
-        values = jnp.where(allowed & (held >= 0), self._value(jnp.maximum(held, 0), state.alpha), 0)
+        values = jnp.where(allowed & (held >= 0), self.value(jnp.maximum(held, 0), state.alpha), 0)
         tree = priority_tree.update(state.tree, *computed_once((told, values)), settled=True)
         return dataclasses.replace(state, tree=tree)
 
@@ -128,7 +139,7 @@ class Prioritized:
             priorities, good = _checked(state, priorities)
             return self._assign(state, slots, jnp.where(good, priorities, state.highest), good)
         slots = two_or_more(slots)
-        value = jnp.broadcast_to(self._value(state.highest, state.alpha), slots.shape)
+        value = jnp.broadcast_to(self.value(state.highest, state.alpha), slots.shape)
         tree = priority_tree.update(state.tree, slots, value, settled=True)
         return dataclasses.replace(self._begun(state, slots), tree=tree)
 
@@ -151,17 +162,9 @@ class Prioritized:
         self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
     ) -> tuple[PrioritizedState, Draw]:
         total = priority_tree.total(state.tree)
-        divisor, tiny = jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny
-        slots = priority_tree.find(state.tree, *_masses(key, batch_size, total, self.stratified))
-        # A chance that underflows would make every weight that is measured by it zero.
-        slots, probability, smallest, some = computed_once(
-            (
-                slots,
-                jnp.maximum(priority_tree.get(state.tree, slots) / divisor, tiny),
-                jnp.maximum(priority_tree.minimum(state.tree) / divisor, tiny),
-                total > 0,
-            )
-        )
+        masses = _placed_masses(key, batch_size, total, self.stratified)
+        slots = priority_tree.find_placed(state.tree, masses)
+        slots, probability, smallest, some = in_order.chances(state.tree, slots)
         draw = Draw(
             slots=slots,
             probability=probability,
@@ -177,6 +180,13 @@ class Prioritized:
         """Of equal slots the last counts. Slots that hold no item are ignored. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
+        priorities = priorities.astype(state.priorities.dtype)
+        if self.new_items != "highest_ever" or not in_order.takes(slots.shape[0]):
+            return self.updated(state, slots, priorities)
+        return _few_updated(self, state, slots, priorities)
+
+    def updated(self, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
+        """`update` of any number of slots but none."""
         priorities, good = _checked(state, priorities)
         nobody = state.priorities.size - 1
         at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
@@ -192,7 +202,7 @@ class Prioritized:
         weighs = settled >= 0
         if state.excluded is not None:
             weighs &= ~entries(state.excluded, at)
-        values = jnp.where(weighs, self._value(jnp.maximum(settled, 0), state.alpha), 0)
+        values = jnp.where(weighs, self.value(jnp.maximum(settled, 0), state.alpha), 0)
         state = dataclasses.replace(
             state,
             tree=priority_tree.update(state.tree, at, values, settled=True),
@@ -216,11 +226,11 @@ class Prioritized:
         alpha = jnp.where(jnp.isfinite(alpha) & (alpha >= 0), alpha, state.alpha)
         held = state.priorities[: state.tree.capacity]
         weighs = held >= 0 if state.excluded is None else (held >= 0) & ~state.excluded[: state.tree.capacity]
-        values = jnp.where(weighs, self._value(jnp.maximum(held, 0), alpha), 0)
+        values = jnp.where(weighs, self.value(jnp.maximum(held, 0), alpha), 0)
         return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
 
-    def _value(self, priority: Array, alpha: Array) -> Array:
-        """The one place where alpha is applied. What has no priority at all keeps none under alpha 0."""
+    def value(self, priority: Array, alpha: Array) -> Array:
+        """What an item weighs, the one place where alpha is applied. Without any priority it keeps none under alpha 0."""
         base = priority + jnp.asarray(self.eps, priority.dtype)
         return jnp.where(base > 0, jnp.minimum(base**alpha, np.finfo(base.dtype).max), 0)
 
@@ -240,6 +250,20 @@ class Prioritized:
         return dataclasses.replace(state, highest=highest, highest_slot=slot)
 
 
+@functools.partial(jax.jit, static_argnums=0)  # outside of any program their loops would be compiled in every call
+def _few_updated(rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
+    return as_one_kernel(functools.partial(in_order.updated, rule.value), rule.updated)(state, slots, priorities)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _few_begun(
+    rule: Prioritized, state: PrioritizedState, slots: Array, told: Array, allowed: Array
+) -> PrioritizedState:
+    return as_one_kernel(functools.partial(in_order.begun, rule.value), rule.begun_excluding)(
+        state, slots, told, allowed
+    )
+
+
 def _checked(state: PrioritizedState, priorities: Array) -> tuple[Array, Array]:
     """The priorities in the state's dtype, and which of them can be kept."""
     priorities = priorities.astype(state.priorities.dtype)
@@ -252,11 +276,33 @@ def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> Prio
 
 def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:
     """Uniform masses in [0, total) of 48 random bits, as pairs whose exact sum is meant."""
-    coarse, fine = ((words >> 8).astype(total.dtype) * 2.0**-24 for words in random_words.pairs(key, count))
+    return _masses_of(count, stratified, total, jnp.arange(count, dtype=jnp.uint32), *random_words.pairs(key, count))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 3))  # outside of any program its loop would be compiled in every call
+def _placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> Float[Array, "count 2"]:
+    """The same as `priority_tree.find_placed` takes them."""
+    words = random_words.words_of(key)
+    if words is None:
+        return priority_tree.placed(total, *_masses(key, count, total, stratified))
+
+    def place(shared: tuple[Array, Array], places: Array) -> Array:
+        words, total = shared
+        drawn = random_words.pairs_at(words, places, False)
+        return priority_tree.placed(total, *_masses_of(count, stratified, total, places, *drawn))
+
+    return in_turns(place, count, (words, total))
+
+
+def _masses_of(
+    count: int, stratified: bool, total: Float[Array, ""], places: Array, coarse: Array, fine: Array
+) -> tuple[Array, Array]:
+    """The masses at some places of `count`, from two random words each."""
+    coarse, fine = ((words >> 8).astype(total.dtype) * 2.0**-24 for words in (coarse, fine))
     if not stratified:
         high, low = _two_product(coarse, total)
         return high, low + fine * (total * 2.0**-24)
-    share, index = total / count, jnp.arange(count, dtype=total.dtype)
+    share, index = total / count, places.astype(total.dtype)
     back, back_low = _two_product(share, jnp.asarray(count, total.dtype))
     lost = ((total - back) - back_low) / count  # the shares tile the total whichever way XLA rounds the division
     high, low = _two_product(coarse, share)

@@ -11,16 +11,13 @@ from jax import Array
 from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
-from fbuf.fusion import as_one_kernel, computed_once, entry, put, turns
-from fbuf.priority_tree import two_or_more
-from fbuf.samplers import windows
+from fbuf.fusion import as_one_kernel, computed_once, divided
+from fbuf.samplers import queues, windows, within
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
-from fbuf.samplers.uniform import Uniform, below
-from fbuf.samplers.windows import in_queue, moved
-from fbuf.trajectories import OPEN, TrajectoryState
+from fbuf.samplers.uniform import Uniform
+from fbuf.samplers.windows import moved
+from fbuf.trajectories import OPEN, Queued, TrajectoryState
 from fbuf.writers import RingState
-
-_FEW = 16  # items up to which a loop over them is faster on the CPU than kernels over all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +44,7 @@ class Written:
     after: TrajectoryState
     ring: RingState
     leaving: Array  # [] int32: entries of the sampler that can be drawn no more, where it counts them
+    queued: Queued | None  # the queue of the sampler after the write, where that is known already
     count: int = dataclasses.field(metadata={"static": True})  # rows, of which the last `capacity` are kept
 
 
@@ -123,6 +121,11 @@ class Slices:
         return self._queues or self.shortest > 1
 
     @property
+    def queues_starts(self) -> bool:
+        """Whether it is starts that the queue keeps."""
+        return self._queues and not isinstance(self.starts, PerTrajectory)
+
+    @property
     def _places(self) -> Sampler:
         return self.starts.trajectories if isinstance(self.starts, PerTrajectory) else self.starts
 
@@ -153,25 +156,45 @@ class Slices:
             state = dataclasses.replace(state, starts=self._places.restart(state.starts))
         if not self.counts:
             return dataclasses.replace(state, starts=self._places.written(state.starts, slots))
-        entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
-        leaving, entering = write.leaving, jnp.sum(entered, dtype=jnp.int32)
         if isinstance(self.starts, Excluding):
+            entered, entries = self._begun(write)
             told, allowed = self._told(slots, entries, entered, write)
             starts = self.starts.written_excluding(state.starts, slots, told, allowed)
-            return dataclasses.replace(state, starts=starts, count=state.count - leaving + entering)
+            return dataclasses.replace(
+                state, starts=starts, count=state.count - write.leaving + jnp.sum(entered, dtype=jnp.int32)
+            )
         assert state.queue is not None
-        room = jnp.uint32(state.queue.size - 1)
-        head = (state.head.astype(jnp.uint32) + leaving.astype(jnp.uint32)) % room
-        last = (head + (state.count - leaving).astype(jnp.uint32)) % room
-        queue = _push(state.queue, last, entered.reshape(-1), entries.reshape(-1))
-        state = dataclasses.replace(
-            state, queue=queue, head=head.astype(jnp.int32), count=state.count - leaving + entering
-        )
+        queued = write.queued
+        if queued is None:
+            queued = self.pushed((state.queue, state.head, state.count), write)
+        state = dataclasses.replace(state, queue=queued[0], head=queued[1], count=queued[2])
         if isinstance(self.starts, PerTrajectory):
             long_enough = write.after.is_open & (self._stored_length(write) >= self.shortest)
             going = jnp.argsort(~long_enough, stable=True).astype(jnp.int32)
             state = dataclasses.replace(state, going=going, going_count=jnp.sum(long_enough, dtype=jnp.int32))
         return state
+
+    def pushed(self, queued: Queued, write: Written) -> Queued:
+        """The queue after a write."""
+        capacity, lanes = write.after.number.shape
+        if (
+            not isinstance(self.starts, PerTrajectory)
+            or (write.count + 1) * lanes > queues.FEW
+            or write.count >= capacity
+        ):
+            return self.pushed_together(queued, write)
+        return queues.push_ends(self, queued, write)
+
+    def pushed_together(self, queued: Queued, write: Written) -> Queued:
+        """The same for writes of any number of rows."""
+        queue, head, count = queued
+        entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
+        room = jnp.uint32(queue.size - 1)
+        begin = (head.astype(jnp.uint32) + write.leaving.astype(jnp.uint32)) % room
+        count = count - write.leaving
+        last = (begin + count.astype(jnp.uint32)) % room
+        queue = queues.push(queue, last, entered.reshape(-1), entries.reshape(-1))
+        return queue, begin.astype(jnp.int32), count + jnp.sum(entered, dtype=jnp.int32)
 
     def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""]:
         """How many entries a write of `count` rows will take away, where they are counted. Before the write."""
@@ -183,7 +206,7 @@ class Slices:
         # Rows that will be overwritten and begin a run of `least` stored rows of one trajectory.
         left = ((over < ring.size) & (np.arange(kept) < capacity - reach))[:, None] & (index.number[over] == number)
         if isinstance(self.starts, PerTrajectory):  # and the last of these rows closes the trajectory
-            last = index.last[number % capacity, jnp.arange(lanes, dtype=jnp.int32)[None]]
+            last = index.last[divided(number, capacity)[1], jnp.arange(lanes, dtype=jnp.int32)[None]]
             left &= last == trajectories.time_of(ring, ahead, capacity)[:, None]
             left &= ~(index.is_open[None] & (number == index.latest[None]))
         return jnp.sum(left, dtype=jnp.int32)
@@ -216,7 +239,7 @@ class Slices:
         kept = min(write.count, capacity)
         after, lane = write.after, jnp.arange(lanes, dtype=jnp.int32)[None]
         rows = _rows_from(write.ring.cursor, -min(kept + 1, capacity), min(kept + 1, capacity), capacity)
-        entry = (after.number[rows] % capacity, lane)
+        entry = (divided(after.number[rows], capacity)[1], lane)
         time = trajectories.time_of(write.ring, rows, capacity)[:, None]
         length = 1 + jnp.minimum(
             (time - after.first[entry]).astype(jnp.int32),
@@ -231,7 +254,7 @@ class Slices:
     def _stored_length(self, write: Written) -> Array:
         """Stored items of the latest trajectory of each lane."""
         capacity = write.after.number.shape[0]
-        first = write.after.first[write.after.latest % capacity, jnp.arange(write.after.latest.size)]
+        first = write.after.first[divided(write.after.latest, capacity)[1], jnp.arange(write.after.latest.size)]
         return jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
 
     # ------------------------------------------------------------------ draws
@@ -255,8 +278,7 @@ class Slices:
             drawable = size if self.shortest == 1 else state.count
             starts, draw = self.starts.sample(state.starts, key, count, drawable)
             state = dataclasses.replace(state, starts=starts)
-        draws_places = state.queue is not None and not isinstance(self.starts, PerTrajectory)
-        queue: Any = (state.queue, state.head) if draws_places else None
+        queue: Any = (state.queue, state.head) if self.queues_starts else None
         of = functools.partial(windows.of, self.burn_in, self.length)
         slots, mask, starts = of(queue, draw.slots, draw.valid, index, ring)
         return state, dataclasses.replace(draw, slots=slots, mask=mask, starts=starts)
@@ -265,21 +287,13 @@ class Slices:
         self, state: SlicesState, key: Array, count: int, index: TrajectoryState, ring: RingState
     ) -> tuple[SlicesState, Draw]:
         assert isinstance(self.starts, PerTrajectory) and state.going is not None
-        capacity, lanes = index.number.shape
+        assert state.queue is not None
         drawn, draw = self.starts.trajectories.sample(state.starts, key, count, state.count + state.going_count)
-        is_closed = draw.slots < state.count
-        lane = state.going[jnp.clip(draw.slots - state.count, 0, lanes - 1)]
-        newest = jnp.where(ring.cursor > 0, ring.cursor, capacity) - 1
-        closed = _entry(state, jnp.minimum(draw.slots, jnp.maximum(state.count - 1, 0)))
-        last = computed_once(jnp.where(is_closed, closed, newest * lanes + lane))
-        length = jnp.where(draw.valid, trajectories.place(index, ring, last).before + 1, 1)
-        choices = jnp.maximum(length - self.length + 1, 1)
-        back = length - 1 - below(key, count, choices, another=True)
-        slots = moved(last // lanes, -back, capacity) * lanes + last % lanes
-        probability = draw.probability / choices.astype(jnp.float32)
-        draw = dataclasses.replace(
-            draw, slots=computed_once(slots), probability=probability, smallest=jnp.min(probability)
+        ends = state.queue, state.head, state.count, state.going
+        slots, probability, smallest = within.starts(
+            self.length, key, ends, (draw.slots, draw.valid, draw.probability), index, ring
         )
+        draw = dataclasses.replace(draw, slots=slots, probability=probability, smallest=smallest)
         return dataclasses.replace(state, starts=drawn), draw
 
     def update(self, state: SlicesState, slots: Int[Array, " batch"], priorities: Array) -> SlicesState:
@@ -298,26 +312,41 @@ class Slices:
 
 @functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
 def write(
-    rule: Any, index: TrajectoryState, before: RingState, ring: RingState, ended: UInt8[Array, "n lanes"], ids: Any
+    rule: Any,
+    state: Any,
+    index: TrajectoryState,
+    before: RingState,
+    ring: RingState,
+    ended: UInt8[Array, "n lanes"],
+    ids: Any,
 ) -> Written:
     """The write of rows with these ends and ids, at least one; `before` and `ring` are the ring before and after it."""
     count, (capacity, lanes) = ended.shape[0], index.number.shape
+    reach = rule.shortest - 1 if isinstance(rule, Slices) and rule.counts else None
+    trajectories.check_ids(index, ids)
+    queued = None
+    if isinstance(rule, Slices) and isinstance(state, SlicesState) and rule.queues_starts:
+        assert state.queue is not None
+        queued = state.queue, state.head, state.count
 
-    def whole(index: TrajectoryState, before: RingState, ended: Array, ids: Any) -> tuple[TrajectoryState, Any]:
+    def whole(
+        index: TrajectoryState, before: RingState, ended: Array, ids: Any, queued: Queued | None, ring: RingState
+    ) -> Any:
         leaving = jnp.zeros((), jnp.int32)
         if reach is not None:  # what it reads of the index is read before the index is written over: no copy
             leaving, before = computed_once((rule.leaving(index, before, count), before))
-        return trajectories.written(index, before, ended, ids), leaving
+        after = trajectories.written(index, before, ended, ids)
+        if queued is not None:
+            queued = rule.pushed(queued, Written(index, after, ring, leaving, None, count))
+        return after, leaving, queued
 
-    reach = rule.shortest - 1 if isinstance(rule, Slices) and rule.counts else None
-    if count * lanes <= _FEW and count + (reach or 0) < capacity:
-        trajectories.check_ids(index, ids)
+    if count * lanes <= queues.FEW and count + (reach or 0) < capacity:
         closed = isinstance(rule, Slices) and isinstance(rule.starts, PerTrajectory)
         one_by_one = functools.partial(trajectories.written_one_by_one, reach, closed)
-        after, leaving = as_one_kernel(one_by_one, whole)(index, before, ended, ids)
+        after, leaving, queued = as_one_kernel(one_by_one, whole)(index, before, ended, ids, queued, ring)
     else:
-        after, leaving = whole(index, before, ended, ids)
-    return Written(index, after, ring, leaving, ended.shape[0])
+        after, leaving, queued = whole(index, before, ended, ids, queued, ring)
+    return Written(index, after, ring, leaving, queued, count)
 
 
 def _refuse_slots(name: str, sampler: Any) -> None:
@@ -327,39 +356,6 @@ def _refuse_slots(name: str, sampler: Any) -> None:
         raise TypeError(f"{name}={sampler!r} draws slices: they begin where a sampler of single items says")
     if not isinstance(sampler, InEpochs) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
         raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among what writes renumber")
-
-
-@jax.jit
-def _push(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
-    """The queue with the entries that entered behind its last one."""
-    return (as_one_kernel(_pushed_one_by_one, _pushed) if entered.size <= _FEW else _pushed)(
-        queue, last, entered, entries
-    )
-
-
-def _pushed(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
-    room = jnp.uint32(queue.size - 1)
-    place = (last + jnp.cumsum(entered, dtype=jnp.uint32) - entered) % room
-    at, values = jnp.where(entered, place, room), jnp.where(entered, entries, 0)
-    return queue.at[two_or_more(at)].set(two_or_more(values), mode="promise_in_bounds")
-
-
-def _pushed_one_by_one(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
-    room = jnp.uint32(queue.size - 1)
-
-    def turn(k: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
-        queue, place = held
-        enters = entry(entered, k)
-        queue = put(queue, jnp.where(enters, entry(entries, k), 0), jnp.where(enters, place, room))
-        following = place + enters
-        return queue, jnp.where(following == room, 0, following)
-
-    return jax.lax.fori_loop(0, turns(entered.size, last), turn, (queue, last))[0]
-
-
-def _entry(state: SlicesState, place: Array) -> Array:
-    assert state.queue is not None
-    return state.queue.at[in_queue(state.queue, state.head, place)].get(mode="promise_in_bounds")
 
 
 def _rows_from(cursor: Array, offset: int, count: int, capacity: int) -> Int[Array, " count"]:

@@ -9,11 +9,8 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from fbuf import random_words
-from fbuf.fusion import as_one_kernel, part
+from fbuf.fusion import in_turns
 from fbuf.samplers.protocol import Draw
-
-_FEW = 1024  # draws up to which a loop over them is worth it on the CPU
-_TURN = 4  # draws in one turn of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,34 +51,18 @@ def below(
     `another` for a second draw with the same key.
     """
     words = random_words.words_of(key)
-    if words is None or not 1 < count <= _FEW:
-        return _times(*random_words.pairs(key, count, another=another), bound)
-    whole, loop = functools.partial(_all_below, count, another), functools.partial(_few_below, count, another)
-    return as_one_kernel(loop, whole)(words, bound)
+    if words is None:
+        return scaled(*random_words.pairs(key, count, another=another), bound)
+
+    def draw(shared: tuple[Array, ...], places: Array, *bounds: Array) -> Array:
+        words, *common = shared
+        return scaled(*random_words.pairs_at(words, places, another), *common, *bounds)
+
+    return in_turns(draw, count, (words,), bound) if bound.ndim else in_turns(draw, count, (words, bound))
 
 
-def _all_below(count: int, another: bool, words: Array, bound: Array) -> Array:
-    return _times(*random_words.pairs_at(words, jnp.arange(count, dtype=jnp.uint32), another), bound)
-
-
-def _few_below(count: int, another: bool, words: Array, bound: Array) -> Array:
-    """The same, a few in a turn of a loop: a program that XLA believes to compute next to nothing is run at once.
-
-    JAX hands one of 1,000 operations or more, those of one turn counted for a loop, to another thread: 50 microseconds.
-    """
-    few = min(_TURN, count)
-
-    def turn(k: Array, out: Array) -> Array:
-        start = jnp.minimum(k * few, count - few)
-        places = start.astype(jnp.uint32) + jnp.arange(few, dtype=jnp.uint32)
-        limit = part(bound, start, few) if bound.ndim else bound
-        drawn = _times(*random_words.pairs_at(words, places, another), limit)
-        return jax.lax.dynamic_update_slice_in_dim(out, drawn, start.astype(jnp.uint32), 0)
-
-    return jax.lax.fori_loop(0, -(-count // few), turn, jnp.zeros(count, jnp.int32))
-
-
-def _times(high: UInt32[Array, " n"], low: UInt32[Array, " n"], bound: Array) -> Int[Array, " n"]:
+def scaled(high: UInt32[Array, " n"], low: UInt32[Array, " n"], bound: Array) -> Int[Array, " n"]:
+    """The high word of 64 random bits times `bound`."""
     limit = bound.astype(jnp.uint32)
     carried = high * limit + _high_word(low, limit)
     overflow = (carried < high * limit).astype(jnp.uint32)

@@ -8,11 +8,11 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from fbuf import trajectories
-from fbuf.fusion import as_one_kernel, computed_once, entry, put
+from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, put, varying
 from fbuf.trajectories import TrajectoryState
 from fbuf.writers import RingState
 
-_STEPS = 8  # of a slice in a turn of a loop
+_STEPS = 4  # of a slice in a turn of a loop
 _TURNS = 512  # up to which a loop is faster on the CPU than kernels over all
 
 Queue = tuple[Array, Array]  # a ring of slots, and where its oldest entry is
@@ -60,7 +60,7 @@ def _in_all(
         drawn = computed_once(queue[0].at[in_queue(*queue, drawn)].get(mode="promise_in_bounds"))
     at = trajectories.place(index, ring, drawn)
     offset = jnp.arange(-burn_in, length, dtype=jnp.int32)[None]
-    row, lane = (drawn // lanes)[:, None], (drawn % lanes)[:, None]
+    row, lane = (part[:, None] for part in divided(drawn, lanes))
     slots, mask = _steps(offset, row, lane, at.before[:, None], at.after[:, None], valid[:, None], index.number.shape)
     slots, drawn = computed_once((slots, drawn))
     return slots, mask, drawn
@@ -75,12 +75,13 @@ def _one_by_one(
     parts = -(-time // steps)
 
     def turn(k: Array, out: Windows) -> Windows:
-        which, start = k // parts, jnp.minimum(k % parts * steps, time - steps)
+        which, piece = divided(k, parts)
+        start = jnp.minimum(piece * steps, time - steps)
         slot = entry(drawn, which)
         if queue is not None:
-            slot = entry(queue[0], in_queue(*queue, slot))
-        row, lane = slot // lanes, slot % lanes
-        at = trajectories.place_of_one(index, ring, row, lane)
+            slot = entry(queue[0], in_queue(queue[0], varying(queue[1], k), slot))
+        row, lane = divided(slot, lanes)
+        at = trajectories.place_of_one(index, varying(ring, k), row, lane)
         offset = start - burn_in + jnp.arange(steps, dtype=jnp.int32)
         slots, mask = _steps(offset, row, lane, at.before, at.after, entry(valid, which), index.number.shape)
         place = which.astype(jnp.uint32), start.astype(jnp.uint32)
@@ -90,9 +91,9 @@ def _one_by_one(
             put(out[2], slot, which),
         )
 
-    shape = (drawn.size, time)
-    out = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.bool_), jnp.zeros(drawn.size, jnp.int32)
-    return jax.lax.fori_loop(0, drawn.size * parts, turn, out)
+    shape, zero = (drawn.size, time), following(drawn)
+    out = jnp.full(shape, zero), jnp.full(shape, zero > 0), jnp.full(drawn.size, zero)
+    return jax.lax.fori_loop(zero, drawn.size * parts, turn, out)
 
 
 def _steps(

@@ -51,6 +51,63 @@ def test_every_loop_of_a_turn_is_one_kernel(buffer: Buffer, count: int, device: 
     assert loops > 0
 
 
+@pytest.mark.parametrize("buffer", [BUFFERS[0], BUFFERS[3]], ids=str)
+@pytest.mark.parametrize("count", [1, 256])
+def test_a_step_has_so_few_operations_that_it_runs_in_the_thread_that_calls(
+    buffer: Buffer, count: int, device: Any
+) -> None:
+    if device.platform != "cpu" or (count > 16 and buffer.trajectories is not None):
+        pytest.skip("loops over few rows of trajectories, for the CPU")
+    state = jax.eval_shape(lambda: buffer.init(ITEM))
+
+    def step(state: Any, batch: Any, key: jax.Array) -> Any:
+        return buffer.sample(buffer.extend(state, batch)[0], key, 256)
+
+    key = jax.ShapeDtypeStruct((2,), np.uint32)
+    program = jax.jit(step, donate_argnums=0).lower(state, batch_of(buffer, count), key).compile()
+    assert program.cost_analysis()["flops"] < 1000  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize("buffer", [BUFFERS[0], BUFFERS[1], BUFFERS[4]], ids=str)
+def test_a_step_on_each_of_several_devices_is_the_step_on_one(buffer: Buffer) -> None:
+    mesh = jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    state = jax.jit(buffer.init)(ITEM)
+    batch = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), batch_of(buffer, 9))
+
+    def step(state: Any, batch: Any, key: jax.Array) -> Any:
+        state, _ = buffer.extend(state, batch)
+        state, items, draw = buffer.sample(state, key, BATCH)
+        if isinstance(buffer.sampler, Prioritized):
+            state = buffer.update(state, draw.slots, items["reward"])
+        return state, items
+
+    def on_each(*given: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[None], step(*jax.tree.map(lambda leaf: leaf[0], given)))
+
+    given = state, batch, jax.random.key(0)
+    spec = jax.sharding.PartitionSpec("device")
+    sharded = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=spec, out_specs=spec))
+    one, each = jax.jit(step)(*given), sharded(*jax.tree.map(lambda leaf: leaf[None], given))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), one, each)
+
+
+@pytest.mark.parametrize("lanes", [(), (2,)])
+def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
+    random, capacity, count = np.random.default_rng(0), 100, 70
+    items, batch = (
+        {
+            "small": jnp.asarray(random.integers(0, 99, (rows, *lanes, 3)), jnp.int8),
+            "large": jnp.asarray(random.normal(size=(rows, *lanes, 90)), jnp.float32),
+        }
+        for rows in (capacity, count)
+    )
+    for first in (0, 29, 30, 31, 99):
+        assert_alike(both(storage.write_around), items, np.int32(first), batch)
+        written = jax.jit(storage.write_around)(items, np.int32(first), batch)
+        rows = (first + np.arange(count)) % capacity
+        jax.tree.map(lambda a, b, rows=rows: np.testing.assert_array_equal(a[rows], b), written, batch)
+
+
 @functools.cache
 def both(function: Any, *rule: Any) -> tuple[Any, Any]:
     """The loop, and what `vmap` makes of it: operations on whole arrays."""

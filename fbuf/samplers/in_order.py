@@ -1,0 +1,118 @@
+"""Draws and updates of few priorities, one after the other: on the CPU a kernel each, and few operations (see `fusion`)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from fbuf import priority_tree
+from fbuf.fusion import as_one_kernel, computed_once, entry, following, put, varying
+from fbuf.priority_tree import PriorityTree
+
+Value = Callable[[Array, Array], Array]  # of a priority and alpha: what an item weighs
+
+Chances = tuple[Int[Array, " batch"], Float[Array, " batch"], Float[Array, ""], Bool[Array, ""]]
+
+_FEW = 1024  # entries up to which a loop is faster on the CPU than kernels over all
+
+
+def takes(count: int) -> bool:
+    """Whether that many entries are few."""
+    return 1 < count <= _FEW
+
+
+def chance(value: Array, total: Float[Array, ""]) -> Array:
+    """The chance of what weighs `value`. One that underflows would make every weight that is measured by it zero."""
+    return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
+
+
+@jax.jit  # outside of any program its loop would be compiled in every call
+def chances(tree: PriorityTree, slots: Int[Array, " batch"]) -> Chances:
+    """Slots that were found, the chance of each, the smallest of all, and whether there is any.
+
+    All computed once (see `fusion.computed_once`): read later, they would be read after a write into the tree.
+    """
+    return as_one_kernel(_chances, _all_chances)(tree, slots) if takes(slots.shape[0]) else _all_chances(tree, slots)
+
+
+def _all_chances(tree: PriorityTree, slots: Array) -> Chances:
+    total = priority_tree.total(tree)
+    smallest = chance(priority_tree.minimum(tree), total)
+    return computed_once((slots, chance(priority_tree.get(tree, slots), total), smallest, total > 0))
+
+
+def _chances(tree: PriorityTree, slots: Array) -> Chances:
+    def turn(k: Array, out: Chances) -> Chances:
+        slot, total = entry(slots, k), varying(priority_tree.total(tree), k)
+        smallest = chance(varying(priority_tree.minimum(tree), k), total)
+        return put(out[0], slot, k), put(out[1], chance(entry(tree.leaves, slot), total), k), smallest, total > 0
+
+    zero = following(slots)
+    none = zero.astype(tree.leaves.dtype)
+    empty = jnp.full(slots.shape, zero), jnp.full(slots.shape, none), none, zero > 0
+    return jax.lax.fori_loop(zero, slots.shape[0], turn, empty)
+
+
+def begun(value: Value, state: Any, slots: Array, told: Array, allowed: Array) -> Any:
+    """The state of `Prioritized` after items came into slots, and others may be drawn from now on, or not."""
+    nobody, count = state.priorities.size - 1, told.shape[0]
+    zero = following(told)
+
+    def begin(k: Array, held: Array) -> Array:
+        return put(held, state.highest, entry(slots, k))
+
+    held = jax.lax.fori_loop(zero, slots.shape[0], begin, state.priorities)
+
+    def tell(k: Array, out: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        excluded, at, values = out
+        slot = priority_tree.in_range(entry(told, k), state.tree.capacity, nobody)
+        priority, may = entry(held, slot), entry(allowed, k)
+        new = jnp.where(may & (priority >= 0), value(jnp.maximum(priority, 0), varying(state.alpha, k)), 0)
+        slot, new = priority_tree.accepted(state.tree, slot, new)
+        return put(excluded, ~may & (slot < nobody), slot), put(at, slot, k), put(values, new, k)
+
+    empty = jnp.full(count, zero), jnp.full(count, zero.astype(held.dtype))
+    excluded, at, values = jax.lax.fori_loop(zero, count, tell, (state.excluded, *empty))
+    tree = priority_tree.update_accepted(state.tree, at, values, settled=True)
+    return dataclasses.replace(state, priorities=held, excluded=excluded, tree=tree)
+
+
+def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
+    """The state of `Prioritized` after an update. Of equal slots the last counts."""
+    nobody, count = state.priorities.size - 1, slots.shape[0]
+    zero = following(slots)
+
+    def note(k: Array, held: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        table, at, refused = held
+        priority = entry(priorities, k)
+        good = jnp.isfinite(priority) & (priority >= 0)
+        slot = jnp.where(good, priority_tree.in_range(entry(slots, k), state.tree.capacity, nobody), nobody)
+        slot = jnp.where(entry(table, slot) >= 0, slot, nobody)
+        at = put(at, slot, k)
+        slot = entry(at, k)  # so that XLA reads the table for it before it writes there, and copies none
+        return put(table, jnp.where(slot < nobody, priority, -1), slot), at, refused + ~good
+
+    held = state.priorities, jnp.full(count, zero), state.refused
+    held, at, refused = jax.lax.fori_loop(zero, count, note, held)
+    zero = following(at)
+
+    def weigh(k: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
+        values, highest = out
+        slot = entry(at, k)
+        settled = entry(held, slot)
+        weighs = settled >= 0
+        if state.excluded is not None:
+            weighs &= ~entry(state.excluded, slot)
+        new = jnp.where(weighs, value(jnp.maximum(settled, 0), varying(state.alpha, k)), 0)
+        _slot, new = priority_tree.accepted(state.tree, slot, new)
+        return put(values, new, k), jnp.maximum(highest, settled)
+
+    values = jnp.full(count, zero.astype(held.dtype))
+    values, highest = jax.lax.fori_loop(zero, count, weigh, (values, state.highest))
+    tree = priority_tree.update_accepted(state.tree, at, values, settled=True)
+    return dataclasses.replace(state, priorities=held, refused=refused, highest=highest, tree=tree)
