@@ -81,15 +81,20 @@ def _last(cursor: Any, rows: int) -> int:
 def stored_around(storage: "Storage", rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many stored rows come before and after each row without a break: the rows that were written before and after it.
 
-    The ring's newest row is followed by none, nor is the last one that was written in a storage that is not full.
+    The ring's newest row is followed by none, nor is the last one that was written in a storage that is not full; nor a row
+    behind which a write began that did not go on with it.
     """
     filled = len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
-    newest = _newest(storage, filled)
+    seams = storage._ledger.seams() if storage._notes_writes else ()
+    # The one behind the newest is not the end where a writer has begun anew.
+    begins = {_newest(storage, filled) + 1, *(row for row in seams if row < filled)}
     if storage._is_full:
-        return (rows - newest - 1) % filled, (newest - rows) % filled
-    breaks = np.array([-1, newest, filled - 1])  # the newest is not the last where a writer has begun anew
-    following = np.searchsorted(breaks, rows)
-    return rows - breaks[following - 1] - 1, breaks[following] - rows
+        first = np.array(sorted({row % filled for row in begins}))
+        behind = first.searchsorted(rows, "right")
+        return (rows - first[behind - 1]) % filled, (first[behind % first.size] - 1 - rows) % filled
+    first = np.array(sorted({0, filled, *begins}))
+    behind = first.searchsorted(rows, "right")
+    return rows - first[behind - 1], first[behind] - 1 - rows
 
 
 def _newest(storage: "Storage", filled: int) -> int:
