@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
 from interop.buffers.prefetch import settle
-from interop.buffers.turn import Turn
+from interop.buffers.turn import Turn, turns
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
 from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
@@ -293,22 +293,15 @@ class SaveableEnsemble(Saveable):
         return put
 
     def _turns(self) -> Any:
-        with contextlib.ExitStack() as turns:
-            for member in self._in_order():
-                turns.enter_context(member._turns())
-                turns.enter_context(member._queue_still())
-            return turns.pop_all()
+        with contextlib.ExitStack() as still:
+            still.enter_context(self._members_still())
+            for member in self._members:
+                still.enter_context(member._queue_still())
+            return still.pop_all()
 
     def _members_still(self) -> Any:
         """A context in which nobody else reads or writes any of them; they may be drawn ahead of."""
-        with contextlib.ExitStack() as turns:
-            for member in self._in_order():
-                turns.enter_context(member._turns())
-            return turns.pop_all()
-
-    def _in_order(self) -> Any:
-        """The members in the one order in which all threads take their turns."""
-        return sorted(self._members, key=lambda each: id(each._storage))
+        return turns(self._members)
 
     def _step(self) -> Any:
         with contextlib.ExitStack() as steps:

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from textwrap import indent
 from typing import Any, Self
@@ -24,7 +24,7 @@ from interop.buffers.places import owned
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.routing import changes, widths
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.buffers.turn import Turn
+from interop.buffers.turn import Turn, turns
 from interop.buffers.unwritable import Unwritable
 from interop.index import as_int
 from interop.members import is_all, named, of_kind, routed
@@ -178,14 +178,9 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
         return self._prefetch.take(draw, schedule, lambda waiting: True, self._make, self._still_to_draw())
 
-    @contextlib.contextmanager
-    def _still_to_draw(self) -> Iterator[None]:
+    def _still_to_draw(self) -> contextlib.AbstractContextManager[None]:
         """A time in which members are not written to whose draws ahead look at what is stored."""
-        with contextlib.ExitStack() as turns:
-            for member in self._in_order():
-                if member._sampler._reads_to_draw:
-                    turns.enter_context(Turn(member))
-            yield
+        return turns([member for member in self._members if member._sampler._reads_to_draw])
 
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch of the queue: members and keys are drawn now, in the order in which batches are given out."""

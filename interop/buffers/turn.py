@@ -1,8 +1,10 @@
 """The time that a buffer has its storage for itself."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from interop.storages.access import Holding
+from interop.storages.access import Access, Holding
 
 
 class Turn(Holding):
@@ -22,3 +24,20 @@ class Turn(Holding):
         while self._access is not self._buffer._storage._access:  # it was exchanged while this thread waited
             self.__exit__()
             self._take(self._buffer._storage._access)
+
+
+@contextlib.contextmanager
+def turns(buffers: Sequence[Any]) -> Iterator[None]:
+    """The turns of several buffers at once, taken in the one order in which all threads take them."""
+    while True:
+        wanted = _accesses(buffers)
+        with contextlib.ExitStack() as held:
+            for each in wanted:
+                held.enter_context(each.turn())
+            if wanted == _accesses(buffers):  # else a storage was exchanged while this thread waited
+                yield
+                return
+
+
+def _accesses(buffers: Sequence[Any]) -> list[Access]:
+    return sorted((each._storage._access for each in buffers), key=id)

@@ -314,45 +314,6 @@ class Boundaries:
             self._marks[self.rows_at(closed[:, 2]), closed[:, 0]] = True
         return self._marks
 
-    def starts(self, need: int, length: int, strict: bool, since: int) -> tuple[np.ndarray, np.ndarray]:
-        """Slots that may have begun or ceased to be starts since time `since`, and whether each is one now.
-
-        A start has `need` stored items from it to the end of its trajectory, which, if strict, has `length`; otherwise the
-        first stored item of a trajectory is one, too. O((rows since + length) * lanes); O(items) where interleaved.
-        """
-        if self._turns is not None:
-            found = self._turns.at_least(1)
-            many = found[:, 2] - found[:, 1] + 1
-            behind = np.concatenate([np.arange(each, 0, -1) for each in many]) if len(many) else np.zeros(0, np.int64)
-            stored = np.repeat(many, many)
-            return self._turns.rows[np.repeat(found[:, 2], many) + 1 - behind], _is_start(
-                behind, stored, need, length, strict
-            )
-        low = max(min(since - length, self.now), self.oldest)
-        parts = [(low, self.now)]
-        if low > self.oldest:  # where rows were written over, trajectories became shorter
-            parts.append((self.oldest, min(self.oldest + length, low)))
-        slots, allowed = zip(*(self._starts_in(*part, need, length, strict) for part in parts), strict=True)
-        return np.concatenate(slots), np.concatenate(allowed)
-
-    def _starts_in(self, low: int, high: int, need: int, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:
-        wide_low, wide_high = max(low - length, self.oldest), min(high + length, self.now)
-        rows = self.rows_at(np.arange(wide_low, wide_high))
-        at = np.arange(len(rows))[:, None]
-        ends = self.ends[rows]
-        far = len(rows) + length
-        if wide_high == self.now and len(rows):
-            ends[-1] = True
-        stop = np.minimum.accumulate(np.where(ends, at, far)[::-1])[::-1]
-        begun = np.where(ends, at + 1, -far if wide_low > self.oldest else 0)
-        start = np.concatenate([begun[:1] * 0 + (-far if wide_low > self.oldest else 0), begun[:-1]])
-        start = np.maximum.accumulate(start)
-        behind, stored = stop - at + 1, stop - start + 1
-        allowed = _is_start(behind, stored, need, length, strict)
-        slots = rows[:, None] * self.lanes + np.arange(self.lanes)
-        inner = slice(low - wide_low, high - wide_low)
-        return slots[inner].reshape(-1), allowed[inner].reshape(-1)
-
     def windows_from(self, slots: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Times, lanes and stored items up to `length` from items at slots to the end of their trajectory."""
         if self._turns is not None:
@@ -414,8 +375,3 @@ class Boundaries:
         if self._turns is not None:
             return self._turns.rows.take(times, mode="clip")
         return (times + self.origin) % self.capacity
-
-
-def _is_start(behind: np.ndarray, stored: np.ndarray, need: int, length: int, strict: bool) -> np.ndarray:
-    """Whether items with `behind` stored ones from them on, of a trajectory of `stored`, begin a slice."""
-    return (behind >= need) & (stored >= length) if strict else (behind >= need) | (behind == stored)

@@ -162,7 +162,16 @@ class Waiting:
 
     def clear(self) -> None:
         """Nothing waits. What was given to a program stays as it is: the next memory is for as much, but another."""
+        count, self.count = self.count, 0  # first: broken off below, what is held is not what waited
         if self._room == 0 or self._room > 2 * self.ENOUGH:
-            size = 1 << (self.count - 1).bit_length() if 0 < self.count <= self.FEW else _LEAST
+            size = 1 << (count - 1).bit_length() if 0 < count <= self.FEW else _LEAST
             self._hold(compiled.Words(max(size, _LEAST), self._dtype))
-        self.count = 0
+
+    def __getstate__(self) -> tuple[str, np.ndarray, np.ndarray]:
+        """What waits alone: copies of `Words` would not be the views of each other that they have to be."""
+        return self._dtype, self._slots[: self.count].copy(), self._values[: self.count].copy()
+
+    def __setstate__(self, state: tuple[str, np.ndarray, np.ndarray]) -> None:
+        dtype, slots, values = state
+        self.__init__(dtype)  # type: ignore[misc]
+        self.add(slots, values)

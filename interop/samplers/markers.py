@@ -32,7 +32,9 @@ class Markers:
         self._traj_key = traj_key
         self._end_keys = list(end_keys) if end_keys is not None else None
         self.found: tuple[tuple[Any, ...], bool] | None = None  # keys, and whether they are of ids
-        self._last: tuple[Any, Any, np.ndarray] | None = None  # memory of all leaves, key, and its column
+        self._last: tuple[Any, int, np.ndarray, np.ndarray] | None = (
+            None  # what was read: key, place, memory, and column
+        )
 
     def resolve(self, storage: Storage) -> bool:
         """Find the entries; whether they are ids. RuntimeError or TypeError where there is none that can be used."""
@@ -70,8 +72,8 @@ class Markers:
         assert self.found is not None
         keys, ids = self.found
         last = self._last
-        if last is not None and reads_rows(storage) and last[0] is _arrays(storage) and last[1] is keys[0]:
-            values = last[2][rows]
+        if last is not None and last[0] is keys[0] and reads_rows(storage) and last[2] is _array(storage, last[1]):
+            values = last[3][rows]
         else:
             values = _column(storage, keys[0], rows)
             self._last = _whole(storage, keys[0])
@@ -172,19 +174,20 @@ def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
     return storage[:].get(key).cpu().numpy().reshape(-1, lanes)[rows]
 
 
-def _arrays(storage: TensorStorage) -> Any:
-    """NumPy's views of the leaves of rows on the host: another object once the memory is another."""
-    return storage._rows._numpy if isinstance(storage._rows, TorchRows) else None
+def _array(storage: TensorStorage, place: int) -> Any:
+    """NumPy's view of a leaf of rows on the host: another object once the memory is another. None where there is none."""
+    arrays = storage._rows._numpy if isinstance(storage._rows, TorchRows) else None
+    return arrays[place] if arrays is not None and place < len(arrays) else None
 
 
-def _whole(storage: Storage, key: Any) -> tuple[Any, Any, np.ndarray] | None:
-    """The memory of all leaves, a key, and its entry as a view [rows, lanes]; None where there is none."""
-    if not reads_rows(storage) or (arrays := _arrays(storage)) is None:
+def _whole(storage: Storage, key: Any) -> tuple[Any, int, np.ndarray, np.ndarray] | None:
+    """A key, its leaf, the memory of that, and the same as a view [rows, lanes]; None where there is none."""
+    if not reads_rows(storage) or (place := leaf_of(storage, key)) is None:
         return None
-    place = leaf_of(storage, key)
-    if place is None or arrays[place] is None or not arrays[place].flags.c_contiguous:
+    array = _array(storage, place)
+    if array is None or not array.flags.c_contiguous:
         return None
-    return arrays, key, arrays[place].reshape(-1, lanes_of(storage))
+    return key, place, array, array.reshape(-1, lanes_of(storage))
 
 
 def _one(storage: Storage, key: Any, row: int) -> Any:

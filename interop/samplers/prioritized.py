@@ -1,5 +1,6 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -156,6 +157,7 @@ class PrioritizedSampler(DrawingSampler):
 
     def _lend(self, program: Any, *given: Any) -> tuple[Any, ...]:
         """Have a program of `compiled` take the state over; what it returns besides."""
+        self.refuse_a_stranger()  # whom it would never end for
         return self._lent.to(program, self.rule, given)
 
     @property
@@ -382,7 +384,8 @@ class PrioritizedSampler(DrawingSampler):
             )
         with self._lock:
             self._apply()
-            return {**super().__getstate__(), "_lent": Lent(jax.tree.map(np.array, self._state)), "_kept": None}
+            own = Lent(jax.tree.map(np.array, self._state)), copy.copy(self._waiting)
+            return {**super().__getstate__(), "_lent": own[0], "_waiting": own[1], "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid())

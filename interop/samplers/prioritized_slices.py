@@ -14,6 +14,7 @@ from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, together
 from interop.samplers.prioritized import PrioritizedSampler
+from interop.samplers.slice_starts import starts_of
 from interop.samplers.slices import SliceSampler
 from interop.samplers.telling import Slices
 from interop.storages import Storage
@@ -146,7 +147,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         if len(storage) > len(self._allowed):
             size = max(len(storage), min(2 * len(self._allowed), storage.max_size))
             self._allowed = np.append(self._allowed, np.ones(size - len(self._allowed), np.bool_))
-        slots, allowed = index.starts(need, length, self.strict_length, since)
+        slots, allowed = starts_of(index, need, length, self.strict_length, since)
         if known is None or known[0] != wanted:  # nothing is known about items that are not among these
             assert len(slots) >= len(storage)
         changed = self._allowed[slots] != allowed

@@ -325,11 +325,12 @@ _known_steps: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
 def _steps(length: int) -> tuple[np.ndarray, np.ndarray]:
     """The first `length` whole numbers, and `length - 2`, as NumPy has them in no time."""
-    if length not in _known_steps:
+    known = _known_steps.get(length)
+    if known is None:
         if len(_known_steps) > 64:
             _known_steps.clear()
-        _known_steps[length] = np.arange(length), np.array(length - 2)
-    return _known_steps[length]
+        known = _known_steps[length] = np.arange(length), np.array(length - 2)
+    return known
 
 
 def _a_key(name: str, key: Any) -> Any:

@@ -51,32 +51,47 @@ class Ledger:
         if start != self._end.value or self._seams:
             if not count:
                 return
-            self._part(start, count, capacity)
+            self._part(start, count, capacity, self._settled())
         self._end.value = (start + count) % capacity
         self._written.value += count
 
-    def _part(self, start: int, count: int, capacity: int) -> None:
+    def _settled(self) -> tuple[int, int]:
+        """What tells one state of the ring from another; the seams are those of this one."""
         counts = self._written.value, self._edits.value
+        if self._seams is not None:
+            self._seams.settle(counts)
+        return counts
+
+    def _part(self, start: int, count: int, capacity: int, counts: tuple[int, int]) -> None:
         if start != self._end.value:
             self.edit(None)
             self._seams = Seams() if self._seams is None else self._seams
         if self._seams is not None:
-            self._seams.settle(counts)
             self._seams.write(start, count, self._end.value, capacity, counts)
 
     def scattered(self, rows: np.ndarray, capacity: int) -> None:
         """Rows were written in this order, wherever they are."""
+        counts = self._settled()
         for start, count in pieces(rows, capacity):
-            self._part(start, count, capacity)
+            self._part(start, count, capacity, counts)
             self._end.value = (start + count) % capacity
+        self.edit(None)
+
+    def replaced(self, start: int, stop: int, count: int, capacity: int) -> None:
+        """So many rows were written where those from `start` to `stop` were, and the ones behind moved."""
+        counts, end, by = self._settled(), self._end.value, count - (stop - start)
+        if self._seams is not None:
+            self._seams.move(start, stop, by)
+        if end > start:
+            self._end.value = end + by if end >= stop else start + count
+        self._part(start, count, capacity, counts)
+        self._end.value = (start + count) % capacity
         self.edit(None)
 
     def seams(self) -> Iterable[int]:
         """Row numbers other than `end` that do not follow from the row before, as far as this process knows."""
-        if self._seams is None:
-            return ()
-        self._seams.settle((self._written.value, self._edits.value))
-        return self._seams
+        self._settled()
+        return () if self._seams is None else self._seams
 
     def edit(self, rows: Any, end: int | None = None) -> None:
         """Rows were written where they are, or the storage was changed as a whole (None)."""

@@ -121,8 +121,7 @@ class ListStorage(Storage):
             raise RuntimeError(
                 f"{len(changed)} items are past the maximum capacity of {self.max_size}; nothing was written"
             )
-        self._told(range(places.start, places.start + len(items)), True)
-        self._ledger.edit(None)  # those behind are elsewhere now
+        self._ledger.replaced(places.start, places.start + len(places), len(items), self.max_size)
         self._storage = changed
 
     def _check(self, places: Sequence[int]) -> None:

@@ -22,15 +22,20 @@ class Seams:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __bool__(self) -> bool:
+        """Whether a write at the end can change anything: there are some, or were before one that may be taken back."""
+        return bool(self._rows or self._undo)
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._rows)
 
     def write(self, start: int, count: int, end: int, capacity: int, counts: tuple[int, int]) -> None:
         """Rows come from `start` on around the ring, whose end is `end`. O(the smaller of rows and seams).
 
-        `counts` tell one state of the ring from another, before the write.
+        `counts` tell one state of the ring from another, before the write; several with the same are parts of one write.
         """
-        self._counts, self._undo = counts, []
+        if self._counts != counts:
+            self._counts, self._undo = counts, []
         if start == end or start in self._left:
             self._change(False, False, [start])
             self._change(True, False, [start])
@@ -43,7 +48,15 @@ class Seams:
             if count - 1 < len(held):
                 self._change(of_left, False, [(start + step) % capacity for step in range(1, count)])
             else:
-                self._change(of_left, False, [row for row in held if 0 < (row - start) % capacity < count])
+                self._change(of_left, False, [row for row in held if (row - start - 1) % capacity < count - 1])
+
+    def move(self, start: int, stop: int, by: int) -> None:
+        """Rows from `stop` on move; those from `start` to there are gone."""
+        for held in (self._rows, self._left):
+            moved = [row + by if row >= max(stop, start + 1) else row for row in held if not start < row < stop]
+            held.clear()
+            held.update(moved)
+        self._undo = []
 
     def _change(self, of_left: bool, put: bool, rows: Iterable[int]) -> None:
         held = self._left if of_left else self._rows

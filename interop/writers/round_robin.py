@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
-from interop.codec import Layout, of_entries, shallow, stack_items
+from interop.codec import Layout, entries_of, of_entries, shallow, stack_items
 from interop.index import as_int, as_tensor
 from interop.pytrees import each_leaf
 from interop.shared_int import SharedInt, counter
@@ -292,8 +292,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         rows = expanded(index, data.batch_size)
-        if layout is not None and type(data) is TensorDict and not (data._td_dim_names and any(data.names)):
-            return of_entries({**data._tensordict, "index": rows}, data.batch_size, None)
+        entries = None if layout is None else entries_of(data)
+        if entries is not None:
+            return of_entries({**entries, "index": rows}, data.batch_size, None)
         stamped = shallow(data)
         # A list keeps this tensor, rows in memory copy it.
         stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())

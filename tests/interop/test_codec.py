@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, lazy_stack, tensorclass
 from torch import Tensor
 
+from interop import LazyTensorStorage, TensorDictReplayBuffer, codec
 from interop.codec import Layout, of_entries, stack_items
 from tests.interop.rows import check_same, first_of, tensors_of
 
@@ -215,6 +216,7 @@ MISFITS = {
     "unknown key": ("a", lambda: {**stored()["a"], "d": numbers(3)}, KeyError, "'a'"),
     "sparse": ("b", lambda: numbers(3, 2).to_sparse(), (TypeError, RuntimeError), "('a', 'b')"),
     "without memory": ("b", lambda: torch.empty(3, 2, device="meta"), (TypeError, RuntimeError), "('a', 'b')"),
+    "zeros of autograd": ("b", lambda: torch._efficientzerotensor(3, 2), TypeError, "('a', 'b')"),
 }  # fmt: skip
 
 
@@ -257,8 +259,9 @@ def test_tensordicts_come_apart_whatever_the_order_of_their_keys():
         (lambda data: data["b"].set("d", numbers(3)), TypeError, "'b', 'd'"),
         (lambda data: data.update(a=numbers(3, 3)), RuntimeError, "'a'"),
         (lambda data: data["b", "d"].set("e", numbers(3, 4, dtype=torch.int64)), RuntimeError, "'b', 'd', 'e'"),
+        (lambda data: data.update(f=torch._efficientzerotensor(3, 1)), TypeError, "'f'"),
     ],
-    ids=list("0123456789"),
+    ids=list("0123456789A"),
 )
 def test_tensordicts_that_do_not_fit_are_refused_by_place(change, error, place):
     layout, data = Layout.of(td(nested()), 1), td(nested())
@@ -353,3 +356,18 @@ def test_items_that_are_not_alike_do_not_stack(wrong):
 def test_no_items_do_not_stack():
     with pytest.raises(RuntimeError, match="at least one element"):
         stack_items([])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_tensordicts_of_unknown_insides_are_used_by_their_methods(monkeypatch, known):
+    if not known:
+        monkeypatch.setattr(codec, "_PLAIN", None)
+    batch = TensorDict({"a": numbers(3, 2), "next": {"b": numbers(3)}}, [3])
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    buffer.extend(batch)
+    buffer.add(batch[0])
+    assert (codec.entries_of(batch) is not None) == known
+    check_same(buffer[:].exclude("index"), torch.cat([batch, batch[:1]]))
+    drawn = buffer.sample()
+    check_same(drawn.exclude("index"), buffer[drawn["index"]].exclude("index"))
+    check_same(stack_items(list(batch)), batch)

@@ -19,9 +19,10 @@ from interop import (
     Sampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
+    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.buffers.turn import Turn
+from interop.buffers.turn import Turn, turns
 from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads_and_processes import together
 
@@ -52,6 +53,51 @@ def test_one_member_at_a_time_is_locked():
     ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, transform=watch)
     ensemble.sample(6)
     assert held == [[i == j for j in range(3)] for i in range(3)] + [[False] * 3] * 4
+
+
+@pytest.mark.parametrize("how", ["_still_to_draw", "_members_still", "_turns"])
+def test_turns_are_taken_in_the_order_in_which_storages_are_exchanged(how):
+    """Whatever the order of the storages: who has both locks of an exchange waits for nobody that has one of them."""
+    storages = sorted((LazyTensorStorage(8), LazyTensorStorage(8)), key=id)
+    locks = sorted((each._access for each in storages), key=id)
+    storages[0]._access, storages[1]._access = reversed(locks)
+    members = [member(storage=lambda _, held=each: held) for each in storages]
+    for each in members:
+        each.set_sampler(SliceSamplerWithoutReplacement(slice_len=1))
+    ensemble = ReplayBufferEnsemble(*members, batch_size=4, prefetch=1)
+
+    def still():
+        with getattr(ensemble, how)():
+            pass
+
+    with locks[0].turn():
+        waiting = threading.Thread(target=still)
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        free = locks[1]._held.acquire(timeout=1)
+        if free:
+            locks[1]._held.release()
+    waiting.join(10)
+    assert free
+    assert not waiting.is_alive()
+
+
+def test_turns_are_those_of_a_storage_that_came_while_they_were_waited_for():
+    one, other = member(), LazyTensorStorage(8)
+    before, taken = one.storage, []
+
+    def both():
+        with turns([one]):
+            taken.append([each._access._held._is_owned() for each in (before, other)])
+
+    with before._access.turn():
+        waiting = threading.Thread(target=both)
+        waiting.start()
+        waiting.join(0.05)
+        one.set_storage(other)
+    waiting.join(10)
+    assert taken == [[False, True]]
 
 
 def test_a_member_that_is_busy_is_waited_for():

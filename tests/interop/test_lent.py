@@ -14,6 +14,7 @@ import torch
 
 import fbuf
 from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, compiled
+from interop.samplers.given import Waiting
 from interop.samplers.lent import Lent
 
 TIMES, SLOTS = 300, 64
@@ -133,3 +134,61 @@ def test_what_a_broken_off_draw_was_given_is_never_written_again(monkeypatch):
     assert buffer.sampler.priorities[0] == 7.0
     for now, then in passed:
         np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_a_sampler_draws_by_its_own_priorities(copied, dtype):
+    storage, index = LazyTensorStorage(SLOTS), torch.arange(SLOTS)
+    storage.set(slice(0, SLOTS), index)
+    sampler = PrioritizedSampler(SLOTS, 1.0, 1.0, dtype=dtype)
+    sampler.sample(storage, 4)  # has had as much memory as all of them take
+    other = copied(sampler)
+    given = {sampler: torch.rand(SLOTS, dtype=dtype) + 1.0, other: torch.rand(SLOTS, dtype=dtype) + 2.0}
+    for each, priority in given.items():
+        each.update_priority(index, priority)
+    for each, priority in given.items():
+        slots, info = each.sample(storage, 8)  # brings what waits into the tree
+        np.testing.assert_array_equal(each.priorities, priority)
+        np.testing.assert_allclose(info["priority_weight"], priority.min() / priority[slots], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda s: s.priorities, lambda s: s.state, pickle.dumps, lambda s: setattr(s, "alpha", 0.5)]
+)
+def test_no_program_runs_in_a_forked_child(use):
+    sampler, storage = PrioritizedSampler(4, 1.0, 1.0), LazyTensorStorage(4)
+    storage.set(slice(0, 4), torch.arange(4))
+    sampler.mark_update(torch.arange(4), storage=storage)
+    here, sampler._pid = sampler._pid, -1  # as the child sees it, where a program would never end
+    with pytest.raises(RuntimeError, match="forked"):
+        use(sampler)
+    sampler._pid = here
+    assert sampler.alpha == 1.0 and sampler.priorities.tolist() == [1.0] * 4
+
+
+def test_what_waits_can_be_copied():
+    waiting = Waiting("float64")
+    waiting.add(np.arange(3), np.array([1.0, 2.0, 3.0]))
+    for each in (copy.copy(waiting), copy.deepcopy(waiting), pickle.loads(pickle.dumps(waiting))):
+        each.add(np.array([7]), 8.0)
+        taken = each.words()
+        assert taken.slots[:4].tolist() == [0, 1, 2, 7] and taken.values[:4].tolist() == [1.0, 2.0, 3.0, 8.0]
+        assert np.shares_memory(taken.closed(0.5, 8.0, np.zeros(2, np.uint32), 8), taken.slots)
+    assert waiting.count == 3
+
+
+def test_nothing_waits_in_memory_that_was_just_made(monkeypatch):
+    waiting = Waiting("float32")
+    waiting.add(np.arange(3), 1.0)
+    waiting.words()
+    hold = waiting._hold
+
+    def broken_off(words):
+        hold(words)
+        raise AlarmError
+
+    monkeypatch.setattr(waiting, "_hold", broken_off)
+    with pytest.raises(AlarmError):
+        waiting.clear()
+    assert waiting.count == 0

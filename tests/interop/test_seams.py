@@ -17,6 +17,7 @@ from interop import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from interop.storages.ledger import Ledger
 from interop.storages.seams import Seams, pieces
 from tests.interop.slice_model import cut, drawn
 
@@ -178,6 +179,72 @@ def test_a_write_that_was_taken_back_leaves_no_seam_and_takes_none():
     assert set(seams) == before
     seams.settle((10, 1))
     assert set(seams) == before
+
+
+def test_no_seam_is_left_where_a_write_went_around_more_than_once():
+    seams = Seams()
+    seams.write(7, 25, 5, 10, (10, 0))
+    assert set(seams) == set()
+    storage = LazyTensorStorage(8)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler_of(SliceSamplerWithoutReplacement, "done"))
+    buffer.extend(data(range(5), [False] * 5, "done"))
+    storage.set(slice(1, 3), data([101, 102], [False] * 2, "done"))
+    storage.set(slice(1, 2), data([103], [False], "done"))
+    buffer.extend(data(range(5, 24), [False] * 19, "done"))
+    assert whole(buffer) == [tuple(range(16, 24))]
+
+
+@pytest.mark.parametrize(
+    ("place", "count", "left"),
+    [
+        (slice(0, 0), 3, [(0, 1), (4, 5, 6, 7, 8, 9), (100, 101), (200, 201, 202)]),
+        (slice(6, 8), 1, [(0, 1), (4, 5), (8, 9), (100, 101), (200,)]),
+        (slice(7, 9), 0, [(0, 1), (4, 5, 6), (9,), (100, 101)]),
+        (slice(3, 6), 1, [(0, 1), (6, 7, 8, 9), (100,), (200,)]),
+        (slice(2, 4), 0, [(0, 1), (4, 5, 6, 7, 8, 9)]),
+        (slice(4, 4), 2, [(0, 1), (4, 5, 6, 7, 8, 9), (100, 101, 200, 201)]),
+        (slice(5, None), 1, [(0, 1), (4,), (100, 101), (200,)]),
+        (slice(10, None), 2, [(0, 1), (4, 5, 6, 7, 8, 9, 200, 201), (100, 101)]),
+    ],
+)
+def test_seams_move_with_the_items_of_a_list(place, count, left):
+    storage = LazyStackStorage(20)
+    buffer = ReplayBuffer(
+        storage=storage, sampler=sampler_of(SliceSamplerWithoutReplacement, "done"), collate_fn=itself
+    )
+    buffer.extend(data(range(10), [False] * 10, "done"))
+    storage.set(slice(2, 4), data([100, 101], [False] * 2, "done"))
+    items = data(range(200, 200 + count), [False] * count, "done")
+    storage.set(place, list(items.unbind(0)))
+    assert whole(buffer) == sorted(left)
+
+
+def ledger_with_seams(*starts):
+    """Of 20 rows, 10 of which were written by the writer, and two each from these starts on."""
+    ledger = Ledger()
+    for start, count in ((0, 10), *((start, 2) for start in starts)):
+        ledger.run(start, count, 20)
+    return ledger
+
+
+def test_places_of_one_write_are_not_taken_for_a_write_that_was_taken_back():
+    ledger = ledger_with_seams(6, 3)
+    assert set(ledger.seams()) == {3, 6, 8, 10}
+    ledger.scattered(np.array([5, 6, 7, 1]), 20)  # the first of them go on where the last write was left
+    assert (set(ledger.seams()), ledger.end) == ({1, 3, 8, 10}, 2)
+
+
+@pytest.mark.parametrize("rows", [range(5, 25), [5, 6, 7, 8, 9, 2, 10, 11]], ids=["run", "places"])
+def test_seams_come_back_with_the_rows_though_the_next_write_is_at_the_end(rows):
+    ledger = ledger_with_seams(3)
+    kept, before = set(ledger.seams()), (ledger._written.value, ledger._end.value, ledger._edits.value)
+    if isinstance(rows, range):
+        ledger.run(rows.start, len(rows), 20)
+    else:
+        ledger.scattered(np.array(rows), 20)
+    ledger._written.value, ledger._end.value, ledger._edits.value = before
+    ledger.run(ledger.end, 1, 20)
+    assert set(ledger.seams()) == kept == {3, 10}
 
 
 @pytest.mark.parametrize(
