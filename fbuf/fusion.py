@@ -19,7 +19,7 @@ _FEW = 1024  # entries that are
 
 
 def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[..., T]:
-    """`loop` on the CPU, `whole` on other devices and under `jax.vmap`: two ways to the same values.
+    """`loop` on the CPU, `whole` on other devices, under `jax.vmap` and where derivatives are taken: the same values.
 
     Both take pytrees of arrays and close over none.
     """
@@ -34,7 +34,13 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
         out = jax.vmap(whole, in_axes=axes, axis_size=size)(*operands)
         return out, jax.tree.map(lambda _: True, out)
 
-    return chosen
+    differentiable = jax.custom_jvp(chosen)
+
+    @differentiable.defjvp
+    def forward(values: Any, changes: Any) -> tuple[T, T]:
+        return jax.jvp(whole, values, changes)  # of a loop whose turns are not known JAX has no reverse mode
+
+    return differentiable
 
 
 def entry(array: Array, place: Array) -> Array:

@@ -126,7 +126,7 @@ def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[A
             place = _place(entry(slots, first + k), lanes)
             return seen ^ functools.reduce(jnp.bitwise_xor, [_lines(leaf, place) for leaf in leaves])
 
-        there = nothing_of(jax.lax.fori_loop(0, block, ask, jnp.uint32(0)))
+        there = nothing_of(jax.lax.fori_loop(0, block, ask, zero.astype(jnp.uint32)))
 
         def copy(k: Array, out: list[Array]) -> list[Array]:
             place = _place(entry(slots, first + k) + there, lanes)

@@ -108,6 +108,20 @@ def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
         jax.tree.map(lambda a, b, rows=rows: np.testing.assert_array_equal(a[rows], b), written, batch)
 
 
+@pytest.mark.parametrize("count", [8, 70])
+def test_derivatives_pass_through_what_is_written_and_read(count: int) -> None:
+    buffer = Buffer(100)
+    state = buffer.init(np.zeros(3, np.float32))
+
+    def squares(scale: jax.Array) -> tuple[jax.Array, Any]:
+        after, slots = buffer.extend(state, jnp.full((count, 3), scale))
+        return jnp.sum(buffer.read(after, slots) ** 2), after
+
+    found, after = jax.jit(jax.grad(squares, has_aux=True))(5.0)
+    assert found == 2 * 5 * count * 3
+    np.testing.assert_array_equal(after.items[:count], 5)
+
+
 @functools.cache
 def both(function: Any, *rule: Any) -> tuple[Any, Any]:
     """The loop, and what `vmap` makes of it: operations on whole arrays."""
