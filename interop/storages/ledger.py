@@ -10,6 +10,7 @@ from interop.shared_int import SharedInt
 from interop.storages.seams import Seams, pieces
 
 _KEPT = 64  # edits that are remembered one by one
+_PIECES = 16  # of a write elsewhere, of which the seams are remembered
 
 
 class Ledger:
@@ -70,9 +71,13 @@ class Ledger:
             self._seams.write(start, count, self._end.value, capacity, counts)
 
     def scattered(self, rows: np.ndarray, capacity: int) -> None:
-        """Rows were written in this order, wherever they are."""
-        counts = self._settled()
-        for start, count in pieces(rows, capacity):
+        """Rows were written in this order, wherever they are. Of many pieces only the last one's end is a seam: whoever
+        writes so, such as a writer that keeps the highest-ranked, makes no stream of rows."""
+        counts, parts = self._settled(), pieces(rows, capacity)
+        if len(parts) > _PIECES:
+            parts = []
+            self._end.value = (int(rows[-1]) + 1) % capacity
+        for start, count in parts:
             self._part(start, count, capacity, counts)
             self._end.value = (start + count) % capacity
         self.edit(None)

@@ -73,9 +73,10 @@ class Seams:
                 self._change(of_left, not put, [row])
 
 
-def pieces(rows: np.ndarray, capacity: int) -> Iterator[tuple[int, int]]:
+def pieces(rows: np.ndarray, capacity: int) -> list[tuple[int, int]]:
     """Rows, in the order of a write, as runs around the ring: the first row and the number of each."""
     rows = rows[np.diff(rows, prepend=-1) != 0]
-    for piece in np.split(rows, np.flatnonzero(np.diff(rows) % capacity != 1) + 1):
-        if piece.size:
-            yield int(piece[0]), piece.size
+    first = (
+        np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) % capacity != 1) if capacity > 1 else np.arange(rows.size)
+    )
+    return list(zip(rows[first].tolist(), np.diff(first, append=rows.size).tolist(), strict=True))

@@ -269,3 +269,12 @@ def test_what_is_remembered_is_bounded_by_the_rows():
     assert len(seams) <= 50
     seams.write(end, 50, end, 50, (3000, 3000))
     assert len(seams) == 0
+
+
+def test_who_writes_many_pieces_makes_no_stream():
+    ledger = Ledger()
+    ledger.run(0, 150, 200)
+    ledger.run(20, 10, 200)
+    before = set(ledger.seams())
+    ledger.scattered(np.arange(0, 200, 3), 200)  # a table of seams would grow with the storage
+    assert (set(ledger.seams()), ledger.end) == (before, 199)
