@@ -40,7 +40,13 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
     def forward(values: Any, changes: Any) -> tuple[T, T]:
         return jax.jvp(whole, values, changes)  # of a loop whose turns are not known JAX has no reverse mode
 
-    return differentiable
+    def computed(*operands: Any) -> T:
+        # Under `jax.disable_jit` turns are steps of Python, which count them by its own numbers.
+        disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # made when JAX is imported
+        found: T = whole(*operands) if disabled else differentiable(*operands)
+        return found
+
+    return computed
 
 
 def entry(array: Array, place: Array) -> Array:

@@ -108,6 +108,24 @@ def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
         jax.tree.map(lambda a, b, rows=rows: np.testing.assert_array_equal(a[rows], b), written, batch)
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [Prioritized(), pytest.param(Slices(4, PerTrajectory()), marks=pytest.mark.slow)],
+    ids=["prioritized", "slices"],
+)
+def test_a_step_without_jit_is_the_same(sampler: Any) -> None:
+    buffer = Buffer(100, sampler, trajectories=Trajectories(terminated="done") if isinstance(sampler, Slices) else None)
+    rows = {"x": jnp.arange(90.0).reshape(30, 3), "done": jnp.arange(30) % 7 == 0}
+
+    def step() -> Any:
+        state, _ = buffer.extend(buffer.init({"x": np.zeros(3, np.float32), "done": np.zeros((), np.bool_)}), rows)
+        return drawn(buffer, state, jax.random.key(0))
+
+    expected = jax.jit(step)()
+    with jax.disable_jit():
+        jax.tree.map(np.testing.assert_array_equal, step(), expected)
+
+
 @pytest.mark.parametrize("count", [8, 70])
 def test_derivatives_pass_through_what_is_written_and_read(count: int) -> None:
     buffer = Buffer(100)
