@@ -108,11 +108,15 @@ def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
         jax.tree.map(lambda a, b, rows=rows: np.testing.assert_array_equal(a[rows], b), written, batch)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [Prioritized(), pytest.param(Slices(4, PerTrajectory()), marks=pytest.mark.slow)],
-    ids=["prioritized", "slices"],
-)
+def test_a_search_without_jit_is_the_same() -> None:
+    tree, masses = priority_tree.fill(priority_tree.init(20), jnp.arange(20.0)), jnp.linspace(0, 189, 12)
+    expected = priority_tree.find(tree, masses)
+    with jax.disable_jit():
+        np.testing.assert_array_equal(priority_tree.find(tree, masses), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [Prioritized(), Slices(4, PerTrajectory())], ids=["prioritized", "slices"])
 def test_a_step_without_jit_is_the_same(sampler: Any) -> None:
     buffer = Buffer(100, sampler, trajectories=Trajectories(terminated="done") if isinstance(sampler, Slices) else None)
     rows = {"x": jnp.arange(90.0).reshape(30, 3), "done": jnp.arange(30) % 7 == 0}
