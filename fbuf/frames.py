@@ -14,6 +14,7 @@ from fbuf import checks, storage, trajectories
 from fbuf.fusion import computed_once
 from fbuf.paths import Path, leaf_at, path_of
 from fbuf.priority_tree import LARGEST
+from fbuf.ring_places import backward, wrapped
 from fbuf.samplers.protocol import Draw
 from fbuf.samplers.slices import Written
 from fbuf.trajectories import TrajectoryState
@@ -287,10 +288,10 @@ def _places(
     age = (ring.written[0] - 1 - trajectories.time_of(ring, row, capacity)).astype(jnp.int32)[..., None]
     step = jnp.clip(trajectories.place(index, ring, slots).step, 0, stack)[..., None]
     back = jnp.arange(stack - 1, -1, -1, dtype=jnp.int32).reshape(*(1 for _ in slots.shape), stack)
-    at = _back(state.cursor, 1 + age + jnp.minimum(back, step), size) * lanes + lane
+    at = backward(state.cursor, 1 + age + jnp.minimum(back, step), size) * lanes + lane
     if rule.padding == "zero":
         at = jnp.where(back <= step, at, zeros)
-    following = _back(state.cursor, age, size) * lanes + lane
+    following = backward(state.cursor, age, size) * lanes + lane
     return jnp.concatenate([at, jnp.where(final[..., None] >= 0, size * lanes + final[..., None], following)], -1)
 
 
@@ -348,13 +349,7 @@ def _equal(left: Array, right: Array, dims: int) -> Array:
 
 def _moved(row: Array, steps: Array, size: int) -> Array:
     """Rows at most `size` steps on, around the ring. No sum passes 2^32."""
-    at = row.astype(jnp.uint32) + steps
-    return jnp.where(at >= size, at - jnp.uint32(size), at).astype(jnp.int32)
-
-
-def _back(row: Array, steps: Array, size: int) -> Array:
-    """Rows fewer than `size` steps back, around the ring."""
-    return jnp.where(row < steps, row - steps + size, row - steps)
+    return wrapped(row.astype(jnp.uint32) + steps, size)
 
 
 # ---------------------------------------------------------------------- leaves of items

@@ -70,8 +70,12 @@ def entries(array: Array, places: Array) -> Array:
 
     XLA:CPU splits a gather from a large array between threads, however few are gathered, and waking one takes longer.
     """
-    few = 1 < places.shape[0] <= _FEW
-    return (as_one_kernel(_one_by_one, _gathered) if few else _gathered)(array, places)
+    return (as_one_kernel(_one_by_one, _gathered) if is_few(places.shape[0]) else _gathered)(array, places)
+
+
+def is_few(count: int) -> bool:
+    """Whether a loop over so many entries is faster on the CPU than kernels over all; one would be no loop."""
+    return 1 < count <= _FEW
 
 
 def _gathered(array: Array, places: Array) -> Array:
@@ -101,12 +105,16 @@ def following(value: Array) -> Array:
     microseconds; all empty results and counters could. Nor does XLA know how many turns such a loop has: it takes the
     only turn of one for no loop, and a single write in place for something to compute again.
     """
-    value = value.reshape(-1)[0]
+    return nothing_of(word_of(value.reshape(-1)[0]))
+
+
+def word_of(value: Array) -> Array:
+    """Some uint32 that nobody knows before the value is known."""
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         value = value.real
     if jnp.issubdtype(value.dtype, jnp.floating):
-        value = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
-    return nothing_of(value.astype(jnp.uint32))
+        return jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32)
+    return value.astype(jnp.uint32)
 
 
 def varying(values: T, turn: Array) -> T:
@@ -135,7 +143,7 @@ def in_turns(function: Callable[..., T], count: int, shared: Any, *arrays: Array
     def whole(shared: Any, *arrays: Array) -> T:
         return function(shared, jnp.arange(count, dtype=jnp.uint32), *arrays)
 
-    if not 1 < count <= _FEW:
+    if not is_few(count):
         return whole(shared, *arrays)
 
     def loop(shared: Any, *arrays: Array) -> T:

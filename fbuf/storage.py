@@ -10,7 +10,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, nothing_of, put, varying
+from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, nothing_of, put, varying, word_of
+from fbuf.ring_places import wrapped
 
 _TURN = 192  # bytes of a row that one turn of a loop may read: XLA counts them four times, against its 1,024
 _BLOCK = 32  # rows that are asked for before they are copied
@@ -55,7 +56,7 @@ def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
 
 def _all_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
     rows = _around(first, jnp.arange(new[0].shape[0], dtype=jnp.uint32), leaves[0].shape[0])
-    held: list[Array] = write(leaves, rows.astype(jnp.int32), new)
+    held: list[Array] = write(leaves, rows, new)
     return held
 
 
@@ -68,8 +69,7 @@ def _put_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Arr
 
 
 def _around(first: Array, steps: Array, capacity: int) -> Array:
-    row = first.astype(jnp.uint32) + steps  # below 2 * capacity, which may pass 2^31
-    return jnp.where(row >= capacity, row - jnp.uint32(capacity), row)
+    return wrapped(first.astype(jnp.uint32) + steps, capacity)
 
 
 @functools.partial(jax.jit, static_argnums=2)  # outside of any program the reshape would copy all items
@@ -165,13 +165,5 @@ def _lines(leaf: Array, place: list[Array]) -> Array:
     words = [jnp.uint32(0)]
     for offset in range(0, math.prod(shape), step):
         within = [_at(int(each), place) for each in np.unravel_index(offset, shape)] if shape else []
-        words.append(_word(jax.lax.dynamic_slice(leaf, (*place, *within), (1,) * leaf.ndim).reshape(())))
+        words.append(word_of(jax.lax.dynamic_slice(leaf, (*place, *within), (1,) * leaf.ndim).reshape(())))
     return functools.reduce(jnp.bitwise_xor, words)
-
-
-def _word(value: Array) -> Array:
-    if jnp.issubdtype(value.dtype, jnp.complexfloating):
-        value = value.real
-    if jnp.issubdtype(value.dtype, jnp.floating):
-        return jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32)
-    return value.astype(jnp.uint32)

@@ -18,6 +18,7 @@ from jaxtyping import Int, UInt8
 
 from fbuf.fusion import as_one_kernel, divided, entry, following, part, put, varying
 from fbuf.paths import leaf_at, path_of
+from fbuf.ring_places import backward, onward, wrapped
 from fbuf.writers import RingState
 
 OPEN, TERMINATED, TRUNCATED, CUT = 0, 1, 2, 3  # kinds of end; a cut one was followed by another without having ended
@@ -129,7 +130,7 @@ def written(
     check_ids(state, ids)
     if ids is not None and state.id is not None:
         starts |= ids != jnp.concatenate([state.id[None], ids[:-1]])
-    number = _wrapped(state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _turn(capacity))
+    number = wrapped(state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _turn(capacity))
     begun = jax.lax.cummax(jnp.where(starts, at, -1), axis=0)  # where in the batch its trajectory begins; -1: before it
     following = jnp.concatenate([starts[1:], jnp.zeros_like(starts[:1])])
     stop = jax.lax.cummin(jnp.where(following, at, count - 1), axis=0, reverse=True)
@@ -146,7 +147,7 @@ def written(
     kinds = state.kind.at[held].set(jnp.where(ending, jnp.uint8(CUT), state.kind[held]), mode="promise_in_bounds")
 
     kept = slice(count - min(count, capacity), None)  # of more rows than there are the last stay
-    rows = _wrapped(ring.cursor.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)[kept] % capacity, capacity)
+    rows = wrapped(ring.cursor.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)[kept] % capacity, capacity)
     entry = (divided(number[kept], capacity)[1], jnp.broadcast_to(lane, number[kept].shape))
     return TrajectoryState(
         number=state.number.at[rows].set(number[kept], mode="promise_in_bounds", unique_indices=True),
@@ -189,22 +190,22 @@ def written_one_by_one(
         state, seen, lost, queued = held
         ring = varying(before, step)
         at, lane = divided(step, lanes)
-        now, row = ring.written[0] + at.astype(jnp.uint32), _moved(ring.cursor, at, capacity)
+        now, row = ring.written[0] + at.astype(jnp.uint32), onward(ring.cursor, at, capacity)
         latest, was_open, kind = entry(state.latest, lane), entry(state.is_open, lane), cell(ended, at, lane)
         starts = ~was_open
         if ids is not None and state.id is not None:
             starts |= cell(ids, at, lane) != entry(state.id, lane)
-        number = _wrapped(latest.astype(jnp.uint32) + starts, _turn(capacity))
+        number = wrapped(latest.astype(jnp.uint32) + starts, _turn(capacity))
         left, entered = jnp.bool_(False), jnp.bool_(False)
         if reach is not None:
-            ahead = _moved(row, jnp.int32(reach), capacity)
+            ahead = onward(row, jnp.int32(reach), capacity)
             held_by = cell(state.number, ahead, lane)
             left = (row < ring.size) & (cell(state.number, row, lane) == held_by)
             if only_closed:
                 since = ring.written[0] - 1 - _age(ring, ahead, capacity).astype(jnp.uint32)
                 left &= cell(state.last, divided(held_by, capacity)[1], lane) == since
                 left &= ~(was_open & (held_by == latest))
-            back = jnp.where(row < reach, row - reach + capacity, row - reach)
+            back = backward(row, reach, capacity)
             if queued is not None:
                 entered = (ring.size >= reach - at) & (cell(state.number, back, lane) == number)
             # What was read is written and read back, and stands in what is written then: XLA would else read the tables
@@ -241,7 +242,7 @@ def queue_moved(queued: Queued, left: Array, entered: Array, slot: Array) -> Que
     room = queue.size - 1
     last = jnp.where(count >= room - head, count - (room - head), head + count)
     queue = put(queue, jnp.where(entered > 0, slot, 0), jnp.where(entered > 0, last, room))
-    head = _wrapped(head.astype(jnp.uint32) + left.astype(jnp.uint32), room)
+    head = wrapped(head.astype(jnp.uint32) + left.astype(jnp.uint32), room)
     return queue, head, count - left + entered
 
 
@@ -322,15 +323,6 @@ def _age(ring: RingState, row: Array, capacity: int) -> Array:
 def _turn(capacity: int) -> int:
     """Where numbers begin again: a multiple of the capacity, so that no two that are stored share an entry."""
     return capacity * ((2**31 - 1) // capacity)
-
-
-def _wrapped(value: Array, bound: int) -> Array:
-    return jnp.where(value >= bound, value - jnp.uint32(bound), value).astype(jnp.int32)
-
-
-def _moved(row: Array, steps: Array, capacity: int) -> Array:
-    """Rows fewer than `capacity` steps on, around the ring. No sum passes 2^31."""
-    return jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
 
 
 def cell(table: Array, row: Array, lane: Array) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf.fusion import divided, entry, following, nothing_of, part, put
+from fbuf.fusion import divided, entry, following, nothing_of, part, put, word_of
 
 _ABREAST = 4  # entries of one turn, which the processor computes side by side,
 _MANY = 64  # from this many entries on
@@ -40,11 +40,11 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
 
         def ask(row: Array, seen: Array) -> Array:
             first = part(families, start + _as_node(entry(held, row)[0]) * fanout, 1)[0]
-            return seen ^ jax.lax.bitcast_convert_type(first, seen.dtype)
+            return seen ^ word_of(first)
 
         # A level is asked for as a whole before it is worked on: a turn that does nothing else keeps a dozen reads under
         # way, where the working turns, of which few fit into a processor's window, wait for each.
-        seen = jax.lax.fori_loop(0, padded, ask, following(held).astype(f"uint{8 * families.dtype.itemsize}"))
+        seen = jax.lax.fori_loop(0, padded, ask, following(held).astype(jnp.uint32))
         from_here = start + nothing_of(seen)
 
         def turn(group: Array, changed: Array) -> Array:

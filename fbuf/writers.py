@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
+from fbuf.ring_places import wrapped
+
 
 @runtime_checkable
 class Writer(Protocol):
@@ -55,11 +57,11 @@ class RoundRobin:
             if count > capacity
             else (jnp.arange(count, dtype=jnp.uint32))
         )
-        rows = _wrap(state.cursor.astype(jnp.uint32) + offsets, capacity)
+        rows = wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
         low = state.written[0] + jnp.uint32(count)
         carry = (low < state.written[0]).astype(jnp.uint32)
         after = RingState(
-            cursor=_wrap(state.cursor.astype(jnp.uint32) + jnp.uint32(count % capacity), capacity),
+            cursor=wrapped(state.cursor.astype(jnp.uint32) + jnp.uint32(count % capacity), capacity),
             # size + count may pass 2^31, so it is compared before it is added
             size=jnp.where(state.size >= capacity - min(count, capacity), capacity, state.size + min(count, capacity)),
             written=jnp.stack([low, state.written[1] + carry]),
@@ -68,7 +70,3 @@ class RoundRobin:
 
     def clear(self, state: RingState, capacity: int) -> RingState:
         return self.init(capacity, None)
-
-
-def _wrap(row: Array, capacity: int) -> Array:
-    return jnp.where(row >= capacity, row - jnp.uint32(capacity), row).astype(jnp.int32)

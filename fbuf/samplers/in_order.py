@@ -11,19 +11,12 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from fbuf import priority_tree
-from fbuf.fusion import as_one_kernel, computed_once, entry, following, put, varying
+from fbuf.fusion import as_one_kernel, computed_once, entry, following, is_few, put, varying
 from fbuf.priority_tree import PriorityTree
 
 Value = Callable[[Array, Array], Array]  # of a priority and alpha: what an item weighs
 
 Chances = tuple[Int[Array, " batch"], Float[Array, " batch"], Float[Array, ""], Bool[Array, ""]]
-
-_FEW = 1024  # entries up to which a loop is faster on the CPU than kernels over all
-
-
-def takes(count: int) -> bool:
-    """Whether that many entries are few."""
-    return 1 < count <= _FEW
 
 
 def chance(value: Array, total: Float[Array, ""]) -> Array:
@@ -37,7 +30,7 @@ def chances(tree: PriorityTree, slots: Int[Array, " batch"]) -> Chances:
 
     All computed once (see `fusion.computed_once`): read later, they would be read after a write into the tree.
     """
-    return as_one_kernel(_chances, _all_chances)(tree, slots) if takes(slots.shape[0]) else _all_chances(tree, slots)
+    return as_one_kernel(_chances, _all_chances)(tree, slots) if is_few(slots.shape[0]) else _all_chances(tree, slots)
 
 
 def _all_chances(tree: PriorityTree, slots: Array) -> Chances:

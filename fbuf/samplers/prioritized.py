@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
 from fbuf import priority_tree, random_words
-from fbuf.fusion import as_one_kernel, computed_once, entries, in_turns
+from fbuf.fusion import as_one_kernel, computed_once, entries, in_turns, is_few
 from fbuf.priority_tree import PriorityTree, two_or_more, two_sum
 from fbuf.samplers import in_order
 from fbuf.samplers.protocol import Draw
@@ -104,7 +104,7 @@ class Prioritized:
         if not slots.shape[0]:
             return state
         slots = two_or_more(slots)
-        if self.new_items != "highest_ever" or state.excluded is None or not in_order.takes(told.shape[0]):
+        if self.new_items != "highest_ever" or state.excluded is None or not is_few(told.shape[0]):
             return self.begun_excluding(state, slots, told, allowed)
         return _few_begun(self, state, slots, told, allowed)
 
@@ -181,7 +181,7 @@ class Prioritized:
         if slots.shape[0] == 0:
             return state
         priorities = priorities.astype(state.priorities.dtype)
-        if self.new_items != "highest_ever" or not in_order.takes(slots.shape[0]):
+        if self.new_items != "highest_ever" or not is_few(slots.shape[0]):
             return self.updated(state, slots, priorities)
         return _few_updated(self, state, slots, priorities)
 

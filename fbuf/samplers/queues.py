@@ -10,7 +10,7 @@ from jax import Array
 from fbuf import trajectories
 from fbuf.fusion import as_one_kernel, divided, entry, following, put, varying
 from fbuf.priority_tree import two_or_more
-from fbuf.samplers.windows import moved
+from fbuf.ring_places import moved
 from fbuf.trajectories import OPEN, Queued
 
 FEW = 16  # items up to which a loop over them is faster on the CPU than kernels over all

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
 from fbuf.fusion import as_one_kernel, computed_once, divided
+from fbuf.ring_places import moved
 from fbuf.samplers import queues, windows, within
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform
-from fbuf.samplers.windows import moved
 from fbuf.trajectories import OPEN, Queued, TrajectoryState
 from fbuf.writers import RingState
 

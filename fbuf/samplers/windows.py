@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 
 from fbuf import trajectories
 from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, put, varying
+from fbuf.ring_places import moved
 from fbuf.trajectories import TrajectoryState
 from fbuf.writers import RingState
 
@@ -43,13 +44,6 @@ def in_queue(queue: Array, head: Array, place: Array) -> Array:
     """Which element of the queue is a number of entries behind its oldest."""
     room = jnp.uint32(queue.size - 1)
     return (head.astype(jnp.uint32) + place.astype(jnp.uint32)) % room
-
-
-def moved(row: Array, steps: Array, capacity: int) -> Array:
-    """Rows that many steps, fewer than `capacity` either way, around the ring. No sum passes 2^31."""
-    ahead = jnp.where(steps >= capacity - row, steps - (capacity - row), row + steps)
-    back = jnp.where(row + jnp.minimum(steps, 0) < 0, row + jnp.minimum(steps, 0) + capacity, row + steps)
-    return jnp.where(steps >= 0, ahead, back)
 
 
 def _in_all(

@@ -9,16 +9,16 @@ from jaxtyping import Bool, Float, Int
 
 from fbuf import random_words, trajectories
 from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, put, varying
+from fbuf.ring_places import moved
 from fbuf.samplers.uniform import below, scaled
-from fbuf.samplers.windows import in_queue, moved
+from fbuf.samplers.windows import in_queue
 from fbuf.trajectories import TrajectoryState
 from fbuf.writers import RingState
 
 _FEW = 256  # draws up to which a loop is faster on the CPU than kernels over all
 
-Ends = tuple[
-    Array, Array, Array, Array
-]  # the queue of ends, its oldest and how many, and the lanes whose latest goes on
+# The queue of ends, its oldest and how many, and the lanes whose latest goes on.
+Ends = tuple[Array, Array, Array, Array]
 Drawn = tuple[Int[Array, " n"], Bool[Array, " n"], Float[Array, " n"]]  # which trajectory, whether any, and its chance
 Starts = tuple[Int[Array, " n"], Float[Array, " n"], Float[Array, ""]]  # slots, chances, and the smallest of these
 

@@ -19,9 +19,8 @@ class Lent:
         self._returned: list[Any] = []  # of `to`, until it is the state
         self._parts: list[Any] = []  # of `part_to`
         self._known, self._structure = state, jax.tree.structure(state)
-        self._halves: Any = (
-            None  # what `part_to` gives to programs: leaves that change, and others. Then it is the state
-        )
+        # What `part_to` gives to programs: leaves that change, and others. Where there is nothing else it is the state.
+        self._halves: Any = None
 
     @property
     def state(self) -> Any:

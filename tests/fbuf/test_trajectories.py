@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, Place, RingState, Trajectories, trajectories
-from fbuf.samplers import windows
+from fbuf import Buffer, BufferState, Place, RingState, Trajectories, ring_places, trajectories
 from tests.fbuf.trajectory_model import (
     CODES,
     CUT,
@@ -200,7 +199,7 @@ def test_rows_and_times_of_the_largest_ring_are_right(capacity: int) -> None:
         times = trajectories.time_of(ring, jnp.asarray(row, jnp.int32), capacity)
         np.testing.assert_array_equal(times, (4 - age) % 2**32)
         for steps in (1 - capacity, -1, 0, 1, capacity - 1, int(random.integers(capacity))):
-            moved = windows.moved(jnp.asarray(row, jnp.int32), jnp.full(row.shape, steps, jnp.int32), capacity)
+            moved = ring_places.moved(jnp.asarray(row, jnp.int32), jnp.full(row.shape, steps, jnp.int32), capacity)
             np.testing.assert_array_equal(moved, (row + steps) % capacity)
 
 
