@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float, Int
 from fbuf import checks, frames, memory_plan, storage, trajectories
 from fbuf.frames import Frames, FrameState
 from fbuf.fusion import computed_once
-from fbuf.highest_ranked import HighestRanked
 from fbuf.priority_tree import LARGEST
-from fbuf.samplers import Draw, Fifo, Sampler, Slices, Uniform, slices
+from fbuf.samplers import Draw, Sampler, Slices, Uniform, slices
 from fbuf.samplers.slices import Written
 from fbuf.trajectories import Place, Trajectories, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
@@ -87,13 +86,11 @@ class Buffer:
                 )
 
     def _check_writer(self) -> None:
-        """ValueError for what needs a ring, with a writer that keeps none."""
-        if isinstance(self.writer, RoundRobin):
-            return
-        if self.trajectories is not None or isinstance(self.sampler, Fifo):
-            what = "trajectories need" if self.trajectories is not None else "Fifo needs"
+        """ValueError for what needs the order of writing or lanes, with a writer that does not keep or take them."""
+        if not self.writer.keeps_order and (self.trajectories is not None or self.sampler.needs_order):
+            what = f"{type(self.sampler).__name__} needs" if self.trajectories is None else "trajectories need"
             raise ValueError(f"{what} the order of writing in a ring, which {self.writer!r} does not keep")
-        if self.lanes and isinstance(self.writer, HighestRanked):
+        if self.lanes and not self.writer.takes_lanes:
             raise ValueError(f"{self.writer!r} ranks single items: it takes no lanes, got lanes={self.lanes}")
 
     @property
@@ -136,7 +133,7 @@ class Buffer:
         self._check(state)
         count = checks.batch_length(self._whole(state), batch, self.lanes)
         ring, rows = self.writer.claim(state.ring, batch, count, self.capacity)
-        if not isinstance(self.writer, RoundRobin):
+        if not self.writer.keeps_order:
             return _store_some(self, state, ring, rows, batch), self._slots(rows)
         kept = min(count, self.capacity)  # a static cut: no row is written twice
         slots = self._slots(rows)
@@ -152,17 +149,17 @@ class Buffer:
                 jax.tree.map(lambda leaf: leaf[count - kept :], rest),
             ),
             ring=ring,
-            sampler=self._told(state, slots if isinstance(self.sampler, Fifo) else slots[count - kept :], write),
+            sampler=self._told(state, slots, write),
             trajectories=index if write is None else write.after,
             frames=stored,
         ), slots
 
     def _told(self, state: BufferState, slots: Array, write: Written | None) -> Any:
         """The sampler's state after a write, None for one of no rows or without trajectories."""
-        slots = slots.reshape(-1)
+        latest = slots[-self.capacity :].reshape(-1)
         if not isinstance(self.sampler, Slices):
-            return self.sampler.written(state.sampler, slots)
-        return state.sampler if write is None else self.sampler.written(state.sampler, slots, write)
+            return self.sampler.written(state.sampler, slots.reshape(-1) if self.sampler.needs_order else latest)
+        return state.sampler if write is None else self.sampler.written(state.sampler, latest, write)
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
         """A copy of `batch_size` items with leaves [batch_size, ...], and how they were drawn.
@@ -249,7 +246,7 @@ class Buffer:
     def _check(self, state: BufferState) -> None:
         """Raise for a state that another buffer made; while tracing, so at no cost to what runs."""
         checks.belongs(state.items, state.sampler, (self.capacity, *self.lanes), self.sampler, *self._sampled)
-        if isinstance(state.ring, RingState) != isinstance(self.writer, RoundRobin):
+        if isinstance(state.ring, RingState) != self.writer.keeps_order:
             raise ValueError("the state was made by a buffer with another writer")
         if (state.trajectories is None) != (self.trajectories is None):
             raise ValueError("the state was made by a buffer with other trajectories")

@@ -21,11 +21,13 @@ def whole(name: str, value: Any, least: int = 1) -> int:
 
 
 def rule(name: str, given: Any, kind: type) -> None:
-    """TypeError for a class in place of an instance, or for something without the methods of `kind`."""
+    """TypeError for a class in place of an instance, or for something without the methods and attributes of `kind`."""
     if isinstance(given, type):
         raise TypeError(f"{name} must be an instance, got the class: write {given.__name__}()")
-    if not isinstance(given, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {given!r}")
+    needed = [each for each in {**vars(kind), **kind.__annotations__} if not each.startswith("_")]
+    lacks = sorted(each for each in needed if not hasattr(given, each))
+    if lacks or not isinstance(given, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {given!r}: it does not define {', '.join(lacks)}")
 
 
 def belongs(items: Any, sampler_state: Any, rows: tuple[int, ...], sampler: Any, *made_for: int) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from fbuf.fusion import computed_once
 from fbuf.paths import leaf_at, path_of
 from fbuf.priority_tree import two_or_more
+from fbuf.writers import Writer
 
 FANOUT = 128
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
@@ -29,7 +30,7 @@ class HighestRankedState:
 
 
 @dataclasses.dataclass(frozen=True)
-class HighestRanked:
+class HighestRanked(Writer):
     """Rows in turn until all are in use; then a new item takes the row of the lowest rank, if its own is higher.
 
     Of equal lowest ranks the lowest row is taken; an item of equal rank is not accepted, and one of rank NaN is refused
@@ -41,6 +42,8 @@ class HighestRanked:
     O(batch + log capacity for each item that displaces another), each of these in its turn. Inside `vmap` each turn
     costs O(capacity).
     """
+
+    keeps_order = takes_lanes = False
 
     rank: Any
 

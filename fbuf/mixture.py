@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
 from fbuf.priority_tree import LARGEST
-from fbuf.samplers import Draw, Fifo, InEpochs, PerTrajectory, Shuffled, Slices, Uniform
+from fbuf.samplers import Draw, Slices
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +61,7 @@ class Mixture:
         if len({_unit(buffer.sampler) for buffer in self.buffers}) > 1:
             raise ValueError("the samplers of all members must draw rows of the same length and burn_in")
         self._check_shares()
-        once = [buffer.sampler for buffer in self.buffers if isinstance(_places(buffer.sampler), InEpochs | Fifo)]
+        once = [buffer.sampler for buffer in self.buffers if buffer.sampler.without_replacement]
         if self.drawn and once:
             raise ValueError(f"drawn=True would lose most of what {once[0]!r} returns: use fixed shares")
 
@@ -140,7 +140,7 @@ class Mixture:
         O(batch * log capacity) for each member.
         """
         self._check(states)
-        keeping = [i for i, buffer in enumerate(self.buffers) if _keeps_priorities(buffer.sampler)]
+        keeping = [i for i, buffer in enumerate(self.buffers) if buffer.sampler.keeps_priorities]
         if not keeping:
             raise TypeError("no member keeps priorities: build one with sampler=fbuf.Prioritized(...)")
         slots = draw.slots if draw.starts is None else draw.starts
@@ -171,18 +171,6 @@ def _require_alike(parts: list[tuple[Any, Draw]], numbers: list[int]) -> None:
             raise ValueError(
                 f"items must be alike: those of buffer {i} are {kind(items)}, those of buffer {numbers[0]} are {first}"
             )
-
-
-def _places(sampler: Any) -> Any:
-    """The rule that draws among the places of a sampler: for `Slices` the one of starts, or of trajectories."""
-    if isinstance(sampler, Slices):
-        return sampler.starts.trajectories if isinstance(sampler.starts, PerTrajectory) else sampler.starts
-    return sampler
-
-
-def _keeps_priorities(sampler: Any) -> bool:
-    by_trajectory = isinstance(sampler, Slices) and isinstance(sampler.starts, PerTrajectory)
-    return not (by_trajectory or isinstance(_places(sampler), Uniform | Shuffled | Fifo))
 
 
 def _unit(sampler: Any) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Which rows of the ring new items take."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from abc import abstractmethod
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +18,26 @@ class Writer(Protocol):
 
     A rule is frozen, hashable and holds plain values; all arrays are in the state, of which `size` says how many rows are
     in use: always the first ones.
+
+    A rule of your own inherits from `Writer`, and sets the two attributes below in its class: they have no default.
     """
 
+    keeps_order: ClassVar[bool]  # each item gets the next row of a ring; only then the state is a `RingState`
+    takes_lanes: ClassVar[bool]  # a row may hold items of several lanes
+
+    @abstractmethod
     def init(self, capacity: int, item: Any) -> Any:
         """State over `capacity` empty rows for items like `item`, a pytree of `jax.ShapeDtypeStruct`."""
 
+    @abstractmethod
     def claim(self, state: Any, batch: Any, count: int, capacity: int) -> tuple[Any, Int[Array, " count"]]:
-        """The rows of a batch of `count` new items, all different but for -1: that item is not stored.
+        """The rows of a batch of `count` new items.
 
-        `RoundRobin` alone names every row: from `capacity` on they repeat, and of equal ones the last counts.
+        A rule that keeps the order names every row: from `capacity` on they repeat, and of equal ones the last counts.
+        Rows of other rules are all different, or -1 where an item is not stored.
         """
 
+    @abstractmethod
     def clear(self, state: Any, capacity: int) -> Any:
         """State over the same rows, all empty again."""
 
@@ -43,8 +53,10 @@ class RingState:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Writer):
     """The oldest row first. O(batch)."""
+
+    keeps_order = takes_lanes = True
 
     def init(self, capacity: int, item: Any) -> RingState:
         return RingState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32))

@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from fbuf.fusion import computed_once
-from fbuf.samplers.protocol import Draw
+from fbuf.samplers.protocol import Draw, Sampler
 
 
 @jax.tree_util.register_dataclass
@@ -23,7 +23,7 @@ class FifoState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fifo:
+class Fifo(Sampler):
     """First in, first out, for on-policy training: a draw is the oldest items that no draw returned yet, in their order.
 
     Where fewer than batch_size are left they come first, and `draw.valid` is False for the other rows. The items of a row
@@ -31,6 +31,10 @@ class Fifo:
     `draw.probability` is 1 / size throughout: each item is returned as often as any other, and importance weights are 1.
     For a ring, where slots follow each other. O(batch).
     """
+
+    keeps_priorities = False
+    needs_order = True
+    without_replacement = True
 
     def init(self, capacity: int) -> FifoState:
         return FifoState(
@@ -69,9 +73,6 @@ class Fifo:
             size=size,
         )
         return dataclasses.replace(state, unread=state.unread - taken), draw
-
-    def update(self, state: FifoState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> FifoState:
-        raise TypeError("Fifo keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)")
 
     def clear(self, state: FifoState) -> FifoState:
         return self.init(state.capacity)

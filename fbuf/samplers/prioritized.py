@@ -14,7 +14,7 @@ from fbuf import priority_tree, random_words
 from fbuf.fusion import as_one_kernel, computed_once, entries, in_turns, is_few
 from fbuf.priority_tree import PriorityTree, two_or_more, two_sum
 from fbuf.samplers import in_order
-from fbuf.samplers.protocol import Draw
+from fbuf.samplers.protocol import Draw, Sampler
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
 
@@ -35,7 +35,7 @@ class PrioritizedState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prioritized:
+class Prioritized(Sampler):
     """Slots with probability (priority + eps) ** alpha over the sum of all; O(batch * log capacity) but for `reweight`.
 
     A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given;
@@ -51,6 +51,10 @@ class Prioritized:
     `dtype` is that of priorities and sums; "float64" needs 64-bit types on. In float32, items that weigh less than 2^-24
     of the total come out too often or too seldom; see `priority_tree.find`.
     """
+
+    keeps_priorities = True
+    needs_order = False
+    without_replacement = False
 
     alpha: float = 0.6
     eps: float = 1e-8

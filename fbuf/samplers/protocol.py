@@ -1,7 +1,8 @@
 """What every sampler does, and what a draw says."""
 
 import dataclasses
-from typing import Any, Literal, Protocol, runtime_checkable
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,20 +33,36 @@ class Sampler(Protocol):
 
     A rule is frozen, hashable and holds plain numbers; all arrays are in the state, which goes in first and comes out first.
     The slots in use are always 0 to size - 1.
+
+    A rule of your own inherits from `Sampler`, and sets the three attributes below in its class: they have no default.
     """
 
+    keeps_priorities: ClassVar[bool]  # `update` changes how often items are drawn
+    needs_order: ClassVar[bool]  # slots must follow each other around a ring: `written` is given each of them, in order
+    without_replacement: ClassVar[bool]  # a drawn item does not come again in this epoch, so no draw may be discarded
+
+    @abstractmethod
     def init(self, capacity: int) -> Any:
         """State over `capacity` empty slots."""
 
+    @abstractmethod
     def written(self, state: Any, slots: Int[Array, " batch"]) -> Any:
-        """State after new items came into slots: none of them twice, but for a writer that does not store all items."""
+        """State after new items came into slots.
 
+        A slot comes twice only if the rule needs the order, or from a writer that does not store all items.
+        """
+
+    @abstractmethod
     def sample(self, state: Any, key: Array, batch_size: int, size: Int[Array, ""]) -> tuple[Any, Draw]:
         """Draw slots. The key, typed or raw, is used once."""
 
     def update(self, state: Any, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> Any:
-        """State after items were given new priorities."""
+        """State after items were given new priorities. TypeError from a rule that keeps none."""
+        raise TypeError(
+            f"{type(self).__name__} keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)"
+        )
 
+    @abstractmethod
     def clear(self, state: Any) -> Any:
         """State over the same slots, all empty again."""
 
@@ -54,9 +71,11 @@ class Sampler(Protocol):
 class Excluding(Sampler, Protocol):
     """A sampler that can be told which of its slots may be drawn."""
 
+    @abstractmethod
     def init_excluding(self, capacity: int) -> Any:
         """State over `capacity` empty slots of which some will be excluded."""
 
+    @abstractmethod
     def written_excluding(
         self, state: Any, slots: Int[Array, " batch"], told: Int[Array, " n"], allowed: Bool[Array, " n"]
     ) -> Any:
@@ -70,6 +89,7 @@ class Excluding(Sampler, Protocol):
 class InEpochs(Sampler, Protocol):
     """A sampler that goes through all slots before it draws one again."""
 
+    @abstractmethod
     def restart(self, state: Any) -> Any:
         """State at the beginning of an epoch: slots may now hold other items than before."""
 

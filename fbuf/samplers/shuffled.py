@@ -6,10 +6,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Int, UInt32
 
 from fbuf.fusion import computed_once
-from fbuf.samplers.protocol import Draw
+from fbuf.samplers.protocol import Draw, Sampler
 from fbuf.samplers.uniform import below
 
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
@@ -32,7 +32,7 @@ class ShuffledState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Sampler):
     """Without replacement: an epoch returns each stored item once, in uniformly random order (to 2^-32 of its chance).
 
     A batch never spans two epochs. Where fewer than batch_size items are left they come first and `draw.valid` is False
@@ -44,6 +44,10 @@ class Shuffled:
 
     O(batch * log batch) at any capacity; 8 bytes a slot.
     """
+
+    keeps_priorities = False
+    needs_order = False
+    without_replacement = True
 
     drop_last: bool = False
     shuffle: bool = True
@@ -98,11 +102,6 @@ class Shuffled:
             finished=state.finished + skipped.astype(jnp.uint32) + emptied.astype(jnp.uint32),
         )
         return after, draw
-
-    def update(
-        self, state: ShuffledState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]
-    ) -> ShuffledState:
-        raise TypeError("Shuffled keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)")
 
     def clear(self, state: ShuffledState) -> ShuffledState:
         return self.init(1 if state.moved is None else state.moved.shape[0] - 1)

@@ -29,10 +29,16 @@ class PerTrajectory:
     `draw.smallest` is the smallest chance in the draw: the smallest of all is not known.
     """
 
+    keeps_priorities = False
+
     trajectories: Sampler = Uniform()
 
     def __post_init__(self) -> None:
-        _refuse_slots("trajectories", self.trajectories)
+        _refuse_slots("trajectories", self.trajectories, InEpochs)
+
+    @property
+    def without_replacement(self) -> bool:
+        return self.trajectories.without_replacement
 
 
 @jax.tree_util.register_dataclass
@@ -82,6 +88,8 @@ class Slices:
     A draw costs O(slices * (length + log capacity)), a write O(rows * log capacity).
     """
 
+    needs_order = True
+
     length: int
     starts: Sampler | PerTrajectory = Uniform()
     least: int | None = dataclasses.field(default=None, kw_only=True)
@@ -93,8 +101,8 @@ class Slices:
         if self.shortest > self.length:
             raise ValueError(f"least={self.least} is more than length={self.length}")
         object.__setattr__(self, "burn_in", checks.whole("burn_in", self.burn_in, least=0))
-        if isinstance(self.starts, type) or not isinstance(self.starts, PerTrajectory | Excluding):
-            _refuse_slots("starts", self.starts)
+        if not isinstance(self.starts, PerTrajectory):
+            _refuse_slots("starts", self.starts, InEpochs | Excluding)
 
     @classmethod
     def by_count(cls, count: int, batch_size: int, **others: Any) -> "Slices":
@@ -103,6 +111,14 @@ class Slices:
         if batch_size % count:
             raise ValueError(f"batch_size={batch_size} is not a multiple of count={count}")
         return cls(batch_size // count, **others)
+
+    @property
+    def keeps_priorities(self) -> bool:
+        return self.starts.keeps_priorities
+
+    @property
+    def without_replacement(self) -> bool:
+        return self.starts.without_replacement
 
     @property
     def shortest(self) -> int:
@@ -349,12 +365,14 @@ def write(
     return Written(index, after, ring, leaving, queued, count)
 
 
-def _refuse_slots(name: str, sampler: Any) -> None:
-    """TypeError for a sampler that could not draw among places whose numbers change with each write."""
+def _refuse_slots(name: str, sampler: Any, following: Any) -> None:
+    """TypeError for a sampler, of none of the kinds `following`, that cannot draw among places that writes renumber."""
     checks.rule(name, sampler, Sampler)
     if isinstance(sampler, Slices):
         raise TypeError(f"{name}={sampler!r} draws slices: they begin where a sampler of single items says")
-    if not isinstance(sampler, InEpochs) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
+    if sampler.needs_order:
+        raise TypeError(f"{name}={sampler!r} needs the order of writing, which the places of slices do not have")
+    if not isinstance(sampler, following) and jax.tree.leaves(jax.eval_shape(lambda: sampler.init(1))):
         raise TypeError(f"{name}={sampler!r} keeps a state of slots: it cannot draw among what writes renumber")
 
 

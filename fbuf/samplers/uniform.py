@@ -6,16 +6,18 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Int, UInt32
 
 from fbuf import random_words
 from fbuf.fusion import in_turns
-from fbuf.samplers.protocol import Draw
+from fbuf.samplers.protocol import Draw, Sampler
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(Sampler):
     """Independent draws with replacement, each stored item equally likely (to 2^-32 of its chance). O(batch)."""
+
+    keeps_priorities = needs_order = without_replacement = False
 
     def init(self, capacity: int) -> tuple[()]:
         return ()
@@ -34,9 +36,6 @@ class Uniform:
             size=size,
         )
         return state, draw
-
-    def update(self, state: tuple[()], slots: Int[Array, " batch"], priorities: Float[Array, " batch"]) -> tuple[()]:
-        raise TypeError("Uniform keeps no priorities: build the buffer with sampler=fbuf.Prioritized(...)")
 
     def clear(self, state: tuple[()]) -> tuple[()]:
         return state

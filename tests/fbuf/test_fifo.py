@@ -162,7 +162,7 @@ def test_what_has_no_meaning_is_refused() -> None:
     buffer = Buffer(4, Fifo())
     with pytest.raises(TypeError, match="Fifo keeps no priorities"):
         buffer.update(buffer.init(np.float32(0)), np.zeros(2, np.int32), np.ones(2, np.float32))
-    with pytest.raises(TypeError, match="keeps a state of slots"):
+    with pytest.raises(TypeError, match="needs the order of writing"):
         Buffer(4, Slices(2, starts=Fifo()), trajectories=Trajectories("done"))
     with pytest.raises(ValueError, match="the state was not made for"):
         Buffer(4, Fifo()).sample(Buffer(4).init(np.float32(0)), jax.random.key(0), 2)

@@ -30,7 +30,7 @@ ROWS = rows([["."]] * 6).batch(np.zeros(6, np.int32), ())
         ({"length": 2, "starts": Prioritized}, TypeError, r"starts must be an instance.*Prioritized\(\)"),
         ({"length": 2, "starts": PerTrajectory}, TypeError, r"starts must be an instance.*PerTrajectory\(\)"),
         ({"length": 2, "starts": None}, TypeError, "starts must be a Sampler"),
-        ({"length": 2, "starts": Fifo()}, TypeError, "keeps a state of slots"),
+        ({"length": 2, "starts": Fifo()}, TypeError, "needs the order of writing"),
         ({"length": 2, "starts": Slices(2)}, TypeError, "draws slices"),
     ],
     ids=str,
