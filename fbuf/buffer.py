@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -124,14 +125,33 @@ class Buffer:
             frames=kept,
         )
 
-    def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "n *lanes"]]:
+    def add(self, state: BufferState, item: Any) -> tuple[BufferState, Int[Array, "*lanes"]]:
+        """Write one row of leaves [*lanes, ...]: one item, or one of each lane. Returns the slots taken, -1 for none.
+
+        The same as `extend` with one row. O(1).
+        """
+        rows = jax.tree.map(lambda leaf: (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None], item)
+        state, slots = self.extend(state, rows)
+        return state, slots[0]
+
+    def extend(
+        self, state: BufferState, batch: Any, *, lanes_first: bool = False
+    ) -> tuple[BufferState, Int[Array, "n *lanes"] | Int[Array, "*lanes n"]]:
         """Write a batch of leaves [n, *lanes, ...]; the oldest rows make place. Returns the slots taken, -1 for none.
 
+        With `lanes_first` leaves are [*lanes, n, ...], and slots [*lanes, n]: for data in the order of lanes, then time.
         Any n gives what n writes of one row would: of more than `capacity` rows the last stay. (But for priorities under
         `new_items="highest_stored"`.) O(n).
         """
         self._check(state)
-        count = checks.batch_length(self._whole(state), batch, self.lanes)
+        at = len(self.lanes) if lanes_first else 0
+        count = checks.batch_length(self._whole(state), batch, self.lanes, at)
+        if not at:
+            return self._extend(state, batch, count)
+        state, slots = self._extend(state, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, at, 0), batch), count)
+        return state, jnp.moveaxis(slots, 0, at)
+
+    def _extend(self, state: BufferState, batch: Any, count: int) -> tuple[BufferState, Array]:
         ring, rows = self.writer.claim(state.ring, batch, count, self.capacity)
         if not self.writer.keeps_order:
             return _store_some(self, state, ring, rows, batch), self._slots(rows)

@@ -99,8 +99,8 @@ def item_spec(example: Any) -> Any:
     return specs
 
 
-def batch_length(items: Any, batch: Any, lanes: tuple[int, ...]) -> int:
-    """How many rows `batch` has. TypeError or ValueError, naming the leaf, if it does not fit the stored `items`."""
+def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int:
+    """How many rows `batch` has, in dim `at`. TypeError or ValueError, naming the leaf, if it does not fit the `items`."""
     stored: Any = jax.tree.structure(items)
     given: Any = jax.tree.structure(batch)
     if stored != given:
@@ -108,13 +108,15 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...]) -> int:
     length = None
     for (path, kept), new in zip(jax.tree_util.tree_leaves_with_path(items), jax.tree.leaves(batch), strict=True):
         name, shape = _name(path), jnp.shape(new)
-        if len(shape) != kept.ndim or shape[1:] != kept.shape[1:]:
-            wanted = ("n", *kept.shape[1:])
-            where = f" (n rows, then lanes {lanes}, then one item)" if lanes else " (n rows, then one item)"
-            raise ValueError(f"{name}: the batch needs shape {_shape(wanted)}{where}, got {_shape(shape)}")
-        if length is not None and shape[0] != length:
-            raise ValueError(f"{name}: this leaf has {shape[0]} rows, the leaves before it have {length}")
-        length = shape[0]
+        wanted = (*kept.shape[1 : at + 1], "n", *kept.shape[at + 1 :])
+        if len(shape) != kept.ndim or shape[:at] + shape[at + 1 :] != kept.shape[1:]:
+            order = f"lanes {lanes}, then n rows" if at else f"n rows, then lanes {lanes}" if lanes else "n rows"
+            raise ValueError(
+                f"{name}: the batch needs shape {_shape(wanted)} ({order}, then one item), got {_shape(shape)}"
+            )
+        if length is not None and shape[at] != length:
+            raise ValueError(f"{name}: this leaf has {shape[at]} rows, the leaves before it have {length}")
+        length = shape[at]
         if isinstance(new, jax.Array):
             _refuse_narrowing(name, new.dtype)
         elif isinstance(new, np.ndarray):

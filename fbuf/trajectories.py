@@ -61,9 +61,11 @@ class Trajectories:
     """Where items say to which trajectory they belong: paths of leaves, as a key or a tuple of keys, fields and places.
 
     Args:
-        terminated: bool, the trajectory ends with this item, in a terminal state.
-        truncated: bool, the trajectory ends with this item, cut short.
+        terminated: bool or float; not zero: the trajectory ends with this item, in a terminal state.
+        truncated: bool or float; not zero: the trajectory ends with this item, cut short.
         id: integer; another one than in the row before begins a trajectory.
+        discount: float; zero: the trajectory ends with this item, in a terminal state.
+        endless: in place of paths: each lane is one trajectory, which never ends.
 
     At least one is needed. A leaf holds one value an item: its shape is () or of ones only. With `lanes` each lane has
     trajectories of its own; within a lane the rows of one follow each other.
@@ -72,18 +74,24 @@ class Trajectories:
     terminated: Any = None
     truncated: Any = None
     id: Any = None
+    discount: Any = None
+    endless: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("terminated", "truncated", "id"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, path_of(name, getattr(self, name)))
-        if self.terminated is None and self.truncated is None and self.id is None:
-            raise ValueError("trajectories need at least one of terminated, truncated and id: a path into an item")
+        paths = [name for name in ("terminated", "truncated", "id", "discount") if getattr(self, name) is not None]
+        for name in paths:
+            object.__setattr__(self, name, path_of(name, getattr(self, name)))
+        if self.endless is not (not paths):
+            raise ValueError(
+                "trajectories need at least one of terminated, truncated, id and discount: a path into an item; "
+                f"or endless=True without any, got endless={self.endless!r} and {paths}"
+            )
 
     def init(self, capacity: int, lanes: int, item: Any) -> TrajectoryState:
         """The index of no rows, for items like `item`. TypeError or ValueError where its leaves are not as they must be."""
         for name in ("terminated", "truncated"):
-            self._leaf(item, name, jnp.bool_)
+            self._leaf(item, name, jnp.bool_, jnp.floating)
+        self._leaf(item, "discount", jnp.floating)
         held = self._leaf(item, "id", jnp.integer)
         table = (capacity, lanes)
         return TrajectoryState(
@@ -100,12 +108,20 @@ class Trajectories:
         """The kind of end of each item of a batch with leaves [n, *lanes, ...], 0 for none, and its id."""
         shape = (-1, math.prod(lanes))
         ended = jnp.zeros((jax.tree.leaves(batch)[0].shape[0], shape[1]), jnp.uint8)
-        for path, kind in ((self.truncated, TRUNCATED), (self.terminated, TERMINATED)):
+        marks = (
+            (self.truncated, TRUNCATED, True),
+            (self.terminated, TERMINATED, True),
+            (self.discount, TERMINATED, False),
+        )
+        for path, kind, mark in marks:
             if path is not None:
-                ended = jnp.where(jnp.asarray(leaf_at(batch, path)).reshape(shape), jnp.uint8(kind), ended)
+                found = jnp.asarray(leaf_at(batch, path), jnp.bool_).reshape(
+                    shape
+                )  # of a float, whether it is not zero
+                ended = jnp.where(found if mark else ~found, jnp.uint8(kind), ended)
         return ended, None if self.id is None else jnp.asarray(leaf_at(batch, self.id)).reshape(shape)
 
-    def _leaf(self, item: Any, name: str, kind: Any) -> Any:
+    def _leaf(self, item: Any, name: str, *kinds: Any) -> Any:
         path = getattr(self, name)
         if path is None:
             return None
@@ -113,8 +129,9 @@ class Trajectories:
             leaf = leaf_at(item, path)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
-        if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, kind)):
-            raise TypeError(f"{name}={path!r} must be {kind.__name__}, got {getattr(leaf, 'dtype', type(leaf))}")
+        if not (hasattr(leaf, "dtype") and any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"{name}={path!r} must be {wanted}, got {getattr(leaf, 'dtype', type(leaf))}")
         if math.prod(leaf.shape) != 1:
             raise ValueError(f"{name}={path!r} must be one value an item, got shape {leaf.shape}")
         return leaf

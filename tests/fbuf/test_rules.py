@@ -43,6 +43,8 @@ SAMPLERS = [
 TRAJECTORIES = [
     Trajectories("end"),
     Trajectories(id=("a", 0)),
+    Trajectories(discount="a"),
+    Trajectories(endless=True),
     PerTrajectory(),
     PerTrajectory(Shuffled()),
     Slices(4),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, Place, RingState, Trajectories, ring_places, trajectories
+from fbuf import Buffer, BufferState, Place, RingState, Slices, Trajectories, ring_places, trajectories
 from tests.fbuf.trajectory_model import (
     CODES,
     CUT,
@@ -34,6 +34,8 @@ soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests 
 extend, clear, place = (
     jax.jit(method, static_argnums=0, compiler_options=soon) for method in (Buffer.extend, Buffer.clear, Buffer.place)
 )
+
+sample = jax.jit(Buffer.sample, static_argnums=(0, 3), compiler_options=soon)
 
 ENDS, ALL = Trajectories("terminated", "truncated"), Trajectories("terminated", "truncated", "id")
 BUFFERS = [
@@ -296,8 +298,50 @@ def test_ids_may_be_integers_of_any_kind(dtype: Any) -> None:
 
 @pytest.mark.parametrize("paths", [{}, {"terminated": None}])
 def test_trajectories_without_any_leaf_are_refused(paths: Any) -> None:
-    with pytest.raises(ValueError, match="at least one of terminated, truncated and id"):
+    with pytest.raises(ValueError, match="at least one of terminated, truncated, id and discount"):
         Trajectories(**paths)
+
+
+MARKS = {"goes on": (0.0, -0.0), "ends": (1.0, 0.5, -1.0, np.inf, np.nan)}
+
+
+def test_an_end_may_be_marked_by_a_float() -> None:
+    values = [value for pair in zip(MARKS["goes on"] * 3, MARKS["ends"], strict=False) for value in pair]
+    marks = np.asarray(values, np.float32)
+    flags = marks.astype(bool)
+    assert flags.tolist() == [False, True] * 5
+    batch = {"flag": flags, "mark": marks, "discount": np.where(flags, 0, 0.9).astype(jnp.bfloat16)}
+    for paths, kind in (
+        ({"terminated": "mark"}, TERMINATED),
+        ({"truncated": "mark"}, TRUNCATED),
+        ({"discount": "discount"}, TERMINATED),
+        ({"truncated": "flag", "discount": "discount"}, TERMINATED),
+    ):
+        rule = Trajectories(**paths)
+        ended, ids = rule.ends(batch, ())
+        assert ended[:, 0].tolist() == [0, kind] * 5 and ids is None
+        Buffer(2, trajectories=rule).init(jax.tree.map(lambda leaf: leaf[0], batch))
+
+
+def test_a_stream_without_ends_is_one_trajectory_a_lane() -> None:
+    buffer = Buffer(5, Slices(3), lanes=(2,), trajectories=Trajectories(endless=True))
+    state, time = buffer.init({"lane": np.int32(0), "time": np.int32(0)}), 0
+    for count in (1, 6):
+        batch = {"lane": np.tile(np.arange(2, dtype=np.int32), (count, 1)), "time": np.arange(time, time + count)}
+        batch["time"] = np.repeat(batch["time"][:, None], 2, 1).astype(np.int32)
+        state, _ = extend(buffer, state, batch)
+        time += count
+    _, items, draw = sample(buffer, state, jax.random.key(0), 96)
+    assert draw.valid.all() and draw.mask is not None and draw.mask.all()
+    assert set(map(tuple, np.asarray(items["time"]).tolist())) == {(2, 3, 4), (3, 4, 5), (4, 5, 6)}
+    assert (items["lane"] == items["lane"][:, :1]).all() and set(items["lane"][:, 0].tolist()) == {0, 1}
+    assert (place(buffer, state, np.arange(10)).kind == OPEN).all()
+
+
+@pytest.mark.parametrize("given", [{"endless": True, "terminated": "a"}, {"endless": 1}, {"id": "a", "endless": None}])
+def test_a_stream_without_ends_has_no_paths(given: Any) -> None:
+    with pytest.raises(ValueError, match="or endless=True without any, got endless="):
+        Trajectories(**given)
 
 
 @pytest.mark.parametrize("path", [(), 1.5, ["a", "b"], ("a", None), ("a", 1.0), True, (b"a",)], ids=str)
@@ -322,10 +366,11 @@ NESTED = {
         ({"truncated": ("next", "id")}, ValueError, "truncated=.*no such leaf"),
         ({"id": ("id", "end")}, ValueError, "id=.*no such leaf"),
         ({"id": 0}, ValueError, "id=.*no such leaf"),
-        ({"terminated": "next"}, TypeError, "must be bool, got <class 'dict'>"),
-        ({"terminated": "id"}, TypeError, "must be bool, got int32"),
-        ({"truncated": "id"}, TypeError, "must be bool, got int32"),
+        ({"terminated": "next"}, TypeError, "must be bool or floating, got <class 'dict'>"),
+        ({"terminated": "id"}, TypeError, "must be bool or floating, got int32"),
+        ({"truncated": "id"}, TypeError, "must be bool or floating, got int32"),
         ({"id": "end"}, TypeError, "must be integer, got bool"),
+        ({"discount": "end"}, TypeError, "discount=.*must be floating, got bool"),
         ({"terminated": "wide"}, ValueError, r"must be one value an item, got shape \(2,\)"),
         ({"terminated": "none"}, ValueError, r"must be one value an item, got shape \(0,\)"),
     ],

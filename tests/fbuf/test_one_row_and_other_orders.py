@@ -1,0 +1,128 @@
+"""`add` and `extend(lanes_first=True)` are `extend` with the same rows in another shape: same state, same program."""
+
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fbuf import Buffer, Fifo, HighestRanked, PerTrajectory, Prioritized, Slices, Trajectories
+from tests.fbuf.every_pair import items
+from tests.fbuf.test_compile_facts import BATCH, BUFFERS, ITEM, batch_of, bytes_of
+
+pytestmark = pytest.mark.usefixtures("device")
+
+soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
+add = jax.jit(Buffer.add, static_argnums=0, compiler_options=soon)
+extend = jax.jit(Buffer.extend, static_argnums=0, static_argnames="lanes_first", compiler_options=soon)
+ALL = [
+    Buffer(5, Fifo(), lanes=(2,)),
+    pytest.param(Buffer(5, Prioritized(), writer=HighestRanked("rank")), marks=pytest.mark.slow),
+    pytest.param(
+        Buffer(5, Slices(2, PerTrajectory()), lanes=(2, 3), trajectories=Trajectories("done")), marks=pytest.mark.slow
+    ),
+]
+
+
+def written(buffer: Buffer, count: int) -> Any:
+    """A batch of rows [count, *lanes, ...], and an empty state for it."""
+    ids = np.arange(count)[:, None] + 1000 * np.arange(buffer.items_per_row)
+    batch = jax.tree.map(lambda leaf: leaf.reshape(count, *buffer.lanes, *leaf.shape[2:]), items(ids))
+    return batch, buffer.init(items(0))
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("buffer", ALL, ids=repr)
+def test_rows_are_the_same_one_by_one_and_in_the_order_of_lanes(buffer: Buffer) -> None:
+    batch, state = written(buffer, 7)
+    turned = jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, len(buffer.lanes)), batch)
+    by_time = extend(buffer, state, batch)
+    by_lane = extend(buffer, state, turned, lanes_first=True)
+    assert_same(by_lane, (by_time[0], np.moveaxis(by_time[1], 0, len(buffer.lanes))))
+
+    row = jax.tree.map(lambda leaf: leaf[0], batch)
+    state, slots = add(buffer, state, row)
+    assert slots.shape == buffer.lanes
+    one = extend(buffer, written(buffer, 1)[1], jax.tree.map(lambda leaf: leaf[None], row))
+    assert_same((state, slots), (one[0], one[1][0]))
+
+
+def test_one_item_may_be_of_plain_numbers() -> None:
+    buffer = Buffer(3)
+    item = {"a": 1.5, "b": 2, "c": np.ones(2)}
+    state, _ = jax.eval_shape(lambda: buffer.add(buffer.init(item), item))
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in state.items.items()} == {
+        "a": ((3,), np.float32),
+        "b": ((3,), np.int32),
+        "c": ((3, 2), np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lanes", "item", "lanes_first", "message"),
+    [
+        (
+            (2,),
+            (4, 2, 3),
+            True,
+            r"needs shape \[2, n, 3\] \(lanes \(2,\), then n rows, then one item\), got \[4, 2, 3\]",
+        ),
+        ((2,), (2,), True, r"needs shape \[2, n, 3\] .*, got \[2\]"),
+        ((2,), (2, 4, 3), False, r"needs shape \[n, 2, 3\] \(n rows, then lanes \(2,\), then one item\)"),
+        ((), (3,), True, r"needs shape \[n, 3\] \(n rows, then one item\), got \[3\]"),
+    ],
+)
+def test_a_batch_in_another_order_is_refused(lanes: Any, item: Any, lanes_first: bool, message: str) -> None:
+    buffer = Buffer(4, lanes=lanes)
+    with pytest.raises(ValueError, match=message):
+        buffer.extend(buffer.init(np.zeros(3, np.float32)), np.zeros(item, np.float32), lanes_first=lanes_first)
+    uneven = {"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 4), np.float32)}
+    with pytest.raises(ValueError, match="this leaf has 4 rows, the leaves before it have 3"):
+        Buffer(4, lanes=(2,)).extend(
+            Buffer(4, lanes=(2,)).init({"a": np.float32(0), "b": np.float32(0)}), uneven, lanes_first=True
+        )
+
+
+def test_one_item_that_does_not_fit_is_refused() -> None:
+    buffer = Buffer(4)
+    with pytest.raises(ValueError, match=r"\['a'\]: the batch needs shape"):
+        buffer.add(buffer.init({"a": np.zeros(3, np.float32)}), {"a": np.zeros((2, 3), np.float32)})
+    with pytest.raises(ValueError, match="does not fit in int32"):
+        buffer.add(buffer.init({"a": np.int32(0)}), {"a": np.int64(2**40)})
+
+
+def kernels(program: Any) -> Counter[str]:
+    """How many of each kind of instruction the entry of a program has."""
+    text = program.as_text()
+    return Counter(re.findall(r" (fusion|copy|scatter|while|call|custom-call)\(", text[text.index("ENTRY") :]))
+
+
+@pytest.mark.parametrize("buffer", BUFFERS[1:3], ids=repr)
+def test_the_program_is_that_of_extend(buffer: Buffer) -> None:
+    state = jax.eval_shape(lambda: buffer.init(ITEM))
+    one = jax.jit(buffer.extend, donate_argnums=0).lower(state, batch_of(buffer, 1)).compile()
+    add = jax.jit(buffer.add, donate_argnums=0).lower(state, batch_of(buffer)).compile()
+    assert add.memory_analysis().alias_size_in_bytes == one.memory_analysis().alias_size_in_bytes
+    assert not kernels(add) - kernels(one)
+
+    def by_lane(state: Any, batch: Any) -> Any:
+        return buffer.extend(state, batch, lanes_first=True)
+
+    turned = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.moveaxis(jnp.empty(leaf.shape), 0, len(buffer.lanes)).shape, leaf.dtype),
+        batch := batch_of(buffer, BATCH),
+    )
+    many = jax.jit(buffer.extend, donate_argnums=0).lower(state, batch).compile()
+    moved = jax.jit(by_lane, donate_argnums=0).lower(state, turned).compile()
+    assert moved.memory_analysis().alias_size_in_bytes == many.memory_analysis().alias_size_in_bytes
+    more = kernels(moved) - kernels(many)
+    assert sum(more.values()) <= bool(buffer.lanes) * (len(jax.tree.leaves(batch)) + 1)  # one a leaf, one for the slots
+    more_bytes = moved.memory_analysis().temp_size_in_bytes - many.memory_analysis().temp_size_in_bytes
+    assert more_bytes <= 2 * bytes_of(batch)
