@@ -1,5 +1,6 @@
 """Seeds: every draw takes one from torch, so that `torch.manual_seed` and generators govern JAX's draws too."""
 
+import sys
 import threading
 from typing import Any
 
@@ -34,53 +35,41 @@ class _Rekeyed(threading.local):
     def __init__(self) -> None:
         self.bits = np.random.Philox(0)
         self.generator = np.random.Generator(self.bits)
-        self.words: np.ndarray = np.zeros(2, np.uint64)
-        zeros: np.ndarray = np.zeros(4, np.uint64)
+        self.key: dict[str, Any] = {"counter": _ZEROS, "key": (0, 0)}
         self.state: Any = {
             "bit_generator": "Philox",
-            "state": {"counter": zeros, "key": self.words},
-            "buffer": zeros,
+            "state": self.key,
+            "buffer": _ZEROS,
             "buffer_pos": 4,
             "has_uint32": 0,
             "uinteger": 0,
         }
 
 
+_ZEROS = (0, 0, 0, 0)  # read faster than an array
 _rekeyed = _Rekeyed()
 
 
 def generator_of(key: np.ndarray) -> np.random.Generator:
     """The generator of a raw key, [2] uint32, until this thread asks for another one."""
-    _rekeyed.words[0] = key.view(np.uint64)[0]
+    _rekeyed.key["key"] = (int.from_bytes(key.tobytes(), sys.byteorder), 0)
     _rekeyed.bits.state = _rekeyed.state
     return _rekeyed.generator
 
 
-class _Shares(threading.local):
-    """Memory for uniform numbers, made once a thread."""
+class Restored:
+    """A block after which generators are as they were before it if it raises."""
 
-    size = 0
+    __slots__ = ("_before",)
 
-    def of(self, count: int) -> None:
-        with torch.inference_mode(False):
-            self.tensor = torch.empty(count, dtype=torch.float64, device="cpu")
-        self.numbers, self.size = self.tensor.numpy(), count
+    def __init__(self, *generators: torch.Generator | None) -> None:
+        used = [torch.default_generator if each is None else each for each in generators]
+        self._before = [(each, each.get_state()) for each in used]
 
+    def __enter__(self) -> None:
+        pass
 
-_shares = _Shares()
-
-
-def uniforms(count: int, generator: torch.Generator | None, given: np.ndarray | None = None) -> np.ndarray:
-    """`count` numbers of [0, 1), float64 of 53 bits, from the generator, or torch's global one, or of a given key.
-
-    In memory that the next call in this thread takes over.
-    """
-    if given is not None:
-        return generator_of(given).random(count)
-    if generator is not None and generator.device.type != "cpu":
-        drawn = torch.empty(count, dtype=torch.float64, device=generator.device).uniform_(generator=generator)
-        return drawn.cpu().numpy()
-    if _shares.size != count:
-        _shares.of(count)
-    _shares.tensor.uniform_(generator=generator)
-    return _shares.numbers
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            for generator, state in self._before:
+                generator.set_state(state)

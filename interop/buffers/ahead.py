@@ -20,7 +20,7 @@ from interop.storages import Storage
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Part:
-    """What one member of an ensemble gives to a batch: its random key, or what was drawn."""
+    """What one member of an ensemble gives to a batch: its random key, and what was drawn with it of an epoch."""
 
     place: int
     key: Any = None
@@ -29,7 +29,7 @@ class Part:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Ahead:
-    """A batch that a thread makes, and what decides it: its random key, what is drawn of an epoch, or the parts of it."""
+    """A batch that a thread makes, and what decides it: its random key and what is drawn of an epoch, or its parts."""
 
     batch_size: int
     epoch: int  # of the queue
@@ -44,15 +44,13 @@ class Ahead:
     def of(
         cls, sampler: Sampler, storage: Storage, batch_size: int, epoch: int, generator: torch.Generator | None
     ) -> "Ahead | None":
-        """The next batch of the queue; None where it cannot be drawn, which who asks for it will be told.
-
-        Its key is taken from the generator of the buffer: that of the sampler is another one while a thread draws by a key.
-        """
+        """The next batch of the queue; None where it cannot be drawn: the call that asks for this batch raises the error."""
         try:
-            drawn = reserved(sampler, storage, batch_size)
+            with randomness.Restored(generator):
+                key = randomness.key(generator)
+                return cls(batch_size, epoch, key, reserved(sampler, storage, batch_size, key))
         except Exception:
             return None
-        return cls(batch_size, epoch, None if drawn is not None else randomness.key(generator), drawn)
 
     def _draws(self) -> Iterator[Drawn]:
         every = [self.drawn, *(part.drawn for part in self.parts or ())]

@@ -17,7 +17,7 @@ from interop.buffers import collate
 from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
 from interop.buffers.checkpoints import SaveableEnsemble
-from interop.buffers.fused import reserved, seeded
+from interop.buffers.fused import reserved
 from interop.buffers.gathering import Gathering, asked, described
 from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
 from interop.buffers.places import owned
@@ -29,11 +29,12 @@ from interop.buffers.unwritable import Unwritable
 from interop.index import as_int
 from interop.members import is_all, named, of_kind, routed
 from interop.samplers import ConsumingSampler, Sampler, SamplerEnsemble
+from interop.samplers.sampler import samples_by_key
 from interop.storages import StorageEnsemble
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble
 
-_SAMPLE, _GET = SamplerEnsemble.sample, StorageEnsemble.get
+_DRAW, _GET = SamplerEnsemble.draw, StorageEnsemble.get
 
 
 class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
@@ -187,19 +188,23 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         if not self._draws_itself:
             return Ahead(batch_size, epoch, randomness.key(self._rng))
         ahead = Ahead(batch_size, epoch, parts=[])
-        assert ahead.parts is not None
         try:
-            each = self._sampler.part_of(batch_size)
-            self._sampler.refuse_empty(self._members)
-            for place in self._sampler.choose():
-                member = self._members[place]
-                drawn = reserved(member._sampler, member._storage, each)
-                key = None if drawn is not None else randomness.key(member._rng)
-                ahead.parts.append(Part(place, key, drawn))
-        except Exception:  # which who asks for the batch will be told
+            with self._restored():
+                each = self._sampler.part_of(batch_size)
+                ahead.parts = self._planned()
+                for part in ahead.parts:
+                    member = self._members[part.place]
+                    part.drawn = reserved(member._sampler, member._storage, each, part.key)
+        except Exception:  # the call that asks for this batch raises it
             ahead.take_back()
             return None
         return ahead
+
+    def _planned(self) -> list[Part]:
+        """The members that a batch is drawn from, each with a key of its own generator."""
+        self._sampler.refuse_empty(self._members)
+        places = self._sampler.choose(randomness.key(self._rng))
+        return [Part(place, randomness.key(self._members[place]._rng)) for place in places]
 
     def _sample(self, batch_size: int, ahead: Ahead | None = None) -> Any:
         """A batch and what the members told; None for one ahead of time whose epoch is over."""
@@ -212,10 +217,10 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             batch = gathering.whole() if collate_fn is collate.stack else None
             rows = gathering.rows() if batch is None else [batch]
         else:
-            key = None if ahead is None else ahead.key
             alone = contextlib.nullcontext() if self._prefetch is None else self._members_still()
-            with alone, seeded(self.sampler, key):
-                rows, told = asked(self.sampler, self.storage, batch_size, self._members, self._collate_fns)
+            with alone, self._restored(ahead is None):
+                key = randomness.key(self._rng) if ahead is None else ahead.key
+                rows, told = asked(self.sampler, self.storage, batch_size, key, self._members, self._collate_fns)
         if ahead is not None:
             ahead.was_read = True
         marked = all(isinstance(row, TensorDictBase) for row in rows)
@@ -226,7 +231,8 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
     def _draws_itself(self) -> bool:
         """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
         return (
-            getattr(self._sampler.sample, "__func__", None) is _SAMPLE
+            samples_by_key(self._sampler)
+            and getattr(self._sampler.draw, "__func__", None) is _DRAW
             and getattr(self._storage.get, "__func__", None) is _GET
         )
 
@@ -234,30 +240,24 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         """Parts drawn of each chosen member; random numbers are as before where one cannot be drawn."""
         each = self._sampler.part_of(batch_size) if plan is None else batch_size // len(plan)
         members = self._members
-        self._sampler.refuse_empty(members)
         weighs = any(member._sampler.takes_priorities for member in members)
-        gathering = None
-        before = self._random_state() if plan is None else []  # else it was drawn before
-        try:
-            plan = [Part(place) for place in self._sampler.choose()] if plan is None else plan
+        with self._restored(plan is None):
+            plan = self._planned() if plan is None else plan
             gathering = Gathering(len(plan), each, weighs)
-            for part in plan:
-                place = part.place
-                with Turn(members[place]):
-                    gathering.draw(place, members[place], self._collate_fns[place], part.key, part.drawn)
-        except BaseException:
-            if gathering is not None:
+            try:
+                for part in plan:
+                    place = part.place
+                    with Turn(members[place]):
+                        gathering.draw(place, members[place], self._collate_fns[place], part.key, part.drawn)
+            except BaseException:
                 gathering.take_back()
-            for generator, state in before:
-                generator.set_state(state)
-            raise
+                raise
         gathering.given()
         return gathering
 
-    def _random_state(self) -> list[tuple[torch.Generator, Tensor]]:
-        """Every generator that a draw may use, and how it stands."""
-        used = {id(rng): rng for rng in (self._rng, *(member._rng for member in self._members))}
-        return [(rng, rng.get_state()) for rng in (each or torch.default_generator for each in used.values())]
+    def _restored(self, plans: bool = True) -> randomness.Restored:
+        """A block that restores the generators of all keys if it raises, where it makes keys."""
+        return randomness.Restored(*({self._rng, *(member._rng for member in self._members)} if plans else ()))
 
     def _told(self, info: Any) -> Any:
         marked, told = info

@@ -1,38 +1,30 @@
 """A draw and the read of its rows without what only an index from outside needs: checks, and a second dispatch."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from interop import bridge
 from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.assembly import Assemblies
+from interop.samplers.drawing import names_slots
 from interop.samplers.epoch import Drawn, Epoch
 from interop.storages import Storage, TensorStorage
 from interop.storages.jax_rows import JaxRows
 from interop.storages.rows import TorchRows
 
-_DRAW = DrawingSampler.sample
 _READ = TensorStorage.get
 _NO_RUNS = (None, 1)
-
-
-def takes_keys(sampler: Sampler) -> TypeGuard[DrawingSampler]:
-    """Whether draws are the library's own, of which each can be given its random key."""
-    return getattr(sampler.sample, "__func__", None) is _DRAW
 
 
 def epoch_of(sampler: Sampler) -> Epoch | None:
     """What the sampler's draws use up, where they are the library's own."""
     epoch = sampler._epoch
-    return epoch if isinstance(epoch, Epoch) and takes_keys(sampler) else None
+    return epoch if isinstance(epoch, Epoch) and names_slots(sampler) else None
 
 
-def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray | None = None) -> Drawn | None:
+def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> Drawn | None:
     """What is drawn of an epoch, to be told whether it was given out; None for samplers that draw from no epoch."""
     epoch = epoch_of(sampler)
     if epoch is None or not isinstance(sampler, DrawingSampler):
@@ -46,30 +38,6 @@ def caught_up(sampler: Sampler, storage: Storage) -> None:
     """Have what was drawn ahead no longer be held where writes have made it stale. The lock of the storage is held."""
     if epoch_of(sampler) is not None:
         sampler._catch_up(storage)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def seeded(sampler: Sampler, key: np.ndarray | None) -> Iterator[None]:
-    """Have a sampler, and the members of an ensemble, take random numbers from a generator of this key meanwhile.
-
-    The lock of what is drawn from is held. A sampler that takes them from elsewhere than its `_rng` does not notice.
-    """
-    if key is None:
-        yield
-        return
-    every = [sampler, *getattr(sampler, "_samplers", ())]
-    before = [each._rng for each in every]
-    seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
-    try:
-        for each in every:
-            device = torch.device("cpu") if each._rng is None else each._rng.device
-            if device not in made:
-                made[device] = torch.Generator(device).manual_seed(seed)
-            each._rng = made[device]
-        yield
-    finally:
-        for each, generator in zip(every, before, strict=True):
-            each._rng = generator
 
 
 class Fused:
@@ -94,11 +62,10 @@ class Fused:
     @property
     def holds(self) -> bool:
         """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
-        own = getattr(self._sampler.sample, "__func__", None) is _DRAW
-        return own and getattr(self._storage.get, "__func__", None) is _READ
+        return names_slots(self._sampler) and getattr(self._storage.get, "__func__", None) is _READ
 
     def sample(
-        self, batch_size: int, key: np.ndarray | None, marks: bool, drawn: Drawn | None = None
+        self, batch_size: int, key: np.ndarray, marks: bool, drawn: Drawn | None = None
     ) -> tuple[Any, dict[Any, Any]]:
         """A batch and what to tell about it; with `marks` it may already have in it what the info says.
 
@@ -114,7 +81,7 @@ class Fused:
         return self._storage.build(tensors or rows.read(slots), (slots.shape[0],)), info
 
     def draw(
-        self, batch_size: int, key: np.ndarray | None, drawn: Drawn | None = None
+        self, batch_size: int, key: np.ndarray, drawn: Drawn | None = None
     ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
         """Flat slots, what to tell about them, and the items where the program that draws has read them."""
         rows = self._storage._rows

@@ -16,6 +16,7 @@ from interop.buffers.places import owned
 from interop.codec import Branch, Layout, unchecked
 from interop.index import as_tensor
 from interop.samplers.epoch import Drawn
+from interop.samplers.sampler import draw_by
 from interop.storages import TensorStorage
 from interop.storages.rows import TorchRows
 from interop.transforms.order import Order
@@ -55,7 +56,7 @@ class Gathering:
         place: int,
         member: Any,
         collate_fn: Callable[[Any], Any] | None,
-        key: Any,
+        key: np.ndarray,
         ahead: Drawn | None = None,
     ) -> None:
         """Another part, of `member`; `collate_fn` stands in for its own.
@@ -72,12 +73,12 @@ class Gathering:
         fused = member._fused
         if fused is not None and fused.holds and _comes_as_stored(member, chosen):
             part = self._read(place, fused, *fused.draw(each, key, drawn))
-            member._revision(part.info, None)
+            member._revision(part.info, key)
         else:
             data, info = member._draw(each, key, drawn)
             if collate_fn is not None and member._storage.is_live(info["index"]):
                 data = owned(data)  # seen to for the member's own collate_fn only
-            revise, order = member._revision(info, None), Order.of(member, info["index"], info)
+            revise, order = member._revision(info, key), Order.of(member, info["index"], info)
             part = Part(place, info, finish=lambda: _finished(member, data, info["index"], chosen, revise, order))
         if self._weighs and not member._sampler.takes_priorities:
             slots = _column(part.info["index"])
@@ -203,10 +204,10 @@ def described(parts: Sequence[tuple[int, dict[Any, Any]]], marked: bool) -> Tens
 
 
 def asked(
-    sampler: Any, storage: Any, batch_size: int, members: Sequence[Any], collate_fns: Sequence[Any]
+    sampler: Any, storage: Any, batch_size: int, key: np.ndarray, members: Sequence[Any], collate_fns: Sequence[Any]
 ) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
     """Parts and what is told about them, of a sampler or storage ensemble of the user's own."""
-    index, info = sampler.sample(storage, batch_size)
+    index, info = draw_by(sampler, storage, batch_size, key)
     rows, told = [], []
     for (place, data), drawn, said in zip(storage.get(index), index.unbind(0), info.unbind(0), strict=True):
         slots = drawn["index"]

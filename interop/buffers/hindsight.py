@@ -104,12 +104,6 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _ahead(self, *how: Any) -> Any:
-        ahead = super()._ahead(*how)
-        if ahead is not None and ahead.key is None:  # what is drawn was settled otherwise, goals need a key
-            ahead.key = randomness.key(self._rng)
-        return ahead
-
     def _draw(self, batch_size: int, *how: Any) -> tuple[Any, dict[Any, Any]]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
@@ -117,15 +111,13 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     _revises = True
 
-    def _revision(self, info: dict[Any, Any], ahead: Any) -> Callable[[Any], Any] | None:
-        told = super()._revision(info, ahead)
+    def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
+        told = super()._revision(info, key)
         index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         count = math.floor(len(index) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
         if count == 0:
             return told
-        given = None if ahead is None else ahead.key
-        key = None if given is None else np.asarray(given) ^ np.uint32(_TAG)
-        shares = randomness.uniforms(count, self._rng, key)
+        shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
         entries = self._entries()
         drawn = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
         rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries, shares)

@@ -22,7 +22,7 @@ def goes_on(sampler: Sampler, waiting: int) -> bool:
     epoch = epoch_of(sampler)
     if epoch is not None:  # of which those that wait are taken
         return not epoch.over
-    return waiting < sampler._remaining_batches and not sampler.ran_out
+    return not sampler.ran_out
 
 
 class Prefetch:

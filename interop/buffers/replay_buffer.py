@@ -6,14 +6,16 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from interop import randomness
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
-from interop.buffers.fused import caught_up, reserved, seeded, takes_keys
+from interop.buffers.fused import caught_up, reserved
 from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
@@ -22,8 +24,8 @@ from interop.index import as_int
 from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
-from interop.samplers import DrawingSampler
 from interop.samplers.epoch import Drawn
+from interop.samplers.sampler import draw_by
 from interop.storages import TensorStorage
 from interop.transforms.order import Order, in_order
 
@@ -109,31 +111,26 @@ class ReplayBuffer(Writable):
                 if self._prefetch is None or ahead.epoch != self._prefetch.epoch:
                     return None
                 caught_up(self._sampler, self._storage)
-                data, info = self._draw(batch_size, ahead.key, ahead.drawn)
+                key = ahead.key
+                data, info = self._draw(batch_size, key, ahead.drawn)
                 ahead.was_read = True
-            elif self._fused is not None and self._fused.holds and not self._sampler.refuses_late:
-                data, info = self._draw(batch_size, None)
             else:
-                generator = torch.default_generator if self._rng is None else self._rng
-                before = generator.get_state()
-                try:
-                    data, info = self._draw(batch_size, None)
-                except BaseException:
-                    generator.set_state(before)
-                    raise
-            collate_fn, revise = self._collate_fn, self._revision(info, ahead)
+                with randomness.Restored(self._rng):
+                    key = randomness.key(self._rng)
+                    data, info = self._draw(batch_size, key)
+            collate_fn, revise = self._collate_fn, self._revision(info, key)
             order = Order.of(self, info["index"], info) if self._transform._count else None
         return self._from_store(data, info["index"], collate_fn, revise, order), info
 
     _revises = False  # whether batches are changed after collating where there are no transforms
 
-    def _revision(self, info: dict[Any, Any], ahead: Ahead | None) -> Callable[[Any], Any] | None:
-        """What is to be changed in a batch after collating; the lock is held. Adds to what is told about it."""
+    def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
+        """What is to be changed in a batch of this key after collating; the lock is held. Adds to the info."""
         if self._writer.tracks_generations:
             info["index_generation"] = self._writer.generations_of(info["index"])
         return None
 
-    def _draw(self, batch_size: int, key: Any, drawn: Drawn | None = None) -> tuple[Any, dict[Any, Any]]:
+    def _draw(self, batch_size: int, key: np.ndarray, drawn: Drawn | None = None) -> tuple[Any, dict[Any, Any]]:
         """What is stored at drawn places, which no write changes any more, and the info."""
         ahead = drawn is not None
         drawn = drawn or reserved(self._sampler, self._storage, batch_size, key)
@@ -149,19 +146,14 @@ class ReplayBuffer(Writable):
             drawn.given()
         return found
 
-    def _read(self, batch_size: int, key: Any, drawn: Drawn | None) -> tuple[Any, dict[Any, Any]]:
+    def _read(self, batch_size: int, key: np.ndarray, drawn: Drawn | None) -> tuple[Any, dict[Any, Any]]:
         if self._fused is not None and self._fused.holds:
             marks = self._marks_samples and not self._transform._count  # transforms see what is stored
             return self._fused.sample(batch_size, key, marks, drawn)
         if drawn is not None:
             index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
-        elif key is not None and isinstance(self._sampler, DrawingSampler) and takes_keys(self._sampler):
-            index, info = self._sampler._named(self._storage, batch_size, key)
-        elif key is not None:
-            with seeded(self._sampler, key):
-                index, info = self._sampler.sample(self._storage, batch_size)
         else:
-            index, info = self._sampler.sample(self._storage, batch_size)
+            index, info = draw_by(self._sampler, self._storage, batch_size, key)
         index, info = expanded(self._unit, index, info, self._storage)
         data = self._storage.get(index)
         apart = isinstance(self._storage, TensorStorage)  # a list gives the items themselves

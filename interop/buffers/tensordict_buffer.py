@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -120,8 +121,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     del data[key]
         return (data, self._told(info)) if return_info else data
 
-    def _revision(self, info: dict[Any, Any], ahead: Any) -> Callable[[Any], Any] | None:
-        super()._revision(info, ahead)
+    def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
+        super()._revision(info, key)
         return partial(_with_flags, info=info) if self._transform._count else None
 
     def _include(self, data: Any, info: dict[Any, Any], apart: bool) -> None:

@@ -59,23 +59,18 @@ class ConsumingSampler(Sampler):
     def ran_out(self, value: bool) -> None:
         self._ran_out = bool(value)
 
-    @property
-    def refuses_late(self) -> bool:
-        return False
-
     def sampleable(self, storage: Storage) -> int:
         self._follow(storage)
         return self._live
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """int64 [at most batch_size], each slot once, and nothing to tell. RuntimeError where nothing is left."""
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """int64 [at most batch_size], each slot once, and an empty info. RuntimeError where nothing is left."""
         self.refuse_a_stranger()
         if not self.sampleable(storage):
             consumed = f" All {self._known} items were drawn {self._most} times." if self._known else ""
             raise RuntimeError(f"{_EMPTY}{consumed} Call extend() or add() first.")
         count = min(whole("batch_size", batch_size, least=0), self._live)
-        rng = np.random.default_rng(randomness.key(self._rng))
-        slots = self._order[rng.choice(self._live, count, replace=False)]
+        slots = self._order[randomness.generator_of(key).choice(self._live, count, replace=False)]
         self._drawn[slots] += 1
         used = slots[self._drawn[slots] >= self._most]
         self._live -= used.size

@@ -2,28 +2,24 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
 import torch
 
-from interop.samplers.sampler import Sampler
+from interop.samplers.sampler import Sampler, samples_by_key
 from interop.storages import Storage, TensorStorage
 
 
 class DrawingSampler(Sampler):
-    """A sampler that names flat slots, which a buffer reads in the same step where nobody has replaced `sample`."""
+    """A sampler that names flat slots, which a buffer reads in the same step where `draw` and `sample` are these."""
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """int64 [batch_size], or a tuple of such per item dim, and what to tell about the batch.
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """int64 [batch_size], or a tuple of such per item dim, and the info of the batch.
 
         RuntimeError where there is nothing to draw.
         """
-        return self._named(storage, batch_size, None)
-
-    def _named(self, storage: Storage, batch_size: int, key: Any) -> tuple[Any, dict[Any, Any]]:
-        """`sample` with a random key; None has it draw its own."""
         slots, info, _ = self._draw(storage, batch_size, key)
         return self._index_of(slots, storage), info
 
@@ -32,7 +28,7 @@ class DrawingSampler(Sampler):
         return unravel(slots, storage)
 
     def _batch(
-        self, storage: TensorStorage, batch_size: int, key: Any, marks: bool
+        self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
         """A whole batch and what to tell about it, which it may have in it with `marks`, where the sampler has a shorter way
         than to name slots; None otherwise, and then nothing was drawn."""
@@ -43,9 +39,14 @@ class DrawingSampler(Sampler):
 
     @abstractmethod
     def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
+
+
+def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:
+    """Whether draws are the library's own: neither overridden in a subclass nor replaced."""
+    return samples_by_key(sampler) and getattr(sampler.draw, "__func__", None) is DrawingSampler.draw
 
 
 def stored(storage: Storage) -> int:

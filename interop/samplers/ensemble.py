@@ -11,13 +11,16 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import Fields
+from interop import randomness
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, as_tensors, is_users, together
 from interop.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
 from interop.numbers import whole
-from interop.samplers.sampler import Sampler
+from interop.samplers.sampler import Sampler, draw_by
 from interop.storages import Storage, StorageEnsemble
+
+_FOR_MEMBERS = np.uint32(0x85EBCA6B)  # makes the key of a batch the one that the keys of its parts are drawn with
 
 
 class SamplerEnsemble(Sampler):
@@ -81,7 +84,7 @@ class SamplerEnsemble(Sampler):
 
     # ------------------------------------------------------------------ draws
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[TensorDictBase, TensorDictBase]:
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[TensorDictBase, TensorDictBase]:
         """A tensordict of "index" [n, k] and "buffer_ids" [n], and one [n] of what the samplers say.
 
         n is `num_buffer_sampled`, k what each part has of the batch. The index is [n, k, ndim] where slots are
@@ -96,11 +99,12 @@ class SamplerEnsemble(Sampler):
             raise ValueError(f"there are {len(self)} samplers for {len(storage)} storages")
         each = self.part_of(batch_size)
         self.refuse_empty(storage._storages)
-        rows, infos = [], []
-        for place in self.choose():
+        rows, infos, places = [], [], self.choose(key)
+        keys = randomness.generator_of(key ^ _FOR_MEMBERS).integers(2**32, size=(len(places), 2), dtype=np.uint32)
+        for place, own in zip(places, keys, strict=True):
             member = storage._storages[place]
             with member._access.turn():
-                slots, info = self._samplers[place].sample(member, each)
+                slots, info = draw_by(self._samplers[place], member, each, own)
             rows.append((place, torch.stack(slots, -1) if isinstance(slots, tuple) else torch.as_tensor(slots)))
             infos.append(TensorDict(info, []))
         told: TensorDictBase = LazyStackedTensorDict.maybe_dense_stack(infos, 0)
@@ -124,13 +128,12 @@ class SamplerEnsemble(Sampler):
                     "first, or give it a p of 0"
                 )
 
-    def choose(self) -> list[int]:
+    def choose(self, key: np.ndarray) -> list[int]:
         """The member of each part of a batch."""
         if self._sample_from_all:
             return list(range(len(self._samplers)))
-        device = "cpu" if self._rng is None else self._rng.device
-        drawn = torch.rand(self.num_buffer_sampled, dtype=torch.float64, generator=self._rng, device=device)
-        chosen: list[int] = self._upper.searchsorted(drawn.cpu().numpy(), side="right").tolist()
+        shares = randomness.generator_of(key).random(self.num_buffer_sampled)
+        chosen: list[int] = self._upper.searchsorted(shares, side="right").tolist()
         return chosen
 
     # ------------------------------------------------------------------ members

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import Fields
+from interop import randomness
 from interop.checkpoint.stateful import Entries, permutation
 from interop.samplers.epoch_states import NONE, check_undone, standing_of, standing_saved, taken_of, taken_saved
 from interop.samplers.epoch_states import Standing as _Standing  # the name that pickles may have
 from interop.samplers.epoch_states import Taken as _Taken
 from interop.storages.lock import Lock, renew_in_children
 
-_NOT_KEPT = ("_last", "_bits", "_words", "_random", "life")
-_ZEROS = np.zeros(4, np.uint64)  # the counter that Philox begins with
+_NOT_KEPT = ("_last", "life")
 
 
 class Epoch:
@@ -48,9 +48,6 @@ class Epoch:
         """What no copy takes over."""
         self.life = object()  # another one after a state was put in: what is held of before is no longer known
         self._last: _Taken | None = None
-        self._bits = np.random.Philox(0)  # its state is set for each take: cheaper than a new one
-        self._words = np.zeros(2, np.uint64)
-        self._random = np.random.Generator(self._bits)
         renew_in_children(self)
 
     # ------------------------------------------------------------------ what it stands at
@@ -70,12 +67,6 @@ class Epoch:
     def over(self) -> bool:
         """Whether this epoch has come to its end, and the next take begins another."""
         return self._standing.over
-
-    @property
-    def takes_left(self) -> int:
-        """Takes of as many as the last until the epoch is over."""
-        count = max(self._count, 1)
-        return self.left // count if self.drop_last else -(-self.left // count)
 
     def check(self, count: int, length: int) -> None:
         """The ValueError of a take that would be refused."""
@@ -119,16 +110,7 @@ class Epoch:
         if start == stop:
             return NONE, ()
         assert key is not None
-        self._words[0] = np.asarray(key, np.uint32).view(np.uint64)[0]
-        self._bits.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": _ZEROS, "key": self._words},
-            "buffer": _ZEROS,
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-        chosen = self._random.choice(self._length - start, stop - start, replace=False)
+        chosen = randomness.generator_of(key).choice(self._length - start, stop - start, replace=False)
         chosen += start
         named, block = self._order[chosen], self._order[start:stop].copy()
         holes, left, displaced = chosen, named, block

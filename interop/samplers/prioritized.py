@@ -26,7 +26,6 @@ from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-_TINY = {dtype: float(np.finfo(dtype).tiny) for dtype in _DTYPES.values()}
 
 
 class PrioritizedSampler(DrawingSampler):
@@ -191,14 +190,9 @@ class PrioritizedSampler(DrawingSampler):
     # ------------------------------------------------------------------ draws
 
     def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
         return priority_draws.draw(self, storage, batch_size, key, items)
-
-    @property
-    def refuses_late(self) -> bool:
-        # Unless an item of priority zero still weighs something, all of them may weigh nothing.
-        return self.rule.eps == 0 or self.rule.eps**self._alpha < _TINY[self.rule.dtype]
 
     def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
         """The state with everything given so far, over at least the slots of the storage; made at the first use."""

@@ -105,11 +105,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         SliceSampler._empty(self)
         PrioritizedSampler._empty(self)
 
-    @property
-    def refuses_late(self) -> bool:
-        return PrioritizedSampler.refuses_late.fget(self)  # type: ignore[attr-defined]
-
-    def _drawn(self, storage: Storage, batch_size: int, key: Any) -> tuple[Slices, dict[Any, Any]]:
+    def _drawn(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
         count, length = self._shape(batch_size)
         if self._of is None:
             self._of = weakref.ref(storage)

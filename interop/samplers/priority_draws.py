@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import bridge, compiled, randomness
+from interop import bridge, compiled
 from interop.samplers.drawing import stored
 from interop.samplers.given import Waiting
 from interop.storages import Storage
 
 
 def draw(
-    sampler: Any, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array]
+    sampler: Any, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array]
 ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
     """`DrawingSampler._draw` of a prioritized sampler."""
     size = stored(storage)
@@ -30,7 +30,6 @@ def draw(
         if sampler._runs_ahead:
             sampler._refusals.tell()
         sampler._make(storage)
-        key = randomness.key(sampler._rng) if key is None else key
         if not sampler._runs_ahead:
             if sampler.dtype == torch.float32:
                 words = np.asarray(_drawn(sampler, batch_size, key, size))

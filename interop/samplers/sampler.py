@@ -1,33 +1,66 @@
 """What every sampler does."""
 
-import sys
 import warnings
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import ABC
+from functools import partial
+from typing import Any, Self
 
+import numpy as np
 import torch
 
+from interop import randomness
 from interop.checkpoint.stateful import Stateful
 from interop.storages import Storage
 
 
 class Sampler(Stateful, ABC):
-    """Names the items of a batch. A subclass gives `sample`; the rest may stay as it is.
+    """Chooses the items of a batch. A subclass defines `draw`, or `sample` as in torchrl; the rest may stay as it is.
 
-    A subclass with a state of its own is saved with it, and goes on from it, where it defines `state_dict`, which returns
-    tensors and plain values, in dicts with text keys and lists, and `load_state_dict`, which takes them back. It draws the
-    same batches then if it takes its random numbers from `self._rng`, None standing for torch's global generator.
+    A buffer makes one key for each batch from its generator, and calls `draw` with it. A sampler that takes all its random
+    numbers from this key draws the same batches with `prefetch` and without, and after a checkpoint. A sampler that
+    defines `sample` takes them from `self._rng` instead: during the call this is a generator that is seeded with the key.
+
+    A subclass with a state of its own defines `state_dict`, which returns tensors and plain values, in dicts with text keys
+    and lists, and `load_state_dict`, which takes them back. Checkpoints save this state.
     """
 
-    _remaining_batches = sys.maxsize  # how many batches prefetching may ask for
+    _samplers: tuple["Sampler", ...] = ()  # the members of an ensemble
     _reads_to_draw = False  # whether draws ahead look at what is stored, and so must not be made while that is written
     _epoch: Any = None  # an `Epoch`, where it is what draws name that changes by a draw
 
     _rng: torch.Generator | None = None
 
-    @abstractmethod
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
+            raise TypeError(f"{cls.__name__} chooses no items: define draw(storage, batch_size, key) in it")
+        return super().__new__(cls)
+
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """An index into the storage and the info of a batch, both determined by the key and the state of the sampler.
+
+        Args:
+            storage: where the items are; its lock is held.
+            batch_size: how many items are wanted.
+            key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
+        """
+        every = (self, *self._samplers)
+        before = [each._rng for each in every]
+        seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
+        try:
+            for each in every:
+                device = torch.device("cpu") if each._rng is None else each._rng.device
+                if device not in made:
+                    made[device] = torch.Generator(device).manual_seed(seed)
+                each._rng = made[device]
+            return self.sample(storage, batch_size)
+        finally:
+            for each, generator in zip(every, before, strict=True):
+                each._rng = generator
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """An index into the storage, and what to tell about the batch."""
+        """`draw` with a key of the sampler's generator."""
+        with randomness.Restored(self._rng):
+            return self.draw(storage, batch_size, randomness.key(self._rng))
 
     def sampleable(self, storage: Storage) -> int:
         """How many items there are to draw from: the length of a buffer."""
@@ -59,11 +92,6 @@ class Sampler(Stateful, ABC):
         """The priorities as `update_priority` takes them; TypeError or ValueError for what it would refuse."""
         return priority
 
-    @property
-    def refuses_late(self) -> bool:
-        """Whether a draw can be refused after random numbers were taken for it."""
-        return True
-
     def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for parts of a buffer that nothing could be drawn from in this way."""
 
@@ -89,3 +117,14 @@ class Sampler(Stateful, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None}
+
+
+def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any]:
+    """What a sampler draws with a key: by its `sample` where that was overridden, or replaced, by its `draw` otherwise."""
+    draw = sampler.draw if samples_by_key(sampler) else partial(Sampler.draw, sampler)
+    return draw(storage, batch_size, key)
+
+
+def samples_by_key(sampler: Sampler) -> bool:
+    """Whether `sample` is the base's, which calls `draw`."""
+    return getattr(sampler.sample, "__func__", None) is Sampler.sample

@@ -93,10 +93,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         with self._epoch.lock:
             self._synced(storage)
 
-    def _windows(self, count: int, length: int, key: Any) -> Slices:
+    def _windows(self, count: int, length: int, key: np.ndarray) -> Slices:
         found = self._index.trajectories(1)
-        self._epoch.check(count, len(found))
-        key = randomness.key(self._rng) if key is None else key
         positions = self._epoch.take(count, len(found), key)
         if not self.shuffle:
             positions = self._in_order(found)[positions]
@@ -111,7 +109,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
                     f"the batch has only trajectories shorter than its slices, {length}: use shorter slices, or "
                     "strict_length=False"
                 )
-        return self._within(chosen, randomness.uniforms(len(chosen), None, key ^ np.uint32(0x9E3779B9)), length)
+        return self._within(chosen, randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(len(chosen)), length)
 
     def _in_order(self, found: np.ndarray) -> np.ndarray:
         """The trajectories in the order of the storage."""

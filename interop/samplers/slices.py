@@ -114,10 +114,6 @@ class SliceSampler(DrawingSampler):
     def _empty(self) -> None:
         self._forget()
 
-    @property
-    def refuses_late(self) -> bool:
-        return False
-
     def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
         """RuntimeError for a list that is not read as a tensordict, TypeError for a writer that keeps no order."""
         if self._static is not None:
@@ -136,19 +132,19 @@ class SliceSampler(DrawingSampler):
     # ------------------------------------------------------------------ draws
 
     def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
         slices, weighed = self._drawn(storage, batch_size, key)
         return torch.from_numpy(slices.slots), {**self._telling.of(storage, slices), **weighed}, []
 
-    def _drawn(self, storage: Storage, batch_size: int, key: Any) -> tuple[Slices, dict[Any, Any]]:
+    def _drawn(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
         """Slices, and what more is to be told than follows from them."""
         count, length = self._shape(batch_size)
         self._synced(storage)
         return self._windows(count, length, key), _NOTHING
 
     def _batch(
-        self, storage: TensorStorage, batch_size: int, key: Any, marks: bool
+        self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
         rows = storage._rows
         if not isinstance(rows, TorchRows) or rows.runs is None:
@@ -208,9 +204,9 @@ class SliceSampler(DrawingSampler):
             )
         return found
 
-    def _windows(self, count: int, length: int, key: Any) -> Slices:
+    def _windows(self, count: int, length: int, key: np.ndarray) -> Slices:
         found = self._candidates(length)
-        shares = randomness.uniforms(2 * count, self._rng, key)
+        shares = randomness.generator_of(key).random(2 * count)
         chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
         return self._within(chosen, shares[count:], length)
 

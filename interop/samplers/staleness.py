@@ -80,18 +80,13 @@ class StalenessAwareSampler(DrawingSampler):
     # ------------------------------------------------------------------ draws
 
     def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
         known = self._weighed(storage)
-        key = randomness.key(self._rng) if key is None else key
-        chosen = known.draw(batch_size, np.random.default_rng(key))
+        chosen = known.draw(batch_size, randomness.generator_of(key))
         slots = chosen if known.rows is None else known.rows[chosen]
         staleness = torch.from_numpy(known.staleness[chosen].astype(np.float32))
         return torch.from_numpy(slots), {"staleness": staleness}, []
-
-    @property
-    def refuses_late(self) -> bool:
-        return False
 
     def _weighed(self, storage: Storage) -> "_Known":
         """The weights of all items, made anew where something has changed."""

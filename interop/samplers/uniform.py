@@ -22,10 +22,9 @@ class RandomSampler(DrawingSampler):
     rule = fbuf.Uniform()
 
     def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         size = stored(storage)
-        key = randomness.key(self._rng) if key is None else key
         place = place_of(storage)
         if place.type == "cpu" or size >= 2**31 or not may_use_jax():
             return torch.from_numpy(randomness.generator_of(key).integers(size, size=batch_size)), {}, []
@@ -33,10 +32,6 @@ class RandomSampler(DrawingSampler):
         with bridge.exact(place) if items else bridge.on(place):
             slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, list(items), lanes)
         return bridge.hand_over(slots, torch.int64), {}, leaves
-
-    @property
-    def refuses_late(self) -> bool:
-        return False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
-from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
 from interop.samplers.drawing import DrawingSampler, stored
@@ -44,17 +43,10 @@ class SamplerWithoutReplacement(DrawingSampler):
         return self._epoch.shuffle
 
     def _draw(
-        self, storage: Storage, batch_size: int, key: Any, items: Sequence[jax.Array] = ()
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         size = stored(storage)
-        self._epoch.check(batch_size, size)
-        if key is None and self.shuffle:
-            key = randomness.key(self._rng)
         return torch.from_numpy(self._epoch.take(batch_size, size, key)), {}, []
-
-    @property
-    def refuses_late(self) -> bool:
-        return False
 
     @property
     def ran_out(self) -> bool:
@@ -64,10 +56,6 @@ class SamplerWithoutReplacement(DrawingSampler):
     @ran_out.setter
     def ran_out(self, value: bool) -> None:
         self._epoch.ran_out = value
-
-    @property
-    def _remaining_batches(self) -> int:  # type: ignore[override]  # never set
-        return self._epoch.takes_left
 
     def _empty(self) -> None:
         self._epoch.restart()

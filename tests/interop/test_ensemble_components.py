@@ -21,6 +21,7 @@ from interop import (
     StorageEnsemble,
     TensorDictRoundRobinWriter,
     WriterEnsemble,
+    randomness,
 )
 from tests.interop.rows import check_same, flat_td
 
@@ -123,12 +124,14 @@ def test_a_draw_is_of_members_and_slots():
 def test_members_follow_p_and_the_generator():
     ensemble = samplers(p=[1, 0, 3])
     ensemble._rng = torch.Generator().manual_seed(0)
-    first = [ensemble.choose() for _ in range(2_000)]
+    first = [ensemble.choose(randomness.key(ensemble._rng)) for _ in range(2_000)]
     counts = np.bincount(np.ravel(first), minlength=3)
     assert counts[1] == 0 and stats.chisquare(counts[[0, 2]], counts.sum() * np.array([0.25, 0.75])).pvalue > 1e-4
     ensemble._rng = torch.Generator().manual_seed(0)
     state = torch.get_rng_state()
-    assert [ensemble.choose() for _ in range(2_000)] == first and torch.equal(torch.get_rng_state(), state)
+    assert [ensemble.choose(randomness.key(ensemble._rng)) for _ in range(2_000)] == first and torch.equal(
+        torch.get_rng_state(), state
+    )
 
 
 @pytest.mark.parametrize("given", [[1, 3], (1, 3), torch.tensor([1, 3]), torch.tensor([0.5, 1.5]), np.array([2, 6])])
@@ -138,7 +141,7 @@ def test_p_is_of_sum_one(given):
     ensemble.p = None
     assert ensemble.p is None and ensemble[:1].p is None
     ensemble.p = torch.tensor([1.0, 0], dtype=torch.float64)
-    assert ensemble.p.dtype == torch.float64 and set(ensemble.choose()) == {0}
+    assert ensemble.p.dtype == torch.float64 and set(ensemble.choose(randomness.key(ensemble._rng))) == {0}
 
 
 def test_a_p_that_is_refused_changes_nothing():
@@ -152,8 +155,8 @@ def test_a_p_that_is_refused_changes_nothing():
 
 
 def test_tiny_and_huge_p():
-    assert set(samplers(2, p=[5e-324, 0], num_buffer_sampled=50).choose()) == {0}
-    assert set(samplers(3, p=[1e308, 1e308, 0], num_buffer_sampled=50).choose()) == {0, 1}
+    assert set(samplers(2, p=[5e-324, 0], num_buffer_sampled=50).choose(np.array([1, 2], np.uint32))) == {0}
+    assert set(samplers(3, p=[1e308, 1e308, 0], num_buffer_sampled=50).choose(np.array([1, 2], np.uint32))) == {0, 1}
 
 
 def test_slots_of_unlike_length_are_nested():

@@ -69,7 +69,7 @@ def test_a_key_decides_a_uniform_draw_in_any_thread():
     storage.set(slice(0, 50), plain_tensor(list(range(50))))
 
     def draws(_=None):
-        return [RandomSampler()._named(storage, 64, key)[0].tolist() for key in keys]
+        return [RandomSampler().draw(storage, 64, key)[0].tolist() for key in keys]
 
     alone = draws()
     assert len(set(map(tuple, alone))) == len(keys)

@@ -100,9 +100,6 @@ def test_items_come_in_order_without_shuffling(prefetch):
     buffer = buffer_of(10, 4, shuffle=False, prefetch=prefetch)
     for _ in range(2):
         assert epoch_of(buffer) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    before = buffer._rng.get_state()
-    buffer.sample()
-    assert torch.equal(buffer._rng.get_state(), before)
 
 
 def test_a_batch_may_be_larger_than_the_buffer_or_of_any_size():
