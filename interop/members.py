@@ -8,6 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
+from interop.class_names import class_of
 from interop.index import as_int, as_tensor
 
 
@@ -17,7 +18,7 @@ def of_kind(name: str, given: Sequence[Any], kind: type, but_not: type | None = 
         raise ValueError(f"an ensemble needs at least one {name}")
     for place, member in enumerate(given):
         if not isinstance(member, kind):
-            raise TypeError(f"{name} {place} must be a {kind.__name__}, got {type(member).__name__}")
+            raise TypeError(f"{name} {place} must be a {kind.__name__}, got {class_of(member)}")
         if but_not is not None and isinstance(member, but_not):
             raise TypeError(f"{name} {place} is an ensemble itself: give its members instead")
     return tuple(given)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interop import columns
+from interop.class_names import class_of
 from interop.numbers import whole
 from interop.storages import Storage
 from interop.trajectories import stored_around
@@ -142,7 +143,7 @@ class Sequence(SampleUnit):
 def expanding(given: Any) -> SampleUnit | None:
     """A sample unit that does something; None for one that does not. TypeError for what is none."""
     if given is not None and not isinstance(given, SampleUnit):
-        raise TypeError(f"sample_unit must be a SampleUnit, got {type(given).__name__}")
+        raise TypeError(f"sample_unit must be a SampleUnit, got {class_of(given)}")
     return None if type(given) is Transition else given
 
 

@@ -13,6 +13,7 @@ from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop.checkpoint.component import Component
 from interop.checkpoint.members import loading_members, saved_members
 from interop.checkpoint.rule import EXACT, Rule
+from interop.class_names import class_of
 from interop.numbers import whole
 from interop.samplers import Sampler
 
@@ -57,7 +58,7 @@ class ParameterScheduler(Component, ABC):
     def _sampler(self) -> Sampler:
         found = self._obj if isinstance(self._obj, Sampler) else getattr(self._obj, "sampler", None)
         if not isinstance(found, Sampler):
-            raise TypeError(f"a scheduler needs a sampler, or a buffer that has one, got {type(self._obj).__name__}")
+            raise TypeError(f"a scheduler needs a sampler, or a buffer that has one, got {class_of(self._obj)}")
         return found
 
     @abstractmethod
@@ -205,7 +206,7 @@ class SchedulerList(Component):
     def append(self, scheduler: ParameterScheduler) -> None:
         """Add one at the end. TypeError for what is no scheduler."""
         if not isinstance(scheduler, ParameterScheduler):
-            raise TypeError(f"a SchedulerList holds schedulers, got {type(scheduler).__name__}")
+            raise TypeError(f"a SchedulerList holds schedulers, got {class_of(scheduler)}")
         self.schedulers.append(scheduler)
 
     def step(self) -> None:

@@ -12,6 +12,7 @@ from interop.buffers.checkpoints import Saveable
 from interop.buffers.fused import Fused, epoch_of
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.turn import Turn
+from interop.class_names import class_of
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.sample_units import SampleUnit, expanding
@@ -124,9 +125,9 @@ class Joined(Saveable):
         consumed = sampler if isinstance(sampler, ConsumingSampler) else None
         sampler.check_fit(storage, writer, self._prefetch is not None, self._unit is not None)
         held = self.__dict__
-        if "_storage" in held and not (held["_storage"] is storage and held["_sampler"] is sampler):
-            sampler._empty()  # it may have served another storage, or this one some time ago
-        if isinstance(sampler, PrioritizedSampler):
+        if held.get("_storage") is not storage or held.get("_sampler") is not sampler:
+            if "_storage" in held:
+                sampler._empty()  # it may have served another storage, or this one some time ago
             sampler.take_over(storage)
         writer.register_storage(storage)
         for each, vacant in ((held.get("_writer"), None), (writer, None if consumed is None else consumed.vacant)):
@@ -312,8 +313,7 @@ class Joined(Saveable):
         for buffer in self._storage.attached():
             if isinstance(buffer, Joined) and all(buffer is not each for each in (self, *beside)):
                 buffer._sampler._empty()
-                if isinstance(buffer._sampler, PrioritizedSampler):
-                    buffer._sampler.take_over(self._storage)
+                buffer._sampler.take_over(self._storage)
                 if isinstance(buffer._writer, RoundRobinWriter):
                     buffer._writer._follow(self._storage)
                 buffer._drop_ahead()
@@ -383,7 +383,7 @@ def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = 
     if not isinstance(made, kind) and callable(made):
         made = made()
     if not isinstance(made, kind):
-        raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {type(made).__name__}")
+        raise TypeError(f"{name} must be a {kind.__name__} or a callable that returns one, got {class_of(made)}")
     return made
 
 

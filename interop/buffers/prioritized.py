@@ -8,6 +8,7 @@ import torch
 from interop.buffers.joined import made
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.class_names import class_of
 from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.storages import ListStorage, Storage
@@ -53,7 +54,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise TypeError("sampler and sampler_device exclude each other: give the device to the sampler")
         storage = ListStorage(1000) if storage is None else storage
         if not isinstance(storage, Storage):
-            raise TypeError(f"storage must be a Storage, got {type(storage).__name__}")
+            raise TypeError(f"storage must be a Storage, got {class_of(storage)}")
         if sampler is None:
             sampler = PrioritizedSampler(_capacity(storage), alpha, beta, eps, dtype, device=sampler_device)
         super().__init__(

@@ -13,7 +13,6 @@ from interop.buffers.turn import Turn
 from interop.buffers.writing import KeepingWriting, Writing
 from interop.interrupts import uninterrupted
 from interop.pytrees import each_leaf, swapped
-from interop.samplers import Sampler
 from interop.storages import following
 
 
@@ -100,7 +99,7 @@ class Writable(Editable):
             sampler = getattr(buffer, "_sampler", None)
             if sampler is not None:
                 sampler.refuse_a_stranger()
-                if before is None and sampler.takes_priorities:
+                if before is None and sampler.follows_writes:
                     before = following.standing(storage)
         try:
             if not many:
@@ -136,9 +135,8 @@ class Writable(Editable):
 
     def _mark(self, index: Any) -> None:
         """`mark_update`, of which the turn is there."""
-        sampler = self._sampler
-        if getattr(sampler.mark_update, "__func__", None) is not _UNMARKED:  # that does nothing
-            sampler.mark_update(index, storage=self._storage)
+        if self._sampler.follows_writes:
+            self._sampler.mark_update(index, storage=self._storage)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give the items at index new priorities; a warning where the sampler has none."""
@@ -174,7 +172,6 @@ class Writable(Editable):
 
 
 _MARK = Writable.mark_update
-_UNMARKED = Sampler.mark_update
 
 
 def _warns_of_batches() -> bool:

@@ -1,6 +1,8 @@
 """The state of samplers, writers and schedulers: what decides their next draws and slots."""
 
 import copy
+import dis
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
 from interop.checkpoint.component import Component
 from interop.checkpoint.rule import EXACT, Rule
+from interop.class_names import class_of
 
 
 class Entries(Fields):
@@ -60,9 +63,9 @@ class Entries(Fields):
 class Stateful(Component):
     """A component that can be saved, and loaded into another one that was made alike.
 
-    The library's classes give `_entries` and `_loading`. One of your own defines `state_dict`, which returns tensors and
-    plain values, in dicts with text keys and lists, and `load_state_dict`, which takes them back and changes nothing where
-    it raises; a class without state needs neither.
+    The library's classes give `_entries` and `_loading`. A class of your own that has attributes defines `state_dict`, which
+    returns tensors and plain values, in dicts with text keys and lists, and `load_state_dict`, which takes them back and
+    changes nothing where it raises. Without both of them it is not saved: NotImplementedError.
     """
 
     def _entries(self) -> dict[str, Any]:
@@ -110,6 +113,7 @@ class Stateful(Component):
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the state, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        is_users(self)  # raises where something would be lost
         told: dict[str, Any] = as_tensors(self._as_dict(self._entries()))
         return told
 
@@ -119,7 +123,7 @@ class Stateful(Component):
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         """Check what `state_dict` gave; what is returned puts it in."""
-        if _defined_outside(self, "load_state_dict"):
+        if is_users(self):
             return self._tried(given)
         return self._loading_dict(given)
 
@@ -148,13 +152,36 @@ class Stateful(Component):
 
 
 def is_users(component: Stateful) -> bool:
-    """Whether a class of the user's says what its state is."""
-    return _defined_outside(component, "state_dict")
+    """Whether a class of the user's defines `state_dict` and `load_state_dict`.
+
+    NotImplementedError for a class that defines one of the two, or neither and has attributes that nothing would save.
+    """
+    missing = [name for name in ("state_dict", "load_state_dict") if not defined_outside(component, name)]
+    lost = [] if not missing or _is_ours(type(component)) else _unsaved(component)
+    if len(missing) == 1 or lost:
+        what = f"attributes that nothing saves, {', '.join(lost)}" if lost else "one half of the pair that saves it"
+        raise NotImplementedError(f"{class_of(component)} has {what}: define {' and '.join(missing)}")
+    return not missing
 
 
-def _defined_outside(component: Stateful, name: str) -> bool:
-    defined = next(kind for kind in type(component).__mro__ if name in kind.__dict__)
-    return defined.__module__.partition(".")[0] != __name__.partition(".")[0]
+def defined_outside(component: object, name: str) -> bool:
+    """Whether a class of the user's defines this method."""
+    return not _is_ours(next(kind for kind in type(component).__mro__ if name in vars(kind)))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _unsaved(component: object) -> list[str]:
+    """Attributes of an object that no class of this library declares, or sets in a method."""
+    known: set[str] = set()
+    for kind in filter(_is_ours, type(component).__mro__):
+        known.update(vars(kind), inspect.get_annotations(kind))
+        members = [each for member in vars(kind).values() for each in (member, getattr(member, "fset", None))]
+        for function in filter(inspect.isfunction, members):
+            known.update(each.argval for each in dis.get_instructions(function) if each.opname == "STORE_ATTR")
+    return sorted(vars(component).keys() - known)
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ import torch
 from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers, permutation
+from interop.class_names import class_of
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.samplers.given import flat_slots
@@ -163,7 +164,7 @@ class ConsumingSampler(Sampler):
     def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError or ValueError for a buffer that items cannot be consumed from."""
         if not isinstance(storage, ListStorage | TensorStorage):
-            raise TypeError(f"items can be consumed from list and tensor storages, got {type(storage).__name__}")
+            raise TypeError(f"items can be consumed from list and tensor storages, got {class_of(storage)}")
         if isinstance(storage, LazyFrameStorage):
             raise TypeError(
                 f"items cannot be consumed from a {type(storage).__name__}: it takes frames in the order of rows, and the "
@@ -172,7 +173,7 @@ class ConsumingSampler(Sampler):
         if storage.ndim != 1:
             raise ValueError(f"items can be consumed from a storage with one item dim, got ndim={storage.ndim}")
         if not isinstance(writer, RoundRobinWriter):
-            raise TypeError(f"items can be consumed beside a RoundRobinWriter, got {type(writer).__name__}")
+            raise TypeError(f"items can be consumed beside a RoundRobinWriter, got {class_of(writer)}")
         if prefetches:
             raise ValueError("prefetch and consuming exclude each other: what is drawn ahead would be gone unseen")
         if expands:
@@ -215,7 +216,7 @@ def consuming(given: Any, count: Any) -> Any:
         make: Callable[[], Any] = given
         return lambda: consuming(make(), count)
     if not isinstance(given, ConsumingSampler):
-        raise TypeError(f"consume_after_n_samples needs a ConsumingSampler or none, got {type(given).__name__}")
+        raise TypeError(f"consume_after_n_samples needs a ConsumingSampler or none, got {class_of(given)}")
     if given.max_sample_count != count:
         raise ValueError(f"consume_after_n_samples={count}, but the sampler has {given.max_sample_count}")
     return given

@@ -15,6 +15,7 @@ from interop import randomness
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, as_tensors, is_users, together
+from interop.class_names import class_of
 from interop.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
 from interop.numbers import whole
 from interop.samplers.sampler import Sampler, draw_by
@@ -94,7 +95,7 @@ class SamplerEnsemble(Sampler):
         divided by n; RuntimeError where a member that may be chosen has nothing stored.
         """
         if not isinstance(storage, StorageEnsemble):
-            raise TypeError(f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}")
+            raise TypeError(f"a SamplerEnsemble draws from a StorageEnsemble, got {class_of(storage)}")
         if len(storage) != len(self):
             raise ValueError(f"there are {len(self)} samplers for {len(storage)} storages")
         each = self.part_of(batch_size)

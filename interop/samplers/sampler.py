@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from interop import randomness
-from interop.checkpoint.stateful import Stateful
+from interop.checkpoint.stateful import Stateful, defined_outside
 from interop.storages import Storage
 
 
@@ -73,7 +73,19 @@ class Sampler(Stateful, ABC):
         """Items were added at index."""
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """The items at index are new."""
+        """The items at index are new, whoever wrote them."""
+
+    @property
+    def follows_writes(self) -> bool:
+        """Whether `mark_update` has an effect: it has where a subclass defines it."""
+        return type(self).mark_update is not Sampler.mark_update
+
+    def take_over(self, storage: Storage) -> None:
+        """Draw from a storage that may have items already: `mark_update` of a user's class is called with all of them."""
+        if len(storage) and defined_outside(self, "mark_update"):
+            slots = torch.arange(len(storage), device="cpu")
+            index = slots if storage.ndim == 1 else torch.stack(torch.unravel_index(slots, storage.shape or ()), -1)
+            self.mark_update(index, storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give items priorities; here a warning, this sampler has none."""

@@ -1,4 +1,4 @@
-"""Priorities in this process for rows that other processes wrote."""
+"""Have the samplers of this process know of rows that other processes wrote."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import torch
 
 
 def watched(storage: Any) -> bool:
-    """Whether a buffer on the storage has priorities, which no other process can give to what it writes."""
+    """Whether a sampler on the storage must be told of writes, which another process cannot do."""
     samplers = (getattr(buffer, "_sampler", None) for buffer in storage.attached())
-    return any(sampler is not None and sampler.takes_priorities for sampler in samplers)
+    return any(sampler is not None and sampler.follows_writes for sampler in samplers)
 
 
 def standing(storage: Any) -> tuple[int, ...]:
@@ -17,7 +17,7 @@ def standing(storage: Any) -> tuple[int, ...]:
 
 
 def follow(storage: Any, before: tuple[int, ...]) -> None:
-    """Have rows that were written since, around the ring, get the default priority; forget those of a storage that was
+    """Call `mark_update` for rows that were written since, around the ring; empty the samplers of a storage that was
     emptied. Of rows that were written elsewhere only the writer knows."""
     if standing(storage) == before:  # of a first write that failed nothing says how many rows there are
         return
@@ -28,7 +28,7 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     new = new[new < storage._filled_rows]
     for buffer in storage.attached():
         sampler = getattr(buffer, "_sampler", None)
-        if sampler is None or not sampler.takes_priorities:
+        if sampler is None or not sampler.follows_writes:
             continue
         if len(storage) < length:
             sampler._empty()

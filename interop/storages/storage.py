@@ -12,6 +12,7 @@ import torch
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.component import Component
+from interop.class_names import class_of
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.storages import following, planning
@@ -81,7 +82,10 @@ class Storage(Component):
 
     @checkpointer.setter
     def checkpointer(self, value: Any) -> None:
-        self._checkpointer = value() if isinstance(value, type) else value
+        value = value() if isinstance(value, type) else value
+        if value is not None and not isinstance(value, StorageCheckpointerBase):
+            raise TypeError(f"checkpointer must be a StorageCheckpointerBase, got {class_of(value)}")
+        self._checkpointer = value
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Have the checkpointer save the content in a folder."""
@@ -210,8 +214,27 @@ class Storage(Component):
         return len(self)
 
     def row_capacity(self, data: Any) -> int:
-        """Rows along the first dim; `data` is what will be written first, if nothing was yet."""
+        """Rows along the first dim; `data` is the batch that will be written first, if nothing was yet."""
         return self.max_size
+
+    def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:
+        """The name of `row_capacity` in torchrl."""
+        return self.row_capacity(batched_data if single_data is None else [single_data])
+
+    def random_index(self, batch_size: int) -> Any:
+        """Items drawn uniformly, each as often as any: int64 [batch_size], or a tuple of such per item dim.
+
+        RuntimeError for an empty storage.
+        """
+        if not len(self):
+            raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+        device = "cpu" if self._rng is None else self._rng.device
+        slots = torch.randint(len(self), (batch_size,), generator=self._rng, device=device)
+        return slots if self.ndim == 1 else torch.unravel_index(slots, self.shape or ())
+
+    def _rand_given_ndim(self, batch_size: int) -> Any:
+        """The name of `random_index` in torchrl."""
+        return self.random_index(batch_size)
 
     def plan(self, data: Any = None) -> Plan:
         """What memory the storage takes or, before the first write, will take once `data` is written as `extend` takes it.

@@ -25,9 +25,11 @@ class Writer(Stateful, ABC):
 
     tracks_generations = False  # whether writes of each row are counted
 
+    _compilable = False
+    _rng: torch.Generator | None = None
+
     def __init__(self, compilable: bool = False) -> None:
         self._compilable = compilable
-        self._rng: torch.Generator | None = None
 
     def check_storage(self, storage: Storage) -> None:
         """ValueError for a storage that this writer cannot fill."""
@@ -47,8 +49,9 @@ class Writer(Stateful, ABC):
     def refuse(self, call: str) -> None:
         """RuntimeError where the buffer must not "add", "extend" or "empty"; nothing has changed yet."""
 
+    @abstractmethod
     def _empty(self, empty_write_count: bool = True) -> None:
-        """Start over."""
+        """Start over, the buffer was emptied."""
 
     @property
     def write_count(self) -> int:

@@ -82,6 +82,9 @@ class Reversed(Writer):
         self._storage.set(index, data)
         return index
 
+    def _empty(self, empty_write_count=True):
+        pass
+
 
 def test_a_sampler_of_ones_own_draws_and_is_told_what_changes():
     sampler = Newest()

@@ -1,0 +1,245 @@
+"""Samplers and writers of the user's: what of them is saved, which writes they hear of, what they are refused for."""
+
+import copy
+
+import pytest
+import torch
+
+from interop import (
+    ConsumingSampler,
+    HERReplayBuffer,
+    ImmutableDatasetWriter,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    LinearScheduler,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    Sampler,
+    SamplerEnsemble,
+    StorageEnsemble,
+    Writer,
+)
+from tests.interop.pair_history import SAMPLERS, WRITERS, ids_of, items
+from tests.interop.rows import plain_tensor
+
+
+class Uniform(Sampler):
+    """Draws as RandomSampler does and notes the writes."""
+
+    def sample(self, storage, batch_size):
+        return storage.random_index(batch_size), {}
+
+    def mark_update(self, index, *, storage=None):
+        self.heard = [*getattr(self, "heard", []), torch.as_tensor(index).tolist()]
+
+    def _empty(self):
+        self.heard = [*getattr(self, "heard", []), "empty"]
+
+
+class Down(Writer):
+    """Writes from the last slot down."""
+
+    cursor = None
+
+    def add(self, data):
+        return int(self.extend([data])[0])
+
+    def extend(self, data):
+        self.below = getattr(self, "below", self._storage.max_size) - len(data)
+        index = torch.arange(self.below, self.below + len(data))
+        self._storage.set(index, data)
+        return index
+
+    def _empty(self, empty_write_count=True):
+        self.below = self._storage.max_size
+
+
+def ways_to_save(component, tmp_path):
+    name = "writer" if isinstance(component, Writer) else "sampler"
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), **{name: component})
+    buffer.extend(plain_tensor([1, 2, 3, 4]))
+    return [buffer.state_dict, component.state_dict] + [
+        lambda saves=saves: saves.dumps(tmp_path / "saved") for saves in (buffer, component)
+    ]
+
+
+def own(kind, **members):
+    return type("Own", (kind,), members)()
+
+
+# ------------------------------------------------------------------ what is saved
+
+
+@pytest.mark.parametrize("kind", [Uniform, Down, RandomSampler, ConsumingSampler, RoundRobinWriter])
+def test_attributes_that_would_not_be_saved_are_refused(kind, tmp_path):
+    component = own(kind)
+    component.mine = 3
+    for save in ways_to_save(component, tmp_path):
+        with pytest.raises(
+            NotImplementedError, match=r"Own has attributes .*mine.*: define state_dict and load_state_dict"
+        ):
+            save()
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("half", ["state_dict", "load_state_dict"])
+@pytest.mark.parametrize("kind", [Uniform, Down, RandomSampler, RoundRobinWriter])
+def test_a_class_that_defines_half_of_its_state_is_told_the_other_half(kind, half, tmp_path):
+    component = own(kind, **{half: lambda self, *state: {}})
+    other = "state_dict" if half == "load_state_dict" else "load_state_dict"
+    for save in ways_to_save(component, tmp_path)[-2:]:
+        with pytest.raises(NotImplementedError, match=f"Own has .*: define {other}$"):
+            save()
+
+
+LIBRARY = [
+    *((name, "sampler", make) for name, make in SAMPLERS.items()),
+    *((name, "writer", lambda size, make=make: make()) for name, make in WRITERS.items()),
+]
+
+
+@pytest.mark.parametrize("name, part, make", LIBRARY)
+def test_a_subclass_without_attributes_of_its_own_is_saved_as_its_base_is(name, part, make, tmp_path):
+    component = make(12)
+    component.__class__ = type("Own", (type(component),), {})
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12), batch_size=4)
+    buffer.extend(items(ids_of(0, 8, 1)[:, 0], False))
+    buffer.set_sampler(component) if part == "sampler" else buffer.set_writer(component)
+    if not isinstance(component, ImmutableDatasetWriter):
+        buffer.extend(items(ids_of(8, 8, 1)[:, 0], False))
+    buffer.sample()
+    buffer.dumps(tmp_path / "saved")
+    component.mine = 3
+    with pytest.raises(NotImplementedError, match="Own has attributes that nothing saves, mine: "):
+        buffer.dumps(tmp_path / "saved")
+
+
+def test_a_sampler_with_both_halves_goes_on_where_it_was(tmp_path):
+    class InTurn(Sampler):
+        def __init__(self):
+            self.next = 0
+
+        def sample(self, storage, batch_size):
+            index = torch.arange(self.next, self.next + batch_size) % len(storage)
+            self.next = int(index[-1]) + 1
+            return index, {}
+
+        def state_dict(self):
+            return {"next": self.next}
+
+        def load_state_dict(self, state_dict):
+            self.next = state_dict["next"]
+
+    one, two = (ReplayBuffer(storage=LazyTensorStorage(8), sampler=InTurn(), batch_size=3) for _ in range(2))
+    one.extend(torch.arange(8))
+    one.sample()
+    one.dumps(tmp_path / "saved")
+    two.loads(tmp_path / "saved")
+    assert one.sample().tolist() == two.sample().tolist() == [3, 4, 5]
+
+
+# ------------------------------------------------------------------ which writes are heard of
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyMemmapStorage])
+def test_a_sampler_hears_of_every_write_of_every_buffer(storage):
+    sampler, storage = Uniform(), storage(8)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler, collate_fn=list)
+    beside = ReplayBuffer(storage=storage, collate_fn=list)
+    buffer.extend([torch.ones(2)] * 2)
+    beside.add(torch.ones(2))
+    beside.set_writer(buffer.writer)
+    beside.extend([torch.ones(2)] * 2)
+    beside.empty()
+    assert sampler.heard == [[0, 1], 0, [2, 3], "empty"]
+
+
+def test_a_sampler_hears_of_the_items_that_were_there_before_it():
+    storage = LazyTensorStorage(8)
+    buffer = ReplayBuffer(storage=storage)
+    buffer.extend(plain_tensor([1, 2, 3]))
+    put_in, built = Uniform(), Uniform()
+    buffer.set_sampler(put_in)
+    ReplayBuffer(storage=storage, sampler=built)
+    buffer.set_writer(RoundRobinWriter())  # the items are those it knows
+    assert put_in.heard == ["empty", [0, 1, 2]] and built.heard == [[0, 1, 2]]
+    assert copy.deepcopy(buffer).sampler.heard == put_in.heard
+
+
+def test_a_sampler_hears_of_coordinates_where_there_are_several_item_dims():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
+    coordinates = buffer.extend(torch.zeros(2, 3)).tolist()
+    buffer.set_sampler(sampler := Uniform())
+    assert sampler.heard == ["empty", coordinates]
+
+
+# ------------------------------------------------------------------ names of torchrl
+
+
+def test_a_writer_without_a_way_to_start_over_cannot_be_built():
+    with pytest.raises(TypeError, match=r"Without.*_empty"):
+        type("Without", (Writer,), {"add": Down.add, "extend": Down.extend})()
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_the_names_of_torchrl_for_what_a_storage_tells_work(ndim):
+    storage = LazyTensorStorage(12, ndim=ndim)
+    with pytest.raises(RuntimeError, match="empty storage"):
+        storage._rand_given_ndim(2)
+    first = torch.zeros(2, 3, 4)
+    assert storage._max_size_along_dim0(batched_data=first) == storage._max_size_along_dim0(single_data=first[0])
+    assert storage._max_size_along_dim0(batched_data=first) == (12 if ndim == 1 else 4) == storage.row_capacity(first)
+    buffer = ReplayBuffer(storage=storage, generator=torch.Generator().manual_seed(0), dim_extend=0)
+    buffer.extend(first)
+    assert storage._max_size_along_dim0() == (12 if ndim == 1 else 4)
+    drawn = storage._rand_given_ndim(600)
+    buffer.set_rng(torch.Generator().manual_seed(0))
+    again = storage.random_index(600)
+    for given in (drawn, again):
+        assert isinstance(given, tuple) == (ndim == 2)
+    places = torch.stack(drawn, -1) if ndim == 2 else drawn
+    assert torch.equal(places, torch.stack(again, -1) if ndim == 2 else again)
+    counts = places.unique(dim=0, return_counts=True)[1]
+    assert len(counts) == len(storage) and counts.min() > 600 / len(storage) / 2
+
+
+# ------------------------------------------------------------------ refusals of others' components
+
+
+def theirs(name):
+    return type(name, (), {"__module__": "torchrl.data.replay_buffers"})()
+
+
+@pytest.mark.parametrize(
+    "refused, name",
+    [
+        (lambda given: ReplayBuffer(storage=given), "ListStorage"),
+        (lambda given: ReplayBuffer(sampler=given), "RandomSampler"),
+        (lambda given: ReplayBuffer(writer=lambda: given), "RoundRobinWriter"),
+        (lambda given: ReplayBuffer(sample_unit=given), "Transition"),
+        (lambda given: ReplayBuffer(checkpointer=given), "TensorStorageCheckpointer"),
+        (lambda given: ReplayBuffer(sampler=given, consume_after_n_samples=1), "ConsumingSampler"),
+        (lambda given: PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=given), "LazyTensorStorage"),
+        (lambda given: HERReplayBuffer(lambda *_: 0, sampler=given), "SliceSampler"),
+        (lambda given: ReplayBufferEnsemble(given), "ReplayBuffer"),
+        (lambda given: StorageEnsemble(given), "LazyTensorStorage"),
+        (lambda given: SamplerEnsemble(given), "RandomSampler"),
+        (lambda given: LinearScheduler(given, "beta", 1.0, 4).step(), "PrioritizedSampler"),
+        (lambda given: ReplayBuffer().set_sampler(given), "RandomSampler"),
+    ],
+)
+def test_a_component_of_another_library_is_refused_with_its_full_name_and_ours(refused, name):
+    with pytest.raises(TypeError, match=rf"torchrl\.data\.replay_buffers\.{name}; use interop\.{name}$"):
+        refused(theirs(name))
+
+
+def test_a_component_with_a_base_of_another_library_is_refused_with_the_base_to_use():
+    theirs_too = type("Mine", (type(theirs("Sampler")),), {"__module__": "mine"})()
+    with pytest.raises(TypeError, match=r"got mine\.Mine; use interop\.Sampler as its base$"):
+        ReplayBuffer(sampler=theirs_too)
+    with pytest.raises(TypeError, match=r"got int$"):
+        ReplayBuffer(sampler=3)
