@@ -11,6 +11,7 @@ from interop.buffers import edits, planning
 from interop.buffers.conditional import update_if_present
 from interop.buffers.joined import Joined
 from interop.buffers.turn import Turn
+from interop.checkpoint.stateful import defined_outside
 from interop.pytrees import length_of, swapped
 from interop.storages import planning as of_storages
 
@@ -71,6 +72,8 @@ class Editable(Joined):
                 raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
             for held, place, value in list(edits.planned(swapped(rows, dim), given, index)):
                 held[place] = value
+            if defined_outside(self._storage, "get"):  # what it returned may be copies
+                self._storage[:] = rows
             self._storage._ledger.edit(slice(None))
             settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
             if settle is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from interop import (
     LazyMemmapStorage,
@@ -144,6 +145,26 @@ def test_a_subclass_that_reads_differently_is_asked(base):
     buffer.extend(plain_tensor([1, 1]))
     check_same(buffer.sample(3), plain_tensor([2, 2, 2]))
     check_same(buffer[:], plain_tensor([2, 2]))
+
+
+def test_edits_by_key_reach_a_storage_that_returns_copies():
+    class Half(LazyTensorStorage):
+        def set(self, cursor, data, *, set_cursor=True):
+            super().set(cursor, data.half(), set_cursor=set_cursor)
+
+        def get(self, index):
+            return super().get(index).float()
+
+    buffer = ReplayBuffer(storage=Half(8))
+    buffer.extend(TensorDict({"x": torch.arange(4.0)}, [4]))
+    for edit in (
+        lambda: buffer.update_({"x": buffer[:]["x"] + 1}),
+        lambda: buffer.set_("x", buffer[:]["x"] + 1),
+        lambda: buffer.__setitem__("x", buffer[:]["x"] + 1),
+    ):
+        wanted = buffer[:]["x"] + 1
+        edit()
+        check_same(buffer[:]["x"], wanted)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "tensordict", "dict", "tuple", "namedtuple"])
