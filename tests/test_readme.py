@@ -1,17 +1,23 @@
-"""The README's code runs as it stands, from top to bottom."""
+"""The code of the README and of pages in docs/ runs as it stands, each page from top to bottom."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-TEXT = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": 7, "docs/extending.md": 7}  # and how many blocks of code each has
 
 
-def test_code_runs():
-    names: dict[str, Any] = {}
-    assert len(BLOCKS) == 7
-    for code in BLOCKS:
-        exec(compile(code, "README.md", "exec"), names)
-    assert names["items"]["obs"].shape == (16, 120, 4)
-    assert (names["slices"]["episode"] == names["slices"]["episode"][:, :1]).all()
+@pytest.mark.parametrize("page", PAGES)
+def test_code_runs(page: str) -> None:
+    text, names = (ROOT / page).read_text(), dict[str, Any](__name__="page")
+    blocks = list(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))
+    assert len(blocks) == PAGES[page]
+    for each in blocks:
+        lines_before = "\n" * text[: each.start(1)].count("\n")  # so that errors name the line of the page
+        exec(compile(lines_before + each[1], page, "exec"), names)
+    if page == "README.md":
+        assert names["items"]["obs"].shape == (16, 120, 4)
+        assert (names["slices"]["episode"] == names["slices"]["episode"][:, :1]).all()

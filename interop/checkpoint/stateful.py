@@ -152,10 +152,7 @@ class Stateful(Component):
 
 
 def is_users(component: Stateful) -> bool:
-    """Whether a class of the user's defines `state_dict` and `load_state_dict`.
-
-    NotImplementedError for a class that defines one of the two, or neither and has attributes that nothing would save.
-    """
+    """Whether a class of the user's saves its state; NotImplementedError where some of it would be lost."""
     missing = [name for name in ("state_dict", "load_state_dict") if not defined_outside(component, name)]
     lost = [] if not missing or _is_ours(type(component)) else _unsaved(component)
     if len(missing) == 1 or lost:

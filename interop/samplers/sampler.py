@@ -2,7 +2,6 @@
 
 import warnings
 from abc import ABC
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from interop import randomness
 from interop.checkpoint.stateful import Stateful, defined_outside
+from interop.class_names import class_of
 from interop.storages import Storage
 
 
@@ -20,8 +20,8 @@ class Sampler(Stateful, ABC):
     numbers from this key draws the same batches with `prefetch` and without, and after a checkpoint. A sampler that
     defines `sample` takes them from `self._rng` instead: during the call this is a generator that is seeded with the key.
 
-    A subclass with a state of its own defines `state_dict`, which returns tensors and plain values, in dicts with text keys
-    and lists, and `load_state_dict`, which takes them back. Checkpoints save this state.
+    A subclass with attributes defines `state_dict`, which returns tensors and plain values, in dicts with text keys and
+    lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
     """
 
     _samplers: tuple["Sampler", ...] = ()  # the members of an ensemble
@@ -43,7 +43,7 @@ class Sampler(Stateful, ABC):
             batch_size: how many items are wanted.
             key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
         """
-        every = (self, *self._samplers)
+        every = (self, storage, *self._samplers)  # the storage for its `random_index`
         before = [each._rng for each in every]
         seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
         try:
@@ -133,8 +133,12 @@ class Sampler(Stateful, ABC):
 
 def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any]:
     """What a sampler draws with a key: by its `sample` where that was overridden, or replaced, by its `draw` otherwise."""
-    draw = sampler.draw if samples_by_key(sampler) else partial(Sampler.draw, sampler)
-    return draw(storage, batch_size, key)
+    by_key = samples_by_key(sampler)
+    found = sampler.draw(storage, batch_size, key) if by_key else Sampler.draw(sampler, storage, batch_size, key)
+    if not (isinstance(found, tuple) and len(found) == 2 and hasattr(found[1], "items")):
+        name = f"{class_of(sampler)}.{'draw' if by_key else 'sample'}()"
+        raise TypeError(f"{name} must return (index, info), of which info is a dict, got {found!r:.200}")
+    return found
 
 
 def samples_by_key(sampler: Sampler) -> bool:

@@ -1,5 +1,6 @@
 """Have the samplers of this process know of rows that other processes wrote."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,8 +8,7 @@ import torch
 
 def watched(storage: Any) -> bool:
     """Whether a sampler on the storage must be told of writes, which another process cannot do."""
-    samplers = (getattr(buffer, "_sampler", None) for buffer in storage.attached())
-    return any(sampler is not None and sampler.follows_writes for sampler in samplers)
+    return any(True for _ in _following(storage))
 
 
 def standing(storage: Any) -> tuple[int, ...]:
@@ -26,12 +26,14 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     count = min(ledger.written - written, rows)
     new = torch.arange(ledger.end - count, ledger.end, device="cpu") % max(rows, 1)
     new = new[new < storage._filled_rows]
-    for buffer in storage.attached():
-        sampler = getattr(buffer, "_sampler", None)
-        if sampler is None or not sampler.follows_writes:
-            continue
+    for buffer in _following(storage):
         if len(storage) < length:
-            sampler._empty()
+            buffer._sampler._empty()
             new = torch.arange(storage._filled_rows, device="cpu")
         if len(new):
             buffer.mark_update(buffer._writer._replicate_index(new))
+
+
+def _following(storage: Any) -> Iterator[Any]:
+    """The buffers on the storage whose samplers follow writes."""
+    return (each for each in storage.attached() if getattr(getattr(each, "_sampler", None), "follows_writes", False))

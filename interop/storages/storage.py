@@ -217,24 +217,18 @@ class Storage(Component):
         """Rows along the first dim; `data` is the batch that will be written first, if nothing was yet."""
         return self.max_size
 
-    def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:
-        """The name of `row_capacity` in torchrl."""
+    def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:  # its name in torchrl
         return self.row_capacity(batched_data if single_data is None else [single_data])
 
     def random_index(self, batch_size: int) -> Any:
-        """Items drawn uniformly, each as often as any: int64 [batch_size], or a tuple of such per item dim.
-
-        RuntimeError for an empty storage.
-        """
+        """An index of items drawn uniformly: int64 [batch_size], a tuple of these for several item dims."""
         if not len(self):
             raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
         device = "cpu" if self._rng is None else self._rng.device
         slots = torch.randint(len(self), (batch_size,), generator=self._rng, device=device)
         return slots if self.ndim == 1 else torch.unravel_index(slots, self.shape or ())
 
-    def _rand_given_ndim(self, batch_size: int) -> Any:
-        """The name of `random_index` in torchrl."""
-        return self.random_index(batch_size)
+    _rand_given_ndim = random_index  # its name in torchrl
 
     def plan(self, data: Any = None) -> Plan:
         """What memory the storage takes or, before the first write, will take once `data` is written as `extend` takes it.

@@ -17,8 +17,8 @@ class Writer(Stateful, ABC):
     A subclass gives `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then tells
     every sampler which slots changed. For an item that is not kept `add` returns None, and `extend` has -1.
 
-    A subclass with a state of its own is saved with it, and goes on from it, where it defines `state_dict`, which returns
-    tensors and plain values, in dicts with text keys and lists, and `load_state_dict`, which takes them back.
+    A subclass with attributes defines `state_dict`, which returns tensors and plain values, in dicts with text keys and
+    lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
     """
 
     _storage: Storage

@@ -177,6 +177,39 @@ def test_a_sampler_hears_of_coordinates_where_there_are_several_item_dims():
     assert sampler.heard == ["empty", coordinates]
 
 
+# ------------------------------------------------------------------ what a sampler returns
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [torch.zeros(2), None, [0, {}], (torch.zeros(2), {}, {}), (torch.zeros(2), None), (torch.zeros(2), torch.zeros(2))],
+)
+@pytest.mark.parametrize("method", ["draw", "sample"])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_sampler_that_returns_something_else_is_named(method, returned, prefetch):
+    sampler = own(Sampler, **{method: lambda *_: returned})
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2, prefetch=prefetch)
+    buffer.extend(plain_tensor([1, 2]))
+    with pytest.raises(
+        TypeError, match=rf"Own\.{method}\(\) must return \(index, info\), of which info is a dict, got "
+    ):
+        buffer.sample()
+
+
+@pytest.mark.parametrize("kind", ["random_index", "_rand_given_ndim"])
+def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
+    drawn = []
+    for prefetch in (None, 3):
+        sampler = own(Sampler, sample=lambda self, storage, batch_size: (getattr(storage, kind)(batch_size), {}))
+        generator = torch.Generator().manual_seed(0)
+        storage = LazyTensorStorage(64)
+        buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8, prefetch=prefetch, generator=generator)
+        buffer.extend(torch.arange(64))
+        drawn.append(torch.stack([buffer.sample() for _ in range(6)]))
+        assert storage._rng is generator
+    assert torch.equal(*drawn) and len(drawn[0].unique()) > 16
+
+
 # ------------------------------------------------------------------ names of torchrl
 
 
