@@ -125,7 +125,7 @@ class Writable(Editable):
 
     def _note(self, given: Any, index: Any) -> None:
         """Tell what the caller gave, if it is that and not what a transform made of it, where it was stored."""
-        if self._storage.ndim == 1 and self.dim_extend == 0 and not self._transform._count:
+        if index is not None and self._storage.ndim == 1 and self.dim_extend == 0 and not self._transform._count:
             self._writer._note(given, index)
 
     def mark_update(self, index: Any) -> None:

@@ -16,6 +16,7 @@ from interop import (
     Sampler,
     Storage,
     TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
     TensorStorage,
     Writer,
 )
@@ -286,6 +287,16 @@ def test_a_writer_that_refuses_items_names_them_by_minus_one():
     assert len(buffer) == 2 and buffer.write_count == 2
     check_same(buffer.sampler.priorities, torch.ones(2))
     assert set(buffer.sample(64)[:, 0].tolist()) == {2.0, 4.0}
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_a_writer_that_does_not_keep_an_item_says_none(kind):
+    class Never(TensorDictRoundRobinWriter):
+        def add(self, data):
+            return None
+
+    buffer = kind(storage=LazyTensorStorage(8), writer=Never())
+    assert buffer.add(flat_td([1])[0]) is None and len(buffer) == 0
 
 
 def test_what_the_storage_is_attached_to_is_told_of_every_write():
