@@ -35,6 +35,9 @@ class Sampler(Stateful, ABC):
             raise TypeError(f"{cls.__name__} chooses no items: define draw(storage, batch_size, key) in it")
         return super().__new__(cls)
 
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # TypeError for arguments that no class takes
+
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """An index into the storage and the info of a batch, both determined by the key and the state of the sampler.
 

@@ -210,6 +210,12 @@ def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
     assert torch.equal(*drawn) and len(drawn[0].unique()) > 16
 
 
+def test_an_argument_that_a_sampler_does_not_take_is_refused():
+    for kind in (RandomSampler, Uniform):
+        with pytest.raises(TypeError):
+            kind(replacement=False)
+
+
 # ------------------------------------------------------------------ names of torchrl
 
 
