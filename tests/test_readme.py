@@ -21,3 +21,10 @@ def test_code_runs(page: str) -> None:
     if page == "README.md":
         assert names["items"]["obs"].shape == (16, 120, 4)
         assert (names["slices"]["episode"] == names["slices"]["episode"][:, :1]).all()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    named = re.findall(r"`((?:fbuf|interop|tests|docs)/[\w/.]*)`|\]\(([\w/.]+)\)", (ROOT / page).read_text())
+    for inner, linked in named:
+        assert (ROOT / inner if inner else (ROOT / page).parent / linked).exists(), inner or linked
