@@ -13,7 +13,9 @@ from fbuf.checkpoint import Fields
 from interop import randomness
 from interop.buffers.fused import reserved
 from interop.checkpoint.stateful import integers
+from interop.checkpoint.values import decode, encode
 from interop.samplers import Sampler
+from interop.samplers.drawing import names_slots
 from interop.samplers.epoch import Drawn, Epoch
 from interop.storages import Storage
 
@@ -44,13 +46,18 @@ class Ahead:
     def of(
         cls, sampler: Sampler, storage: Storage, batch_size: int, epoch: int, generator: torch.Generator | None
     ) -> "Ahead | None":
-        """The next batch of the queue; None where it cannot be drawn: the call that asks for this batch raises the error."""
+        """The next batch of the queue; None where it cannot be drawn: the call that asks for this batch raises the error.
+
+        The error of a user's sampler, which may have changed, is raised here.
+        """
         try:
             with randomness.Restored(generator):
                 key = randomness.key(generator)
                 return cls(batch_size, epoch, key, reserved(sampler, storage, batch_size, key))
         except Exception:
-            return None
+            if names_slots(sampler):
+                return None
+            raise
 
     def _draws(self) -> Iterator[Drawn]:
         every = [self.drawn, *(part.drawn for part in self.parts or ())]
@@ -104,7 +111,7 @@ class Ahead:
         """Whether what was drawn is held, and stored."""
         places = [(0, self.drawn), *((part.place, part.drawn) for part in self.parts or ())]
         return all(
-            drawn.is_held and (drawn.slots < len(members[place]._storage)).all()
+            drawn.is_held and (drawn.is_own or (drawn.slots < len(members[place]._storage)).all())
             for place, drawn in places
             if drawn is not None
         )
@@ -122,6 +129,9 @@ class Ahead:
 def _drawn_saved(drawn: Drawn | None) -> dict[str, Any] | None:
     if drawn is None:
         return None
+    if drawn.is_own:
+        index = list(drawn.slots) if isinstance(drawn.slots, range) else drawn.slots
+        return {"own": encode([index, drawn.info], "a batch drawn ahead by a sampler of your own")}
     told = [
         [list(key) if isinstance(key, tuple) else key, value.cpu().numpy() if isinstance(value, Tensor) else value]
         for key, value in drawn.info.items()
@@ -160,6 +170,9 @@ def _decided(fields: Fields) -> tuple[Any, Drawn | None]:
         key = words.astype(np.uint32)
     if fields.any("drawn") is not None:
         held = fields.fields("drawn")
+        if "own" in held:
+            index, info = decode(held.any("own"), where="a batch drawn ahead")
+            return key, Drawn(None, Drawn.OWN, index, info)
         slots = torch.from_numpy(integers(held, "slots", None, 0, 2**62))
         told: dict[Any, Any] = {}
         for each in held.items("told"):

@@ -17,10 +17,11 @@ from interop.buffers import collate
 from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
 from interop.buffers.checkpoints import SaveableEnsemble
-from interop.buffers.fused import reserved
+from interop.buffers.fused import reads_to_draw, reserved
 from interop.buffers.gathering import Gathering, asked, described
 from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
 from interop.buffers.places import owned
+from interop.buffers.prefetch import goes_on
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.routing import changes, widths
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
@@ -177,16 +178,17 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         if self._prefetch is None:
             return self._sample(batch_size)
         draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
-        return self._prefetch.take(draw, schedule, lambda waiting: True, self._make, self._still_to_draw())
+        return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make, self._still_to_draw())
 
     def _still_to_draw(self) -> contextlib.AbstractContextManager[None]:
         """A time in which members are not written to whose draws ahead look at what is stored."""
-        return turns([member for member in self._members if member._sampler._reads_to_draw])
+        own = not self._draws_itself
+        return turns([member for member in self._members if own or reads_to_draw(member._sampler)])
 
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
         """The next batch of the queue: members and keys are drawn now, in the order in which batches are given out."""
         if not self._draws_itself:
-            return Ahead(batch_size, epoch, randomness.key(self._rng))
+            return Ahead.of(self.sampler, self.storage, batch_size, epoch, self._rng)
         ahead = Ahead(batch_size, epoch, parts=[])
         try:
             with self._restored():
@@ -220,7 +222,10 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             alone = contextlib.nullcontext() if self._prefetch is None else self._members_still()
             with alone, self._restored(ahead is None):
                 key = randomness.key(self._rng) if ahead is None else ahead.key
-                rows, told = asked(self.sampler, self.storage, batch_size, key, self._members, self._collate_fns)
+                drawn = None if ahead is None else ahead.drawn
+                drawn = drawn or reserved(self.sampler, self.storage, batch_size, key)
+                assert drawn is not None  # an ensemble names no slots
+                rows, told = asked(drawn, self.storage, self._members, self._collate_fns)
         if ahead is not None:
             ahead.was_read = True
         marked = all(isinstance(row, TensorDictBase) for row in rows)

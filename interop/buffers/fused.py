@@ -10,6 +10,7 @@ from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.assembly import Assemblies
 from interop.samplers.drawing import names_slots
 from interop.samplers.epoch import Drawn, Epoch
+from interop.samplers.sampler import draw_by
 from interop.storages import Storage, TensorStorage
 from interop.storages.jax_rows import JaxRows
 from interop.storages.rows import TorchRows
@@ -25,13 +26,23 @@ def epoch_of(sampler: Sampler) -> Epoch | None:
 
 
 def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> Drawn | None:
-    """What is drawn of an epoch, to be told whether it was given out; None for samplers that draw from no epoch."""
+    """What is drawn of an epoch, to be told whether it was given out, or by a user's sampler, which may have epochs.
+
+    None for the library's other samplers, whose draws are determined by the key and what is stored.
+    """
+    if not names_slots(sampler):
+        return Drawn(None, Drawn.OWN, *draw_by(sampler, storage, batch_size, key))
     epoch = epoch_of(sampler)
-    if epoch is None or not isinstance(sampler, DrawingSampler):
+    if epoch is None:
         return None
     with epoch.lock:
         slots, info, _ = sampler._draw(storage, batch_size, key)
         return Drawn(epoch, epoch.hold(), slots, info)
+
+
+def reads_to_draw(sampler: Sampler) -> bool:
+    """Whether `reserved` reads what is stored: it must not be written meanwhile."""
+    return not names_slots(sampler) or sampler._reads_to_draw
 
 
 def caught_up(sampler: Sampler, storage: Storage) -> None:

@@ -16,7 +16,6 @@ from interop.buffers.places import owned
 from interop.codec import Branch, Layout, unchecked
 from interop.index import as_tensor
 from interop.samplers.epoch import Drawn
-from interop.samplers.sampler import draw_by
 from interop.storages import TensorStorage
 from interop.storages.rows import TorchRows
 from interop.transforms.order import Order
@@ -204,13 +203,12 @@ def described(parts: Sequence[tuple[int, dict[Any, Any]]], marked: bool) -> Tens
 
 
 def asked(
-    sampler: Any, storage: Any, batch_size: int, key: np.ndarray, members: Sequence[Any], collate_fns: Sequence[Any]
+    drawn: Drawn, storage: Any, members: Sequence[Any], collate_fns: Sequence[Any]
 ) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
     """Parts and what is told about them, of a sampler or storage ensemble of the user's own."""
-    index, info = draw_by(sampler, storage, batch_size, key)
-    rows, told = [], []
-    for (place, data), drawn, said in zip(storage.get(index), index.unbind(0), info.unbind(0), strict=True):
-        slots = drawn["index"]
+    index, rows, told = drawn.slots, [], []
+    for (place, data), part, said in zip(storage.get(index), index.unbind(0), drawn.info.unbind(0), strict=True):
+        slots = part["index"]
         row = (collate_fns[place] or members[place]._collate_fn)(data)
         told.append((place, {**dict(said.items(True, True)), "index": slots}))
         if isinstance(row, TensorDictBase):

@@ -17,12 +17,10 @@ from interop.storages.lock import renew_in_children
 _NOTHING = nullcontext()
 
 
-def goes_on(sampler: Sampler, waiting: int) -> bool:
-    """Whether another batch may be drawn ahead while some wait."""
+def goes_on(sampler: Sampler) -> bool:
+    """Whether another batch may be drawn ahead: not past the end of an epoch, of which those that wait were drawn."""
     epoch = epoch_of(sampler)
-    if epoch is not None:  # of which those that wait are taken
-        return not epoch.over
-    return not sampler.ran_out
+    return not (sampler.ran_out if epoch is None else epoch.over)
 
 
 class Prefetch:
@@ -45,22 +43,24 @@ class Prefetch:
         self._mutex = threading.RLock()
         self._queue: deque[Ahead] = deque()
         self._taking: list[Ahead] = []  # whom somebody waits for
+        self._error: Exception | None = None  # of the batch after those
         self._pool: ThreadPoolExecutor | None = None
 
     def take(
         self,
         draw: Callable[[], Any],
         schedule: Callable[[int], Ahead | None],
-        more: Callable[[int], bool],
+        more: Callable[[], bool],
         make: Callable[[Ahead], Any],
         turn: AbstractContextManager[Any] = _NOTHING,
     ) -> Any:
-        """The oldest batch, or one drawn now where none waits; then the queue is filled while `more(length)`.
+        """The oldest batch, or one drawn now where none waits; then the queue is filled while `more()`.
 
         `schedule(epoch)` fixes what the next batch is made of, or gives None for no more; `make` is what threads run. None
         comes of it where the epoch was over by then. An error of a thread is raised by the call that would have returned
         its batch; the next one makes the batch again. If that raises too, the batch is given up. Nothing more is drawn ahead
-        by a call that raises. `turn` is what batches are scheduled in.
+        by a call that raises. `turn` is what batches are scheduled in. An error of `schedule` is raised by the call that
+        finds the queue empty.
         """
         with self._mutex:
             epoch = self.epoch
@@ -71,11 +71,18 @@ class Prefetch:
                 for job in self._queue:
                     self._start(job, make)
             future = None if oldest is None else oldest.future
+            if oldest is None and self._error is not None:
+                error, self._error = self._error, None
+                raise error
         valid = oldest is not None and self._waited(oldest, future, epoch)
         batch = future.result() if future is not None and valid else draw()
         with turn, self._mutex:  # in this order: who writes has the turn, and then drops what waits
-            while len(self._queue) < self.depth and more(len(self._queue)):
-                scheduled = schedule(self.epoch)
+            while len(self._queue) < self.depth and self._error is None and more():
+                try:
+                    scheduled = schedule(self.epoch)
+                except Exception as error:
+                    self._error = error
+                    break
                 if scheduled is None:
                     break
                 self._start(scheduled, make)
@@ -118,7 +125,7 @@ class Prefetch:
         """
         with self._mutex:
             self.epoch += 1
-            stale, self._queue = self._queue, deque()
+            stale, self._queue, self._error = self._queue, deque(), None
             for job in reversed(stale):
                 job.take_back()
         for job in stale:

@@ -15,7 +15,7 @@ from interop import randomness
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
-from interop.buffers.fused import caught_up, reserved
+from interop.buffers.fused import caught_up, reads_to_draw, reserved
 from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
@@ -25,7 +25,6 @@ from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
 from interop.samplers.epoch import Drawn
-from interop.samplers.sampler import draw_by
 from interop.storages import TensorStorage
 from interop.transforms.order import Order, in_order
 
@@ -93,7 +92,7 @@ class ReplayBuffer(Writable):
         if self._prefetch is None:
             return self._sample(batch_size)
         draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
-        turn = Turn(self) if self._sampler._reads_to_draw else nullcontext()
+        turn = Turn(self) if reads_to_draw(self._sampler) else nullcontext()
         return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make, turn)
 
     def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
@@ -150,10 +149,12 @@ class ReplayBuffer(Writable):
         if self._fused is not None and self._fused.holds:
             marks = self._marks_samples and not self._transform._count  # transforms see what is stored
             return self._fused.sample(batch_size, key, marks, drawn)
-        if drawn is not None:
-            index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
+        if drawn is None:
+            index, info = self._sampler.draw(self._storage, batch_size, key)
+        elif drawn.is_own:
+            index, info = drawn.slots, drawn.info
         else:
-            index, info = draw_by(self._sampler, self._storage, batch_size, key)
+            index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
         index, info = expanded(self._unit, index, info, self._storage)
         data = self._storage.get(index)
         apart = isinstance(self._storage, TensorStorage)  # a list gives the items themselves
@@ -231,7 +232,7 @@ class ReplayBuffer(Writable):
     def __iter__(self) -> Iterator[Any]:
         if self._batch_size is None:
             raise RuntimeError("batch_size not specified: iterating needs one in the constructor of the buffer")
-        if self._sampler.ran_out:
+        if not self._has_more():
             self._sampler.ran_out = False
         while self._has_more():
             yield self.sample()
@@ -244,7 +245,7 @@ class ReplayBuffer(Writable):
         if self._batch_size is None:
             raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
         with self._stepping:
-            if not self._iterating and self._sampler.ran_out:
+            if not self._iterating and not self._has_more():
                 self._sampler.ran_out = False
             self._iterating = self._has_more()
             if not self._iterating:

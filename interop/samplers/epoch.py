@@ -262,7 +262,12 @@ class Epoch:
 
 
 class Drawn:
-    """Slots that were drawn, and what to tell about them, while they are held."""
+    """What was drawn and is not given out yet: slots of an epoch, which holds them under a number, and the info.
+
+    With the number `OWN` it is the index that a user's sampler has drawn, which is not told what becomes of it.
+    """
+
+    OWN = -1
 
     __slots__ = ("_epoch", "_info", "_life", "number", "slots")
 
@@ -276,15 +281,21 @@ class Drawn:
         return self._epoch
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is of a user's sampler."""
+        return self.number == Drawn.OWN
+
+    @property
     def is_held(self) -> bool:
         """Whether they are what the epoch still holds: not after another state was put into it."""
         epoch = self._epoch
-        return epoch is not None and epoch.life is self._life and self.number in epoch._held
+        held = epoch is not None and epoch.life is self._life and self.number in epoch._held
+        return held or self.is_own
 
     @property
-    def info(self) -> dict[Any, Any]:
-        """What to tell about them; the dict is the caller's."""
-        return dict(self._info)
+    def info(self) -> Any:
+        """What the sampler says about them, in a dict or tensordict of the caller's own."""
+        return self._info.copy()
 
     def given(self) -> None:
         """They were given out."""
@@ -302,7 +313,7 @@ class Drawn:
 
     def bound(self, epoch: Epoch) -> "Drawn":
         """The same of a copy of the epoch."""
-        return Drawn(epoch, self.number, self.slots, self._info)
+        return self if self.is_own else Drawn(epoch, self.number, self.slots, self._info)
 
     def __getstate__(self) -> Any:
         return self.number, self.slots, self._info

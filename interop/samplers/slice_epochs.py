@@ -21,9 +21,9 @@ _UNKNOWN, _OUTDATED, _RESTORED = -1, -2, -3
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """Draws slices like `SliceSampler`, one of each trajectory an epoch, in random order. A write begins an epoch.
 
-    Where fewer trajectories are left than a batch has slices, the batch has these. With `strict_length` trajectories that
-    are too short take part, and are left out of the batch they come in; where it has no others, RuntimeError: they have had
-    their turn then.
+    Where fewer trajectories are left than a batch has slices, the batch has these. With `strict_length` an epoch is over the
+    trajectories that are long enough, RuntimeError where there are none. Another slice length begins an epoch where the
+    number of these changes.
 
     Args:
         num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key, strict_length, compile,
@@ -94,26 +94,16 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             self._synced(storage)
 
     def _windows(self, count: int, length: int, key: np.ndarray) -> Slices:
-        found = self._index.trajectories(1)
+        found = self._candidates(length)
         positions = self._epoch.take(count, len(found), key)
         if not self.shuffle:
             positions = self._in_order(found)[positions]
-        chosen = found.take(positions, 0)
-        if self.strict_length:
-            long_enough = chosen[:, 2] - np.maximum(chosen[:, 1], self._index.oldest) >= length - 1
-            if not long_enough.all():
-                chosen = chosen[long_enough]
-                chosen = chosen[self._index.order_of(chosen)]
-            if not len(chosen):
-                raise RuntimeError(
-                    f"the batch has only trajectories shorter than its slices, {length}: use shorter slices, or "
-                    "strict_length=False"
-                )
-        return self._within(chosen, randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(len(chosen)), length)
+        shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
+        return self._within(found.take(positions, 0), shares, length)
 
     def _in_order(self, found: np.ndarray) -> np.ndarray:
         """The trajectories in the order of the storage."""
-        if self._order is None:
+        if self._order is None or self._order.size != len(found):
             self._order = self._index.order_of(found)
         return self._order
 

@@ -95,7 +95,7 @@ def test_a_batch_that_is_scheduled_during_a_change_is_dropped():
         time.sleep(0.05)
         return Ahead(1, epoch)
 
-    assert queue.take(lambda: "now", schedule, lambda waiting: True, lambda ahead: "stale") == "now"
+    assert queue.take(lambda: "now", schedule, lambda: True, lambda ahead: "stale") == "now"
     droppers[0].join(10)
     assert len(queue) == 0
 
