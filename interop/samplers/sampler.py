@@ -46,7 +46,7 @@ class Sampler(Stateful, ABC):
             batch_size: how many items are wanted.
             key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
         """
-        every = (self, storage, *self._samplers)  # the storage for its `random_index`
+        every: list[Sampler | Storage] = [self, *self._samplers, storage]  # the storage for its `random_index`
         before = [each._rng for each in every]
         seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
         try:

@@ -1,14 +1,13 @@
 """Have the samplers of this process know of rows that other processes wrote."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 
-def watched(storage: Any) -> bool:
-    """Whether a sampler on the storage must be told of writes, which another process cannot do."""
-    return any(True for _ in _following(storage))
+def followers(storage: Any) -> list[Any]:
+    """The buffers on the storage whose samplers must be told of writes, which another process cannot do."""
+    return [each for each in storage.attached() if getattr(getattr(each, "_sampler", None), "follows_writes", False)]
 
 
 def standing(storage: Any) -> tuple[int, ...]:
@@ -26,14 +25,9 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     count = min(ledger.written - written, rows)
     new = torch.arange(ledger.end - count, ledger.end, device="cpu") % max(rows, 1)
     new = new[new < storage._filled_rows]
-    for buffer in _following(storage):
+    for buffer in followers(storage):
         if len(storage) < length:
             buffer._sampler._empty()
             new = torch.arange(storage._filled_rows, device="cpu")
         if len(new):
             buffer.mark_update(buffer._writer._replicate_index(new))
-
-
-def _following(storage: Any) -> Iterator[Any]:
-    """The buffers on the storage whose samplers follow writes."""
-    return (each for each in storage.attached() if getattr(getattr(each, "_sampler", None), "follows_writes", False))

@@ -45,7 +45,7 @@ class Storage(Component):
     _journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
     _priorities: Any = None  # of its items, where they are kept beside them
     _reopened = False  # whether its rows are of a process before this one
-    _watched = False  # whether priorities are kept for what other processes write
+    _watched = False  # whether samplers are told of what other processes write
     _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
     _pid: int  # of the process that made it
     _access: Access
@@ -217,10 +217,10 @@ class Storage(Component):
         """Rows along the first dim; `data` is the batch that will be written first, if nothing was yet."""
         return self.max_size
 
-    def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:  # its name in torchrl
+    def _max_size_along_dim0(self, *, single_data: object = None, batched_data: object = None) -> int:  # in torchrl
         return self.row_capacity(batched_data if single_data is None else [single_data])
 
-    def random_index(self, batch_size: int) -> Any:
+    def random_index(self, batch_size: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """An index of items drawn uniformly: int64 [batch_size], a tuple of these for several item dims."""
         if not len(self):
             raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
@@ -267,7 +267,7 @@ class Storage(Component):
     def attach(self, buffer: Any) -> None:
         """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
         self._listen_to(buffer)
-        self._watched = self._notes_writes and following.watched(self)
+        self._watched = self._notes_writes and bool(following.followers(self))
 
     def _listen_to(self, buffer: Any) -> None:
         if any(each is buffer for each in self.attached()):
