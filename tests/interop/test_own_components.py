@@ -212,7 +212,7 @@ def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
 
 def test_an_argument_that_a_sampler_does_not_take_is_refused():
     for kind in (RandomSampler, Uniform):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=r"takes no arguments, got \{'replacement': False\}"):
             kind(replacement=False)
 
 
