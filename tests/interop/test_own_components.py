@@ -96,7 +96,24 @@ def test_a_class_that_defines_half_of_its_state_is_told_the_other_half(kind, hal
             save()
 
 
+class FromTheStart(Writer):
+    """Writes each batch to the first slots."""
+
+    def add(self, data):
+        self._storage.set(0, data)
+        return 0
+
+    def extend(self, data):
+        self._storage.set(index := torch.arange(len(data)), data)
+        return index
+
+    def _empty(self, empty_write_count=True):
+        pass
+
+
 LIBRARY = [
+    ("Sampler", "sampler", lambda size: own(Sampler, sample=lambda self, storage, n: (storage.random_index(n), {}))),
+    ("Writer", "writer", lambda size: FromTheStart()),
     *((name, "sampler", make) for name, make in SAMPLERS.items()),
     *((name, "writer", lambda size, make=make: make()) for name, make in WRITERS.items()),
 ]
