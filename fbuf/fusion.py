@@ -12,8 +12,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 T = TypeVar("T")
+_traced_late = Primitive("traced_late")  # a function that is traced only where a program for its device is compiled
+_traced_late.multiple_results = True
+_traced_late.def_abstract_eval(lambda *_, function, shapes: shapes)
+mlir.register_lowering(_traced_late, mlir.lower_fun(lambda *flat, function, shapes: function(*flat)))
 _SMALL = 4096  # elements that are moved one by one
 _FEW = 1024  # entries that are
 
@@ -24,9 +30,21 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
     Both take pytrees of arrays and close over none.
     """
 
+    inlined = jax.jit(loop, inline=True)  # so that it is traced once, although its shapes are asked for first
+
     @jax.custom_batching.custom_vmap
     def chosen(*operands: Any) -> T:
-        return jax.lax.platform_dependent(*operands, cpu=loop, default=whole)
+        shapes, out = jax.tree.flatten(jax.eval_shape(inlined, *operands))
+        shapes = tuple(jax.core.ShapedArray(each.shape, each.dtype, weak_type=each.weak_type) for each in shapes)
+        flat, structure = jax.tree.flatten(operands)
+
+        def leaves(*flat: Any) -> list[Array]:
+            return jax.tree.leaves(whole(*jax.tree.unflatten(structure, flat)))
+
+        def later(*operands: Any) -> T:
+            return jax.tree.unflatten(out, _traced_late.bind(*jax.tree.leaves(operands), function=leaves, shapes=shapes))
+
+        return jax.lax.platform_dependent(*operands, cpu=inlined, default=later)
 
     @chosen.def_vmap
     def batched(size: int, mapped: Any, *operands: Any) -> tuple[T, Any]:
