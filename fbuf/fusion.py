@@ -30,19 +30,21 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
     Both take pytrees of arrays and close over none.
     """
 
-    inlined = jax.jit(loop, inline=True)  # so that it is traced once, although its shapes are asked for first
+    inlined = jax.jit(loop, inline=True)  # traced once, although its shapes are asked for first
 
     @jax.custom_batching.custom_vmap
     def chosen(*operands: Any) -> T:
-        shapes, out = jax.tree.flatten(jax.eval_shape(inlined, *operands))
-        shapes = tuple(jax.core.ShapedArray(each.shape, each.dtype, weak_type=each.weak_type) for each in shapes)
-        flat, structure = jax.tree.flatten(operands)
+        found, result = jax.tree.flatten(jax.eval_shape(inlined, *operands))
+        structure = jax.tree.structure(operands)
 
         def leaves(*flat: Any) -> list[Array]:
             return jax.tree.leaves(whole(*jax.tree.unflatten(structure, flat)))
 
         def later(*operands: Any) -> T:
-            return jax.tree.unflatten(out, _traced_late.bind(*jax.tree.leaves(operands), function=leaves, shapes=shapes))
+            shapes = tuple(jax.core.ShapedArray(each.shape, each.dtype, weak_type=each.weak_type) for each in found)
+            flat = _traced_late.bind(*jax.tree.leaves(operands), function=leaves, shapes=shapes)
+            out: T = jax.tree.unflatten(result, flat)
+            return out
 
         return jax.lax.platform_dependent(*operands, cpu=inlined, default=later)
 
