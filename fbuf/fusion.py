@@ -18,8 +18,8 @@ from jax.interpreters import mlir
 T = TypeVar("T")
 _traced_late = Primitive("traced_late")  # a function that is traced only where a program for its device is compiled
 _traced_late.multiple_results = True
-_traced_late.def_abstract_eval(lambda *_, function, shapes: shapes)
-mlir.register_lowering(_traced_late, mlir.lower_fun(lambda *flat, function, shapes: function(*flat)))
+_traced_late.def_abstract_eval(lambda *_, function, avals: avals)
+mlir.register_lowering(_traced_late, mlir.lower_fun(lambda *flat, function, avals: function(*flat)))
 _SMALL = 4096  # elements that are moved one by one
 _FEW = 1024  # entries that are
 
@@ -34,16 +34,17 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
 
     @jax.custom_batching.custom_vmap
     def chosen(*operands: Any) -> T:
-        found, result = jax.tree.flatten(jax.eval_shape(inlined, *operands))
-        structure = jax.tree.structure(operands)
+        traced = inlined.trace(*operands)
+        given, found = jax.tree.structure(operands), jax.tree.structure(traced.out_info)
 
         def leaves(*flat: Any) -> list[Array]:
-            return jax.tree.leaves(whole(*jax.tree.unflatten(structure, flat)))
+            return jax.tree.leaves(whole(*jax.tree.unflatten(given, flat)))
 
         def later(*operands: Any) -> T:
-            shapes = tuple(jax.core.ShapedArray(each.shape, each.dtype, weak_type=each.weak_type) for each in found)
-            flat = _traced_late.bind(*jax.tree.leaves(operands), function=leaves, shapes=shapes)
-            out: T = jax.tree.unflatten(result, flat)
+            avals = tuple(traced.jaxpr.out_avals)
+            out: T = jax.tree.unflatten(
+                found, _traced_late.bind(*jax.tree.leaves(operands), function=leaves, avals=avals)
+            )
             return out
 
         return jax.lax.platform_dependent(*operands, cpu=inlined, default=later)
