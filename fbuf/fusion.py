@@ -6,14 +6,24 @@ out: XLA then compiles all of it together. So small work is written here as a lo
 `jax.vmap`, where a turn grows with what is mapped, the same is computed by operations on whole arrays.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 T = TypeVar("T")
+_traced_late = Primitive("traced_late")
+_traced_late.multiple_results = True
+_traced_late.def_abstract_eval(lambda *_, function, given, avals: avals)
+mlir.register_lowering(
+    _traced_late,
+    mlir.lower_fun(lambda *flat, function, given, avals: jax.tree.leaves(function(*jax.tree.unflatten(given, flat)))),
+)
 _SMALL = 4096  # elements that are moved one by one
 _FEW = 1024  # entries that are
 
@@ -24,9 +34,12 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
     Both take pytrees of arrays and close over none.
     """
 
+    on_cpu, elsewhere = _branches(loop, whole)
+
     @jax.custom_batching.custom_vmap
     def chosen(*operands: Any) -> T:
-        return jax.lax.platform_dependent(*operands, cpu=loop, default=whole)
+        found: T = jax.lax.platform_dependent(*operands, cpu=on_cpu, default=elsewhere)
+        return found
 
     @chosen.def_vmap
     def batched(size: int, mapped: Any, *operands: Any) -> tuple[T, Any]:
@@ -47,6 +60,20 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
         return found
 
     return computed
+
+
+@functools.lru_cache(maxsize=256)  # JAX finds by the function what it compiled for a call outside of any program
+def _branches(loop: Callable[..., T], whole: Callable[..., T]) -> tuple[Callable[..., T], Callable[..., T]]:
+    """`loop`, and `whole` as a function that is only traced where a program for its device is compiled."""
+    traced_once = jax.jit(loop, inline=True)
+
+    def later(*operands: Any) -> T:
+        traced, (flat, given) = traced_once.trace(*operands), jax.tree.flatten(operands)
+        found = _traced_late.bind(*flat, function=whole, given=given, avals=tuple(traced.jaxpr.out_avals))
+        out: T = jax.tree.unflatten(jax.tree.structure(traced.out_info), found)
+        return out
+
+    return traced_once, later
 
 
 def entry(array: Array, place: Array) -> Array:

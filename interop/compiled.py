@@ -7,6 +7,7 @@ defined. Programs that take over the state of a sampler are for `Lent`.
 
 import dataclasses
 import functools
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,9 @@ _OPTIONS: dict[str, bool | str] = (
     if jax.__version_info__ >= (0, 10)
     else {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 )
+if platform.machine() in ("x86_64", "AMD64"):
+    # At each load of a program with AVX-512 from the compilation cache XLA logs that the processor does not fit.
+    _OPTIONS["xla_cpu_max_isa"] = "AVX2"
 
 
 def _taking_over(function: Callable[..., Any]) -> Any:
@@ -111,7 +115,16 @@ class Words:
 
 def read_words(drawn: np.ndarray, batch_size: int, dtype: str) -> tuple[np.ndarray, np.ndarray, bool]:
     """Drawn slots, int64, their importance weights, and whether there was anything to draw: views of these words."""
-    return drawn[: 2 * batch_size].view(np.int64), drawn[2 * batch_size : -1].view(dtype), bool(drawn[-1])
+    slots = 2 * ((drawn.size - 1) // (2 + _WIDTHS[dtype]))  # the words of all slots that were drawn
+    return drawn[: 2 * batch_size].view(np.int64), drawn[slots:-1].view(dtype)[:batch_size], bool(drawn[-1])
+
+
+def shared_size(batch_size: int) -> int:
+    """How many a program draws for a batch: at most twice as many, so that batch sizes share programs.
+
+    The first entries of a larger draw are those of a smaller one with the same key.
+    """
+    return 1 << (batch_size - 1).bit_length() if batch_size <= 1024 else -(-batch_size // 1024) * 1024
 
 
 def _opened(words: Array, dtype: str) -> tuple[Array, Array]:

@@ -57,6 +57,7 @@ def draw(
 def _drawn(sampler: Any, batch_size: int, key: np.ndarray, size: int) -> Any:
     """The words of a draw on the CPU, after the waiting priorities came into the tree."""
     waiting, beta, highest = sampler._waiting, sampler._beta, sampler._highest
+    batch_size = compiled.shared_size(batch_size)
     if sampler._waits and 0 < waiting.count <= Waiting.FEW and batch_size <= Waiting.FEW:
         # A program that fails takes the state with it that it was given: one of a batch for which there is no memory.
         words = waiting.words().closed(beta, highest, key, size)

@@ -93,6 +93,19 @@ def test_a_batch_size_compiles_once_more(storage):
     assert (counts["draw_weighed"], counts["assign_and_draw"]) == (3, 1)
 
 
+def test_batch_sizes_up_to_a_power_of_two_share_programs_and_draw_the_same():
+    def drawn(size):
+        sampler = PrioritizedSampler(100, 0.7, 0.5)
+        rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, generator=torch.Generator().manual_seed(0))
+        rb.extend(torch.arange(100))
+        return torch.cat([rb.sample(size) for _ in range(2)]).reshape(2, size)
+
+    most = drawn(64)
+    for size in (33, 40, 63):
+        assert torch.equal(drawn(size), most[:, :size])
+    assert (traces()["assign_and_draw"], traces()["draw_weighed"]) == (1, 1)
+
+
 @on_each_device
 def test_a_layout_compiles_at_most_once_more(device):
     layouts = [torch.zeros(5), torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), {"a": torch.zeros(5)}]

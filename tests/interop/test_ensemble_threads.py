@@ -75,7 +75,7 @@ def test_turns_are_taken_in_the_order_in_which_storages_are_exchanged(how):
         waiting.start()
         waiting.join(0.1)
         assert waiting.is_alive()
-        free = locks[1]._held.acquire(timeout=1)
+        free = locks[1]._held.acquire(timeout=60)
         if free:
             locks[1]._held.release()
     waiting.join(10)

@@ -212,7 +212,10 @@ def test_the_order_within_a_batch_is_random():
 
 
 def test_a_buffer_that_grows_at_each_sample_costs_no_permutations():
-    epoch, start = Epoch(), time.perf_counter()
+    epoch, start = Epoch(), time.thread_time()
+    for _ in range(3):
+        np.random.default_rng(0).permutation(10**6)
+    few, start = time.thread_time() - start, time.thread_time()
     for turn in range(300):
         epoch.take(256, 10**6 + turn, key(turn))
-    assert time.perf_counter() - start < 3  # 300 permutations take ten times as long
+    assert time.thread_time() - start < 30 * few  # as 90 permutations

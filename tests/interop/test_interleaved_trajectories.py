@@ -186,10 +186,10 @@ def test_a_new_item_costs_the_same_whatever_is_stored():
             turns.write(first, np.arange(1000) % 10, 0)
         best = 1e9
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.thread_time()
             for first in range(0, 1000, 10):
                 turns.write(first, np.arange(10), capacity)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     assert seconds(100_000) < 10 * seconds(2000)

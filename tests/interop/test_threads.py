@@ -126,7 +126,7 @@ class Waiting(nn.Module):
     def wait(self, where):
         if where == self.where:
             self.entered.set()
-            assert self.go.wait(5), "the other thread could not go on"
+            assert self.go.wait(60), "the other thread could not go on"
 
     def forward(self, data):
         self.wait("forward")
@@ -146,7 +146,7 @@ def test_a_transform_on_the_way_out_keeps_no_writer_waiting(make, read):
     batches = []
 
     def write():
-        assert transform.entered.wait(5)
+        assert transform.entered.wait(60)
         buffer[:] = plain_tensor([7, 8])
         buffer.add(plain_tensor([9])[0])
         transform.go.set()
@@ -160,14 +160,14 @@ def test_a_collate_function_keeps_no_writer_waiting():
 
     def collate(items):
         entered.set()
-        assert go.wait(5)
+        assert go.wait(60)
         return items
 
     buffer = ReplayBuffer(storage=ListStorage(8), collate_fn=collate)
     buffer.extend(["a", "b"])
 
     def write():
-        assert entered.wait(5)
+        assert entered.wait(60)
         buffer.add("c")
         go.set()
 
@@ -190,7 +190,7 @@ def test_a_transform_on_the_way_in_keeps_no_reader_waiting(write):
     buffer = ReplayBuffer(storage=storage, transform=transform, writer=RoundRobinWriter)
 
     def read():
-        assert transform.entered.wait(5)
+        assert transform.entered.wait(60)
         assert buffer.sample(4).shape == (4, 3)
         transform.go.set()
 

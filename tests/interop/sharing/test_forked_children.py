@@ -39,7 +39,7 @@ def test_nothing_hangs_after_jax_and_threads_of_torch_were_used(in_a_fork):
                     assert (batch["pixels"][:, -1] == (batch["id"] % 251)).all()
                 assert torch.get_num_threads() == 2
                 os._exit(0)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 100
             while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
                 time.sleep(0.01)
             assert ended == (child, 0), (turn, ended)
@@ -216,7 +216,7 @@ def test_a_fork_while_threads_write_and_draw(in_a_fork, prefetch):
                     buffer.extend(rows(torch.arange(1000, 1008)))
                     assert torn(buffer.sample()) == 0
                 os._exit(0)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 100
             while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
                 time.sleep(0.002)
             assert ended == (child, 0)
@@ -307,6 +307,6 @@ def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
             assert not thread.is_alive()
         for buffer in buffers:
             held = buffer.storage._access._held
-            assert held.acquire(timeout=1)
+            assert held.acquire(timeout=60)
             held.release()
     """)

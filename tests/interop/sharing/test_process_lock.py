@@ -28,11 +28,12 @@ def test_only_one_process_holds_it_and_the_kernel_frees_it(in_a_fork):
                 lock.acquire()
                 os.write(writing, b"x")
                 time.sleep(0.3)
+                os.write(writing, b"y")
                 os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(0)
             os.read(reading, 1)
-            start = time.monotonic()
             lock.acquire()
-            assert 0.1 < time.monotonic() - start < 1.3
+            os.set_blocking(reading, False)
+            assert os.read(reading, 1) == b"y"  # which was written while the child had the lock
             os.waitpid(child, 0)
             lock.release()
     """)
@@ -52,12 +53,14 @@ def test_a_forked_child_does_not_hold_what_its_parent_holds_and_frees_nothing(in
                 del lock
                 os._exit(0)
             os.waitpid(child, 0)
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
         child = os.fork()
         if child == 0:
-            start = time.monotonic()
             lock.acquire()
-            os._exit(0 if 0.2 < time.monotonic() - start < 5 else 1)
+            os._exit(0 if os.read(reading, 1) == b"y" else 1)
         time.sleep(0.3)
+        os.write(writing, b"y")
         lock.release()
         assert os.waitpid(child, 0)[1] == 0
     """)
@@ -71,21 +74,24 @@ def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(
 
         buffer = ReplayBuffer(storage=LazyMemmapStorage(100))
         buffer.extend(torch.arange(4))
-        heard = []
-        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+        heard, (hearing, told) = [], os.pipe()
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(os.write(told, b"x")))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         (reading, writing), parent = os.pipe(), os.getpid()
         child = os.fork()
         if child == 0:
             with buffer.storage._access.turn():
                 os.write(writing, b"x")
-                for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT):
+                for _ in range(2):
                     time.sleep(0.2)
-                    os.kill(parent, number)
+                    os.kill(parent, signal.SIGUSR1)
+                    os.read(hearing, 1)
+                time.sleep(0.2)
+                os.kill(parent, signal.SIGINT)
                 time.sleep(0.2)
             os._exit(0)
-        os.read(reading, 1)
         try:
+            os.read(reading, 1)
             buffer.extend(torch.arange(3))
             raise SystemError("was not interrupted")
         except KeyboardInterrupt:
@@ -95,11 +101,10 @@ def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(
         if other == 0:  # nothing is held here
             buffer.extend(torch.arange(2))
             os._exit(0)
-        start = time.monotonic()
-        assert os.waitpid(other, 0)[1] == 0 and time.monotonic() - start < 5 and len(buffer) == 6
+        assert os.waitpid(other, 0)[1] == 0 and len(buffer) == 6
         thread = threading.Thread(target=buffer.extend, args=(torch.arange(1),))
         thread.start()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive() and len(buffer) == 7
     """)
 
@@ -203,20 +208,20 @@ def test_an_error_at_the_begin_of_a_turn_ends_it():
 
 
 def test_a_turn_costs_little():
-    """About 1 us for one process, 3 us among several; the bounds are those of a busy machine."""
+    """About 1 us for one process, 3 us among several: 10 and 30 of a lock of a thread, and the bounds are ten times that."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(8))
     buffer.extend(torch.zeros(8))
 
-    def cost(count=3000):
+    def cost(turn, count=3000):
         best = 1.0
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.thread_time()
             for _ in range(count):
-                with buffer.storage._access.turn():
+                with turn():
                     pass
-            best = min(best, (time.perf_counter() - start) / count)
+            best = min(best, (time.thread_time() - start) / count)
         return best
 
-    alone = cost()
+    least, alone = cost(threading.RLock), cost(buffer.storage._access.turn)
     buffer.share()
-    assert alone < 10e-6 and cost() < 40e-6
+    assert alone < 100 * least and cost(buffer.storage._access.turn) < 300 * least

@@ -171,7 +171,7 @@ def test_a_signal_beside_the_turn_keeps_no_thread_waiting(tmp_path: Path) -> Non
     got: list[bool] = []
 
     def take() -> None:
-        got.append(access._held.acquire(timeout=0.3))
+        got.append(access._held.acquire(timeout=60))
         if got[-1]:
             access._held.release()
 
