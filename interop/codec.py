@@ -153,6 +153,14 @@ class Layout:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
         return _build(self.root, iter(leaves), torch.Size(batch_size), device)
 
+    def wider(self, data: Any, dims: int) -> "Layout":
+        """The layout of tensordicts with further keys, or this one. The errors of `flatten` where other leaves differ."""
+        if not self.is_tensordict or not isinstance(data, TensorDictBase):
+            return self
+        self.flatten(data.select(*self.places, strict=False), dims)
+        found = Layout.of(data, dims)
+        return found if len(found.leaves) > len(self.leaves) else self
+
     @functools.cached_property
     def places(self) -> dict[Path, int]:
         """Which of the leaves is at a path."""
@@ -217,7 +225,8 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
         missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
         raise KeyError(
             f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}. "
-            "The first write fixed them; nothing was written"
+            "The first write fixed them; nothing was written. Have all keys in it; later ones are added by rb[:] = data, of "
+            "all rows, and in a storage with fill={key: value for the rows from before}"
         )
     for key, child in zip(node.keys, node.children, strict=True):
         _collect(child, items[key], (*path, key), found)

@@ -209,7 +209,7 @@ class ReplayBuffer(Writable):
     def __setitem__(self, index: Any, value: Any) -> None:
         key = as_key(index)
         if key is not None:
-            self._edit({key: value}, dim=self.dim_extend)
+            self._edit({key: value}, dim=self.dim_extend, adds=True)
             return
         if self._transform.keeps:
             raise TypeError(

@@ -241,6 +241,10 @@ class Storage(Component):
         """The stored items, by whose entries those that `given` names can be written in place."""
         return self[:]
 
+    def add_columns(self, data: Any) -> None:
+        """Store the entries of data, which are all stored items with further keys, that are not stored yet."""
+        self[:] = data
+
     def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
         """RuntimeError if one of these entries cannot be written in place."""
 
