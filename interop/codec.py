@@ -154,12 +154,16 @@ class Layout:
         return _build(self.root, iter(leaves), torch.Size(batch_size), device)
 
     def wider(self, data: Any, dims: int) -> "Layout":
-        """The layout of tensordicts with further keys, or this one. The errors of `flatten` where other leaves differ."""
-        if not self.is_tensordict or not isinstance(data, TensorDictBase):
-            return self
-        self.flatten(data.select(*self.places, strict=False), dims)
+        """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
         found = Layout.of(data, dims)
-        return found if len(found.leaves) > len(self.leaves) else self
+        if (
+            not self.is_tensordict
+            or not isinstance(data, TensorDictBase)
+            or not found.places.keys() > self.places.keys()
+        ):
+            return self
+        self.flatten(data.select(*self.places), dims)
+        return found
 
     @functools.cached_property
     def places(self) -> dict[Path, int]:

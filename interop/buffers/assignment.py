@@ -17,8 +17,8 @@ def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -
 
     A value that does not fit, in shape or dtype, is refused before anything is written.
     """
-    every = range(storage.shape[dim]) if storage.shape is not None and dim < storage.ndim else range(0)
-    if isinstance(index, slice) and every and every[index] == every:
+    count = storage.shape[dim] if dim < storage.ndim and storage.shape is not None else 0
+    if dim and isinstance(index, slice) and index.stop == count and index.indices(count) == (0, count, 1):
         index = slice(None)
     if dim == 0 or is_all(index):
         storage[index] = _numbered(storage, writer, index, swapped(value, dim))

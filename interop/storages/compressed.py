@@ -69,6 +69,11 @@ class CompressedListStorage(ListStorage):
         self._zstd = Zstd(compression_level) if compression_fn is None else None
         self._metadata: list[dict[str, Any]] = []  # what it takes to decompress each item of `_storage`
 
+    @property
+    def compression_level(self) -> int | None:
+        """Of Zstandard; None with functions of the user."""
+        return None if self._zstd is None else self._zstd.level
+
     def bytes(self) -> int:
         """The size of all that is compressed. 0 and a warning where nothing is stored."""
         if not self._storage:

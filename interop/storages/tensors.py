@@ -298,7 +298,7 @@ class TensorStorage(Readable):
                 "was never written would count as stored; nothing was written"
             )
         first = places[0] if isinstance(places, tuple) else places
-        whole = not set_cursor and filled > 0 and isinstance(first, slice) and range(filled)[first] == range(filled)
+        whole = not set_cursor and isinstance(first, slice) and named[0] == filled == len(range(filled)[first])
         leaves = self.admit(data, len(named), named, whole and whole_rows(places))
         self._write_at(places, leaves, reached if set_cursor else None, rows, new)
         if set_cursor:
