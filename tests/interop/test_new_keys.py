@@ -25,6 +25,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from interop.storages import copyable, lazy
 from tests.interop.rows import check_same, refused
 
 CAPACITY = 12
@@ -44,6 +45,7 @@ def given(capacity):
 KINDS = {
     "memory": LazyTensorStorage,
     "consolidated": functools.partial(LazyTensorStorage, consolidated=True),
+    "memory of JAX": LazyTensorStorage,
     "memory of the user": given,
     "anonymous maps": LazyMemmapStorage,
     "folder": None,
@@ -53,7 +55,10 @@ COUNTS = {"part": 5, "full": CAPACITY, "wrapped": CAPACITY + 5}
 
 
 @pytest.fixture(params=KINDS)
-def make(request, tmp_path):
+def make(request, tmp_path, monkeypatch):
+    if request.param == "memory of JAX":  # as on an accelerator
+        for module in (copyable, lazy):
+            monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
     return KINDS[request.param] or functools.partial(LazyMemmapStorage, scratch_dir=tmp_path / "rows")
 
 
