@@ -153,7 +153,7 @@ class Layout:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
         return _build(self.root, iter(leaves), torch.Size(batch_size), device)
 
-    def wider(self, data: Any, dims: int) -> "Layout":
+    def wider(self, data: object, dims: int) -> "Layout":
         """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
         found = Layout.of(data, dims)
         if (

@@ -50,10 +50,8 @@ def planned(
 
 def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     """The entries of a dict or tensordict that `keys` name. KeyError for one that it does not have."""
-    if is_tensor_collection(given):
-        entries = {as_path(key): value for key, value in given.items(include_nested=True)}
-    else:
-        entries = {as_path(key): value for key, value in given.items()}
+    every = given.items(include_nested=True) if is_tensor_collection(given) else given.items()
+    entries = {as_path(key): value for key, value in every}
     missing = [key for key in keys if as_path(key) not in entries]
     if missing:
         raise KeyError(f"keys_to_update names {missing}, which the given data does not have")

@@ -66,13 +66,9 @@ class CompressedListStorage(ListStorage):
         if (compression_fn is None) != (decompression_fn is None):
             raise ValueError("compression_fn and decompression_fn undo each other: give both or none")
         self._compression_fn, self._decompression_fn = compression_fn, decompression_fn
+        self.compression_level = compression_level
         self._zstd = Zstd(compression_level) if compression_fn is None else None
         self._metadata: list[dict[str, Any]] = []  # what it takes to decompress each item of `_storage`
-
-    @property
-    def compression_level(self) -> int | None:
-        """Of Zstandard; None with functions of the user."""
-        return None if self._zstd is None else self._zstd.level
 
     def bytes(self) -> int:
         """The size of all that is compressed. 0 and a warning where nothing is stored."""

@@ -1,14 +1,11 @@
 """What of a tensor storage a killed process may leave half-done: its counters, those of its writers, and its rows."""
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.codec import LeafSpec
 from interop.storages.saved_rows import Rows
 from interop.storages.undo import EXTRAS, Cell, Memory, Undo, settle
 
@@ -49,11 +46,6 @@ class Journal(Undo):
         leaves = storage._rows.tensors
         row = sum(leaf[:1].nbytes for leaf in leaves)
         return Journal.size(row, len(leaves), storage._per_row, storage._row_count)
-
-    def takes(self, leaves: Sequence[LeafSpec], per_row: int) -> bool:
-        """Whether there is room for a row of such leaves."""
-        row = per_row * sum(torch.Size(leaf.shape).numel() * leaf.dtype.itemsize for leaf in leaves)
-        return self.memory is None or self.size(row, len(leaves), per_row, 1) <= self.memory.bytes.size
 
     def start(self, storage: Any, memory: Memory) -> None:
         """Keep the counters of the storage and of its writers here from now on, and guard its rows."""

@@ -57,7 +57,7 @@ class LazyTensorStorage(TensorStorage):
         if shared_init:
             device = self._check_shared_init(device, compilable, consolidated)
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
-        self._fill = {as_path(key): torch.as_tensor(value) for key, value in (fill or {}).items()}
+        self._fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
         self._consolidated = consolidated
         self._cleanup_memmap = cleanup_memmap
         if shared_init:

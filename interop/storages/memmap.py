@@ -221,13 +221,9 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _described(self, layout: Layout, lead: tuple[int, ...]) -> dict[str, Any]:
         """What `open` has to know."""
-        return {
-            "capacity": self._max_size,
-            "ndim": self.ndim,
-            "rows": lead[0],
-            "lanes": list(lead[1:]),
-            "layout": saved_layout(layout),
-        }
+        rows, *lanes = lead
+        kept = saved_layout(layout)
+        return {"capacity": self._max_size, "ndim": self.ndim, "rows": rows, "lanes": lanes, "layout": kept}
 
     def _own(
         self, root: Path, layout: Layout, lead: tuple[int, ...], sizes: dict[str, int], texts: dict[str, str]
@@ -320,12 +316,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             meta: dict[str, Any] = {"shape": list(node.shape), "device": "cpu", "_type": str(TensorDict)}
             for key, value in node.items():
                 if isinstance(value, Tensor):
-                    meta[key] = {
-                        "device": "cpu",
-                        "shape": list(value.shape),
-                        "dtype": str(value.dtype),
-                        "is_nested": False,
-                    }
+                    shape, dtype = list(value.shape), str(value.dtype)
+                    meta[key] = {"device": "cpu", "shape": shape, "dtype": dtype, "is_nested": False}
                 else:
                     meta[key] = {"type": "TensorDict"}
             texts[folder + "meta.json"] = json.dumps(meta)

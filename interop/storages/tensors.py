@@ -3,13 +3,12 @@
 import copy
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor
+from tensordict import MemoryMappedTensor, TensorDictBase
 from torch import Tensor
 
 from fbuf.memory_plan import Share
@@ -40,7 +39,7 @@ class TensorStorage(Readable):
     _last: Any = None
     _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
-    _fill: Mapping[Path, Tensor] = MappingProxyType({})  # what rows get under keys that come with a later batch
+    _fill: Mapping[Path, Tensor] | None = None  # what rows get under keys that come with a later batch
 
     def __init__(
         self,
@@ -143,8 +142,8 @@ class TensorStorage(Readable):
 
     def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         """The same for some leaves, whatever there is."""
-        shapes = [((*lead, *spec.shape), spec.dtype) for spec in leaves]
-        return TorchRows([torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes], lead[1:])
+        zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=self.device) for spec in leaves]
+        return TorchRows(zeros, lead[1:])
 
     def _shares(self, data: Any) -> list[Share]:
         if self._rows is not None and self._layout is not None:
@@ -178,7 +177,8 @@ class TensorStorage(Readable):
             leaves = _some(layout.flatten(data, dims))
         except KeyError:
             wider = layout.wider(data, dims)
-            if wider is layout or not (whole or wider.places.keys() - layout.places.keys() <= self._fill.keys()):
+            new = wider.places.keys() - layout.places.keys()
+            if not new or not (whole or (self._fill and new <= self._fill.keys())):
                 raise
             layout, leaves = wider, wider.flatten(data, dims)
         found = tuple(leaves[0].shape[:dims])
@@ -200,36 +200,39 @@ class TensorStorage(Readable):
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
         if layout is not self._layout:
-            self._widen(layout, dict(zip(layout.leaves, leaves, strict=True)).__getitem__ if whole else self._filling)
+            self._widen(layout, leaves if whole else None)
         return leaves
 
-    def add_columns(self, data: Any) -> None:
+    def add_columns(self, data: TensorDictBase) -> None:
         assert self._layout is not None
         layout = self._layout.wider(data, self.ndim)
-        self._widen(layout, dict(zip(layout.leaves, layout.flatten(data, self.ndim), strict=True)).__getitem__)
+        self._widen(layout, layout.flatten(data, self.ndim))
 
     def _filling(self, spec: LeafSpec) -> Tensor:
         """What stored rows get under a new key."""
-        value, lead = self._fill[spec.path], (self._filled_rows, *self._lanes)
+        value, lead = (self._fill or {})[spec.path], (self._filled_rows, *self._lanes)
         if not torch.can_cast(value.dtype, spec.dtype):
             raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")
         return value.to(spec.dtype).expand(spec.shape).expand(*lead, *spec.shape)
 
-    def _widen(self, layout: Layout, value_of: Callable[[LeafSpec], Tensor]) -> None:
-        """Take a layout of further leaves, with these values in the stored rows; the memory of the others stays.
+    def _widen(self, layout: Layout, leaves: Sequence[Tensor] | None) -> None:
+        """Take a layout of further leaves, of which stored rows get these or what `fill` says. The others stay as they are.
 
         RuntimeError where other processes have the rows, or they are frames.
         """
         held, rows, guard = self._layout, self._own_rows(), self._journal
         assert held is not None
         self.refuse_edit(())
+        size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
+        small = guard is not None and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
         shared = self._access.given and (os.getpid() != self._pid or rows.shared)
-        if self._OF_FRAMES or shared or not (guard is None or guard.takes(layout.leaves, self._per_row)):
+        if self._OF_FRAMES or small or shared or getattr(self, "_first", None) is not None:
             raise RuntimeError(
                 f"no keys can be added to this {type(self).__name__}: rows that other processes have, frames, and rows that "
                 "were much smaller keep those of the first batch. Have all keys in it; nothing was written"
             )
-        new = {spec: value_of(spec) for spec in layout.leaves if spec not in held.leaves}
+        added = [place for place, spec in enumerate(layout.leaves) if spec not in held.leaves]
+        new = {layout.leaves[at]: leaves[at] if leaves else self._filling(layout.leaves[at]) for at in added}
         places = {spec: place for place, spec in enumerate((*held.leaves, *new))}
         with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
             self._rows = rows.beside(self._columns(layout, new), [places[spec] for spec in layout.leaves])

@@ -317,8 +317,3 @@ def test_the_level_can_be_read():
     assert CompressedListStorage(3).compression_level == 3
     storage = CompressedListStorage(3, compression_level=9)
     assert storage.compression_level == pickle.loads(pickle.dumps(storage)).compression_level == 9
-    assert CompressedListStorage(3, compression_fn=torch.clone, decompression_fn=_given_back).compression_level is None
-
-
-def _given_back(tensor, _):
-    return tensor

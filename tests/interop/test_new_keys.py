@@ -12,6 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from fbuf.checkpoint import CheckpointMismatch
 from interop import (
     LazyFrameStorage,
     LazyMemmapStorage,
@@ -49,7 +50,6 @@ KINDS = {
     "memory of the user": given,
     "anonymous maps": LazyMemmapStorage,
     "folder": None,
-    "lazy stack": LazyStackStorage,
 }
 COUNTS = {"part": 5, "full": CAPACITY, "wrapped": CAPACITY + 5}
 
@@ -97,8 +97,6 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_keys_are_added_to_all_rows(make, way):
-    if make is LazyStackStorage and "..." in way:
-        pytest.skip("a list has no such index")
     buffer = filled(make(CAPACITY), list(COUNTS.values())[list(WAYS).index(way) % 3])
     before, standing = buffer[:].clone(), (len(buffer), buffer.writer._cursor, buffer.write_count)
     wanted = with_returns(before)
@@ -111,17 +109,22 @@ def test_keys_are_added_to_all_rows(make, way):
         twin.extend(with_returns(rows(100, 3)))
         assert sorted(twin["id"].tolist())[-3:] == [100, 101, 102]
         check_same(twin[:].contiguous(), with_returns(twin[:].select("id", ("next", "x"), "index").contiguous()))
-    if make is not LazyStackStorage:
-        with refused(buffer, KeyError, "unknown: .*fill"):
-            buffer.extend(with_returns(rows(0, 1)).set("more", torch.zeros(1)))
-        with refused(buffer, KeyError, "missing: .*return"):
-            buffer.extend(rows(0, 1))
+    with refused(buffer, KeyError, "unknown: .*fill"):
+        buffer.extend(with_returns(rows(0, 1)).set("more", torch.zeros(1)))
+    with refused(buffer, KeyError, "missing: .*return"):
+        buffer.extend(rows(0, 1))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "..." not in way])
+def test_keys_are_added_to_the_items_of_a_stack(way):
+    buffer = filled(LazyStackStorage(CAPACITY))
+    wanted = with_returns(buffer[:])
+    WAYS[way](buffer, wanted.clone())
+    check_same(buffer[:].contiguous(), wanted)
 
 
 @pytest.mark.parametrize("way", ["rb[:] =", "write_all", "rb[key] ="])
 def test_keys_are_added_to_lanes(make, way):
-    if make is LazyStackStorage:
-        pytest.skip("a list has one dim of items")
     storage = make(CAPACITY, ndim=2) if make is not given else LazyTensorStorage(CAPACITY, ndim=2)
     buffer = TensorDictReplayBuffer(storage=storage)
     ids = torch.arange(8).reshape(2, 4)
@@ -169,8 +172,6 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_what_does_not_fit_adds_nothing(make, bad):
-    if make is LazyStackStorage:
-        pytest.skip("items of a list need not be alike")
     buffer = filled(make(CAPACITY))
     call, error = BAD[bad]
     with refused(buffer, error):
@@ -191,8 +192,6 @@ def test_frames_keep_their_keys():
 
 
 def test_priorities_are_kept_and_batches_drawn_ahead_are_drawn_anew(make):
-    if make is LazyStackStorage:
-        pytest.skip("its items are edited, of which batches drawn ahead are from before")
     for sampler in (PrioritizedSampler(CAPACITY, 1.0, 1.0), SamplerWithoutReplacement()):
         buffer = filled(make(CAPACITY), CAPACITY, sampler=sampler, prefetch=2)
         if isinstance(sampler, PrioritizedSampler):
@@ -208,6 +207,25 @@ def test_priorities_are_kept_and_batches_drawn_ahead_are_drawn_anew(make):
         if (folder := getattr(buffer.storage, "scratch_dir", None)) is not None:
             buffer.storage.close()
             shutil.rmtree(folder)
+
+
+def test_checkpoints_hold_the_new_keys(make, tmp_path):
+    buffer = filled(make(CAPACITY), CAPACITY + 3)
+    old = copy.deepcopy(buffer)
+    buffer["return"] = buffer["id"] * 2.0
+    buffer.dumps(tmp_path / "saved")
+    for twin in (filled(LazyTensorStorage(CAPACITY)), TensorDictReplayBuffer(storage=LazyMemmapStorage(CAPACITY))):
+        if len(twin):
+            with refused(twin, CheckpointMismatch, "return"):
+                twin.loads(tmp_path / "saved")
+            twin["return"] = torch.zeros(5)
+        twin.loads(tmp_path / "saved")
+        check_same(twin[:].contiguous(), buffer[:].contiguous())
+        twin["return"].zero_()
+        twin.load_state_dict(buffer.state_dict())
+        check_same(twin[:].contiguous(), buffer[:].contiguous())
+    with refused(buffer, CheckpointMismatch, "return"):
+        buffer.load_state_dict(old.state_dict())
 
 
 def test_slices_are_cut_by_ids_that_came_later(make):

@@ -343,6 +343,8 @@ def test_other_processes_have_the_new_keys_or_are_told(in_a_fork):
             in_child(lambda: refused(lambda: one.update_(new), "no keys can be added"))
             assert one[:].keys() == {"id"}
         assert refused(lambda: one.update_(new), "other processes")
+        one = buffer(LazyTensorStorage(8, shared_init=True))
+        assert refused(lambda: one.update_(new), "other processes")
         one = buffer(LazyTensorStorage(8))
         reading, writing = os.pipe()
         def read():
