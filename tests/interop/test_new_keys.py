@@ -310,9 +310,14 @@ def test_a_folder_is_opened_with_the_new_keys(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_whoever_is_killed_leaves_the_old_keys_or_the_new_ones(tmp_path):
-    buffer = filled(LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows"))
+@pytest.mark.parametrize("extends", [False, True], ids=["rb[:] =", "extend"])
+def test_whoever_is_killed_leaves_the_old_keys_or_the_new_ones(tmp_path, extends):
+    fill = {"return": 0.0, ("next", "value"): 0.0, ("adv", "gae"): 0}
+    buffer = filled(LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows", fill=fill))
     old, new = buffer[:].clone(), with_returns(buffer[:])
+    added = new.clone()
+    if extends:
+        added.update({key: torch.zeros_like(new[key]) for key in fill})
     found, states = [], []
 
     def trace(frame, event, _):
@@ -327,16 +332,21 @@ def test_whoever_is_killed_leaves_the_old_keys_or_the_new_ones(tmp_path):
 
     sys.settrace(trace)
     try:
-        buffer[:] = new
+        if extends:
+            buffer.extend(with_returns(rows(5, 2)))
+        else:
+            buffer[:] = new
     finally:
         sys.settrace(None)
     seen = []
     for left in found:
         opened = TensorDictReplayBuffer(storage=LazyMemmapStorage.open(left))
         seen.append("return" in opened[:].keys())  # noqa: SIM118
-        check_same(opened[:].contiguous(), new if seen[-1] else old)
+        check_same(opened[:5].contiguous(), added if seen[-1] else old)
+        if len(opened) > 5:
+            check_same(opened[5:].contiguous(), with_returns(opened[5:].select("id", ("next", "x"), "index")))
         if not seen[-1]:
-            opened[:] = new
+            opened.write_all(new)
             check_same(opened[:].contiguous(), new)
     assert seen == sorted(seen) and set(seen) == {False, True}
 
