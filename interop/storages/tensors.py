@@ -225,8 +225,8 @@ class TensorStorage(Readable):
         self.refuse_edit(())
         size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
         small = guard is not None and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
-        shared = self._access.given and (os.getpid() != self._pid or rows.shared)
-        if self._OF_FRAMES or small or shared or getattr(self, "_first", None) is not None:
+        others = self._access.given or getattr(self, "_first", None) is not None
+        if self._OF_FRAMES or small or (others and (rows.shared or os.getpid() != self._pid)):
             raise RuntimeError(
                 f"no keys can be added to this {type(self).__name__}: rows that other processes have, frames, and rows that "
                 "were much smaller keep those of the first batch. Have all keys in it; nothing was written"
