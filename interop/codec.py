@@ -153,6 +153,18 @@ class Layout:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
         return _build(self.root, iter(leaves), torch.Size(batch_size), device)
 
+    def wider(self, data: object, dims: int) -> "Layout":
+        """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
+        found = Layout.of(data, dims)
+        if (
+            not self.is_tensordict
+            or not isinstance(data, TensorDictBase)
+            or not found.places.keys() > self.places.keys()
+        ):
+            return self
+        self.flatten(data.select(*self.places), dims)
+        return found
+
     @functools.cached_property
     def places(self) -> dict[Path, int]:
         """Which of the leaves is at a path."""
@@ -217,7 +229,8 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
         missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
         raise KeyError(
             f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}. "
-            "The first write fixed them; nothing was written"
+            "The first write fixed them; nothing was written. Have all keys in it; later ones are added by rb[:] = data, of "
+            "all rows, and in a storage with fill={key: value for the rows from before}"
         )
     for key, child in zip(node.keys, node.children, strict=True):
         _collect(child, items[key], (*path, key), found)

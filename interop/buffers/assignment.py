@@ -17,6 +17,9 @@ def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -
 
     A value that does not fit, in shape or dtype, is refused before anything is written.
     """
+    count = storage.shape[dim] if dim < storage.ndim and storage.shape is not None else 0
+    if dim and isinstance(index, slice) and index.stop == count and index.indices(count) == (0, count, 1):
+        index = slice(None)
     if dim == 0 or is_all(index):
         storage[index] = _numbered(storage, writer, index, swapped(value, dim))
         return

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Self
 
-from tensordict import is_tensor_collection
+from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from fbuf.memory_plan import Plan, Share
@@ -37,7 +37,7 @@ class Editable(Joined):
         return self[:] if end is None else self[:end]  # type: ignore[index]
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay."""
+        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay. Of all rows: adds keys."""
         if end is None:
             end = length_of(data)
             if self._storage._is_full:
@@ -47,7 +47,7 @@ class Editable(Joined):
 
     def set_(self, key: Any, value: Tensor) -> Self:
         """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
-        return self.update_({key: value})
+        return self._edit({key: value})
 
     def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
         """Write one key of the rows at storage indices in place."""
@@ -56,21 +56,26 @@ class Editable(Joined):
     def update_(
         self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
     ) -> Self:
-        """Write several keys of all stored rows in place; only `keys_to_update` where given.
+        """Write several keys of all stored rows in place, and add new ones; only `keys_to_update` where given.
 
         `clone` makes no difference: values are copied either way.
         """
         given = input_dict_or_td if keys_to_update is None else edits.chosen(input_dict_or_td, keys_to_update)
-        return self._edit(given)
+        return self._edit(given, adds=True)
 
-    def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> Self:
-        """Write entries of the rows at index in place, dims 0 and `dim` being exchanged."""
+    def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> Self:
+        """Write entries of the rows at index in place, dims 0 and `dim` being exchanged; with `adds` new ones too."""
         with Turn(self):
             self._storage.refuse_a_stranger()
             rows = self._storage.editable(given)
             if not is_tensor_collection(rows):
                 raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
-            for held, place, value in list(edits.planned(swapped(rows, dim), given, index)):
+            rows = swapped(rows, dim)
+            unknown: dict[Any, Any] | None = {} if adds and isinstance(rows, TensorDictBase) else None
+            plan = list(edits.planned(rows, given, index, unknown=unknown))
+            if unknown:
+                self._storage.add_columns(swapped(rows.copy().update(unknown), dim))
+            for held, place, value in plan:
                 held[place] = value
             if defined_outside(self._storage, "get"):  # what it returned may be copies
                 self._storage[:] = rows

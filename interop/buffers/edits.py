@@ -14,8 +14,12 @@ from interop.keys import as_path
 Path = tuple[str, ...]
 
 
-def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterator[tuple[Tensor, Any, Tensor]]:
+def planned(
+    held: Any, given: Any, index: Any = ..., path: Path = (), unknown: dict[Path, Any] | None = None
+) -> Iterator[tuple[Tensor, Any, Tensor]]:
     """Each stored tensor that is to be written, where in it, and what with. Of a lazy stack the index names items.
+
+    What is not stored goes into `unknown`, where that is given.
 
     KeyError for a key that is not stored, TypeError for what is no tensor, IndexError out of range, RuntimeError for
     another shape or dtype. A number fills the tensor.
@@ -28,14 +32,17 @@ def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterato
     stored = {as_path(key) for key in held.keys(include_nested=True)}
     for key, value in given.items():
         below = as_path(key)
+        if below not in stored and unknown is not None:
+            unknown[path + below] = value
+            continue
         if below not in stored:
             raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
         if not isinstance(held, LazyStackedTensorDict):
-            yield from planned(held.get(below), value, index, path + below)
+            yield from planned(held.get(below), value, index, path + below, unknown)
             continue
         entries = [item.get(below) for item in held.tensordicts]  # the stack itself would give copies
         if is_tensor_collection(entries[0]):
-            yield from planned(lazy_stack(entries, held.stack_dim), value, index, path + below)
+            yield from planned(lazy_stack(entries, held.stack_dim), value, index, path + below, unknown)
             continue
         for entry, part in _shared_out(entries, held.stack_dim, value, index, path + below):
             yield entry, ..., _fitting(entry, part, path + below)
@@ -43,10 +50,8 @@ def planned(held: Any, given: Any, index: Any = ..., path: Path = ()) -> Iterato
 
 def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     """The entries of a dict or tensordict that `keys` name. KeyError for one that it does not have."""
-    if is_tensor_collection(given):
-        entries = {as_path(key): value for key, value in given.items(include_nested=True)}
-    else:
-        entries = {as_path(key): value for key, value in given.items()}
+    every = given.items(include_nested=True) if is_tensor_collection(given) else given.items()
+    entries = {as_path(key): value for key, value in every}
     missing = [key for key in keys if as_path(key) not in entries]
     if missing:
         raise KeyError(f"keys_to_update names {missing}, which the given data does not have")

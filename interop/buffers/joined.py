@@ -89,8 +89,9 @@ class Joined(Saveable):
             given_storage, given_sampler, given_writer, collate_fn, transform, transform_factory, compilable = (
                 self._parts
             )
-            storage = made("storage", given_storage, Storage, lambda: ListStorage(1000, compilable=compilable))
             sampler = made("sampler", given_sampler, Sampler, RandomSampler)
+            room = sampler.max_size if isinstance(sampler, PrioritizedSampler) else 1000
+            storage = made("storage", given_storage, Storage, lambda: ListStorage(room, compilable=compilable))
             writer = made("writer", given_writer, Writer, lambda: self._default_writer(compilable))
             self._check_batches(sampler)
             chain = as_chain(transform_factory() if transform_factory is not None else transform)

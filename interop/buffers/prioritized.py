@@ -22,7 +22,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps, dtype: as for `PrioritizedSampler`.
-        storage: an instance; `ListStorage(1000)` by default.
+        storage: an instance; by default a `ListStorage` for 1000 items, or as many as a prioritized `sampler` has room for.
         sampler: instead of the one made from these arguments.
         sampler_device: where priorities are; None follows the storage.
         sync: True; priorities that are kept apart from the process that writes (False) are not supported.
@@ -52,10 +52,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         _refuse_asynchronous(sync)
         if sampler is not None and sampler_device is not None:
             raise TypeError("sampler and sampler_device exclude each other: give the device to the sampler")
-        storage = ListStorage(1000) if storage is None else storage
-        if not isinstance(storage, Storage):
+        if not isinstance(storage, Storage | None):
             raise TypeError(f"storage must be a Storage, got {class_of(storage)}")
         if sampler is None:
+            storage = ListStorage(1000) if storage is None else storage
             sampler = PrioritizedSampler(_capacity(storage), alpha, beta, eps, dtype, device=sampler_device)
         super().__init__(
             storage=storage,

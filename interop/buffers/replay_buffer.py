@@ -37,7 +37,8 @@ class ReplayBuffer(Writable):
     in as many threads as use the buffer.
 
     Args:
-        storage: where items live, or a callable that makes it; `ListStorage(1000)` by default.
+        storage: where items live, or a callable that makes it; by default a `ListStorage` for as many items as a prioritized
+            sampler has room for, otherwise for 1000.
         sampler: which items are drawn, or a callable; `RandomSampler()` by default.
         writer: which slots new items take, or a callable; `RoundRobinWriter()` by default.
         collate_fn: makes a batch of what the storage returns; of a list that is the items themselves, not copies.
@@ -210,7 +211,7 @@ class ReplayBuffer(Writable):
     def __setitem__(self, index: Any, value: Any) -> None:
         key = as_key(index)
         if key is not None:
-            self._edit({key: value}, dim=self.dim_extend)
+            self._edit({key: value}, dim=self.dim_extend, adds=True)
             return
         if self._transform.keeps:
             raise TypeError(

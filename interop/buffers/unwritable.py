@@ -33,7 +33,7 @@ class Unwritable(ReplayBuffer):
         """RuntimeError: members are written to."""
         _refuse_write("update_if_present(...)")
 
-    def _edit(self, given: Any, index: Any = ..., dim: int = 0) -> NoReturn:
+    def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> NoReturn:
         _refuse_write("set_(key, value)")
 
     def _shares(self, data: Any) -> list[Share]:

@@ -33,12 +33,12 @@ class Access:
         "_at_fork",
         "_begun",
         "_forked",
-        "_given",
         "_held",
         "_kept",
         "_lock",
         "_storage",
         "_threads",
+        "given",
         "more",
     )
 
@@ -48,7 +48,7 @@ class Access:
         self.more = False  # whether a turn takes more than the lock of threads
         self._begun = False  # whether that was done, and is to be undone at the end
         self._lock: ProcessLock | None = None
-        self._given = False  # whether others have the lock
+        self.given = False  # whether other processes have the lock
         self._forked = False
         self._at_fork: tuple[int, ...] | None = None  # what was counted of rows that a forked child does not share
         self._kept = False  # whether the thread that forks has the turn
@@ -128,19 +128,19 @@ class Access:
     def unshare(self) -> None:
         """Have processes no longer take turns, where none was started yet."""
         with self.turn(), _sharing:
-            if not self._given:
+            if not self.given:
                 self._lock, self.more = None, self._forked
 
     def give(self) -> ProcessLock:
         """The lock, for a process that is starting."""
         self.share()
-        self._given = True
+        self.given = True
         assert self._lock is not None
         return self._lock
 
     def take(self, lock: ProcessLock) -> None:
         """Take turns with the process that gave this lock."""
-        self._lock, self._given, self.more = lock, True, True
+        self._lock, self.given, self.more = lock, True, True
 
     def before_fork(self, until: float) -> None:
         """Have the child take turns, or know what was there when it was forked; and no thread be in the middle of a turn,
@@ -153,7 +153,7 @@ class Access:
         if storage._is_shared():
             if self._lock is None:
                 storage._start_sharing()
-            self._given, self._at_fork = True, None
+            self.given, self._at_fork = True, None
         else:
             self._at_fork = before if self._forked else storage._counts()
 

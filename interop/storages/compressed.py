@@ -66,6 +66,7 @@ class CompressedListStorage(ListStorage):
         if (compression_fn is None) != (decompression_fn is None):
             raise ValueError("compression_fn and decompression_fn undo each other: give both or none")
         self._compression_fn, self._decompression_fn = compression_fn, decompression_fn
+        self.compression_level = compression_level
         self._zstd = Zstd(compression_level) if compression_fn is None else None
         self._metadata: list[dict[str, Any]] = []  # what it takes to decompress each item of `_storage`
 

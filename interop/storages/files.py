@@ -45,6 +45,11 @@ class Files:
         """Have a file be one of those made here."""
         self._made[path] = _identity(os.lstat(path))
 
+    def include(self, others: "Files") -> None:
+        """Have the files that others have made be some of those made here."""
+        self._made |= others._made
+        self._folders += others._folders
+
     def reserve(self, path: Path, size: int) -> None:
         """Make a file of zeros. OSError where the disk has no room."""
         handle = self._open(path)

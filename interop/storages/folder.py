@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,7 @@ def make(
     described: Mapping[str, Any] | None,
     existsok: bool,
     owner: Owner | None = None,
+    fill: Callable[[], None] | None = None,
 ) -> tuple[Owner, Files]:
     """Make files of zeros, texts and a description, all or none.
 
@@ -242,6 +243,8 @@ def make(
     Args:
         described: what the storage is; None for one that is not to be opened again.
         owner: whose the folder is already, or whom it is to be taken by.
+        fill: for files beside those of the storage that is there: writes them, before texts and description replace those
+            that say that they are not.
     """
     given = owner is not None
     owner, files = (owner, Files()) if owner is not None else own(root)
@@ -249,22 +252,24 @@ def make(
     try:
         owner.listed = listed = owner.noted()  # a worker may have been killed making them
         there = is_there(root)
-        if there and not existsok:
+        if fill is not None:
+            owner.clear(frozenset(listed) - sizes.keys())  # what one has left that was broken off
+        elif there and not existsok:
             raise RuntimeError(
                 f"{root} already exists as a storage: LazyMemmapStorage.open() goes on with it, existsok=True puts a new "
                 "one in its place"
             )
-        if not there:
+        elif not there:
             owner.clear()
             listed = []
             owner.list(listed)
         names = [*sizes, *texts]
         for name in names:
-            files.claim(root, name, existsok)
+            files.claim(root, name, existsok or (fill is not None and name in texts))
         if described is None:
             refuse_there(root, DESCRIPTION, existsok)
         else:
-            files.claim(root, DESCRIPTION, existsok, aside=True)
+            files.claim(root, DESCRIPTION, existsok or fill is not None, aside=True)
         made = {*names, DESCRIPTION, *(path.relative_to(root).as_posix() for path in files.names)}
         owner.list(sorted(made | set(listed)))
         planning.refuse_files(str(root), sizes)
@@ -274,7 +279,11 @@ def make(
             files.write(root / name, text)
         if described is not None:
             files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
-        owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
+        if fill is None:
+            owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
+        else:
+            fill()
+            names = sorted({*names, *listed} - {DESCRIPTION})
         files.put_in_place()
         owner.list([] if described is None else [*names, DESCRIPTION])  # without it, what is listed is unfinished
     except BaseException:

@@ -20,7 +20,7 @@ def rows_in_jax(device: torch.device) -> bool:
 class JaxRows:
     """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
 
-    forked = False
+    forked = shared = False
     in_place = False
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
@@ -45,6 +45,12 @@ class JaxRows:
     def holding(cls, tensors: Sequence[Tensor], lanes: tuple[int, ...]) -> "JaxRows":
         """Rows with a copy of the tensors' content."""
         return cls([bridge.to_jax(tensor) for tensor in tensors], lanes, tensors[0].device)
+
+    def beside(self, other: object, order: Sequence[int]) -> "JaxRows":
+        """These leaves and those of other rows, in this order."""
+        assert isinstance(other, JaxRows)
+        every = [*self.arrays, *other.arrays]
+        return JaxRows([every[place] for place in order], self.lanes, self.device)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -3,13 +3,15 @@
 import dataclasses
 import mmap
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.codec import Layout
+from interop.codec import Layout, LeafSpec
+from interop.keys import as_path
 from interop.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.first_write import FirstWrite
@@ -34,6 +36,8 @@ class LazyTensorStorage(TensorStorage):
             allocates memory-mapped files in a temporary folder, and the others have them from their next use on.
         cleanup_memmap: remove that folder with the storage, or the process, that was built first; those who have the files
             open keep them.
+        fill: by key, what rows from before get where a later batch has keys that the first one had not; expanded to the
+            shape of an item.
     """
 
     _first: FirstWrite | None = None  # where it is allocated by whichever process writes first
@@ -48,10 +52,12 @@ class LazyTensorStorage(TensorStorage):
         consolidated: bool = False,
         shared_init: bool = False,
         cleanup_memmap: bool = True,
+        fill: Mapping[Any, Any] | None = None,
     ) -> None:
         if shared_init:
             device = self._check_shared_init(device, compilable, consolidated)
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
+        self._fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
         self._consolidated = consolidated
         self._cleanup_memmap = cleanup_memmap
         if shared_init:
@@ -130,24 +136,24 @@ class LazyTensorStorage(TensorStorage):
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._consolidated and not layout.is_tensordict:
             raise ValueError("consolidated=True needs items that are tensordicts")
-        device, lanes = torch.device(self.device), lead[1:]
-        shapes = [(*lead, *spec.shape) for spec in layout.leaves]
-        dtypes = [spec.dtype for spec in layout.leaves]
+        if self._first is None:
+            planning.refuse(self._planned(layout, lead))
+        rows = self._fresh(layout.leaves, lead)
+        if self._consolidated and isinstance(rows, TorchRows):
+            built: Any = layout.build(rows.tensors, lead).consolidate()
+            return TorchRows(layout.flatten(built, len(lead)), lead[1:])
+        return rows
+
+    def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
+        device = torch.device(self.device)
+        shapes, dtypes = [(*lead, *spec.shape) for spec in leaves], [spec.dtype for spec in leaves]
         if self._first is not None:
-            return TorchRows(self._first.allocate(shapes, dtypes), lanes)
-        planning.refuse(self._planned(layout, lead))
+            return TorchRows(self._first.allocate(shapes, dtypes), lead[1:])
         if rows_in_jax(device):
-            return JaxRows.zeros(shapes, dtypes, lanes, device)
-        if device.type == "cpu":
-            tensors = [_zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        else:
-            tensors = [
-                torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)
-            ]
-        if self._consolidated:
-            built: Any = layout.build(tensors, lead).consolidate()
-            return TorchRows(layout.flatten(built, len(lead)), lanes)
-        return TorchRows(tensors, lanes, forked=device.type == "cpu")
+            return JaxRows.zeros(shapes, dtypes, lead[1:], device)
+        if device.type != "cpu":
+            return super()._fresh(leaves, lead)
+        return TorchRows(list(map(_zeros, shapes, dtypes)), lead[1:], forked=True)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import saved_layout
-from interop.codec import Layout
+from interop.codec import Layout, LeafSpec
 from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
 from interop.storages import journal, planning
@@ -56,6 +56,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
             makes the files, and the others have them from their next use on. These are not opened again. It has
             `scratch_dir` to itself from when it is built: RuntimeError then where another one has it open for writing.
+        fill: as for `LazyTensorStorage`.
     """
 
     _MAPPED = True
@@ -71,10 +72,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         compilable: bool = False,
         auto_cleanup: bool | None = None,
         shared_init: bool = False,
+        fill: Mapping[Any, Any] | None = None,
     ) -> None:
         if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
-        super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init)
+        super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init, fill=fill)
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
@@ -170,17 +172,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         return shares
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        shapes = [(*lead, *spec.shape) for spec in layout.leaves]
-        dtypes = [spec.dtype for spec in layout.leaves]
         if self.scratch_dir is None:
-            allocate = anonymous if self._first is None else self._first.allocate
-            return TorchRows(allocate(shapes, dtypes), lead[1:])
-        root = Path(self.scratch_dir)
-        names = file_names(layout.leaves)
-        if reserved := [name for name in names if name.split("/")[0] in OWN]:
-            raise ValueError(f"the key of {reserved[0]} has the name of a file of the storage: rename it")
-        sizes = dict(zip(names, map(bytes_of, shapes, dtypes), strict=True))
-        texts = self._descriptions(layout, lead) if layout.is_tensordict else {}
+            return self._fresh(layout.leaves, lead)
+        root, (sizes, texts) = Path(self.scratch_dir), self._contents(layout, lead)
         if self._first is None:
             self._own(root, layout, lead, sizes, texts)
         else:
@@ -189,29 +183,54 @@ class LazyMemmapStorage(LazyTensorStorage):
             root = self._owner.folder()
             self._files = make(root, sizes, texts, None, self.existsok, self._owner)[1]
         try:
-            tensors = [
-                from_file(root / name, shape, dtype) for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
-            ]
+            rows = self._fresh(layout.leaves, lead)
         except BaseException:
             self._release()
             raise
         if self._first is None:
             self._finish()
-        return TorchRows(tensors, lead[1:])
+        return rows
+
+    def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
+        shapes, dtypes = [(*lead, *spec.shape) for spec in leaves], [spec.dtype for spec in leaves]
+        if self._owner is None:
+            allocate = anonymous if self._first is None else self._first.allocate
+            return TorchRows(allocate(shapes, dtypes), lead[1:])
+        paths = [self._owner.folder() / name for name in file_names(leaves)]
+        return TorchRows(list(map(from_file, paths, shapes, dtypes)), lead[1:])
+
+    def _contents(self, layout: Layout, lead: tuple[int, ...]) -> tuple[dict[str, int], dict[str, str]]:
+        """The bytes of the files of leaves, and the texts of others."""
+        names = file_names(layout.leaves)
+        if reserved := [name for name in names if name.split("/")[0] in OWN]:
+            raise ValueError(f"the key of {reserved[0]} has the name of a file of the storage: rename it")
+        sizes = [bytes_of((*lead, *spec.shape), spec.dtype) for spec in layout.leaves]
+        return dict(zip(names, sizes, strict=True)), self._descriptions(layout, lead) if layout.is_tensordict else {}
+
+    def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
+        if self._owner is None or self._files is None:
+            return super()._columns(layout, new)
+        lead, rows = (self._row_count, *self._lanes), list[Rows]()
+        sizes, texts = self._contents(layout, lead)
+        described = {**self._described(layout, lead), "files": {**sizes, STATE: self._journal.memory.bytes.size}}
+        sizes = {name: sizes[name] for name in file_names(tuple(new))}
+        root, write = self._owner.folder(), super()._columns
+        made = make(root, sizes, texts, described, False, self._owner, lambda: rows.append(write(layout, new)))[1]
+        self._files.include(made)
+        return rows[0]
+
+    def _described(self, layout: Layout, lead: tuple[int, ...]) -> dict[str, Any]:
+        """What `open` has to know."""
+        rows, *lanes = lead
+        kept = saved_layout(layout)
+        return {"capacity": self._max_size, "ndim": self.ndim, "rows": rows, "lanes": lanes, "layout": kept}
 
     def _own(
         self, root: Path, layout: Layout, lead: tuple[int, ...], sizes: dict[str, int], texts: dict[str, str]
     ) -> None:
         """Make the files, and be the one that writes to them."""
         sizes = {**sizes, **self._beside(sum(sizes.values()) // max(lead[0], 1), len(layout.leaves), lead)}
-        described = {
-            "capacity": self._max_size,
-            "ndim": self.ndim,
-            "rows": lead[0],
-            "lanes": list(lead[1:]),
-            "layout": saved_layout(layout),
-        }
-        self._owner, self._files = make(root, sizes, texts, described, self.existsok)
+        self._owner, self._files = make(root, sizes, texts, self._described(layout, lead), self.existsok)
         self._journal = self._journal or Journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
@@ -297,12 +316,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             meta: dict[str, Any] = {"shape": list(node.shape), "device": "cpu", "_type": str(TensorDict)}
             for key, value in node.items():
                 if isinstance(value, Tensor):
-                    meta[key] = {
-                        "device": "cpu",
-                        "shape": list(value.shape),
-                        "dtype": str(value.dtype),
-                        "is_nested": False,
-                    }
+                    shape, dtype = list(value.shape), str(value.dtype)
+                    meta[key] = {"device": "cpu", "shape": shape, "dtype": dtype, "is_nested": False}
                 else:
                     meta[key] = {"type": "TensorDict"}
             texts[folder + "meta.json"] = json.dumps(meta)

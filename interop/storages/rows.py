@@ -92,6 +92,12 @@ class TorchRows:
         finally:  # some may have moved though there was no space for others
             self._hold()
 
+    def beside(self, other: "Rows", order: Sequence[int]) -> "TorchRows":
+        """These leaves and those of other rows, in this order. Processes that were forked before do not have them."""
+        self._moves.value += 1
+        every = [*self.tensors, *other.tensors]
+        return TorchRows([every[place] for place in order], self.lanes, self._forked and other.forked, self._mapped)
+
     def apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""
         starts, stops = self._extents

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+from tensordict import TensorDictBase
 
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
@@ -257,6 +258,10 @@ class Storage(Component):
     def editable(self, given: Any) -> Any:
         """The stored items, by whose entries those that `given` names can be written in place."""
         return self[:]
+
+    def add_columns(self, data: TensorDictBase) -> None:
+        """Store the entries of data, which are all stored items with further keys, that are not stored yet."""
+        self[:] = data
 
     def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
         """RuntimeError if one of these entries cannot be written in place."""

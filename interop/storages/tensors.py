@@ -2,16 +2,18 @@
 
 import copy
 import math
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor
+from tensordict import MemoryMappedTensor, TensorDictBase
 from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
-from interop.codec import Layout, stack_items
+from interop.codec import Layout, LeafSpec, Path, stack_items
 from interop.index import as_int, indexed, reach, resolved, whole_rows
 from interop.interrupts import uninterrupted
 from interop.numbers import whole
@@ -37,6 +39,7 @@ class TensorStorage(Readable):
     _last: Any = None
     _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
+    _fill: Mapping[Path, Tensor] | None = None  # what rows get under keys that come with a later batch
 
     def __init__(
         self,
@@ -137,6 +140,11 @@ class TensorStorage(Readable):
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
         raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
 
+    def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
+        """The same for some leaves, whatever there is."""
+        zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=self.device) for spec in leaves]
+        return TorchRows(zeros, lead[1:])
+
     def _shares(self, data: Any) -> list[Share]:
         if self._rows is not None and self._layout is not None:
             return self._planned(self._layout, (self._row_count, *self._lanes))
@@ -157,14 +165,22 @@ class TensorStorage(Readable):
         """The same, or what another process has allocated."""
         return self._allocate(layout, lead)
 
-    def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None) -> list[Tensor]:
+    def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None, whole: bool = False) -> list[Tensor]:
         """The leaves of data with `dims` leading dims, checked; the first data fixes the layout and allocates.
 
-        KeyError, TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored
-        does not change.
+        Columns are added for new keys where data is `whole`, of all stored rows, or there is a `fill` for them. KeyError,
+        TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored does not
+        change.
         """
         layout = self._layout or Layout.of(data, dims)
-        leaves = _some(layout.flatten(data, dims))
+        try:
+            leaves = _some(layout.flatten(data, dims))
+        except KeyError:
+            wider = layout.wider(data, dims)
+            new = wider.places.keys() - layout.places.keys()
+            if not new or not (whole or (self._fill and new <= self._fill.keys())):
+                raise
+            layout, leaves = wider, wider.flatten(data, dims)
         found = tuple(leaves[0].shape[:dims])
         if lead is not None and found != lead:
             raise RuntimeError(f"the index names places of shape {lead}, data has {found}; nothing was written")
@@ -183,7 +199,59 @@ class TensorStorage(Readable):
                 raise
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
+        if layout is not self._layout:
+            self._widen(layout, leaves if whole else None)
         return leaves
+
+    def add_columns(self, data: TensorDictBase) -> None:
+        assert self._layout is not None
+        layout = self._layout.wider(data, self.ndim)
+        self._widen(layout, layout.flatten(data, self.ndim))
+
+    def _filling(self, spec: LeafSpec) -> Tensor:
+        """What stored rows get under a new key."""
+        value, lead = (self._fill or {})[spec.path], (self._filled_rows, *self._lanes)
+        if not torch.can_cast(value.dtype, spec.dtype):
+            raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")
+        return value.to(spec.dtype).expand(spec.shape).expand(*lead, *spec.shape)
+
+    def _widen(self, layout: Layout, leaves: Sequence[Tensor] | None) -> None:
+        """Take a layout of further leaves, of which stored rows get these or what `fill` says. The others stay as they are.
+
+        RuntimeError where other processes have the rows, or they are frames.
+        """
+        held, rows, guard = self._layout, self._own_rows(), self._journal
+        assert held is not None
+        self.refuse_edit(())
+        size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
+        small = guard is not None and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
+        others = self._access.given or getattr(self, "_first", None) is not None
+        if self._OF_FRAMES or small or (others and (rows.shared or os.getpid() != self._pid)):
+            raise RuntimeError(
+                f"no keys can be added to this {type(self).__name__}: rows that other processes have, frames, and rows that "
+                "were much smaller keep those of the first batch. Have all keys in it; nothing was written"
+            )
+        added = [place for place, spec in enumerate(layout.leaves) if spec not in held.leaves]
+        new = {layout.leaves[at]: leaves[at] if leaves else self._filling(layout.leaves[at]) for at in added}
+        places = {spec: place for place, spec in enumerate((*held.leaves, *new))}
+        with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
+            self._rows = rows.beside(self._columns(layout, new), [places[spec] for spec in layout.leaves])
+            self._layout = layout
+            if guard is not None:
+                guard.guard(self)
+            self._ledger.edit(slice(None))
+            for buffer in self.attached():
+                getattr(buffer, "_drop_ahead", bool)()  # batches that lack the keys
+
+    def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
+        """Rows of new leaves with these values; `layout` is that of all."""
+        lead = self._row_count, *self._lanes
+        planning.refuse(self._planned(Layout(layout.root, tuple(new)), lead))
+        rows = self._fresh(tuple(new), lead)
+        rows.reserve(self._filled_rows)
+        if self._length.value:
+            rows.write_run(0, list(new.values()))
+        return rows
 
     def set_run(self, start: int, index: Tensor, data: Any, advance: guarded.Advance | None = None) -> None:
         """Write rows one after the other from `start`, around the ring; `index` names them.
@@ -232,7 +300,9 @@ class TensorStorage(Readable):
                 f"a write up to row {reached - 1} where {filled} are stored must be of whole rows and leave no gap: what "
                 "was never written would count as stored; nothing was written"
             )
-        leaves = self.admit(data, len(named), named)
+        first = places[0] if isinstance(places, tuple) else places
+        whole = not set_cursor and isinstance(first, slice) and named[0] == filled == len(range(filled)[first])
+        leaves = self.admit(data, len(named), named, whole and whole_rows(places))
         self._write_at(places, leaves, reached if set_cursor else None, rows, new)
         if set_cursor:
             self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)

@@ -1,5 +1,6 @@
 """What CompressedListStorage keeps of an item: nothing is lost, and memory is saved."""
 
+import pickle
 import sys
 import types
 from pathlib import Path
@@ -310,3 +311,9 @@ def test_the_library_of_python_comes_first(monkeypatch):
     check_same(there_and_back(nested_td([3])[0], compression_level=7), nested_td([3])[0])
     assert set(levels) == {7}
     assert sys.version_info < (3, 14) or "compression.zstd" in sys.modules
+
+
+def test_the_level_can_be_read():
+    assert CompressedListStorage(3).compression_level == 3
+    storage = CompressedListStorage(3, compression_level=9)
+    assert storage.compression_level == pickle.loads(pickle.dumps(storage)).compression_level == 9

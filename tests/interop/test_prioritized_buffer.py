@@ -285,3 +285,15 @@ def test_a_batch_for_which_there_is_no_memory_takes_no_priorities_with_it(monkey
             buffer.sample(100_000)
     assert buffer.sampler.priorities.tolist() == [0, 1, 2, 3]
     assert buffer.sample(4).shape == (4,)
+
+
+@pytest.mark.parametrize("room", [5, 2000])
+def test_a_default_storage_is_as_large_as_the_sampler(room):
+    for buffer in (
+        TensorDictReplayBuffer(sampler=PrioritizedSampler(room, 0.7, 0.5)),
+        ReplayBuffer(sampler=lambda: PrioritizedSampler(room, 0.7, 0.5), delayed_init=True),
+        PrioritizedReplayBuffer(alpha=0.7, beta=0.5, sampler=PrioritizedSampler(room, 0.7, 0.5)),
+    ):
+        assert type(buffer.storage) is ListStorage and buffer.storage.max_size == room
+    with pytest.raises(ValueError, match="holds 5 items"):
+        ReplayBuffer(storage=ListStorage(6), sampler=PrioritizedSampler(5, 0.7, 0.5))

@@ -310,3 +310,51 @@ def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
             assert held.acquire(timeout=60)
             held.release()
     """)
+
+
+def test_other_processes_have_the_new_keys_or_are_told(in_a_fork):
+    in_a_fork("""
+        import os, torch
+        from tensordict import TensorDict
+        from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+
+        def buffer(storage):
+            buffer = ReplayBuffer(storage=storage)
+            buffer.extend(TensorDict({"id": torch.arange(4)}, [4]))
+            return buffer
+
+        def refused(call, text):
+            try:
+                call()
+            except RuntimeError as error:
+                assert text in str(error), error
+                return True
+            return False
+
+        def in_child(call):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if call() else 1)
+            assert os.waitpid(child, 0)[1] == 0
+
+        new = {"return": torch.ones(4)}
+        for storage in (LazyTensorStorage(8), LazyMemmapStorage(8)):
+            one = buffer(storage)
+            in_child(lambda: refused(lambda: one.update_(new), "no keys can be added"))
+            assert one[:].keys() == {"id"}
+        assert refused(lambda: one.update_(new), "other processes")
+        one = buffer(LazyTensorStorage(8, shared_init=True))
+        assert refused(lambda: one.update_(new), "other processes")
+        one = buffer(LazyTensorStorage(8))
+        reading, writing = os.pipe()
+        def read():
+            os.read(reading, 1)
+            return refused(lambda: one.sample(2), "moved")
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if read() else 1)
+        one.update_(new)
+        os.write(writing, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        in_child(lambda: one.sample(2)["return"].tolist() == [1, 1])
+    """)
