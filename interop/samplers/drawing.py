@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from interop.samplers.sampler import Sampler, samples_by_key
+from interop.samplers.sampler import Sampler
 from interop.storages import Storage, TensorStorage
 
 
@@ -44,9 +44,13 @@ class DrawingSampler(Sampler):
         """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
 
 
+_DRAW, _SAMPLE = DrawingSampler.draw, Sampler.sample
+
+
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:
     """Whether draws are the library's own: neither overridden in a subclass nor replaced."""
-    return samples_by_key(sampler) and getattr(sampler.draw, "__func__", None) is DrawingSampler.draw
+    kind, own = type(sampler), sampler.__dict__
+    return kind.draw is _DRAW and kind.sample is _SAMPLE and "draw" not in own and "sample" not in own
 
 
 def stored(storage: Storage) -> int:

@@ -297,5 +297,6 @@ def test_a_component_with_a_base_of_another_library_is_refused_with_the_base_to_
     theirs_too = type("Mine", (type(theirs("Sampler")),), {"__module__": "mine"})()
     with pytest.raises(TypeError, match=r"got mine\.Mine; use interop\.Sampler as its base$"):
         ReplayBuffer(sampler=theirs_too)
-    with pytest.raises(TypeError, match=r"got int$"):
-        ReplayBuffer(sampler=3)
+    for other, named in ((3, "int"), (RoundRobinWriter(), "interop.RoundRobinWriter")):
+        with pytest.raises(TypeError, match=rf"got {named}$"):
+            ReplayBuffer(sampler=other)
