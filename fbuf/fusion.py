@@ -26,6 +26,7 @@ mlir.register_lowering(
 )
 _SMALL = 4096  # elements that are moved one by one
 _FEW = 1024  # entries that are
+_READS = 2  # of one iteration of `after_reading`
 
 
 def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[..., T]:
@@ -142,6 +143,21 @@ def word_of(value: Array) -> Array:
     if jnp.issubdtype(value.dtype, jnp.floating):
         return jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32)
     return value.astype(jnp.uint32)
+
+
+def after_reading(count: int, word: Callable[[Array], Array], zero: Array) -> Array:
+    """Zero, known only after `word(k)` was read for each k below `count`, and after `zero` is known.
+
+    Later reads of the same memory do not wait. A loop that only reads keeps many cache misses in flight. XLA stores a
+    dozen counters and addresses in each iteration, which fill the store buffer: so one iteration makes several reads.
+    """
+    together = min(_READS, count)
+
+    def read(group: Array, seen: Array) -> Array:
+        places = [jnp.minimum(group * together + k, count - 1) for k in range(together)]
+        return functools.reduce(jnp.bitwise_xor, map(word, places), seen)
+
+    return nothing_of(jax.lax.fori_loop(0, -(-count // together), read, zero.astype(jnp.uint32)))
 
 
 def varying(values: T, turn: Array) -> T:

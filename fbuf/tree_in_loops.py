@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf.fusion import divided, entry, following, nothing_of, part, put, word_of
+from fbuf.fusion import after_reading, entry, following, part, put, word_of
 
 _ABREAST = 4  # entries of one turn, which the processor computes side by side,
 _MANY = 64  # from this many entries on
@@ -38,14 +38,12 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
     def step(families: Array, start: Array, held: Array, out: Array | None) -> Array:
         """One level down; or the leaves, into `out`."""
 
-        def ask(row: Array, seen: Array) -> Array:
-            first = part(families, start + _as_node(entry(held, row)[0]) * fanout, 1)[0]
-            return seen ^ word_of(first)
+        def first_child(row: Array) -> Array:
+            node = _as_node(jax.lax.dynamic_slice(held, (row.astype(jnp.uint32), jnp.uint32(0)), (1, 1))[0, 0])
+            return word_of(entry(families, start + node * fanout))
 
-        # A level is asked for as a whole before it is worked on: a turn that does nothing else keeps a dozen reads under
-        # way, where the working turns, of which few fit into a processor's window, wait for each.
-        seen = jax.lax.fori_loop(0, padded, ask, following(held).astype(jnp.uint32))
-        from_here = start + nothing_of(seen)
+        # The search itself waits for each of its reads.
+        from_here = start + after_reading(padded, first_child, following(held))
 
         def turn(group: Array, changed: Array) -> Array:
             here, *mass = part(changed if out is None else held, group * abreast, abreast).T
@@ -88,6 +86,15 @@ def climb(
     """Nodes of each kind of reduction, recomputed above slots; `levels` are (offset, nodes) from above the leaves on."""
     count = slots.shape[0]
     many = [i for i, (_, nodes) in enumerate(levels) if nodes > count]  # where a level is more than the batch
+    shift = fanout.bit_length() - 1
+    run = _is_run(slots) if many and count > fanout else jnp.bool_(False)
+
+    def visited(height: Array) -> tuple[Array, Callable[[Array], Array]]:
+        """How many nodes of a level to recompute, and which is the k-th: of a run one for each that is above it."""
+        bits = shift * (height + 1)
+        number = jnp.where(run, jnp.minimum((count - 1 >> bits) + 2, count), count)
+        step = jnp.where(run, bits, 0)
+        return number, lambda k: entry(slots, jnp.minimum(k << step, count - 1)) >> bits
 
     def renewed(kinds: list[Array], families: list[Array], start: Array, node: Array) -> list[Array]:
         new = []
@@ -96,24 +103,29 @@ def climb(
             new.append(put(each, functools.reduce(reduce, [children[k] for k in range(fanout)]), node))
         return new
 
-    def lowest(k: Array, kinds: list[Array]) -> list[Array]:
-        node = divided(entry(slots, k), fanout)[0] if many else k
+    def lowest(node: Array, kinds: list[Array]) -> list[Array]:
         return renewed(kinds, [leaves] * len(kinds), node * fanout, node)
 
-    kinds = jax.lax.fori_loop(0, count if many else levels[0][1], lowest, kinds)
+    if many:
+        number, node_of = visited(jnp.int32(0))
+        kinds = jax.lax.fori_loop(0, number, lambda k, kinds: lowest(node_of(k), kinds), kinds)
+    else:
+        kinds = jax.lax.fori_loop(0, levels[0][1], lowest, kinds)
     first = [lambda node: node] * len(kinds)
     if len(many) > 1:
         offsets = jnp.asarray([offset for offset, _ in levels], jnp.int32)
-        spans = jnp.asarray([fanout ** (i + 1) for i in range(len(many))], jnp.int32)
 
-        def middle(turn: Array, kinds: list[Array]) -> list[Array]:
-            level, row = divided(turn, count)
-            level = level + 1
-            node = divided(entry(slots, row), entry(spans, level))[0]
-            start = entry(offsets, level - 1) + node * fanout
-            return renewed(kinds, kinds, start, entry(offsets, level) + node)
+        def middle(height: Array, kinds: list[Array]) -> list[Array]:
+            number, node_of = visited(height)
+            below, here = entry(offsets, height - 1), entry(offsets, height)
 
-        kinds = jax.lax.fori_loop(0, (len(many) - 1) * count, middle, kinds)
+            def turn(k: Array, kinds: list[Array]) -> list[Array]:
+                node = node_of(k)
+                return renewed(kinds, kinds, below + node * fanout, here + node)
+
+            return jax.lax.fori_loop(0, number, turn, kinds)
+
+        kinds = jax.lax.fori_loop(1, len(many), middle, kinds)
     above = range(max(len(many), 1), len(levels))
     if not above:
         return kinds
@@ -125,3 +137,13 @@ def climb(
         return renewed(kinds, kinds, entry(starts, k), entry(nodes, k))
 
     return jax.lax.fori_loop(0, node.size, top, kinds)
+
+
+def _is_run(slots: Array) -> Array:
+    """Whether each slot is one above the slot before it, as those of new rows are. Stops at the first that is not."""
+    count = slots.shape[0]
+
+    def follows(k: Array) -> Array:
+        return (k < count) & (entry(slots, jnp.minimum(k, count - 1)) == entry(slots, jnp.int32(0)) + k)
+
+    return jax.lax.while_loop(follows, lambda k: k + 1, following(slots)) == count

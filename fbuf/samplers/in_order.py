@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from fbuf import priority_tree
-from fbuf.fusion import as_one_kernel, computed_once, entry, following, is_few, put, varying
+from fbuf.fusion import after_reading, as_one_kernel, computed_once, entry, following, is_few, put, varying, word_of
 from fbuf.priority_tree import PriorityTree
 
 Value = Callable[[Array, Array], Array]  # of a priority and alpha: what an item weighs
@@ -78,7 +78,11 @@ def begun(value: Value, state: Any, slots: Array, told: Array, allowed: Array) -
 def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
     """The state of `Prioritized` after an update. Of equal slots the last counts."""
     nobody, count = state.priorities.size - 1, slots.shape[0]
-    zero = following(slots)
+
+    def kept(k: Array) -> Array:
+        return word_of(entry(state.priorities, priority_tree.in_range(entry(slots, k), state.tree.capacity, nobody)))
+
+    zero = after_reading(count, kept, following(slots))
 
     def note(k: Array, held: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         table, at, refused = held

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage
+from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage, tree_in_loops
 from fbuf.trajectories import TrajectoryState
 from tests.fbuf.compiled import extend
 from tests.fbuf.test_compile_facts import BATCH, ITEM, batch_of, turn
@@ -177,6 +177,33 @@ def test_trees_are_updated_and_searched_alike(data: st.DataObject) -> None:
     low = random.uniform(-1e-5, 1e-5, 20).astype(np.float32)
     count = data.draw(st.sampled_from([1, 6, 19, 20]))  # searches are made four at a time
     assert_alike(both(priority_tree.find), tree, masses[-count:], low[:count])
+
+
+@pytest.mark.parametrize("first", [0, 5, 63, 4968, 4979, 4990])
+def test_priorities_of_new_rows_are_set_alike(first: int) -> None:
+    tree = priority_tree.fill(priority_tree.init(5000), jnp.arange(5000.0))
+    slots = np.arange(first, first + 32, dtype=np.int32)
+    broken, shuffled = slots.copy(), slots[::-1]
+    broken[-2] = 77
+    for each in (slots, slots % 5000, broken, shuffled):
+        assert_alike(both(priority_tree.update), tree, each, np.linspace(0, 9, 32, dtype=np.float32))
+
+
+def test_parents_of_new_rows_are_recomputed_once_and_not_for_each_row() -> None:
+    tree, slots, sums = priority_tree.fill(priority_tree.init(5000), jnp.ones(5000)), jnp.arange(60, 92), []
+
+    def add(a: jax.Array, b: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: sums.append(1))
+        return a + b
+
+    def climb(leaves: jax.Array, nodes: jax.Array, slots: jax.Array) -> list[jax.Array]:
+        levels = ((0, 626), (632, 79), (712, 10), (728, 2), (736, 1))
+        return tree_in_loops.climb(8, levels, [add], [lambda leaf: leaf], leaves, [nodes], slots)
+
+    (nodes,) = jax.jit(climb)(tree.leaves.at[slots].set(2), tree.sums, slots)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(nodes, priority_tree.update(tree, slots, jnp.full(32, 2.0)).sums)
+    assert len(sums) <= 7 * (5 + 2 + 13)  # two nodes at most more than a level has above the rows; all of small levels
 
 
 @pytest.mark.parametrize("lanes", [(), (3,), (2, 2)])
