@@ -80,6 +80,32 @@ def flashbax_prioritized(capacity: int, rows: Any) -> Side:
     return Side(full, step)
 
 
+def ours_cycle(capacity: int, rows: Any) -> Side:
+    side, buffer = ours_prioritized(capacity, rows), fbuf.Buffer(capacity, fbuf.Prioritized(ALPHA, stratified=True))
+    return Side(side.full, lambda state, key, new: side.step(buffer.extend(state, new)[0], key, new))
+
+
+def flashbax_cycle(capacity: int, rows: Any) -> Side:
+    side = flashbax_prioritized(capacity, rows)
+    add = flashbax.make_prioritised_item_buffer(capacity, BATCH, BATCH, add_batches=True).add
+    return Side(side.full, lambda state, key, new: side.step(add(state, new), key, new))
+
+
+def without_probabilities(make: Callable[[int, Any], Side]) -> Callable[[int, Any], Side]:
+    """Nothing of a step depends on the probabilities. Where they are returned, XLA copies flashbax's tree in each step."""
+
+    def made(capacity: int, rows: Any) -> Side:
+        side = make(capacity, rows)
+
+        def step(state: Any, key: Array, new: Any) -> tuple[Any, Any]:
+            state, (batch, _probability) = side.step(state, key, new)
+            return state, batch
+
+        return Side(side.full, step)
+
+    return made
+
+
 def ours_uniform(capacity: int, rows: Any) -> Side:
     buffer = fbuf.Buffer(capacity)
     extend = jax.jit(buffer.extend, donate_argnums=0)
@@ -113,6 +139,9 @@ def flashbax_uniform(capacity: int, rows: Any) -> Side:
         return state, buffer.sample(state, key).experience
 
     return Side(full, step)
+
+
+CYCLE = {measure.OURS: ours_cycle, "flashbax": flashbax_cycle}
 
 
 def priorities(count: int) -> Array:
@@ -169,6 +198,8 @@ def by_hand(prioritized: bool, capacity: int, rows: Array, new: Array) -> Callab
     weighed = PrioritizedNumpy(kept, capacity, ALPHA, 0.4)
 
     def weighed_step() -> None:
+        if len(new) == BATCH:
+            weighed.extend(added)
         drawn = weighed.sample(BATCH)
         weighed.update(drawn["index"], abs(drawn["x"].reshape(BATCH, -1)[:, 0]) + 1e-3)
 
@@ -188,6 +219,11 @@ def questions(quick: bool) -> Iterator[tuple[str, dict[str, Callable[[int, Any],
     uniform = {measure.OURS: ours_uniform, "flashbax": flashbax_uniform}
     for (name, capacity), rows in zip(capacities(quick).items(), (floats, images), strict=True):
         yield f"prioritized sample + update, {name}", prioritized, capacity, rows, rows[:1]
+        if name == "32 floats":
+            cycle = f"prioritized add {BATCH} + sample + update"
+            yield f"{cycle}, {name}", CYCLE, capacity, rows, rows[:BATCH]
+            bare = {contender: without_probabilities(make) for contender, make in CYCLE.items()}
+            yield f"{cycle} without probabilities, {name}", bare, capacity, rows, rows[:BATCH]
         for count in (1, 16, 256):
             yield f"add {count} + sample, {name}", uniform, capacity, rows, rows[:count]
 

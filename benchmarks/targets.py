@@ -106,6 +106,7 @@ TARGETS = (
             f"{work}, 32 floats{form} [default]": bound
             for work, bound in (
                 ("prioritized sample + update", 4.0),
+                ("prioritized add 256 + sample + update", 4.0),
                 ("add 1 + sample", 2.0),
                 ("add 256 + sample", 2.0),
             )
