@@ -53,6 +53,7 @@ from interop.storages import (
 from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested, TEDError, check_ted
 from interop.trajectories import DEFAULT_DONE_KEYS, find_start_stop_traj
 from interop.transforms import Compose
+from interop.untraced import untraced
 from interop.writers import (
     ImmutableDatasetWriter,
     RoundRobinWriter,
@@ -61,6 +62,8 @@ from interop.writers import (
     Writer,
     WriterEnsemble,
 )
+
+_UNTRACED = (ReplayBuffer, Storage, Sampler, Writer)
 
 __all__ = [
     "DEFAULT_DONE_KEYS",
@@ -131,3 +134,5 @@ __all__ = [
     "to_jax",
     "to_torch",
 ]
+
+untraced(*(each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, _UNTRACED)))

@@ -6,7 +6,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -17,10 +17,10 @@ from fbuf.checkpoint.arrays import as_bytes, row_bytes
 from fbuf.checkpoint.dtypes import BY_NAME
 from fbuf.checkpoint.errors import CheckpointCorrupt
 from fbuf.checkpoint.manifest import FileEntry, Manifest
+from fbuf.checkpoint.threads import at_once
 from fbuf.checkpoint.tree import lift
 
 _NOTHING = np.zeros(0, np.uint8)
-_THREADS = 4  # they wait for the disk as much as they work
 Verify = Literal["full", "size"]
 _Result = TypeVar("_Result")
 
@@ -123,8 +123,7 @@ class Source:
     def check_rest(self) -> None:
         """Check the files that were not read."""
         if self._full:
-            with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(self._check, list(self._unread.values())))
+            at_once([partial(self._check, each) for each in self._unread.values()])
 
     # ------------------------------------------------------------------ files
 
@@ -294,8 +293,7 @@ class StoredColumns:
             ]
             self._source._read(self._entries[place], pieces)
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(fill, range(len(self._entries))))
+        at_once([partial(fill, place) for place in range(len(self._entries))])
 
 
 class StoredArray:

@@ -6,16 +6,14 @@ old one is whole, and after it the new one. Files whose bytes were written befor
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,13 +25,13 @@ from fbuf.checkpoint import direct, manifest
 from fbuf.checkpoint.arrays import Columns, as_bytes
 from fbuf.checkpoint.dtypes import name_of
 from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.folder_lock import FolderLock
 from fbuf.checkpoint.manifest import FileEntry, Manifest
+from fbuf.checkpoint.threads import at_once
 from fbuf.checkpoint.tree import lower
 
-_THREADS = 4  # they wait for the disk as much as they work
 _OURS = re.compile(rf"{manifest.FOLDER}[0-9a-f]{{16}}|\.{re.escape(manifest.NAME)}\.[0-9a-f]{{16}}\.tmp")
 _SMALL = 1 << 18  # bytes up to which arrays share a file
-_holders: set[tuple[int, int, int, int]] = set()  # folders, and the threads that write to them
 
 
 class Writing:
@@ -46,7 +44,8 @@ class Writing:
     After an error nothing of it is left, and what was at `path` is as it was. One at a time writes to a path; others wait.
 
     Args:
-        path: a folder; made if it is missing, below one that exists. Other files in it stay.
+        path: a folder; made if it is missing, below one that exists. Other files in it stay. Symbolic links in it are
+            resolved now: what they lead to later does not matter.
         previous: folders of checkpoints whose files may be linked to, where their bytes are the same.
 
     Raises:
@@ -56,26 +55,26 @@ class Writing:
     """
 
     def __init__(self, path: str | os.PathLike[str], previous: Iterable[str | os.PathLike[str]] = ()) -> None:
-        if not os.fspath(path):
+        if not (path := os.fspath(path)):
             raise FileNotFoundError("a checkpoint needs a folder, the path is empty")
-        self.path = Path(os.fspath(path)).absolute()
+        self.path = Path(os.path.realpath(path, strict=os.path.lexists(path)))  # a link that leads nowhere is an error
         self._candidates = [self.path, *(Path(os.fspath(each)).absolute() for each in previous)]
         self._files: list[FileEntry] = []
         self._given: list[str] = []  # files that somebody else writes
         self.folders: list[str] = []  # and folders of them
         self._tree: Any = None
-        self._name = ""  # of the data folder, until it counts
+        self._folder = self.path / (manifest.FOLDER + secrets.token_hex(8))  # the data folder
+        self._made = False  # whether there was no folder at the path
+        self._lock: FolderLock | None = None
         self._placing = False  # whether the rename was begun, after which it may count
 
     def __enter__(self) -> Self:
-        self._made = self._open()
         try:
+            self._handle = self._open()
             current = self._current()
             self._is_first = not current
             self._sweep(keep=current)
             self._known = _known(self._candidates)
-            self._name = manifest.FOLDER + secrets.token_hex(8)
-            self._folder = self.path / self._name
             os.mkdir(self._folder)
         except BaseException:
             self._close(failed=True)
@@ -118,15 +117,8 @@ class Writing:
 
         jobs.append(lambda: self._put("small", small))
         tree = lower(tree, place)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            entries = [pool.submit(job) for job in jobs]
-            try:
-                files = [each.result() for each in entries]
-            except BaseException:
-                for each in entries:
-                    each.cancel()
-                raise
-        self._tree, self._files = tree, files
+        self._files = at_once(jobs)
+        self._tree = tree
 
     def file(self, name: str) -> Path:
         """Where to write a file of one's own, before the context is left. It is part of the checkpoint."""
@@ -174,9 +166,8 @@ class Writing:
             "jax": jax.__version__,
             "numpy": np.__version__,
         }
-        content = Manifest(self._name, self._tree, entries, versions).encoded()
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(_flush, [self._folder / each.name for each in entries]))
+        content = Manifest(self._folder.name, self._tree, entries, versions).encoded()
+        at_once([partial(_flush, self._folder / each.name) for each in entries])
         for folder in [*inside, self._folder]:
             _flush(folder)
         beside = self.path / f".{manifest.NAME}.{secrets.token_hex(8)}.tmp"
@@ -191,7 +182,6 @@ class Writing:
             with contextlib.suppress(OSError):
                 os.unlink(beside)
             raise
-        self._name = ""  # it counts now, whatever comes
         os.fsync(self._handle)
         with contextlib.suppress(OSError):  # what is left is removed by the next one
             self._sweep(keep=self._folder.name)
@@ -207,45 +197,22 @@ class Writing:
 
     # ------------------------------------------------------------------ the folder
 
-    def _open(self) -> bool:
-        """Take the folder for this writer; whether it was made."""
+    def _open(self) -> int:
+        """Make the folder if it is missing, and wait for the lock on it; the open folder."""
         while True:
-            made = False
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path)
-                made = True
+                self._made = True
             try:
-                if self._taken():
-                    return made
-            except BaseException:
-                if made:
-                    with contextlib.suppress(OSError):
-                        os.rmdir(self.path)
-                raise
-
-    def _taken(self) -> bool:
-        """Wait for the folder and take it; False if it was removed meanwhile."""
-        try:
-            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if os.path.lexists(self.path):  # a link that leads nowhere
-                raise
-            return False
-        try:
-            found = os.fstat(self._handle)
-            self._holder = found.st_dev, found.st_ino, os.getpid(), threading.get_ident()
-            if self._holder in _holders:  # such as a signal handler: it would wait for itself
-                raise CheckpointError(f"{self.path} is being written by this thread already")
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(found, os.stat(self.path)):
-                    _holders.add(self._holder)
-                    return True
-        except BaseException:
-            os.close(self._handle)
-            raise
-        os.close(self._handle)
-        return False
+                self._lock = FolderLock(self.path)
+                self._lock.acquire()
+                if os.path.samestat(os.fstat(self._lock.handle), os.stat(self.path)):
+                    return self._lock.handle
+                self._lock.release()
+            except FileNotFoundError:
+                if os.path.lexists(self.path):  # a link that leads nowhere
+                    raise
+            self._made = False  # another writer that failed has removed it meanwhile
 
     def _flush_above(self) -> None:
         """Have the name of this folder on the disk: whoever made it may have been killed before."""
@@ -280,17 +247,14 @@ class Writing:
     def _close(self, failed: bool) -> None:
         try:
             # An error, or a signal, may come when the rename was done already: what counts stays.
-            if failed and self._name and not (self._placing and self._current() in (self._name, None)):
+            if failed and not (self._placing and self._current() in (self._folder.name, None)):
                 shutil.rmtree(self._folder, ignore_errors=True)
             if failed and self._made:
                 with contextlib.suppress(OSError):  # it is not empty
                     os.rmdir(self.path)
         finally:
-            _holders.discard(self._holder)
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_UN)  # for a process forked meanwhile has the descriptor as well
-            finally:
-                os.close(self._handle)
+            if self._lock is not None:
+                self._lock.release()
 
 
 def _known(folders: Sequence[Path]) -> dict[tuple[int, int], list[Path]]:

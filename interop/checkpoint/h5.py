@@ -75,10 +75,10 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, or in a file that ends with `.h5`: whole and flushed, or not at all."""
-        place = File(path)
-        if place.suffix != ".h5":
+        if File(path).suffix != ".h5":
             super().dumps(storage, path)
             return
+        place = File(os.path.realpath(path))  # a link is resolved once
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
             with storage._still():

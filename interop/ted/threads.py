@@ -1,10 +1,11 @@
 """Work on large entries, side by side in as many threads as torch has: most of it is the first touch of memory."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+
+from fbuf.checkpoint.threads import at_once
 
 _LEAST = 1 << 22  # bytes: for less a thread costs more than it gives
 
@@ -19,5 +20,4 @@ def side_by_side(works: Sequence[Callable[[], T]], size: int) -> list[T]:
     count = min(torch.get_num_threads(), len(works))
     if count < 2 or size < _LEAST:
         return [work() for work in works]
-    with ThreadPoolExecutor(count) as pool:
-        return [each.result() for each in [pool.submit(work) for work in works]]
+    return at_once(works, count)

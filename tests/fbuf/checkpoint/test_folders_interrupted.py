@@ -1,20 +1,24 @@
 """The folder of a checkpoint when things go wrong: interrupts, missing rights, errors of the system."""
 
 import contextlib
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from _thread import _count
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fbuf.checkpoint import CheckpointMismatch, Writing
-from tests.fbuf.checkpoint.trees import loaded, same, save
+from fbuf.checkpoint import CheckpointMismatch, Writing, folder_lock, threads, writing
+from tests.fbuf.checkpoint.trees import content, loaded, same, save
 
 BIG = np.arange(500_000)
 
@@ -49,6 +53,58 @@ def test_interrupts_leave_the_old_one_or_the_new_one(name: str, when: str, tmp_p
     assert len(os.listdir(tmp_path / "c")) == 2
 
 
+def _interrupted_at(call: Callable[[], object], moment: int, files: tuple[str, ...]) -> bool:
+    """Ctrl-C before the bytecode of these files that comes next after so many; False where the call ends before."""
+    left = moment
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        left -= event == "opcode"
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_no_interrupt_keeps_the_folder_locked(tmp_path: Path) -> None:
+    """For other processes and for this thread, whichever bytecode it comes before."""
+    save(tmp_path / "c", "old")
+    files = writing.__file__, folder_lock.__file__
+    moment = 0
+    while _interrupted_at(lambda: save(tmp_path / "c", "new"), moment, files):
+        handle = os.open(tmp_path / "c", os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        save(tmp_path / "c", "old")
+        moment += 9
+    assert moment > 500 and loaded(tmp_path / "c") == "new"
+
+
+def test_no_interrupt_blocks_a_thread() -> None:
+    """Whichever bytecode of the thread that waits it comes before."""
+    before, moment = _count(), 0
+    while _interrupted_at(lambda: threads.at_once([lambda: time.sleep(1e-4)] * 6), moment, (threads.__file__,)):
+        until = time.monotonic() + 60
+        while _count() > before:
+            assert time.monotonic() < until, moment
+            time.sleep(1e-4)
+        moment += 1
+    assert moment > 50
+
+
 def test_a_rename_that_was_done_but_says_that_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system over a network."""
     real = os.rename
@@ -62,6 +118,29 @@ def test_a_rename_that_was_done_but_says_that_it_failed(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="no answer"):
         save(tmp_path / "c", ["new", BIG])
     assert same(loaded(tmp_path / "c"), ["new", BIG])
+
+
+@pytest.mark.parametrize("name", ["mkdir", "open", "write", "fsync", "rename"])
+def test_a_link_is_resolved_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Re-pointed while a checkpoint is saved to it, and the folder above it too."""
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        save(tmp_path / place / "c", ["old", BIG])
+    (tmp_path / "link").symlink_to("one")
+    other, real = content(tmp_path / "two"), getattr(os, name)
+
+    def call(*args: object, **kwargs: object) -> object:
+        monkeypatch.setattr(os, name, real)
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to("two")
+        return real(*args, **kwargs)
+
+    out = Writing(tmp_path / "link" / "c")
+    monkeypatch.setattr(os, name, call)
+    with out:
+        out.write(["new", BIG + 1])
+    assert same(loaded(tmp_path / "one" / "c"), ["new", BIG + 1]) and content(tmp_path / "two") == other
+    assert len(os.listdir(tmp_path / "one" / "c")) == 2
 
 
 def test_a_signal_while_it_waits(tmp_path: Path) -> None:
@@ -138,3 +217,21 @@ def test_a_newer_schema_is_a_mismatch(tmp_path: Path) -> None:
     manifest.write_bytes(content)
     with pytest.raises(CheckpointMismatch, match="schema 2 is not known"):
         loaded(tmp_path / "c")
+
+
+# ------------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize("limit", [0, 100, 60_000])
+def test_a_limit_on_the_size_of_files_is_as_a_full_disk(limit: int, tmp_path: Path) -> None:
+    save(tmp_path / "c", ["old", BIG])
+    before, (soft, hard) = content(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path / "c", ["new", BIG + 1])
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path / "d", ["new", BIG])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert content(tmp_path) == before and os.listdir(tmp_path) == ["c"]
