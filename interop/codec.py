@@ -170,6 +170,10 @@ class Layout:
         """Which of the leaves is at a path."""
         return {spec.path: place for place, spec in enumerate(self.leaves)}
 
+    def alike(self, other: "Layout") -> bool:
+        """Whether both have the same leaves and kinds of containers, in whichever order of keys."""
+        return set(self.leaves) == set(other.leaves) and same_kinds(self.root, other.root)
+
     @property
     def is_tensordict(self) -> bool:
         """Whether an item is a tensordict or a tensorclass."""
@@ -189,6 +193,16 @@ def stack_items(items: Sequence[Any]) -> Any:
             "stacking the elements of the list failed: a list at the root is a stack of single items, which must all be "
             f"alike. Pass a tuple for leaves that are batched already. The cause: {error}"
         ) from error
+
+
+def same_kinds(one: Branch | Leaf, other: Branch | Leaf) -> bool:
+    """Whether two structures of the same leaves give data of the same kinds."""
+    if isinstance(one, Leaf) or isinstance(other, Leaf):
+        return type(one) is type(other)
+    children = dict(zip(other.keys, other.children, strict=True))
+    return one.kind is other.kind and all(
+        key in children and same_kinds(child, children[key]) for key, child in zip(one.keys, one.children, strict=True)
+    )
 
 
 def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec]) -> Branch | Leaf:

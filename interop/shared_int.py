@@ -1,6 +1,7 @@
 """An integer that forked and spawned workers see too."""
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -12,6 +13,19 @@ _AT_ONCE = 512  # cells made together: 4 KiB, one descriptor
 _unused: list[tuple[Tensor, int]] = []
 
 
+def in_shared_memory(tensor: Tensor) -> Tensor:
+    """The tensor, moved to where other processes see it. OSError, and not torch's RuntimeError, where there is no room."""
+    try:
+        return tensor.share_memory_()
+    except RuntimeError as error:
+        if (found := re.search(r"\((\d+)\)$", str(error))) is None:
+            raise
+        need = f"{tensor.nbytes} bytes are needed in /dev/shm, for what processes share"
+        raise OSError(
+            int(found[1]), f"{os.strerror(int(found[1]))}: {need}; make room there, or raise the limit"
+        ) from error
+
+
 def _cell() -> tuple[Tensor, int]:
     """Memory for one integer, shared from the start: whoever has it sees one value, started before or after.
 
@@ -21,7 +35,7 @@ def _cell() -> tuple[Tensor, int]:
         try:
             return _unused.pop()  # in one step: threads need no lock
         except IndexError:
-            memory = torch.zeros(_AT_ONCE, dtype=torch.int64, device="cpu").share_memory_()
+            memory = in_shared_memory(torch.zeros(_AT_ONCE, dtype=torch.int64, device="cpu"))
             _unused.extend((memory, place) for place in range(_AT_ONCE))
 
 

@@ -52,7 +52,7 @@ def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
 def _keeps_numbers(storage: Storage, writer: Writer) -> bool:
     if not isinstance(writer, TensorDictRoundRobinWriter | TensorDictMaxValueWriter):
         return False
-    layout = getattr(storage, "_layout", None)
+    layout = getattr(storage, "fixed_layout", None)
     if layout is not None:
         return ("index",) in layout.places
     first = storage[0] if len(storage) else None  # of a list

@@ -39,11 +39,12 @@ def restoring_frames(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]
         empty: Callable[[], None] = storage._empty
         return empty
     layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
-    if storage.ndim != ring.ndim or (storage._layout is not None and storage._layout.leaves != layout.leaves):
+    fixed = storage.fixed_layout
+    if storage.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
         raise CheckpointMismatch(
             f"{where} does not fit: its items, or their dims, are others than those of the storage"
         )
-    fresh = storage._rows is None
+    fresh = fixed is None
     rows = storage._allocate(layout, (ring.capacity, *ring.lanes))
     ours, theirs = _described(rows.scheme if fresh else storage._rows.scheme), fields.any("scheme")
     if not isinstance(theirs, dict) or ours != theirs or storage._max_size > ring.capacity * rows.scheme.per_row:

@@ -13,7 +13,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fiel
 from interop import bridge
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import EXACT, Rule
-from interop.codec import Layout, Leaf, LeafSpec
+from interop.codec import Layout, Leaf, LeafSpec, same_kinds
 from interop.interrupts import uninterrupted
 
 
@@ -57,7 +57,7 @@ def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
     plan = Plan(storage, layout, ring, rule, where)
-    if storage._rows is None and getattr(storage, "existsok", False):
+    if storage.fixed_layout is None and getattr(storage, "existsok", False):
         columns.check()  # before new files take the place of those that are there
     return plan.filled_by(lambda arrays: columns.read_into(arrays))
 
@@ -113,8 +113,8 @@ class Plan:
 
     def __init__(self, storage: Any, layout: Layout, ring: Ring, rule: Rule, where: str) -> None:
         self._storage, self._saved, self._ring = storage, layout, ring
-        self._layout = storage._layout or layout
-        self._fresh = storage._rows is None
+        self._fresh = storage.fixed_layout is None and not storage.takes(layout, ring.lanes)
+        self._layout = layout if self._fresh else storage._layout
         differences = self._differences(rule)
         if differences:
             raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
@@ -143,7 +143,7 @@ class Plan:
                 found.append(f"{one.name} has shape {list(one.shape)}, in the storage {list(other.shape)}")
             if one.dtype != other.dtype and not rule.cast:
                 found.append(f"{one.name} is {one.dtype}, in the storage {other.dtype} (cast=True casts it)")
-        if not found and ours.keys() == theirs.keys() and not _alike(self._saved.root, self._layout.root):
+        if not found and ours.keys() == theirs.keys() and not same_kinds(self._saved.root, self._layout.root):
             found.append("its items are made of other kinds of containers")
         return sorted(found)
 
@@ -157,6 +157,7 @@ class Plan:
                 if device == "auto":
                     storage.device = torch.device("cpu")
                 with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
+                    storage.give_up_memory()
                     rows = storage._memory(self._layout, lead)
             held = self._read(rows, fill)
         except BaseException:
@@ -334,15 +335,3 @@ def _array_dtype(dtype: torch.dtype) -> np.dtype:
 
 def _by_path(layout: Layout) -> dict[Any, LeafSpec]:
     return {leaf.path: leaf for leaf in layout.leaves}
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two structures of the same leaves give data of the same kinds."""
-    if type(one) is not type(other):
-        return False
-    if not hasattr(one, "kind"):
-        return True
-    children = dict(zip(other.keys, other.children, strict=True))
-    return one.kind is other.kind and all(
-        key in children and _alike(child, children[key]) for key, child in zip(one.keys, one.children, strict=True)
-    )

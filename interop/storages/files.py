@@ -1,8 +1,10 @@
 """Files that one object makes: all of them or none, in the place of others only when asked, removed by their maker."""
 
+import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from fbuf.checkpoint import CheckpointCorrupt
@@ -41,9 +43,11 @@ class Files:
         """Where files that were claimed beside their place are."""
         return list(self._beside.values())
 
-    def adopt(self, path: Path) -> None:
-        """Have a file be one of those made here."""
-        self._made[path] = _identity(os.lstat(path))
+    def adopt(self, paths: Iterable[Path]) -> None:
+        """Have files, those that are there, be some of those made here."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self._made[path] = _identity(os.lstat(path))
 
     def include(self, others: "Files") -> None:
         """Have the files that others have made be some of those made here."""

@@ -1,4 +1,4 @@
-"""Memory that the first process to write allocates, and that the others find: files in a folder they know of."""
+"""Where processes that share a storage find its memory, which whichever of them writes first allocates."""
 
 import os
 import pickle
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from interop.codec import Layout
+from interop.shared_int import SharedInt
 from interop.storages import planning
 from interop.storages.files import Files
 from interop.storages.maps import from_file
@@ -21,13 +22,17 @@ _DESCRIPTION = "description"
 
 
 class FirstWrite:
-    """The folder that processes agreed on before anything was written. It goes with `owner`, in the process that made it.
+    """The folder in which processes find the memory of a storage. It goes with `owner`, in the process that made it.
 
     Reading and writing take the turn of the storage; a description is there as a whole or not at all.
+
+    Attributes:
+        epoch: how often memory was given up for items of another layout. Memory of an earlier epoch holds nothing.
     """
 
     def __init__(self, owner: Any, cleanup: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="interop_storage_init_"))
+        self.epoch = SharedInt()
         if cleanup:
             weakref.finalize(owner, _remove, self.folder, os.getpid())
 
@@ -50,23 +55,28 @@ class FirstWrite:
             files.remove()
             raise
 
-    def publish(
-        self, layout: Layout, lead: tuple[int, ...], tensors: Sequence[Tensor], files: Files | None = None
-    ) -> None:
-        """Have others find mapped tensors of shape [*lead, ...], and who made the storage the files they are in."""
+    def publish(self, layout: Layout, lead: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
+        """Have others find mapped tensors of shape [*lead, ...]."""
         self.refuse_gone()
         places = [(getattr(each, "filename", None), tuple(each.shape), each.dtype) for each in tensors]
         beside = self.folder / f"{_DESCRIPTION}.{os.getpid()}"
-        beside.write_bytes(pickle.dumps((layout, lead, places, files)))
+        beside.write_bytes(pickle.dumps((layout, lead, places, self.epoch.value)))
         os.replace(beside, self.folder / _DESCRIPTION)
 
     def found(self) -> tuple[Layout, tuple[int, ...], list[Tensor]] | None:
-        """What was published; None where nothing was."""
+        """What was published in this epoch; None where nothing was."""
         described = _read(self.folder)
-        if described is None:
+        if described is None or described[-1] != self.epoch.value:
             return None
-        layout, lead, places, _ = described
+        layout, lead, places = described[:3]
         return layout, lead, [from_file(*place) for place in places]
+
+    def renew(self) -> None:
+        """Have every process give up the memory, and remove its files."""
+        self.epoch.value += 1
+        self.withdraw()
+        for path in self.folder.glob("*.memmap"):
+            path.unlink(missing_ok=True)
 
     def withdraw(self) -> None:
         """Have nothing be found of what was published and not used."""
@@ -86,17 +96,6 @@ def _read(folder: Path) -> Any:
     except FileNotFoundError:
         return None
     return pickle.loads(described)  # of a process of this family, in a folder of this user alone
-
-
-def was_published(folder: Path) -> bool:
-    """Whether a process has made the storage that others find by this folder."""
-    return (folder / _DESCRIPTION).exists()
-
-
-def remove_published(folder: Path) -> None:
-    """Remove the files elsewhere that were published, for the process that made the folder."""
-    if (described := _read(folder)) is not None and described[3] is not None:
-        described[3].remove_for_maker()
 
 
 def _remove(folder: Path, maker: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop.storages import planning
-from interop.storages.files import Files, check_folders, refuse_there, write
+from interop.storages.files import Files, check_folders, write
 from interop.storages.undo import commits_of
 
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
@@ -219,7 +219,7 @@ def own(root: Path) -> tuple[Owner, Files]:
         files.folder(root)
         owner = Owner(root)
         if owner.is_new:
-            files.adopt(owner.path)
+            files.adopt([owner.path])
     except BaseException:
         files.remove()
         raise
@@ -230,7 +230,7 @@ def make(
     root: Path,
     sizes: Mapping[str, int],
     texts: Mapping[str, str],
-    described: Mapping[str, Any] | None,
+    described: Mapping[str, Any],
     existsok: bool,
     owner: Owner | None = None,
     fill: Callable[[], None] | None = None,
@@ -241,20 +241,21 @@ def make(
     them is seen again. OSError where the disk is full.
 
     Args:
-        described: what the storage is; None for one that is not to be opened again.
-        owner: whose the folder is already, or whom it is to be taken by.
-        fill: for files beside those of the storage that is there: writes them, before texts and description replace those
-            that say that they are not.
+        described: what the storage is.
+        owner: of the storage that is there. It goes on with the state that it has, and other files. A process that is
+            killed within this leaves it as it was, or as it is to be.
+        fill: the files come beside those of the storage that is there: writes them, before texts and description replace
+            those that do not name them.
     """
-    given = owner is not None
+    goes_on = owner is not None
     owner, files = (owner, Files()) if owner is not None else own(root)
     listed = owner.listed
     try:
         owner.listed = listed = owner.noted()  # a worker may have been killed making them
-        there = is_there(root)
+        there = goes_on or is_there(root)
         if fill is not None:
             owner.clear(frozenset(listed) - sizes.keys())  # what one has left that was broken off
-        elif there and not existsok:
+        elif there and not (existsok or goes_on):
             raise RuntimeError(
                 f"{root} already exists as a storage: LazyMemmapStorage.open() goes on with it, existsok=True puts a new "
                 "one in its place"
@@ -263,34 +264,32 @@ def make(
             owner.clear()
             listed = []
             owner.list(listed)
-        names = [*sizes, *texts]
-        for name in names:
-            files.claim(root, name, existsok or (fill is not None and name in texts))
-        if described is None:
-            refuse_there(root, DESCRIPTION, existsok)
-        else:
-            files.claim(root, DESCRIPTION, existsok or fill is not None, aside=True)
-        made = {*names, DESCRIPTION, *(path.relative_to(root).as_posix() for path in files.names)}
+        new = {name: size for name, size in sizes.items() if not (goes_on and name == STATE)}
+        for name in (*new, *texts):
+            files.claim(root, name, existsok or (goes_on and name in listed))
+        files.claim(root, DESCRIPTION, existsok or goes_on, aside=True)
+        kept = {*sizes, *texts, DESCRIPTION, *(listed if fill is not None else ())}
+        made = kept | {path.relative_to(root).as_posix() for path in files.names}
         owner.list(sorted(made | set(listed)))
-        planning.refuse_files(str(root), sizes)
-        for name, size in sizes.items():
+        planning.refuse_files(str(root), new)
+        for name, size in new.items():
             files.reserve(root / name, size)
         for name, text in texts.items():
             files.write(root / name, text)
-        if described is not None:
-            files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
-        if fill is None:
+        files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
+        if not goes_on:
             owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
-        else:
+        if fill is not None:
             fill()
-            names = sorted({*names, *listed} - {DESCRIPTION})
         files.put_in_place()
-        owner.list([] if described is None else [*names, DESCRIPTION])  # without it, what is listed is unfinished
+        if goes_on:
+            owner.clear(keep=frozenset(kept))
+        owner.list(sorted(kept))
     except BaseException:
         files.remove()
         with contextlib.suppress(OSError):
             owner.list(listed)
-        if not given:
+        if not goes_on:
             owner.close()
         raise
     return owner, files
@@ -326,9 +325,9 @@ def description(root: Path) -> Fields:
     return fields
 
 
-def reserve_again(path: Path) -> None:
+def reserve_again(path: Path, least: int = 0) -> None:
     """Have disk space for all of a file: a copy of it may have none for zeros. OSError where the disk has no room."""
-    if hasattr(os, "posix_fallocate") and (size := os.path.getsize(path)):
+    if hasattr(os, "posix_fallocate") and (size := max(os.path.getsize(path), least)):
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.posix_fallocate(handle, 0, size)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interop import bridge
 from interop.index import as_int, flat_slots, whole_rows
-from interop.shared_int import SharedInt
+from interop.shared_int import SharedInt, in_shared_memory
 from interop.storages.frame_scheme import OPEN, Plan, Scheme, bits, planned, refuse_strangers
 from interop.storages.rows import TorchRows, _extents, _Items, _on_host
 
@@ -72,7 +72,7 @@ class FrameRows(TorchRows):
     def share(self) -> None:
         if not self.shared:
             try:
-                self._tensors = [tensor.share_memory_() for tensor in self._tensors]
+                self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]
                 self._moves.value += 1
             finally:  # some may have moved when there was no memory for others
                 self._hold()

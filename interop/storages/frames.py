@@ -90,6 +90,9 @@ class LazyFrameStorage(TensorStorage):
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
         return self._scheme(layout, lead).planned()
 
+    def may_renew(self) -> bool:
+        return self._access.processes is None
+
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         scheme = self._scheme(layout, lead)
         planning.refuse(scheme.planned())

@@ -44,7 +44,7 @@ class Journal(Undo):
         if storage._rows is None:
             return Journal.size(8 * _LARGEST, 1000, 1, 1)
         leaves = storage._rows.tensors
-        row = sum(leaf[:1].nbytes for leaf in leaves)
+        row = max(sum(leaf[:1].nbytes for leaf in leaves), _LARGEST if storage.may_renew() else 0)
         return Journal.size(row, len(leaves), storage._per_row, storage._row_count)
 
     def start(self, storage: Any, memory: Memory) -> None:
@@ -113,6 +113,8 @@ class Journal(Undo):
         """The storage has rows now."""
         if self.memory is None:
             self.start(storage, storage._journal_memory())
+        elif self.memory.grow():
+            self.attach(storage)
         else:
             self._take(storage)
 
@@ -129,9 +131,14 @@ class Journal(Undo):
         self.add(PRIORITIES, 8 * storage._per_row, None if kept is None else kept.by_row)
         self._look()
 
+    def drop_priorities(self) -> None:
+        """Nobody keeps any: others make theirs anew."""
+        self._extras.clear()
+        self._only_extras_here()
+
     def _find(self) -> None:
         storage = self._of()
-        if storage is not None and storage._priorities is None:
+        if self._head[EXTRAS] and storage is not None and storage._priorities is None:
             storage._find_priorities()
         super()._find()
 

@@ -40,7 +40,8 @@ class LazyTensorStorage(TensorStorage):
             shape of an item.
     """
 
-    _first: FirstWrite | None = None  # where it is allocated by whichever process writes first
+    _first: FirstWrite | None = None  # where processes that share it find the memory
+    _epoch = 0  # in which the memory was allocated
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class LazyTensorStorage(TensorStorage):
         self._fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
         self._consolidated = consolidated
         self._cleanup_memmap = cleanup_memmap
+        self.shared_init = shared_init
         if shared_init:
             self._first = FirstWrite(self, cleanup_memmap)
 
@@ -80,20 +82,48 @@ class LazyTensorStorage(TensorStorage):
         if self._first is None:
             return self._allocate(layout, lead)
         with self._access.turn():
-            found = self._first.found()
+            found, self._epoch = self._first.found(), self._first.epoch.value
             if found is None:
                 rows = self._allocate(layout, lead)
-                self._first.publish(layout, lead, rows.tensors, getattr(self, "_files", None))
+                self._first.publish(layout, lead, rows.tensors)
                 return rows
             if found[:2] != (layout, lead):
                 raise RuntimeError("another process has meanwhile written items of another kind; nothing was written")
             return TorchRows(found[2], lead[1:])
 
     def _look(self) -> None:
-        """Have the memory that another process allocated."""
-        if self._first is not None and self._rows is None and (found := self._first.found()) is not None:
+        """Have the memory that another process allocated, and none that one gave up."""
+        if self._first is None:
+            return
+        if self._epoch != self._first.epoch.value:
+            self._disown()
+            self._epoch = self._first.epoch.value
+        if self._rows is None and (found := self._first.found()) is not None:
             layout, lead, tensors = found
             self._adopt(layout, TorchRows(tensors, lead[1:]))
+
+    def may_renew(self) -> bool:
+        return self._first is not None or self._access.processes is None
+
+    def give_up_memory(self) -> None:
+        if self._rows is not None:
+            super().give_up_memory()
+            if self._first is not None:
+                self._first.renew()
+
+    def _meet(self) -> None:
+        """Have a place where processes find memory that one of them allocates anew."""
+        on_host = self.device != "auto" and torch.device(self.device).type == "cpu"
+        if self._first is None and on_host and not self._compilable and not self._consolidated:
+            self._first = FirstWrite(self, self._cleanup_memmap)
+
+    def _start_sharing(self) -> None:
+        self._meet()
+        super()._start_sharing()
+
+    def _refuse_to_share(self) -> None:
+        self._meet()
+        super()._refuse_to_share()
 
     def _begin_turn(self) -> None:
         self._look()
@@ -115,18 +145,18 @@ class LazyTensorStorage(TensorStorage):
         state = super().__getstate__()
         if starting_a_worker() or self._first is None:
             return state
-        return {**state, "_first": None, "_apart": self._rows is None}  # a copy has memory of its own
+        # A copy has memory of its own.
+        return {**state, "_first": None, "shared_init": self.shared_init and self._rows is None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        apart = state.pop("_apart", False)
         super().__setstate__(state)
-        if apart:
+        if self.shared_init and self._first is None:
             self._first = FirstWrite(self, self._cleanup_memmap)
 
     # ------------------------------------------------------------------ memory
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        if self._first is not None:
+        if self._first is not None and (self._rows is None or self.shared_init):
             return planning.arrays("items", layout.leaves, lead, str(self._first.folder))
         shares = super()._planned(layout, lead, found)
         if self._consolidated and self._rows is None:  # they are made apart, and then copied together

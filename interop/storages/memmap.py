@@ -15,12 +15,10 @@ from torch import Tensor
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import saved_layout
 from interop.codec import Layout, LeafSpec
-from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
 from interop.storages import journal, planning
 from interop.storages.files import Files
-from interop.storages.first_write import remove_published, was_published
-from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, make, own
+from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, files_below, is_there, make, reserve_again
 from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.maps import anonymous, bytes_of, file_names, from_file
@@ -28,6 +26,8 @@ from interop.storages.opening import opened, opened_again
 from interop.storages.priorities import KeptPriorities
 from interop.storages.rows import Rows, TorchRows
 from interop.storages.undo import Memory
+
+_OF_NOTHING = Layout.of(TensorDict({}, []), 0)
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -53,9 +53,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         compilable: keep the length local to this process, where there is no `scratch_dir`.
         auto_cleanup: remove the files when the storage goes or the interpreter ends; by default only without
             `scratch_dir`. A process that a signal kills, SIGTERM among them, leaves its files.
-        shared_init: let processes be given the storage before it was written: the first one that writes, whichever,
-            makes the files, and the others have them from their next use on. These are not opened again. It has
-            `scratch_dir` to itself from when it is built: RuntimeError then where another one has it open for writing.
+        shared_init: make a storage without items in `scratch_dir` at once, to be given to processes before the first write.
         fill: as for `LazyTensorStorage`.
     """
 
@@ -83,12 +81,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._files: Files | None = None
         self._owner: Owner | None = None
         self._ending: Any = None
-        self._place: Files | None = None  # what was made for the folder to be had before the first write
         if self.scratch_dir is not None:
-            if self._first is None:
-                self._journal = Journal()
-            else:
-                self._own_from_now_on(Path(self.scratch_dir), self._first.folder)
+            self._journal = Journal()
+            if shared_init:
+                self._own(Path(self.scratch_dir), _OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)), {}, {})
+                self._finish()
+                self._journal.start(self, self._journal_memory())
+                self._access.more = True
 
     @classmethod
     def open(cls, scratch_dir: str | os.PathLike[str], mode: Literal["r", "r+"] = "r+") -> Self:
@@ -119,75 +118,45 @@ class LazyMemmapStorage(LazyTensorStorage):
         are seen by whoever opens the folder, so have none of them left that is written to.
         """
         with self._access.turn():
-            if self._first is not None and self._ending is not None:
-                self._close_shared()
-                return
             ends = self._ending is not None and isinstance(self._journal, Journal) and self._journal.memory is not None
             if ends and self.scratch_dir is not None:
                 self._journal = ReadOnly(self.scratch_dir, self._journal, closed=True)
                 self._ending()
 
-    def _close_shared(self) -> None:
-        """`close` for the one that had the folder before it was written."""
-        if self.initialized and not isinstance(self._journal, ReadOnly):
-            self._start_journal()
-            if not isinstance(self._journal, Journal):
-                raise RuntimeError(f"another thread is writing to the storage in {self.scratch_dir}: close it later")
-            self._journal = ReadOnly(str(self.scratch_dir), self._journal, closed=True)
-        self._ending()
-
-    def _own_from_now_on(self, root: Path, agreed: Path) -> None:
-        """Have the folder for this storage, and the processes that are given it, though it is written later."""
-        with uninterrupted():
-            self._owner, self._place = own(root)
-            given = agreed, self._place, self._owner, self.auto_cleanup
-            self._ending = weakref.finalize(self, _end_shared, *given)  # before `agreed` goes: the last comes first
-
-    @property
-    def _gave_up(self) -> bool:
-        """Whether the folder was given up before anything was written to it."""
-        return self._first is not None and self._owner is not None and not self._owner.is_open and self._rows is None
-
     def _look(self) -> None:
-        if not self._gave_up:
+        if not isinstance(self._journal, ReadOnly):
             super()._look()
 
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        if self._gave_up:
-            raise RuntimeError(f"{self.scratch_dir} was closed here: build another storage; nothing was written")
+        self.refuse_edit(())
         return super()._memory(layout, lead)
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
         if self.scratch_dir is None:
-            if self._first is not None:
+            if self._first is not None and (self._rows is None or self.shared_init):
                 return super()._planned(layout, lead, found)
             size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, lead, ""))
             return planning.arrays("items", layout.leaves, lead, planning.shared_memory(size))
         place = self.scratch_dir.rstrip("/") or "/"
         shares = planning.arrays("items", layout.leaves, lead, place)
-        if self._first is None:
-            row = sum(share.bytes or 0 for share in shares) // max(lead[0], 1)
-            beside = self._beside(row, len(layout.leaves), lead)
-            shares += [Share("file", name, place, size) for name, size in beside.items()]
+        row = sum(share.bytes or 0 for share in shares) // max(lead[0], 1)
+        beside = self._beside(row, len(layout.leaves), lead)
+        shares += [Share("file", name, place, size) for name, size in beside.items()]
         return shares
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self.scratch_dir is None:
             return self._fresh(layout.leaves, lead)
         root, (sizes, texts) = Path(self.scratch_dir), self._contents(layout, lead)
-        if self._first is None:
-            self._own(root, layout, lead, sizes, texts)
-        else:
-            assert self._owner is not None
-            self._first.refuse_gone()
+        if self._owner is not None:
             root = self._owner.folder()
-            self._files = make(root, sizes, texts, None, self.existsok, self._owner)[1]
+        self._own(root, layout, lead, sizes, texts)
         try:
             rows = self._fresh(layout.leaves, lead)
         except BaseException:
             self._release()
             raise
-        if self._first is None:
+        if self._ending is None and self._owner is not None and self._owner.is_here:
             self._finish()
         return rows
 
@@ -228,13 +197,42 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _own(
         self, root: Path, layout: Layout, lead: tuple[int, ...], sizes: dict[str, int], texts: dict[str, str]
     ) -> None:
-        """Make the files, and be the one that writes to them."""
+        """Make the files, and be the one that writes to them; where it is, the state goes on."""
         sizes = {**sizes, **self._beside(sum(sizes.values()) // max(lead[0], 1), len(layout.leaves), lead)}
-        self._owner, self._files = make(root, sizes, texts, self._described(layout, lead), self.existsok)
+        if self._owner is not None:
+            reserve_again(root / STATE, sizes[STATE])
+            sizes[STATE] = os.path.getsize(root / STATE)
+        self._owner, made = make(root, sizes, texts, self._described(layout, lead), self.existsok, self._owner)
+        self._files = self._files or made
         self._journal = self._journal or Journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
             self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal, self._owner)
+
+    def give_up_memory(self) -> None:
+        if self._rows is not None:
+            self.refuse_edit(())
+            self._vacate()
+        super().give_up_memory()
+
+    def _vacate(self) -> None:
+        """Remove the files of the rows, of which none is stored: what is left is a storage of items without leaves."""
+        if self._owner is not None:
+            self._journal.drop_priorities()
+            self._own(self._owner.folder(), _OF_NOTHING, (self._row_count, *self._lanes), {}, {})
+            self._know_files()
+
+    def _adopt(self, layout: Layout, rows: Rows) -> None:
+        super()._adopt(layout, rows)
+        self._know_files()
+
+    def _know_files(self) -> None:
+        """Have the files that were made, by a worker perhaps, be those of this storage, where it has the folder."""
+        if self._files is not None and self._owner is not None and self._owner.is_here:
+            self._files.adopt(files_below(self._owner.path.parent, self._owner.noted()))
+
+    def _is_shared(self) -> bool:
+        return super()._is_shared() and (self._rows is not None or self.scratch_dir is None or self._owner is not None)
 
     def _beside(self, row: int, leaves: int, lead: tuple[int, ...]) -> dict[str, int]:
         """The bytes of the files beside those of the leaves, for rows of so many bytes."""
@@ -245,18 +243,22 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _finish(self) -> None:
         """Give all up when the storage goes, or the interpreter ends."""
-        self._ending = weakref.finalize(self, _end, self._files if self.auto_cleanup else None, self._owner)
+        self._ending = weakref.finalize(self, _end, self._files, self._owner, self.auto_cleanup)
 
     def _release(self) -> None:
-        if self._files is not None:
-            self._files.remove()
-        if self._first is not None:  # the folder is still for whoever writes first
+        if self._first is not None and self._owner is not None:  # the folder is still for whoever writes first
+            self._first.withdraw()
+        if self._owner is not None and self._journal.memory is not None:
+            self._vacate()
+        else:
             if self._files is not None:
-                self._first.withdraw()
-                self._files = None
-            return
+                self._files.remove()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give up the folder, for another storage to have."""
         _end(None, self._owner)
-        self._files = self._owner = self._priorities = None
+        self._files = self._owner = self._priorities = self._ending = None
         if self.scratch_dir is not None:
             self._journal = Journal()
             for writer in list(self._counting):
@@ -268,7 +270,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         return Memory(path.stat().st_size, path)
 
     def _keeps_priorities(self) -> Any:
-        if self._owner is None or self._first is not None:
+        if self._owner is None:
             return self._priorities  # of a storage that is only read, if any
         if not self._owner.is_here:
             return None  # they are those of a sampler of the owner
@@ -324,7 +326,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         return texts
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_files": None, "_ending": None, "_place": None}  # with who made them
+        state = {**super().__getstate__(), "_files": None, "_ending": None}  # with who made them
         if not starting_a_worker():
             return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
         if self._owner is None:
@@ -337,12 +339,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         root = owner.folder()
         if root == owner.path.parent:
             return state
+        self._journal.memory.path = str(root / STATE)
         if self._layout is None or state["_tensors"] is None:
             return {**state, "scratch_dir": f"{root}/"}
         named = zip(file_names(self._layout.leaves), state["_tensors"], strict=True)
         state["_tensors"] = [from_file(root / name, tuple(held.shape), held.dtype) for name, held in named]
-        if self._first is None:
-            self._journal.memory.path = str(root / STATE)
         return {**state, "scratch_dir": f"{root}/"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -364,31 +365,16 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Remove the files; False where there are none to remove. Only the process that made them, or opened them, may."""
         if self._files is None or not self._files.remove():
             return False
-        if self._first is None:
-            self._release()
-        elif self._ending is not None and self._place is not None:
-            self._place.remove()
-            self._ending()
+        self._leave()
         return True
 
 
-def _end(files: Files | None, owner: Owner | None) -> None:
-    """The storage is gone, for this process."""
-    if files is not None:
+def _end(files: Files | None, owner: Owner | None, removes: bool = False) -> None:
+    """The storage is gone, for this process. Files in which nothing was ever stored go with it."""
+    if files is not None and owner is not None and (removes or not is_there(owner.path.parent)):
         files.remove()
     if owner is not None:
         owner.close()
-
-
-def _end_shared(agreed: Path, place: Files, owner: Owner, auto_cleanup: bool) -> None:
-    """The same for one that had the folder before it was written, by this process or a worker."""
-    if owner.is_here:
-        written = was_published(agreed)
-        if auto_cleanup:
-            remove_published(agreed)
-        if auto_cleanup or not written:
-            place.remove()
-    owner.close()
 
 
 def _folders(node: Any, folder: str) -> list[tuple[str, Any]]:

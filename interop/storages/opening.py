@@ -1,6 +1,5 @@
 """Storages that are in folders, taken up by another process, or only read."""
 
-import contextlib
 import math
 import os
 from pathlib import Path
@@ -82,19 +81,20 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
                 raise CheckpointCorrupt(f"{root / DESCRIPTION}: no memory has the shape {shape} of {name}")
             check_folders(root, name)
             check_size(root / name, files.whole(name))
-        check_size(root / STATE, files.whole(STATE, Journal.size(1, 1, 1, 1)))
+        state = files.whole(STATE, Journal.size(1, 1, 1, 1))
+        check_size(root / STATE, state if layout.leaves else max(state, os.path.getsize(root / STATE)))
         if owner is not None:
             for name in (*names, STATE, *([PRIORITIES] if os.path.lexists(root / PRIORITIES) else [])):
                 reserve_again(root / name)
             storage._files = Files()
-            for path in files_below(root, {*owner.listed, LOCK}):
-                with contextlib.suppress(FileNotFoundError):
-                    storage._files.adopt(path)
+            storage._files.adopt(files_below(root, {*owner.listed, LOCK}))
         tensors = [
             from_file(root / name, shape, spec.dtype, private=not writes)
             for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
         ]
-        _take_up(storage, owner, layout, TorchRows(tensors, lanes, mapped=True), root)
+        # Without leaves: killed when it had given up its memory for items of another kind.
+        held = TorchRows(tensors, lanes, mapped=True) if tensors else None
+        _take_up(storage, owner, layout, held, root)
     except BaseException:
         if owner is not None:
             owner.close()
@@ -109,10 +109,11 @@ def _names(layout: Layout, root: Path) -> list[str]:
         raise CheckpointCorrupt(f"{root / DESCRIPTION}: {error}") from error
 
 
-def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows, root: Path) -> None:
+def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows | None, root: Path) -> None:
     """Put rows into a storage, with the counters and priorities that are in its folder."""
     storage._journal, storage._reopened = None, True
-    storage._adopt(layout, rows)
+    if rows is not None:
+        storage._adopt(layout, rows)
     size, found = KeptPriorities.size(storage.max_size), Journal()
     if os.path.lexists(root / PRIORITIES):
         check_size(root / PRIORITIES, size)

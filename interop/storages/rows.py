@@ -19,7 +19,7 @@ from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop import bridge
-from interop.shared_int import SharedInt
+from interop.shared_int import SharedInt, in_shared_memory
 from interop.storages.equal_places import chosen_items, coordinates, last_of_equal
 from interop.storages.jax_rows import JaxRows
 from interop.storages.maps import Space
@@ -88,7 +88,7 @@ class TorchRows:
         self.runs = None
         self._moves.value += 1
         try:
-            self._tensors = [tensor.share_memory_() for tensor in self._tensors]
+            self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]
         finally:  # some may have moved though there was no space for others
             self._hold()
 

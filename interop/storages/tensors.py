@@ -28,7 +28,8 @@ class TensorStorage(Readable):
     """Items in memory that the user gives: a tensor, tensordict, tensorclass or pytree of tensors, taken to be full.
 
     Args:
-        storage: the memory; its leaves share their first `ndim` dims.
+        storage: the memory; its leaves share their first `ndim` dims. A tensordict without entries is room for as many
+            items as its batch size says: nothing is stored, and the first write fixes the keys and allocates.
         max_size: must agree with the size of `storage` where both are given.
         device: where the memory is; "auto" leaves it where it is.
         ndim: how many leading dims count as items: 1 for rows, 2 for [time, environments].
@@ -36,6 +37,7 @@ class TensorStorage(Readable):
     """
 
     _default_checkpointer = TensorStorageCheckpointer
+    _allocates = False  # whether it was given a tensordict without entries
     _last: Any = None
     _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
@@ -63,6 +65,10 @@ class TensorStorage(Readable):
             super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked above
             return
         layout = Layout.of(storage, ndim)
+        if layout.is_tensordict and not layout.leaves:
+            self._allocates = True
+            super().__init__(math.prod(storage.batch_size[:ndim]), compilable=compilable)
+            return
         tensors = _some(layout.flatten(storage, ndim))
         shape = tensors[0].shape[:ndim]
         if max_size is not None and max_size != shape[0]:
@@ -86,9 +92,13 @@ class TensorStorage(Readable):
                 self._disown()
                 raise
 
+    def give_up_memory(self) -> None:
+        """Have no memory, where nothing is stored: that for the next items is allocated anew."""
+        self._disown()
+
     def _disown(self) -> None:
         """Give back the rows."""
-        self._layout, self._rows, self._lanes, self._per_row = None, None, (), 1
+        self._layout, self._rows, self._lanes, self._per_row, self._priorities = None, None, (), 1, None
 
     @property
     def initialized(self) -> bool:
@@ -112,8 +122,27 @@ class TensorStorage(Readable):
         """The filled part: [rows, *lanes]; None before the first write."""
         return torch.Size([self._filled_rows, *self._lanes]) if self._rows is not None else None
 
+    @property
+    def fixed_layout(self) -> Layout | None:
+        """The layout that new items must have; None where the next write fixes it."""
+        return self._layout if self._length.value or not self.may_renew() else None
+
+    def may_renew(self) -> bool:
+        """Whether memory for other items can take the place of this memory, when nothing is stored."""
+        return self._allocates and self._access.processes is None
+
+    def takes(self, layout: Layout, lanes: tuple[int, ...]) -> bool:
+        """Whether items of this layout and these lanes go into the memory there is, where nothing is stored."""
+        return self._layout is not None and self._lanes == lanes and self._layout.alike(layout)
+
+    def _needs_memory(self, data: Any, dims: int) -> bool:
+        """Whether memory is to be allocated for items like those of data, which has so many leading dims."""
+        if self.fixed_layout is not None:
+            return False
+        return not self.takes(Layout.of(data, dims), self._lanes_of(data, dims == self.ndim))
+
     def row_capacity(self, data: Any) -> int:
-        if self._rows is not None or self.ndim == 1:
+        if self.ndim == 1 or data is None or not self._needs_memory(data, self.ndim):
             return self._row_count
         return _rows_for(self._max_size, math.prod(self._lanes_of(data, batch=True)))
 
@@ -138,7 +167,11 @@ class TensorStorage(Readable):
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
-        raise RuntimeError("this TensorStorage was built without memory; use LazyTensorStorage to have it allocated")
+        if not self._allocates:
+            raise RuntimeError(
+                "this TensorStorage was built without memory: use LazyTensorStorage to have it allocated"
+            )
+        return self._fresh(layout.leaves, lead)
 
     def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         """The same for some leaves, whatever there is."""
@@ -165,27 +198,30 @@ class TensorStorage(Readable):
         """The same, or what another process has allocated."""
         return self._allocate(layout, lead)
 
-    def admit(self, data: Any, dims: int, lead: tuple[int, ...] | None = None, whole: bool = False) -> list[Tensor]:
-        """The leaves of data with `dims` leading dims, checked; the first data fixes the layout and allocates.
+    def admit(
+        self, data: Any, dims: int, new: bool, lead: tuple[int, ...] | None = None, whole: bool = False
+    ) -> list[Tensor]:
+        """The leaves of data with `dims` leading dims, checked; `new` data fixes the layout and allocates.
 
         Columns are added for new keys where data is `whole`, of all stored rows, or there is a `fill` for them. KeyError,
         TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored does not
         change.
         """
-        layout = self._layout or Layout.of(data, dims)
+        layout = Layout.of(data, dims) if new or self._layout is None else self._layout
         try:
             leaves = _some(layout.flatten(data, dims))
         except KeyError:
             wider = layout.wider(data, dims)
-            new = wider.places.keys() - layout.places.keys()
-            if not new or not (whole or (self._fill and new <= self._fill.keys())):
+            added = wider.places.keys() - layout.places.keys()
+            if not added or not (whole or (self._fill and added <= self._fill.keys())):
                 raise
             layout, leaves = wider, wider.flatten(data, dims)
         found = tuple(leaves[0].shape[:dims])
         if lead is not None and found != lead:
             raise RuntimeError(f"the index names places of shape {lead}, data has {found}; nothing was written")
         lanes = found[dims - self.ndim + 1 :] if self.ndim > 1 else ()
-        if self._rows is None:
+        if new:
+            self.give_up_memory()
             wanted, rows = self.device, _rows_for(self._max_size, math.prod(lanes))
             self.device = leaves[0].device if wanted == "auto" else wanted
             try:
@@ -258,8 +294,9 @@ class TensorStorage(Readable):
 
         `advance(index, count, count)` is called for those that were written, in parts where the whole is large.
         """
-        new = self._rows is None
-        leaves = self.admit(_stacked(data), self.ndim)
+        data = _stacked(data)
+        new = self._needs_memory(data, self.ndim)
+        leaves = self.admit(data, self.ndim, new)
         if leaves[0].shape[0] != index.shape[0]:
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
         count = leaves[0].shape[0]
@@ -282,11 +319,12 @@ class TensorStorage(Readable):
         Of equal places the last wins. IndexError for rows out of range, RuntimeError where the length would grow over
         rows that were never written, and the errors of `admit`: then nothing was written. O(batch).
         """
-        data, new = _stacked(data), self._rows is None
+        data, dims = _stacked(data), self.ndim - (as_int(cursor) is not None)
+        new = self._rows is None if type(cursor) is tuple else self._needs_memory(data, dims)
         lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
         rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self._filled_rows
         if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
-            self._write_at(cursor, self.admit(data, len(lanes), lanes), cursor + 1, rows, new)
+            self._write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
             self._last_cursor = cursor
             return
         # A place is counted from the end of the filled part, like a place that is read.
@@ -302,7 +340,7 @@ class TensorStorage(Readable):
             )
         first = places[0] if isinstance(places, tuple) else places
         whole = not set_cursor and isinstance(first, slice) and named[0] == filled == len(range(filled)[first])
-        leaves = self.admit(data, len(named), named, whole and whole_rows(places))
+        leaves = self.admit(data, len(named), new, named, whole and whole_rows(places))
         self._write_at(places, leaves, reached if set_cursor else None, rows, new)
         if set_cursor:
             self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)

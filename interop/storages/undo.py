@@ -72,6 +72,14 @@ class Memory:
                 maps.reserve(handle, self.reserved, size - self.reserved)
             self.reserved = size
 
+    def grow(self) -> bool:
+        """Have all bytes of the file, where it was made longer; what was given out before stays. Whether it was."""
+        size = 0 if self.path is None else os.path.getsize(self.path)
+        longer = size > self.bytes.size
+        if longer:
+            self.__init__(size, self.path)  # type: ignore[misc]
+        return longer
+
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "size": self.bytes.size, "tensor": self._tensor, "reserved": self.reserved}
 
@@ -263,7 +271,11 @@ class Undo:
         listed = 0 if isinstance(rows, range) else count
         at: int = head[_USED]
         end = at + 8 * (_ENTRY + listed) + total
-        assert end <= self._log.size
+        if end > self._log.size:
+            raise RuntimeError(
+                f"{count} rows are too large for the memory that processes share to take them back: share the storage after "
+                "such a row was written; nothing was written"
+            )
         if self.memory is not None and self._log_start + end > self.memory.reserved:
             self.memory.reserve(self._log_start + end)  # an error ends the step, which is put back
         place = at // 8

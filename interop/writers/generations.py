@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interop.processes import starting_a_worker
-from interop.shared_int import SharedInt
+from interop.shared_int import SharedInt, in_shared_memory
 from interop.storages import Storage
 
 
@@ -94,7 +94,7 @@ class Generations:
         if starting_a_worker():
             if not self._counts.is_shared():
                 self._moves.value += 1
-                self._hold(self._counts.clone().share_memory_())
+                self._hold(in_shared_memory(self._counts.clone()))
             return {"counts": self._counts, "moves": self._moves}
         return {"counts": self._counts.clone(), "moves": SharedInt()}
 

@@ -276,7 +276,7 @@ class TensorDictMaxValueWriter(Writer):
 
     def _index_is_kept(self, given: Any) -> bool:
         """Whether stored items have an "index"; where there are none, whether the given one has."""
-        layout = getattr(self._storage, "_layout", None)
+        layout = getattr(self._storage, "fixed_layout", None)
         if layout is not None:
             return ("index",) in layout.places
         if self._keeps_index is None or not len(self._storage):

@@ -288,7 +288,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return [self._stamped(item, int(place)) for item, place in zip(data, index, strict=True)]
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             return data
-        layout = getattr(self._storage, "_layout", None)
+        layout = getattr(self._storage, "fixed_layout", None)
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
         rows = expanded(index, data.batch_size)

@@ -136,7 +136,8 @@ def test_files_that_processes_agree_on(tmp_path) -> None:
         plan = buffer.plan(steps())
         buffer.extend(steps())
         (place,) = plan.needed
-        assert plan.total == nbytes(storage._rows.tensors) == in_folder(Path(place), ".memmap")
+        assert nbytes(storage._rows.tensors) == in_folder(Path(place), ".memmap")
+        assert plan.total == in_folder(Path(place), ".memmap", ".state")
 
 
 @pytest.mark.parametrize("finals", [None, 7])

@@ -67,8 +67,8 @@ REFUSED = {
     "priorities": (lambda: buffer_with(sampler=PrioritizedSampler(8, 0.6, 0.4)), "RandomSampler"),
     "ranks": (lambda: buffer_with(writer=TensorDictMaxValueWriter("key")), "another writer"),
     "consumed": (lambda: buffer_with(sampler=ConsumingSampler()), "process that made it"),
-    "memory not written": (lambda: ReplayBuffer(storage=LazyTensorStorage(8)), "shared_init=True"),
-    "files not written": (lambda: ReplayBuffer(storage=LazyMemmapStorage(8)), "shared_init=True"),
+    "memory not written": (lambda: ReplayBuffer(storage=LazyTensorStorage(8, device="auto")), "shared_init=True"),
+    "files not written": (lambda: ReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir="held")), "shared_init=True"),
     "length of one process": (lambda: buffer_with(LazyTensorStorage(8, compilable=True)), "compilable=False"),
     "cursor of one process": (lambda: buffer_with(writer=RoundRobinWriter(compilable=True)), "compilable=False"),
 }

@@ -58,8 +58,8 @@ def test_files_are_not_put_behind_a_link(shared: bool, is_storage: bool, linked:
         shutil.rmtree(linked)
         linked.mkdir()
         (linked / "next").symlink_to(linked.parent / "elsewhere")
-    before = everything(linked.parent)
     storage = LazyMemmapStorage(7, scratch_dir=linked, existsok=True, shared_init=shared)
+    before = everything(linked.parent)
     with pytest.raises(CheckpointCorrupt, match="a/next should be a folder"):
         ReplayBuffer(storage=storage).extend(nested_td([1]))
     storage.close()

@@ -227,8 +227,9 @@ def moved(_: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64)
     buffer.extend(rows(0, 50))
     fill()
-    with pytest.raises(RuntimeError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as raised:
         buffer.storage._rows.share()
+    assert raised.value.errno == errno.ENOSPC
     assert ids(buffer) == list(range(50))
     clear()
     buffer.storage._rows.share()
