@@ -20,6 +20,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
+    TensorStorageCheckpointer,
 )
 from tests.interop.rows import check_same, flat_td, plain_tensor, refused, state_of, steps
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
@@ -219,11 +220,11 @@ def test_exchanges_for_the_wrong_kind_are_refused():
 
 def test_a_refused_constructor_leaves_the_storage_alone():
     storage = LazyTensorStorage(10)
-    storage.checkpointer = "mine"
+    storage.checkpointer = mine = TensorStorageCheckpointer()
     for bad in ({"sampler": PrioritizedSampler(5, 1.0, 1.0)}, {"writer": 5}, {"transform": 5}):
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             ReplayBuffer(storage=storage, **bad)
-        assert storage.checkpointer == "mine" and storage.attached() == []
+        assert storage.checkpointer is mine and storage.attached() == []
 
 
 def test_making_components_late_is_tried_again():
