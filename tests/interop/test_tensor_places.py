@@ -223,7 +223,7 @@ def test_a_number_of_item_dims_that_is_no_int_is_refused(ndim):
 
 def test_memory_without_any_tensor_is_refused():
     with pytest.raises(RuntimeError, match="without any tensor"):
-        TensorStorage(TensorDict({}, [5]))
+        TensorStorage({})
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, lambda rows: defaultdict(list, rows)])

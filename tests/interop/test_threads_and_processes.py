@@ -208,11 +208,9 @@ def nothing(*_):
     ("make", "match"),
     [
         (lambda: ListStorage(4), "Cannot share a storage"),
-        (lambda: LazyTensorStorage(4), "share"),
-        (lambda: LazyMemmapStorage(4), "share"),
         (lambda: PrioritizedSampler(4, 1.0, 1.0), "sync=False"),
     ],
-    ids=["list", "memory not written", "files not written", "priorities"],
+    ids=["list", "priorities"],
 )
 def test_what_cannot_be_shared_is_refused_at_the_start_of_the_process(make, match):
     process = SPAWN.Process(target=nothing, args=(make(),))

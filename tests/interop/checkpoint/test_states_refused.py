@@ -24,6 +24,7 @@ from interop import (
     StalenessAwareSampler,
     TensorDictMaxValueWriter,
     WriterEnsemble,
+    randomness,
 )
 from interop.buffers.fused import reserved
 from interop.checkpoint.rule import Rule
@@ -40,7 +41,7 @@ def made() -> dict[str, Any]:
         buffer = joined(cell, 0)
         go_on(buffer, cell, 0, 6)
         if name.endswith("WithoutReplacement"):
-            reserved(buffer.sampler, buffer.storage, 4)
+            reserved(buffer.sampler, buffer.storage, 4, randomness.key(None))
         found[name] = buffer.sampler
         found["RoundRobinWriter"] = buffer.writer
         found[f"buffer of {name}"] = buffer

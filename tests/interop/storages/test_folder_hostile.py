@@ -66,7 +66,12 @@ def test_files_are_not_put_behind_a_link(shared: bool, is_storage: bool, linked:
     del storage
     gc.collect()
     after = everything(linked.parent)
-    assert before.pop("a/storage.lock", None) is None or after.pop("a/storage.lock")  # it says who was there
+    if shared:  # a storage without items was made in the folder at once, and is gone with its object
+        before, after = (
+            {name: held for name, held in each.items() if name.startswith("elsewhere/")} for each in (before, after)
+        )
+    else:
+        assert before.pop("a/storage.lock", None) is None or after.pop("a/storage.lock")  # it says who was there
     assert after == before
     assert os.readlink(linked / "next") == str(linked.parent / "elsewhere")
 
