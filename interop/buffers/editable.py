@@ -74,11 +74,12 @@ class Editable(Joined):
             unknown: dict[Any, Any] | None = {} if adds and isinstance(rows, TensorDictBase) else None
             plan = list(edits.planned(rows, given, index, unknown=unknown))
             if unknown:
-                self._storage.add_columns(swapped(rows.copy().update(unknown), dim))
+                rows = rows.copy().update(unknown)
+                self._storage.add_columns(swapped(rows, dim))
             for held, place, value in plan:
                 held[place] = value
             if defined_outside(self._storage, "get"):  # what it returned may be copies
-                self._storage[:] = rows
+                self._storage[:] = swapped(rows, dim)
             self._storage._ledger.edit(slice(None))
             settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
             if settle is not None:

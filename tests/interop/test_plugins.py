@@ -166,6 +166,22 @@ def test_edits_by_key_reach_a_storage_that_returns_copies():
         wanted = buffer[:]["x"] + 1
         edit()
         check_same(buffer[:]["x"], wanted)
+    lanes = ReplayBuffer(storage=Half(12, ndim=2))
+    lanes.extend(TensorDict({"x": torch.arange(6.0).reshape(2, 3)}, [2, 3]))
+    lanes["x"] = lanes[:]["x"] + 1
+    check_same(lanes[:]["x"], torch.arange(6.0).reshape(2, 3) + 1)
+
+
+def test_new_keys_reach_a_storage_with_a_get_of_its_own():
+    class Noting(LazyTensorStorage):
+        def get(self, index):
+            return super().get(index)
+
+    buffer = ReplayBuffer(storage=Noting(8))
+    buffer.extend(TensorDict({"x": torch.arange(4.0)}, [4]))
+    buffer.update_({"x": torch.zeros(4), "y": torch.ones(4)})
+    check_same(buffer[:]["x"], torch.zeros(4))
+    check_same(buffer[:]["y"], torch.ones(4))
 
 
 @pytest.mark.parametrize("kind", ["tensor", "tensordict", "dict", "tuple", "namedtuple"])
