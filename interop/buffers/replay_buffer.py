@@ -118,7 +118,7 @@ class ReplayBuffer(Writable):
                 generator = torch.default_generator if self._rng is None else self._rng
                 before = generator.get_state()  # as `Restored`, in a third of the time
                 try:
-                    key = randomness.key(generator)
+                    key = randomness.key(self._rng)
                     data, info = self._draw(batch_size, key)
                 except BaseException:
                     generator.set_state(before)
