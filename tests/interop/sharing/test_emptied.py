@@ -258,6 +258,41 @@ def test_a_kill_leaves_the_storage_before_an_empty_one_or_the_new_one(in_a_fork,
     assert kept > 8 and found == {("0", "True"), ("0", "False"), ("4", "True")}
 
 
+def test_a_kill_of_a_worker_leaves_nobody_with_files_that_are_gone(in_a_fork, tmp_path):
+    ended = in_a_fork(
+        """
+        import itertools, os, pathlib
+        from interop import LazyMemmapStorage, TensorDictReplayBuffer
+        from tests.interop.sharing.collecting import hold_together, of_kind
+
+        for kept in itertools.count():
+            buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(12, scratch_dir=f"{place}/{kept}"))
+            buffer.extend(of_kind(0, 4))
+            buffer.empty()
+            child = os.fork()
+            if child == 0:
+                calls = []
+                for owner, name in (os, "replace"), (os, "posix_fallocate"), (pathlib.Path, "unlink"):
+                    def counted(*given, real=getattr(owner, name), **named):
+                        calls.append(name)
+                        return os._exit(9) if len(calls) > kept else real(*given, **named)
+                    setattr(owner, name, counted)
+                buffer.extend(of_kind(2, 4))
+                os._exit(0)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            buffer.empty()
+            buffer.extend(of_kind(0, 5))
+            kept_too = LazyMemmapStorage.open(buffer.storage.scratch_dir, "r")
+            hold_together(TensorDictReplayBuffer(storage=kept_too), 0, 5)
+            if ended == 0:
+                break
+        print(kept)
+        """,
+        place=str(tmp_path),
+    )
+    assert int(ended) > 8
+
+
 def test_views_of_memory_that_was_given_up_stay_readable(tmp_path):
     for kind in KINDS:
         buffer = buffer_on(kind, tmp_path / kind)
