@@ -24,6 +24,7 @@ from interop import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
+from interop.storages import opening
 from tests.interop.sharing.collecting import hold_together, names, of_kind
 from tests.interop.sharing.collecting import write_when_asked as worker
 
@@ -301,6 +302,26 @@ def test_views_of_memory_that_was_given_up_stay_readable(tmp_path):
         buffer.empty()
         buffer.extend(of_kind(1, 4))
         assert (view["id"] == torch.arange(4)).all()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_opened_to_be_read_while_the_layout_changes_is_of_one_layout(number, tmp_path, monkeypatch):
+    buffer = buffer_on("files", tmp_path)
+    for each in (0, 1, 0, 2, 0):  # file systems use the numbers of files again
+        buffer.empty()
+        buffer.extend(of_kind(each, 4))
+    left, opens = [number], opening.from_file
+
+    def between_two_files(path, *given, **named):
+        while left and path.name != "id.memmap":
+            buffer.empty()
+            buffer.extend(of_kind(left.pop(), 9))
+        return opens(path, *given, **named)
+
+    monkeypatch.setattr(opening, "from_file", between_two_files)
+    read = TensorDictReplayBuffer(storage=LazyMemmapStorage.open(tmp_path, "r"))
+    assert not left
+    hold_together(read, number, 9)
 
 
 def test_a_closed_or_read_only_storage_keeps_its_files(tmp_path):
