@@ -107,9 +107,14 @@ class LazyTensorStorage(TensorStorage):
 
     def give_up_memory(self) -> None:
         if self._rows is not None:
-            super().give_up_memory()
-            if self._first is not None:
+            self.refuse_edit(())
+            if self._first is not None:  # before there are other files: a kill leaves nobody with those from before
                 self._first.renew()
+            self._vacate()
+        super().give_up_memory()
+
+    def _vacate(self) -> None:
+        """Remove what is kept of the rows beside them, of which none is stored."""
 
     def _meet(self) -> None:
         """Have a place where processes find memory that one of them allocates anew."""
@@ -177,7 +182,7 @@ class LazyTensorStorage(TensorStorage):
     def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         device = torch.device(self.device)
         shapes, dtypes = [(*lead, *spec.shape) for spec in leaves], [spec.dtype for spec in leaves]
-        if self._first is not None:
+        if self._first is not None and self._rows is None:  # columns that come later are of those who have the others
             return TorchRows(self._first.allocate(shapes, dtypes), lead[1:])
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lead[1:], device)

@@ -209,12 +209,6 @@ class LazyMemmapStorage(LazyTensorStorage):
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
             self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal, self._owner)
 
-    def give_up_memory(self) -> None:
-        if self._rows is not None:
-            self.refuse_edit(())
-            self._vacate()
-        super().give_up_memory()
-
     def _vacate(self) -> None:
         """Remove the files of the rows, of which none is stored: what is left is a storage of items without leaves."""
         if self._owner is not None:

@@ -34,15 +34,16 @@ def opened(kind: type[Any], root: Path, writes: bool) -> Any:
         return _opened(kind, root, Owner(root))
     while True:
         description(root)
-        before = os.stat(root / DESCRIPTION)
-        try:
-            storage = _opened(kind, root, None)
-        except (CheckpointCorrupt, OSError, ValueError):
-            if _stays(root, before):
-                raise
-        else:
-            if _stays(root, before):
-                return storage
+        with open(root / DESCRIPTION, "rb") as held:  # while it is open no other file has its number
+            before = os.fstat(held.fileno())
+            try:
+                storage = _opened(kind, root, None)
+            except (CheckpointCorrupt, OSError, RuntimeError, ValueError):
+                if _stays(root, before):
+                    raise
+            else:
+                if _stays(root, before):
+                    return storage
 
 
 def _stays(root: Path, before: os.stat_result) -> bool:

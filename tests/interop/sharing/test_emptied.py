@@ -24,6 +24,7 @@ from interop import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
+from interop.storages import opening
 from tests.interop.sharing.collecting import hold_together, names, of_kind
 from tests.interop.sharing.collecting import write_when_asked as worker
 
@@ -258,6 +259,41 @@ def test_a_kill_leaves_the_storage_before_an_empty_one_or_the_new_one(in_a_fork,
     assert kept > 8 and found == {("0", "True"), ("0", "False"), ("4", "True")}
 
 
+def test_a_kill_of_a_worker_leaves_nobody_with_files_that_are_gone(in_a_fork, tmp_path):
+    ended = in_a_fork(
+        """
+        import itertools, os, pathlib
+        from interop import LazyMemmapStorage, TensorDictReplayBuffer
+        from tests.interop.sharing.collecting import hold_together, of_kind
+
+        for kept in itertools.count():
+            buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(12, scratch_dir=f"{place}/{kept}"))
+            buffer.extend(of_kind(0, 4))
+            buffer.empty()
+            child = os.fork()
+            if child == 0:
+                calls = []
+                for owner, name in (os, "replace"), (os, "posix_fallocate"), (pathlib.Path, "unlink"):
+                    def counted(*given, real=getattr(owner, name), **named):
+                        calls.append(name)
+                        return os._exit(9) if len(calls) > kept else real(*given, **named)
+                    setattr(owner, name, counted)
+                buffer.extend(of_kind(2, 4))
+                os._exit(0)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            buffer.empty()
+            buffer.extend(of_kind(0, 5))
+            kept_too = LazyMemmapStorage.open(buffer.storage.scratch_dir, "r")
+            hold_together(TensorDictReplayBuffer(storage=kept_too), 0, 5)
+            if ended == 0:
+                break
+        print(kept)
+        """,
+        place=str(tmp_path),
+    )
+    assert int(ended) > 8
+
+
 def test_views_of_memory_that_was_given_up_stay_readable(tmp_path):
     for kind in KINDS:
         buffer = buffer_on(kind, tmp_path / kind)
@@ -266,6 +302,26 @@ def test_views_of_memory_that_was_given_up_stay_readable(tmp_path):
         buffer.empty()
         buffer.extend(of_kind(1, 4))
         assert (view["id"] == torch.arange(4)).all()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_opened_to_be_read_while_the_layout_changes_is_of_one_layout(number, tmp_path, monkeypatch):
+    buffer = buffer_on("files", tmp_path)
+    for each in (0, 1, 0, 2, 0):  # file systems use the numbers of files again
+        buffer.empty()
+        buffer.extend(of_kind(each, 4))
+    left, opens = [number], opening.from_file
+
+    def between_two_files(path, *given, **named):
+        while left and path.name != "id.memmap":
+            buffer.empty()
+            buffer.extend(of_kind(left.pop(), 9))
+        return opens(path, *given, **named)
+
+    monkeypatch.setattr(opening, "from_file", between_two_files)
+    read = TensorDictReplayBuffer(storage=LazyMemmapStorage.open(tmp_path, "r"))
+    assert not left
+    hold_together(read, number, 9)
 
 
 def test_a_closed_or_read_only_storage_keeps_its_files(tmp_path):

@@ -358,3 +358,26 @@ def test_other_processes_have_the_new_keys_or_are_told(in_a_fork):
         assert os.waitpid(child, 0)[1] == 0
         in_child(lambda: one.sample(2)["return"].tolist() == [1, 1])
     """)
+
+
+def test_workers_that_are_started_have_the_keys_that_came_after_a_fork(in_a_fork):
+    told = in_a_fork(
+        """
+        import multiprocessing, operator, os, torch
+        from tensordict import TensorDict
+        from interop import LazyTensorStorage, TensorDictReplayBuffer
+
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+        buffer.extend(TensorDict({"id": torch.arange(4)}, [4]))
+        if os.fork() == 0:
+            os._exit(0)
+        for number, key in enumerate(("return", "value")):
+            buffer[key] = torch.full((4,), number)
+        given = buffer, "return", torch.full((4,), 3)
+        worker = multiprocessing.get_context("spawn").Process(target=operator.setitem, args=given)
+        worker.start()
+        worker.join()
+        print(worker.exitcode, [int(buffer[key].sum()) for key in ("return", "value")])
+        """
+    )
+    assert told.strip() == "0 [12, 4]"
