@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,14 @@ from interop.checkpoint.component import described
 from interop.checkpoint.layouts import saved_layout
 from interop.checkpoint.list_states import restoring_list
 from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.tensor_states import restoring_data
 from interop.checkpoint.torchrl_dirs_compressed import read_items
 from interop.checkpoint.torchrl_dirs_entries import Held, read_entries
 from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
-from interop.checkpoint.torchrl_dirs_hooked import SHAPE, flat_of_h5, lengthened, unhooked
 from interop.checkpoint.torchrl_dirs_samplers import SamplerState, read_sampler, read_torch_file
 from interop.checkpoint.torchrl_dirs_states import of_each, sampler_tree, writer_tree
-from interop.checkpoint.torchrl_dirs_storages import METADATA, Hooked, Rows, hooked, read_rows
+from interop.checkpoint.torchrl_dirs_storages import Rows, read_rows
 from interop.checkpoint.torchrl_dirs_writers import RoundRobin, WriterState, read_writer
 from interop.checkpoint.values import encode
-from interop.samplers import SliceSamplerWithoutReplacement
 from interop.storages import CompressedListStorage, LazyFrameStorage, StorageEnsemble, TensorStorage
 
 _BUFFER = "buffer_metadata.json"
@@ -95,34 +91,7 @@ def _restoring(
             storage = held["_storage"]
             rows = storage._empty if folder is None else _restoring_storage(folder, storage, writer, rule)
             ready += [buffer._drop_ahead, rows]
-        return Together([*ready, restored, *_renumbering(held["_sampler"], held["_storage"])])
-
-
-def _renumbering(sampler: Any, storage: Any) -> list[Callable[[], None]]:
-    """What makes the numbers of trajectories that are left those that they have here, once the rows are there.
-
-    torchrl counts them by the row in which they end. Here they are counted as they were written or, where they are drawn
-    in order, by the row in which they begin.
-    """
-    if not isinstance(sampler, SliceSamplerWithoutReplacement):
-        return []
-
-    def put() -> None:
-        try:
-            sampler._synced(storage)
-            index = sampler._index
-            found = index.trajectories(1)
-            numbers = np.lexsort((index.rows_at(found[:, 2]), found[:, 0]))
-            if not sampler.shuffle:
-                numbers = np.argsort(index.order_of(found))[numbers]
-        except (KeyError, TypeError, ValueError, RuntimeError):  # rows without trajectories: the next draw will say so
-            return
-        epoch = sampler._epoch
-        with epoch.lock:
-            if len(numbers) == epoch.length:
-                epoch._standing = epoch._standing._replace(again=numbers[epoch._standing.again])
-
-    return [put]
+        return Together([*ready, restored])
 
 
 def _restoring_members(
@@ -155,33 +124,12 @@ def _restoring_storage(folder: Folder, storage: Any, writer: WriterState, rule: 
         return _restoring_items(storage, read_items(folder, storage), writer, folder.where(), rule)
     if not isinstance(storage, TensorStorage) or isinstance(storage, LazyFrameStorage):
         raise CheckpointMismatch(f"{folder.where()}: nothing that torchrl writes fits a {type(storage).__name__}")
-    files = [name for name in folder.entries() if name.endswith(".h5")]
-    if files and not folder.kind(METADATA):
-        return _restoring_h5(folder, files[0], storage, writer, rule)
     rows = read_rows(folder, storage.ndim, storage._layout)
-    if isinstance(rows, Hooked):
-        return _restoring_hooked(rows, storage, writer, folder.where(), rule)
     ring = _ring(rows, storage, writer, folder.where())
     return storage._restoring({"layout": saved_layout(rows.layout), "ring": ring, "columns": rows}, rule)
 
 
-def _restoring_h5(folder: Folder, name: str, storage: Any, writer: WriterState, rule: Rule) -> Callable[[], None]:
-    """The same for an H5 file."""
-    place = Path(folder.where(name))
-    if folder.kind(name) != "file":
-        raise CheckpointCorrupt(f"{place}: is no plain file")
-    data, told = flat_of_h5(place)
-    rows = hooked(data, told.get("_len"), told.get(SHAPE), storage.ndim, str(place))
-    lengthened(data, rows.rows, (rows.room, *rows.lanes), str(place))
-    return _restoring_hooked(rows, storage, writer, str(place), rule)
-
-
-def _restoring_hooked(rows: Hooked, storage: Any, writer: WriterState, where: str, rule: Rule) -> Callable[[], None]:
-    data = unhooked(rows.data, storage.checkpointer, where)
-    return restoring_data(storage, data[: rows.rows], _ring(rows, storage, writer, where), rule)
-
-
-def _ring(rows: Rows | Hooked, storage: Any, writer: WriterState, where: str) -> dict[str, Any]:
+def _ring(rows: Rows, storage: Any, writer: WriterState, where: str) -> dict[str, Any]:
     end, written = _ring_end(rows.rows, rows.room, writer, where)
     ring = {"ndim": storage.ndim, "lanes": list(rows.lanes), "capacity": rows.room, "filled": rows.rows}
     return {**ring, "written": written, "end": end}

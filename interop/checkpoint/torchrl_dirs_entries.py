@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from fbuf.checkpoint.arrays import row_bytes
-from interop.checkpoint.torchrl_dirs_files import Folder, Tensor, dtype_of, encoded
+from interop.checkpoint.torchrl_dirs_files import Folder, Tensor, encoded
 
 _DEPTH = 64
 _META = "meta.json"
@@ -30,14 +29,6 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Ragged:
-    """A nested tensor: the values of its parts one after the other, [rows of all, ...]."""
-
-    values: Tensor
-    where: str
-
-
-@dataclass(frozen=True)
 class Held:
     """A tensordict; `kind` is the class of a tensorclass as torchrl wrote it, "" for none."""
 
@@ -57,7 +48,7 @@ class Stack:
     where: str
 
 
-Entry = Tensor | Plain | Ragged | Held | Stack
+Entry = Tensor | Plain | Held | Stack
 
 
 def read_entries(folder: Folder, depth: int = 0) -> Entry:
@@ -121,30 +112,9 @@ def _tensordict(folder: Folder, described: dict[str, Any], depth: int) -> Held:
 def _entry(folder: Folder, key: str, described: Fields, depth: int) -> Entry:
     if "type" in described:
         return _collection(folder, key, depth)
-    name = _file_of(folder, key, ".memmap")
-    dtype, shape = described.any("dtype"), described.any("shape")
-    if "is_nested" not in described or not described.flag("is_nested"):
-        return folder.tensor(name, dtype, shape)
-    return Ragged(_ragged(folder, name, dtype, shape), folder.where(name))
-
-
-def _ragged(folder: Folder, name: str, dtype: Any, shape: Any) -> Tensor:
-    """The values of a nested tensor, of which `shape` is that of the table of the shapes of its parts.
-
-    What torchrl writes may have more rows than these: those of a ring that were never written.
-    """
-    shapes = folder.tensor(name.removesuffix("memmap") + "shape.memmap", "torch.int64", shape)
-    if len(shapes.shape) != 2 or 0 in shapes.shape:
-        raise CheckpointCorrupt(f"{shapes.where}: the shapes of parts must be two-dimensional")
-    table = shapes.read()
-    item = table[0, 1:].tolist()
-    if table.min() < 0 or not (table[:, 1:] == table[0, 1:]).all():
-        raise CheckpointCorrupt(f"{shapes.where}: the parts do not have rows of one shape")
-    rows, width = int(table[:, 0].astype(object).sum()), row_bytes(dtype_of(dtype, shapes.where), item)
-    found = folder.size(name) // width if width else rows
-    if found < rows:
-        raise CheckpointCorrupt(f"{folder.where(name)}: has {found} rows, the parts have {rows}")
-    return folder.tensor(name, dtype, [found, *item])
+    if "is_nested" in described and described.flag("is_nested"):
+        raise CheckpointMismatch(f"{folder.where(key)}: a storage of tensors cannot hold nested tensors")
+    return folder.tensor(_file_of(folder, key, ".memmap"), described.any("dtype"), described.any("shape"))
 
 
 def _collection(folder: Folder, key: str, depth: int) -> Entry:

@@ -157,19 +157,6 @@ class Tensor:
         self.read_into(values)
         return values
 
-    def to_torch(self) -> torch.Tensor:
-        """The same for torch."""
-        values = self.read()
-        if self.dtype.kind == "V":  # NumPy has no such dtype of its own
-            return torch.from_numpy(values.view(f"i{self.dtype.itemsize}")).view(self.torch_dtype)
-        return torch.from_numpy(values)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of torch."""
-        found: torch.dtype = getattr(torch, self.dtype.name)
-        return found
-
     def read_into(self, values: np.ndarray) -> None:
         """Fill an array in one piece with the first values, which are as many."""
         if not values.size:

@@ -1,7 +1,6 @@
 """What torchrl's samplers wrote."""
 
 import io
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,7 @@ import numpy as np
 import torch
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from interop.checkpoint.torchrl_dirs_entries import Held, Plain, read_entries
-from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
+from interop.checkpoint.torchrl_dirs_files import Folder
 
 _METADATA = "sampler_metadata.json"
 _CONSUMED = "consuming_sampler.pt"
@@ -23,13 +21,8 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class EpochLeft:
-    """What is left of an epoch, in this order; None where it has not begun."""
-
-    length: int
-    left: np.ndarray | None
-    drop_last: bool
-    ran_out: bool
+class Unread:
+    """A state that is not read here: an epoch, counts of consumed items, a version of the policy."""
 
 
 @dataclass(frozen=True)
@@ -47,32 +40,13 @@ class Priorities:
 
 
 @dataclass(frozen=True)
-class Consumed:
-    """How often each known slot was drawn, and which can still be."""
-
-    most: int
-    drawn: np.ndarray
-    live: np.ndarray
-    vacant: np.ndarray  # the slots of the others, in the order in which they are used again
-    ran_out: bool
-
-
-@dataclass(frozen=True)
-class Staleness:
-    """The version of the policy that learns."""
-
-    consumer_version: int
-    max_staleness: int
-
-
-@dataclass(frozen=True)
 class Members:
     """The samplers of an ensemble, by number; those without a state are missing."""
 
     members: dict[int, "SamplerState"]
 
 
-SamplerState = Nothing | EpochLeft | Priorities | Consumed | Staleness | Members
+SamplerState = Nothing | Unread | Priorities | Members
 
 
 def read_sampler(parent: Folder, name: str = "sampler", depth: int = 0) -> SamplerState:
@@ -85,10 +59,8 @@ def read_sampler(parent: Folder, name: str = "sampler", depth: int = 0) -> Sampl
             return Nothing()
         if _METADATA in names:
             return _priorities(folder)
-        if _CONSUMED in names:
-            return _consumed(folder)
-        if "meta.json" in names:
-            return _from_tensordict(folder)
+        if _CONSUMED in names or "meta.json" in names:
+            return Unread()
         if (numbers := numbered(names)) is not None and depth < 8:
             return Members({number: read_sampler(folder, str(number), depth + 1) for number in numbers})
         raise CheckpointMismatch(f"{folder.where()}: no sampler that is known here wrote {names[:8]}")
@@ -98,42 +70,6 @@ def numbered(names: list[str]) -> list[int] | None:
     """The numbers that all of the names are; None where one is none."""
     plain = all(name.isascii() and name.isdecimal() and len(name) < 9 and str(int(name)) == name for name in names)
     return sorted(map(int, names)) if plain else None
-
-
-# ---------------------------------------------------------------------- without replacement, staleness
-
-
-def _from_tensordict(folder: Folder) -> SamplerState:
-    held = read_entries(folder)
-    if isinstance(held, Held) and {"len_storage", "_sample_list", "drop_last", "_ran_out"} <= held.entries.keys():
-        return _epoch(held)
-    if isinstance(held, Held) and {"consumer_version", "max_staleness"} <= held.entries.keys():
-        version, most = (_scalar(held, key, np.int64) for key in ("consumer_version", "max_staleness"))
-        return Staleness(version, most)
-    raise CheckpointMismatch(f"{folder.where()}: no sampler that is known here wrote this")
-
-
-def _epoch(held: Held) -> EpochLeft:
-    length = _scalar(held, "len_storage", np.int64)
-    drop_last, ran_out = _scalar(held, "drop_last", np.bool_), _scalar(held, "_ran_out", np.bool_)
-    entry = held.entries["_sample_list"]
-    if isinstance(entry, Plain) and entry.value is None:
-        return EpochLeft(0, None, drop_last, ran_out)
-    if not isinstance(entry, Tensor) or entry.dtype != np.int64 or len(entry.shape) != 1:
-        raise CheckpointCorrupt(f"{held.where}: '_sample_list' is no list of integers")
-    if not 0 <= length < 2**62 or entry.shape[0] > length:
-        raise CheckpointCorrupt(f"{held.where}: {entry.shape[0]} positions of {length} are left")
-    left = entry.read()
-    if left.size and (left.min() < 0 or left.max() >= length or np.unique(left).size < left.size):
-        raise CheckpointCorrupt(f"{entry.where}: damaged, it does not name different positions of [0, {length})")
-    return EpochLeft(length, left, drop_last, ran_out)
-
-
-def _scalar(held: Held, key: str, dtype: Any) -> Any:
-    entry = held.entries[key]
-    if not isinstance(entry, Tensor) or entry.dtype != np.dtype(dtype) or math.prod(entry.shape) != 1:
-        raise CheckpointCorrupt(f"{held.where}: {key!r} should be one value of {np.dtype(dtype)}")
-    return entry.read().item()
 
 
 # ---------------------------------------------------------------------- priorities
@@ -178,31 +114,6 @@ def _integer(fields: Fields, name: str, least: int, most: int = 2**31 - 1) -> in
     if value > most or value != int(value):
         raise fields.wrong(name, f"an integer from {least} to {most}", value)
     return int(value)
-
-
-# ---------------------------------------------------------------------- consumption
-
-
-def _consumed(folder: Folder) -> Consumed:
-    where = folder.where(_CONSUMED)
-    fields = Fields(read_torch_file(folder, _CONSUMED), where)
-    known = fields.whole("_known_storage_len")
-    drawn, live = fields.any("_sample_count"), fields.any("_live_mask")
-    if drawn is None and live is None and not known:
-        drawn = torch.zeros(0, dtype=torch.int64, device="cpu")
-        live = drawn.bool()
-    for name, held, kinds in (
-        ("_sample_count", drawn, (torch.int64, torch.int32)),
-        ("_live_mask", live, (torch.bool,)),
-    ):
-        if not isinstance(held, torch.Tensor) or held.ndim != 1 or held.dtype not in kinds or len(held) < known:
-            raise CheckpointCorrupt(f"{where}: {name!r} is not a tensor of one value for each of {known} items")
-    drawn, live = drawn[:known].numpy().astype(np.int64), live[:known].numpy().copy()
-    vacant = np.flatnonzero(~live)
-    free = fields.any("_free_indices") if "_free_indices" in fields else None
-    if isinstance(free, torch.Tensor) and free.dtype == torch.int64 and np.array_equal(np.sort(free.numpy()), vacant):
-        vacant = free.numpy().copy()
-    return Consumed(fields.whole("max_sample_count", 1), drawn, live, vacant, fields.flag("_ran_out"))
 
 
 def read_torch_file(folder: Folder, name: str) -> dict[str, Any]:

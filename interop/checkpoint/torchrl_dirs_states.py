@@ -6,33 +6,22 @@ import numpy as np
 
 from fbuf.checkpoint import CheckpointMismatch
 from interop.checkpoint.component import described
-from interop.checkpoint.torchrl_dirs_samplers import (
-    Consumed,
-    EpochLeft,
-    Members,
-    Nothing,
-    Priorities,
-    SamplerState,
-    Staleness,
-)
+from interop.checkpoint.torchrl_dirs_samplers import Members, Nothing, Priorities, SamplerState, Unread
 from interop.checkpoint.torchrl_dirs_writers import Highest, NoWriter, RoundRobin, Writers, WriterState
 from interop.samplers import (
     ConsumingSampler,
     PrioritizedSampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
 )
 from interop.writers import RoundRobinWriter, TensorDictMaxValueWriter, WriterEnsemble
 
 _SAMPLERS: dict[type, tuple[type, str]] = {
-    EpochLeft: (SamplerWithoutReplacement, "a SamplerWithoutReplacement"),
     Priorities: (PrioritizedSampler, "a PrioritizedSampler"),
-    Consumed: (ConsumingSampler, "a ConsumingSampler"),
-    Staleness: (StalenessAwareSampler, "a StalenessAwareSampler"),
     Members: (SamplerEnsemble, "a SamplerEnsemble"),
 }
+_NOT_READ = (SamplerWithoutReplacement, ConsumingSampler, StalenessAwareSampler)
 _WRITERS: dict[type, tuple[type, str]] = {
     RoundRobin: (RoundRobinWriter, "a RoundRobinWriter"),
     Highest: (TensorDictMaxValueWriter, "a TensorDictMaxValueWriter"),
@@ -41,7 +30,17 @@ _WRITERS: dict[type, tuple[type, str]] = {
 
 
 def sampler_tree(found: SamplerState, sampler: Any, where: str) -> Any:
-    """The saved tree of a sampler. What torchrl does not save is as it is in the sampler."""
+    """The saved tree of a sampler. What torchrl does not save is as it is in the sampler.
+
+    CheckpointMismatch for a sampler whose state in torchrl's folders is not read: an epoch, counts, a version.
+    """
+    if isinstance(sampler, _NOT_READ):
+        raise CheckpointMismatch(
+            f"{where}: the state of a {type(sampler).__name__} is not read from folders of torchrl; load the folder into a "
+            "buffer with a RandomSampler, then call its set_sampler()"
+        )
+    if isinstance(found, Unread):
+        found = Nothing()
     if not _same_kind(found, sampler, _SAMPLERS, Nothing, "one without a state, as RandomSampler is", where):
         return described(sampler, sampler._saved())
     return _with(sampler, _state(found, sampler), where)
@@ -100,21 +99,6 @@ def of_each(found: Any, count: int, where: str) -> list[Any]:
 
 def _state(found: SamplerState, sampler: Any) -> dict[str, Any]:
     """Entries of the saved tree of a sampler."""
-    if isinstance(found, EpochLeft):
-        left = np.zeros(0, np.int64) if found.left is None else found.left
-        state: dict[str, Any] = sampler._epoch.state_of(found.length, left, found.drop_last, found.ran_out)
-        return {**state, "outdated": False} if isinstance(sampler, SliceSamplerWithoutReplacement) else state
-    if isinstance(found, Staleness):
-        return {"consumer_version": found.consumer_version, "max_staleness": found.max_staleness}
-    if isinstance(found, Consumed):
-        order = np.concatenate((np.flatnonzero(found.live), found.vacant))
-        return {
-            "max_sample_count": found.most,
-            "order": order,
-            "drawn": found.drawn,
-            "live": int(found.live.sum()),
-            "ran_out": found.ran_out,
-        }
     assert isinstance(found, Priorities)
     dtype = np.dtype(sampler.rule.dtype if found.is_single else np.float64)
     given = found.given.astype(dtype)

@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, StoredColumns
 from interop.bridge import DTYPES, numpy_view
 from interop.checkpoint.torchrl_dirs_entries import Entry, Held, Plain, read_entries
 from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
-from interop.checkpoint.torchrl_dirs_hooked import SHAPE, flat_of
 from interop.codec import Branch, Layout, Leaf, LeafSpec
 
 _TORCH = {held: dtype for dtype, held in DTYPES.items()}
 _SINGLE = "_-single-tensor-_"  # what a storage of nothing but one tensor calls it
-METADATA = "storage_metadata.json"
+_METADATA = "storage_metadata.json"
+_FLATTENED = "_storage_shape"  # an entry that torchrl's hooks for TED data add
 
 
 class Rows(StoredColumns):
@@ -44,32 +43,24 @@ class Rows(StoredColumns):
                 file.read_into(array)
 
 
-@dataclass(frozen=True)
-class Hooked:
-    """TED data that the hooks of torchrl's checkpointers have made flat or nested, and the rows that it is of."""
-
-    data: TensorDictBase
-    rows: int
-    room: int
-    lanes: tuple[int, ...]
-
-
-def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked":
+def read_rows(folder: Folder, ndim: int, like: Layout | None) -> Rows:
     """The items of a tensor storage, whose first `ndim` dims count as items; `like` is the layout of the target.
 
     CheckpointMismatch where they are not what a storage of tensors holds here, or where the target must be known first.
     """
-    where = folder.where(METADATA)
-    if not folder.kind(METADATA):
+    where = folder.where(_METADATA)
+    if not folder.kind(_METADATA):
         _refuse_others(folder)
-    fields = Fields(folder.json(METADATA), where)
+    fields = Fields(folder.json(_METADATA), where)
     if fields.flag("is_pytree"):
         layout, files = _pytree(folder, fields.fields("metadata"), fields.any("metadata"), ndim, like)
     else:
         content = read_entries(folder)
-        shape = content.entries.get(SHAPE) if isinstance(content, Held) else None
-        if isinstance(content, Held) and isinstance(shape, Plain):
-            return hooked(flat_of(content), fields.any("len"), shape.value, ndim, content.where)
+        if isinstance(content, Held) and _FLATTENED in content.entries:
+            raise CheckpointMismatch(
+                f"{content.where}: a checkpointer of torchrl flattened these rows, which is not read here; there, set "
+                "storage.checkpointer = TensorStorageCheckpointer() and save again"
+            )
         layout, files = _tensordict(content, ndim, like)
     lead = files[0].shape[:ndim]
     if len(lead) < ndim or any(file.shape[:ndim] != lead for file in files):
@@ -81,7 +72,12 @@ def read_rows(folder: Folder, ndim: int, like: Layout | None) -> "Rows | Hooked"
 
 def _refuse_others(folder: Folder) -> None:
     """CheckpointMismatch for the files of other storages."""
-    if {"compressed_data", "data_indices.json"} & {*folder.entries()}:
+    names = {*folder.entries()}
+    if any(name.endswith(".h5") for name in names):
+        raise CheckpointMismatch(
+            f"{folder.where()}: H5 files of torchrl are not read here; save without a checkpointer"
+        )
+    if {"compressed_data", "data_indices.json"} & names:
         raise CheckpointMismatch(f"{folder.where()}: was saved from a CompressedListStorage, here are tensors")
 
 
@@ -93,15 +89,6 @@ def _filled(fields: Fields, shape: tuple[int, ...], most: int, where: str) -> in
             f"{where}: {length} items are no rows of {list(shape)}: the storage was saved with another ndim"
         )
     return length // per_row
-
-
-def hooked(data: TensorDictBase, length: Any, shape: Any, ndim: int, where: str) -> Hooked:
-    """Flat data of so many items in a storage of this shape. CheckpointMismatch for one of another number of dims."""
-    fields = Fields({"len": length, SHAPE: shape}, where)
-    sizes = fields.wholes(SHAPE)
-    if len(sizes) != ndim or not sizes[0]:
-        raise CheckpointMismatch(f"{where}: was saved from a storage of shape {list(sizes)}, here ndim={ndim}")
-    return Hooked(data, _filled(fields, sizes, math.prod(sizes), where), sizes[0], sizes[1:])
 
 
 # ---------------------------------------------------------------------- tensordicts
@@ -160,7 +147,7 @@ def _pytree(
     folder: Folder, fields: Fields, described: dict[str, Any], ndim: int, like: Layout | None
 ) -> tuple[Layout, list[Tensor]]:
     """Files are named after the paths in the target: names that are described lead nowhere."""
-    where = folder.where(METADATA)
+    where = folder.where(_METADATA)
     if like is None and [*described] == [_SINGLE]:
         like = Layout(Leaf(), (LeafSpec((), (), torch.float32),))
     if like is None:

@@ -35,8 +35,6 @@ def pair(kind: str, lanes: int, capacity: int) -> list[Any]:
         if kind == "generations":
             extra["writer"] = library.TensorDictRoundRobinWriter(track_generations=True)
         buffer = library.TensorDictReplayBuffer(storage=storage, batch_size=4, **extra)
-        if kind in ("Flat", "Nested", "H5"):
-            buffer._storage.checkpointer = getattr(library, f"{kind}StorageCheckpointer")()
         made.append(buffer)
     return made
 
@@ -47,7 +45,7 @@ def same(one: TensorDict, other: TensorDict) -> bool:
     return keys == set(other.keys(True, True)) and all(torch.equal(one[key], other[key]) for key in keys)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "memmap", "generations", "Flat", "Nested", "H5"])
+@pytest.mark.parametrize("kind", ["tensor", "memmap", "generations"])
 @pytest.mark.parametrize("lanes", [0, 2])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_saved_buffer_goes_on_here(kind, lanes, seed, tmp_path):
@@ -75,49 +73,3 @@ def test_a_saved_buffer_goes_on_here(kind, lanes, seed, tmp_path):
     if kind == "generations":
         every = torch.arange(capacity)
         assert torch.equal(here._writer.generations_of(every), there._writer.generations_of(every))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_an_epoch_of_slices_goes_on_with_the_trajectories_that_are_left(seed, tmp_path):
-    chance = random.Random(seed)
-    capacity, episode = 24, chance.randint(2, 5)
-    made = []
-    for library in (theirs, ours):
-        sampler = library.SliceSamplerWithoutReplacement(
-            slice_len=1, traj_key="episode", strict_length=False, shuffle=bool(seed % 2)
-        )
-        storage = library.LazyTensorStorage(capacity)
-        made.append(library.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=2))
-    there, here = made
-    at = torch.arange(chance.choice([18, 24, 31, 40]))
-    for part in at.split(6):
-        there.extend(TensorDict({"step": part, "episode": part // episode}, [len(part)]))
-    torch.manual_seed(seed)
-    seen = [int(each) for _ in range(2) for each in there.sample()["episode"]]
-    there.dumps(tmp_path / "dump")
-    here.loads(tmp_path / "dump")
-    episodes = set(here[:]["episode"].tolist())
-    left = len(episodes) - len(seen)
-    drawn = [int(each) for _ in range(left // 2) for each in here.sample()["episode"]]
-    assert len({*drawn}) == len(drawn)
-    assert not {*drawn} & {*seen}
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_an_epoch_goes_on_with_the_items_that_are_left(seed, tmp_path):
-    chance = random.Random(seed)
-    made = []
-    for library in (theirs, ours):
-        sampler = library.SamplerWithoutReplacement()
-        storage = library.LazyTensorStorage(chance.choice([9]))
-        made.append(library.ReplayBuffer(storage=storage, sampler=sampler, batch_size=2))
-    there, here = made
-    there.extend(rows(chance.randint(5, 14), 0, 0, 3))
-    for _ in range(chance.randint(0, 7)):
-        there.sample()
-    there.dumps(tmp_path / "dump")
-    here.loads(tmp_path / "dump")
-    if there._sampler._sample_list is not None:
-        left = there._sampler._sample_list.tolist()
-        drawn = [int(slot) for _ in range(-(-len(left) // 2)) for slot in here._sampler.sample(here._storage, 2)[0]]
-        assert drawn == left

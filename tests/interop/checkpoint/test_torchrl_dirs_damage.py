@@ -17,20 +17,17 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from tests.interop.checkpoint.torchrl_dumps_targets import EXPECTED, FOLDER, TARGETS, same_bits
 from tests.interop.checkpoint.torchrl_dumps_victims import Victim, edit, load
 
-SOME = ("uniform", "pytree", "compressed", "priorities", "nested")
+SOME = ("uniform", "pytree", "compressed", "priorities")
 MORE = (
     *(
         "two_dims",
         "tensorclass_below",
         "one_tensor",
-        "epoch",
-        "consuming",
-        "stale",
         "generations",
         "highest",
         "transforms",
     ),
-    *("h5", "ensemble", "flat", "memmap", "slice_epoch", "compressed_tensordicts", "nested_two_dims"),
+    *("ensemble", "memmap", "compressed_tensordicts"),
 )
 OTHER_JSON = (
     *("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"len": 1e999}', '{"a": NaN}', '{"shape": [8], "shape": [8]}'),
@@ -74,8 +71,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
                     error,
                 )
             victim.restore(file)
-    ends = ("transform.t", "sampler/consuming_sampler.pt", "storage/checkpoint.h5")  # behind which there may be more
-    allowed = {(file, "extended") for file in ends}
+    allowed = {("transform.t", "extended")}  # behind whose end there may be more
     assert (
         not {*silent}
         - allowed
@@ -83,7 +79,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["uniform", "pytree", "consuming", "ensemble", "compressed", "priorities", "h5"])
+@pytest.mark.parametrize("name", ["uniform", "pytree", "compressed", "priorities"])
 def test_links_and_pipes_are_refused(name, tmp_path):
     victim = Victim(name, tmp_path / "copy")
     outside = tmp_path / "outside"
@@ -135,7 +131,7 @@ def test_batches_that_were_drawn_ahead_are_not_unpickled(tmp_path, canary):
 
 
 @pytest.mark.parametrize("name", ["other.pickle", "pickle.pkl"])
-@pytest.mark.parametrize("dump", ["uniform", "tensorclass_below", "non_tensors", "compressed", "flat"])
+@pytest.mark.parametrize("dump", ["uniform", "tensorclass_below", "non_tensors", "compressed"])
 def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
     folder = tmp_path / dump
     shutil.copytree(FOLDER / dump, folder)
@@ -151,13 +147,10 @@ def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
         load(buffer, folder)
 
 
-@pytest.mark.parametrize(
-    ("dump", "file"), [("transforms", "transform.t"), ("consuming", "sampler/consuming_sampler.pt")]
-)
-def test_files_of_torch_hold_no_code(dump, file, tmp_path, canary):
-    victim = Victim(dump, tmp_path)
-    for payload in (pickle.dumps(Canary(canary)), _saved(Canary(canary)), _saved({"_live_mask": Canary(canary)})):
-        (victim.folder / file).write_bytes(payload)
+def test_files_of_torch_hold_no_code(tmp_path, canary):
+    victim = Victim("transforms", tmp_path)
+    for payload in (pickle.dumps(Canary(canary)), _saved(Canary(canary)), _saved({"loc": Canary(canary)})):
+        (victim.folder / "transform.t").write_bytes(payload)
         assert isinstance(victim.attacked("code"), CheckpointCorrupt)
 
 
@@ -265,12 +258,6 @@ def _rewrite(path: Path, dtype: Any, change: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "dtype", "change"),
     [
-        ("epoch", "sampler/_sample_list.memmap", np.int64, lambda found: found.__setitem__(0, 8)),
-        ("epoch", "sampler/_sample_list.memmap", np.int64, lambda found: found.__setitem__(0, -1)),
-        ("epoch", "sampler/_sample_list.memmap", np.int64, lambda found: found.__setitem__(0, found[1])),
-        ("epoch", "sampler/len_storage.memmap", np.int64, lambda found: found.__setitem__(0, -5)),
-        ("epoch", "sampler/len_storage.memmap", np.int64, lambda found: found.__setitem__(0, 2)),
-        ("epoch", "sampler/drop_last.memmap", np.uint8, lambda found: found.__setitem__(0, 7)),
         ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.nan)),
         ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.inf)),
         ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, -1)),
@@ -313,10 +300,6 @@ def test_values_that_cannot_be_are_refused(name, file, dtype, change, tmp_path):
         ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0]}),
         ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0, 99.0]}),
         ("priorities", "sampler/sampler_metadata.json", {"_eps": "0"}),
-        ("flat", "storage/shift/meta.json", {"data": "x"}),
-        ("flat", "storage/_storage_shape/meta.json", {"data": [2**40]}),
-        ("flat", "storage/_storage_shape/meta.json", {"data": [4, 2]}),
-        ("flat", "storage/is_full/meta.json", {"data": 3}),
     ],
 )
 def test_entries_that_cannot_be_are_refused(name, file, entries, tmp_path):

@@ -66,8 +66,8 @@ def _step() -> Step:
     return Step(obs=torch.zeros(1, 2), reward=torch.zeros(1), batch_size=[1])
 
 
-def _sliced(kind: Any) -> rl.ReplayBuffer:
-    sampler = kind(slice_len=2, traj_key="traj", strict_length=False)
+def _sliced() -> rl.ReplayBuffer:
+    sampler = rl.SliceSampler(slice_len=2, traj_key="traj", strict_length=False)
     return rl.TensorDictReplayBuffer(batch_size=4, storage=rl.LazyTensorStorage(24), sampler=sampler)
 
 
@@ -90,11 +90,10 @@ def _prioritized(alpha: float, beta: float, eps: float = 1e-8, dtype: torch.dtyp
 
 
 def _ensemble() -> Any:
-    members = _td(), _td(storage=rl.LazyTensorStorage(6), sampler=rl.SamplerWithoutReplacement())
+    members = _td(), _td(storage=rl.LazyTensorStorage(6))
     return rl.ReplayBufferEnsemble(*members, p=[0.25, 0.75], batch_size=4)
 
 
-_STALE = {"max_staleness": 20, "version_key": "traj"}
 TARGETS: dict[str, Callable[[], Any]] = {
     "uniform": lambda: _td(generator=torch.Generator()),
     "uniform_full": _td,
@@ -108,14 +107,9 @@ TARGETS: dict[str, Callable[[], Any]] = {
     "tensorclass_below": lambda: _written(_plain(), TensorDict({"step": _step(), "a": torch.tensor([0])}, [1])),
     "pytree": lambda: _written(_plain(), _tree()),
     "one_tensor": _plain,
-    "epoch": lambda: _plain(sampler=rl.SamplerWithoutReplacement()),
-    "epoch_not_begun": lambda: _plain(sampler=rl.SamplerWithoutReplacement()),
-    "epoch_over": lambda: _plain(sampler=rl.SamplerWithoutReplacement()),
-    "epoch_in_order": lambda: _plain(sampler=rl.SamplerWithoutReplacement(drop_last=True, shuffle=False)),
-    "slices": lambda: _sliced(rl.SliceSampler),
-    "slice_epoch": lambda: _sliced(rl.SliceSamplerWithoutReplacement),
-    "consuming": lambda: _plain(consume_after_n_samples=2),
-    "stale": lambda: _plain(sampler=rl.StalenessAwareSampler(**_STALE)),
+    "epoch": _plain,
+    "slices": _sliced,
+    "consuming": _plain,
     "highest": lambda: _td(writer=rl.TensorDictMaxValueWriter(rank_key=("next", "reward"))),
     "highest_partial": lambda: _td(writer=rl.TensorDictMaxValueWriter(rank_key="traj")),
     "generations": lambda: _td(writer=rl.TensorDictRoundRobinWriter(track_generations=True)),
@@ -124,15 +118,6 @@ TARGETS: dict[str, Callable[[], Any]] = {
     "compressed_tensordicts": lambda: _plain(storage=rl.CompressedListStorage(8)),
     "transforms": lambda: _td(transform=Scaling()),
     "ensemble": _ensemble,
-    "flat": _plain,
-    "flat_full": _plain,
-    "flat_two_dims": _two_dims,
-    "h5": _plain,
-    "h5_full": _plain,
-    "h5_two_dims": _two_dims,
-    "nested": _plain,
-    "nested_full": _plain,
-    "nested_two_dims": _two_dims,
     "priorities": lambda: _prioritized(0.6, 0.4),
     "priorities_double": lambda: _prioritized(1.1, 1.0, 1e-6, torch.float64),
     "priorities_without_alpha": lambda: _prioritized(0.0, 1.0),
