@@ -1,0 +1,292 @@
+"""Numbers between bounds, and numbers without."""
+
+import warnings
+from typing import Any, Self
+
+import torch
+from torch import Size, Tensor
+
+from interop.specs import shapes
+from interop.specs.boxes import ContinuousBox, limits
+from interop.specs.spec import TensorSpec
+
+_EXACT = 2**53  # integers that float64 tells apart
+
+
+_OF_DOMAIN: dict[tuple[type[TensorSpec], str], type[TensorSpec]] = {}  # the classes that a family's specs become
+
+
+def _domain_of(dtype: torch.dtype, domain: str | None) -> str:
+    if domain is None:
+        return "continuous" if dtype.is_floating_point or dtype.is_complex else "discrete"
+    if domain not in ("continuous", "discrete"):
+        raise ValueError(f"domain must be 'continuous' or 'discrete', got {domain!r}")
+    return domain
+
+
+class _Interval(TensorSpec):
+    """Numbers whose class follows from their domain: the continuous or the discrete one of its family."""
+
+    @property
+    def _family(self) -> type[TensorSpec]:
+        raise NotImplementedError
+
+    def _set_domain(self, domain: str | None) -> None:
+        assert self.dtype is not None
+        self.domain = _domain_of(self.dtype, domain)
+        if type(self) is self._family or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
+            self.__class__ = _OF_DOMAIN[self._family, self.domain]  # type: ignore[assignment]
+
+    def _of_dtype(self, dtype: torch.dtype, domain: str | None, **fields: Any) -> Self:
+        domain = _domain_of(dtype, domain)
+        made = self._replaced(dtype=dtype, domain=domain, **fields)
+        if type(self) in _OF_DOMAIN.values():
+            made.__class__ = _OF_DOMAIN[self._family, domain]  # type: ignore[assignment]
+        return made
+
+
+class Bounded(_Interval):
+    """Numbers between two bounds, which are in it. Becomes a `BoundedContinuous` or a `BoundedDiscrete`.
+
+    Draws are uniform; where a bound is infinite they are exponential from the other one, or standard normal.
+
+    Args:
+        low, high: numbers, or tensors of the shape of the spec.
+        shape: by default that of the bounds.
+        device: by default torch's default device.
+        dtype: by default torch's default dtype; give it for integers.
+        domain: "continuous" or "discrete"; by default it follows from the dtype.
+
+    Raises:
+        RuntimeError: there is no shape, or the shapes differ.
+        ValueError: a lower bound is above the upper one, or is NaN.
+    """
+
+    _parts = ("low", "high")
+
+    @property
+    def _family(self) -> type[TensorSpec]:
+        return Bounded
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        low: Any = None,
+        high: Any = None,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        domain: str | None = None,
+        minimum: Any = None,
+        maximum: Any = None,
+    ) -> None:
+        low, high = _renamed("minimum", minimum, "low", low), _renamed("maximum", maximum, "high", high)
+        if low is None or high is None:
+            raise TypeError(f"Bounded needs low and high, got {low} and {high}")
+        self._set((), device, dtype)
+        bounds = [torch.as_tensor(each, dtype=self.dtype, device=self.device) for each in (low, high)]
+        found = {each.shape for each in bounds if each.ndim} | (set() if shape is None else {shapes.as_shape(shape)})
+        if len(found) != 1:
+            raise RuntimeError(
+                f"Bounded needs one shape, of the bounds or as shape=, got low {list(bounds[0].shape)}, "
+                f"high {list(bounds[1].shape)}, shape {shape}"
+            )
+        if not (bounds[0] <= bounds[1]).all():
+            raise ValueError(f"the lower bounds must not be above the upper ones, got low={low}, high={high}")
+        self.shape = found.pop()
+        whole = shapes.concrete(self.shape)
+        self.low, self.high = (each.expand(whole) for each in bounds)
+        self._set_domain(domain)
+
+    @property
+    def space(self) -> ContinuousBox:
+        """The bounds."""
+        return ContinuousBox(self.low, self.high)
+
+    def _draw(self, lead: Size) -> Tensor:
+        low, high = self.low, self.high
+        size = (*lead, *low.shape)
+        if low.is_floating_point():
+            share = torch.rand(size, dtype=self.dtype, device=self.device)
+            drawn = (low * (1 - share) + high * share).clamp_(low, high)
+            return drawn if drawn.isfinite().all() else self._draw_infinite(drawn)
+        least, most = low.to(torch.int64), high.to(torch.int64)
+        span = most - least + 1
+        drawn = least + torch.randint(2**63 - 1, size, device=self.device) % span.clamp(1)
+        if ((span > _EXACT) | (span < 1)).any():  # the remainder would favour some, or the span has overflowed
+            share = torch.rand(size, dtype=torch.float64, device=self.device)
+            wide = (
+                (least.double() * (1 - share) + most.double() * share).clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)
+            )
+            drawn = torch.where((span > _EXACT) | (span < 1), wide.clamp(least, most), drawn)
+        return drawn.to(self.dtype)
+
+    def _draw_infinite(self, drawn: Tensor) -> Tensor:
+        """Draws where a bound is infinite: exponential from a finite one, standard normal where there is none."""
+        step = torch.empty_like(drawn).exponential_()
+        from_low, from_high = self.low.isfinite(), self.high.isfinite()
+        drawn = torch.where(from_low & ~from_high, self.low + step, drawn)
+        drawn = torch.where(from_high & ~from_low, self.high - step, drawn)
+        drawn = torch.where(from_low | from_high, drawn, torch.randn_like(drawn))
+        return torch.minimum(torch.maximum(drawn, self.low), self.high)
+
+    def is_in(self, val: Any) -> bool:
+        """Whether a value has the dtype and shape, and all of it is between the bounds; NaN is not."""
+        return self._looks_right(val) and bool(((val >= self.low) & (val <= self.high)).all())
+
+    def _corrected(self, val: Tensor) -> Tensor:
+        number = val.nan_to_num(0, torch.inf, -torch.inf) if val.is_floating_point() else val
+        return torch.minimum(torch.maximum(number, self.low.to(val.dtype)), self.high.to(val.dtype))
+
+    def cardinality(self) -> float:
+        """Infinite."""
+        return float("inf")
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """A spec for each index of a dim. ValueError for -1, as for specs with a structural last dim."""
+        if dim == -1:
+            raise ValueError("Final dimension of Bounded must remain unchanged: name it by its positive number")
+        return super().unbind(dim)
+
+    def _cast(self, dtype: torch.dtype) -> Self:
+        least, most = limits(dtype)
+        bounds = {}
+        for name, bound in (("low", self.low), ("high", self.high)):
+            bounds[name] = bound.clamp(least, most).to(dtype) if not dtype.is_floating_point else bound.to(dtype)
+        assert self.dtype is not None
+        same_kind = self.dtype.is_floating_point == dtype.is_floating_point
+        return self._of_dtype(dtype, self.domain if same_kind else None, **bounds)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Unbounded):
+            return other == self
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class BoundedContinuous(Bounded):
+    """Floating point numbers between two bounds."""
+
+    def __init__(
+        self,
+        low: Any = None,
+        high: Any = None,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        domain: str = "continuous",
+        **earlier: Any,
+    ) -> None:
+        super().__init__(low, high, shape, device, dtype, domain=domain, **earlier)
+
+
+class BoundedDiscrete(Bounded):
+    """Integers between two bounds."""
+
+    def __init__(
+        self,
+        low: Any = None,
+        high: Any = None,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        domain: str = "discrete",
+        **earlier: Any,
+    ) -> None:
+        super().__init__(low, high, shape, device, dtype, domain=domain, **earlier)
+
+
+_OF_DOMAIN |= {(Bounded, "continuous"): BoundedContinuous, (Bounded, "discrete"): BoundedDiscrete}
+
+
+class Unbounded(_Interval):
+    """All numbers of a dtype. Becomes an `UnboundedContinuous` or an `UnboundedDiscrete`, by its dtype.
+
+    Draws are standard normal for floats, not negative for integers, and fair for bools.
+
+    Args:
+        shape: (1,) by default.
+        device: by default torch's default device.
+        dtype: by default torch's default dtype.
+        domain: "continuous" or "discrete"; by default it follows from the dtype.
+    """
+
+    def __init__(
+        self, shape: Any = (1,), device: Any = None, dtype: torch.dtype | None = None, *, domain: str | None = None
+    ) -> None:
+        if dtype is None and domain == "discrete":
+            dtype = torch.int64
+        self._set(shape, device, dtype)
+        self._set_domain(domain)
+
+    @property
+    def _family(self) -> type[TensorSpec]:
+        return Unbounded
+
+    @property
+    def space(self) -> ContinuousBox:
+        """The limits of the dtype."""
+        assert self.dtype is not None
+        kind = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+        shape = shapes.concrete(self.shape)
+        low, high = (torch.tensor(each, dtype=kind, device=self.device).expand(shape) for each in limits(kind))
+        return ContinuousBox(low, high)
+
+    def _draw(self, lead: Size) -> Tensor:
+        assert self.dtype is not None
+        size, about = (*lead, *shapes.concrete(self.shape)), {"dtype": self.dtype, "device": self.device}
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return torch.randn(size, **about)
+        return torch.empty(size, **about).random_()
+
+    def _corrected(self, val: Tensor) -> Tensor:
+        lead = val.shape[: val.ndim - self.ndim]
+        return val.to(self.dtype).reshape(*lead, *shapes.concrete(self.shape))
+
+    def _cast(self, dtype: torch.dtype) -> Self:
+        return self._of_dtype(dtype, None)
+
+    def _is_like(self, other: Any) -> bool:
+        return bool(self.shape == other.shape and self.dtype == other.dtype and self.device == other.device)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Bounded):
+            return self._is_like(other) and other.space.is_unbounded
+        return isinstance(other, Unbounded) and self._is_like(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class UnboundedContinuous(Unbounded):
+    """All floating point numbers of a dtype."""
+
+
+class UnboundedDiscrete(Unbounded):
+    """All integers of a dtype, int64 by default."""
+
+    def __init__(
+        self,
+        shape: Any = (1,),
+        device: Any = None,
+        dtype: torch.dtype | None = torch.int64,
+        *,
+        domain: str | None = None,
+    ) -> None:
+        super().__init__(shape, device, dtype, domain=domain)
+
+
+_OF_DOMAIN |= {(Unbounded, "continuous"): UnboundedContinuous, (Unbounded, "discrete"): UnboundedDiscrete}
+
+
+def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
+    """The value of an argument that had another name."""
+    if given is None:
+        return value
+    if value is not None:
+        raise TypeError(f"{old} is the earlier name of {new}: give only one of them")
+    warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=4)
+    return given

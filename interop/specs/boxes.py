@@ -1,0 +1,110 @@
+"""Boxes: what `spec.space` tells about the values of a spec."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(eq=False, repr=False)
+class ContinuousBox:
+    """All numbers between two bounds, which are in it.
+
+    Attributes:
+        low, high: tensors of the shape of the spec.
+    """
+
+    low: Tensor
+    high: Tensor
+    device: Any = None
+
+    def __post_init__(self) -> None:
+        if self.device is not None:
+            self.low, self.high = self.low.to(self.device), self.high.to(self.device)
+        self.device = self.low.device
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield self.low
+        yield self.high
+
+    def to(self, dest: Any) -> Self:
+        """The box on another device, or of another dtype."""
+        return type(self)(self.low.to(dest), self.high.to(dest))
+
+    def clone(self) -> Self:
+        """A box with tensors of its own."""
+        return type(self)(self.low.clone(), self.high.clone())
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """A box for each index of a dim."""
+        return tuple(type(self)(*pair) for pair in zip(self.low.unbind(dim), self.high.unbind(dim), strict=True))
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether no finite number of the dtype is left out."""
+        least, most = limits(self.low.dtype)
+        return bool((self.low <= least).all() and (self.high >= most).all())
+
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return self.is_unbounded
+        if type(other) is not type(self) or self.low.shape != other.low.shape or self.low.device != other.low.device:
+            return False
+        pairs = [(one, two) for one, two in zip(self, other, strict=True) if one is not two]
+        return all(one.dtype == two.dtype and torch.allclose(one, two) for one, two in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        rows = [
+            f"{name}=Tensor(shape={each.shape}, device={each.device}, dtype={each.dtype}, contiguous={each.is_contiguous()})"
+            for name, each in (("low", self.low), ("high", self.high))
+        ]
+        return "ContinuousBox(\n    " + ",\n    ".join(rows) + ")"
+
+
+def limits(dtype: torch.dtype) -> tuple[Any, Any]:
+    """The lowest and the highest finite number of a dtype."""
+    if dtype == torch.bool:
+        return False, True
+    info = torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
+    return info.min, info.max
+
+
+@dataclass
+class CategoricalBox:
+    """The integers from 0 to n - 1."""
+
+    n: int
+
+
+class DiscreteBox(CategoricalBox):
+    """The earlier name of `CategoricalBox`."""
+
+
+@dataclass
+class BinaryBox:
+    """Vectors of n bits."""
+
+    n: int
+
+
+@dataclass
+class BoxList:
+    """A box for each group of a value."""
+
+    boxes: list[Any]
+
+    @classmethod
+    def from_nvec(cls, nvec: Tensor | Sequence[int]) -> Self:
+        """Categorical boxes of these sizes; nested lists of them for sizes of several dims."""
+        sizes = nvec.tolist() if isinstance(nvec, Tensor) else list(nvec)
+        return cls([cls.from_nvec(each) if isinstance(each, list) else CategoricalBox(each) for each in sizes])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.boxes)
+
+    def __len__(self) -> int:
+        return len(self.boxes)

@@ -1,0 +1,222 @@
+"""Choices as integers, and bits."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Size, Tensor
+
+from interop.specs import shapes
+from interop.specs.boxes import CategoricalBox
+from interop.specs.masks import any_allowed, as_mask
+from interop.specs.spec import TensorSpec
+
+
+class Categorical(TensorSpec):
+    """Integers from 0 to n - 1.
+
+    Args:
+        n: how many; -1 if it is not known yet, see `set_provisional_n`.
+        shape: () by default.
+        device: by default torch's default device.
+        dtype: int64 by default; bool for n of at most 2.
+        mask: which are allowed, True, a bool tensor that can be expanded to [*shape, n].
+    """
+
+    domain = "discrete"
+    _parts = ("mask",)
+    mask: Tensor | None = None
+
+    def __init__(
+        self,
+        n: int,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+    ) -> None:
+        self._size = _count(n, dtype)
+        self._set(() if shape is None else shape, device, dtype)
+        if mask is not None:
+            self.update_mask(mask)
+
+    @property
+    def space(self) -> Any:
+        """The box with the number of choices."""
+        return CategoricalBox(self._size)
+
+    @property
+    def n(self) -> int:
+        """The number of choices. RuntimeError where it is not known yet."""
+        if self._size == -1:
+            raise RuntimeError(f"Undefined cardinality for {type(self).__name__}: call set_provisional_n(n) first")
+        return self._size
+
+    def set_provisional_n(self, n: int) -> None:
+        """Set the number of choices, in place."""
+        self._size = _count(n, self.dtype)
+
+    def update_mask(self, mask: Tensor | None) -> None:
+        """Set which choices are allowed, in place; None for all.
+
+        Raises:
+            RuntimeError: the mask cannot be expanded to [*shape, n].
+            ValueError: nothing is allowed.
+        """
+        self.mask = None if mask is None else as_mask(mask, Size((*shapes.concrete(self.shape), self.n)), self.device)
+
+    # ------------------------------------------------------------------ values
+
+    def _draw(self, lead: Size) -> Tensor:
+        shape = shapes.concrete(self.shape)
+        if self.mask is not None:
+            return any_allowed(self.mask.expand(*lead, *shape, self.n)).to(self.dtype)
+        return torch.randint(self.n, (*lead, *shape), device=self.device).to(self.dtype)
+
+    def is_in(self, val: Any) -> bool:
+        """Whether a value has the dtype and shape, and is an allowed choice everywhere."""
+        if not self._looks_right(val):
+            return False
+        if self._size == -1:
+            return True
+        if val.dtype == torch.bool:
+            return self.mask is None or bool(self._allows(val).all())
+        inside = (val >= 0) & (val < self._size)
+        if val.is_floating_point():
+            inside &= val == val.round()
+        return bool(inside.all()) and (self.mask is None or bool(self._allows(val).all()))
+
+    def _allows(self, val: Tensor) -> Tensor:
+        assert self.mask is not None
+        mask = self.mask.expand(*val.shape, self.n)
+        return mask.gather(-1, val.to(torch.int64).unsqueeze(-1)).squeeze(-1)
+
+    def _corrected(self, val: Tensor) -> Tensor:
+        """Rounded and clamped; a forbidden choice becomes any allowed one."""
+        number = val.nan_to_num(0).round() if val.is_floating_point() else val
+        if self._size != -1 and number.dtype != torch.bool:
+            number = number.clamp(0, self.n - 1)
+        number = number.to(self.dtype)
+        if self.mask is None:
+            return number
+        other = any_allowed(self.mask.expand(*number.shape, self.n)).to(self.dtype)
+        return torch.where(self._allows(number), number, other)
+
+    def cardinality(self) -> int:
+        """n."""
+        return self.n
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        """The choices, [n, *shape], the same in all places; with `use_mask` those that a mask of one dim allows."""
+        values = torch.arange(self.n, device=self.device)
+        if use_mask and self.mask is not None:
+            if self.mask.ndim > 1:
+                raise NotImplementedError(
+                    f"allowed values are listed for a mask of one dim, here {list(self.mask.shape)}"
+                )
+            values = values[self.mask]
+        shape = shapes.concrete(self.shape)
+        return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
+
+    def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
+        """The entries of a tensor that the choices name along its last dim, as `torch.gather` takes them.
+
+        A value of one dim fewer names one entry of each row.
+        """
+        index = index.to(torch.int64)
+        if index.ndim == tensor_to_index.ndim - 1:
+            return tensor_to_index.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        return tensor_to_index.gather(-1, index)
+
+    # ------------------------------------------------------------------ the other encoding
+
+    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """A value as one-hot vectors, bool [*val.shape, n]."""
+        self._assert_safe(val, safe)
+        return torch.nn.functional.one_hot(val.to(torch.int64), self.n).to(torch.bool)
+
+    def to_one_hot_spec(self) -> TensorSpec:
+        """The spec of what `to_one_hot` returns."""
+        from interop.specs.one_hot import OneHot
+
+        return OneHot(self.n, (*self.shape, self.n), self.device, mask=self.mask)
+
+    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """The value itself."""
+        self._assert_safe(val, safe)
+        return val
+
+    def to_categorical_spec(self) -> Self:
+        """The spec itself."""
+        return self
+
+    # ------------------------------------------------------------------ comparison
+
+    def _is_like(self, other: Any) -> bool:
+        return self.space == other.space and super()._is_like(other)
+
+    def __eq__(self, other: object) -> bool:
+        pair = {type(self), type(other)}
+        if pair == {Categorical, Binary} and isinstance(other, Categorical):  # bits are choices of two
+            return self.mask is None and other.mask is None and self._is_like(other)
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Binary(Categorical):
+    """Vectors of bits: each entry is 0 or 1.
+
+    Args:
+        n: the size of the last dim.
+        shape: (n,) by default.
+        device: by default torch's default device.
+        dtype: int8 by default.
+    """
+
+    structural = 1
+    rigid = False
+    _parts = ()
+
+    def __init__(
+        self, n: int | None = None, shape: Any = None, device: Any = None, dtype: torch.dtype = torch.int8
+    ) -> None:
+        if n is None and shape is None:
+            raise TypeError("Binary needs n, the size of the last dim, or a shape")
+        sizes = Size([n or 0]) if shape is None else shapes.as_shape(shape)
+        if n is not None and (n != sizes[-1] if sizes else n != 0):
+            raise ValueError(f"the last dim of a Binary is n: got n={n} and shape={list(sizes)}")
+        super().__init__(2, sizes, device, dtype)
+
+    def update_mask(self, mask: Tensor | None) -> None:
+        """NotImplementedError for a mask: all bits are free."""
+        if mask is not None:
+            raise NotImplementedError("a Binary takes no mask: use a MultiCategorical of twos")
+
+    def _selected(self, index: Any) -> Self:
+        if not self.shape:
+            raise ValueError("a Binary with an empty shape cannot be indexed")
+        return super()._selected(index)
+
+    def to_one_hot_spec(self) -> TensorSpec:
+        """The spec of what `to_one_hot` returns: two entries for each bit."""
+        return super().to_one_hot_spec()
+
+
+def _count(n: Any, dtype: torch.dtype | None) -> int:
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"n must be an int, got {n!r}")
+    count = int(n)
+    if count < 1 and count != -1:
+        raise ValueError(f"n must be at least 1, or -1 for not known yet, got {count}")
+    if dtype == torch.bool and count > 2:
+        raise ValueError(f"bools are at most 2 choices, got n={count}")
+    return count
+
+
+def sizes_of(nvec: Sequence[int] | Tensor) -> list[int]:
+    """The sizes of groups as ints. ValueError for one below 1."""
+    sizes = [int(each) for each in nvec]
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"nvec needs at least one size, each at least 1, got {sizes}")
+    return sizes

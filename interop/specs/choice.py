@@ -1,0 +1,126 @@
+"""One of several specs, or of several objects."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import is_non_tensor
+from torch import Size
+
+from interop.specs import shapes
+from interop.specs.spec import TensorSpec
+
+
+class Choice(TensorSpec):
+    """Values of one of several specs, or one of several objects that are no tensors. Each is drawn as often.
+
+    Args:
+        choices: a list of specs of one class, or of `NonTensorData` or stacks of it; of one shape, dtype and device.
+
+    Raises:
+        TypeError: it is no list, or its members are of several classes.
+        ValueError: it is empty, or shapes, dtypes or devices differ.
+    """
+
+    def __init__(self, choices: list[Any]) -> None:
+        if not isinstance(choices, list):
+            raise TypeError(f"choices must be a list, got {type(choices).__name__}")
+        if not choices:
+            raise ValueError("choices needs at least one member")
+        first = choices[0]
+        if not all(type(each) is type(first) for each in choices) or not (
+            isinstance(first, TensorSpec) or is_non_tensor(first)
+        ):
+            kinds = sorted({type(each).__name__ for each in choices})
+            raise TypeError(f"choices must be specs of one class, or objects as NonTensorData, got {kinds}")
+        for name in ("shape", "dtype", "device"):
+            found = [getattr(each, name, None) for each in choices]
+            if any(each != found[0] for each in found):
+                raise ValueError(f"choices must have the same {name}, got {found}")
+        self._choices = list(choices)
+        self.shape, self.device = first.shape, first.device
+        self.dtype = first.dtype if isinstance(first, TensorSpec) else None
+
+    @property
+    def num_choices(self) -> int:
+        """How many members there are."""
+        return len(self._choices)
+
+    def _draw(self, lead: Size) -> Any:
+        return self._of(self._choices[int(torch.randint(self.num_choices, ()))], lead, "rand")
+
+    def _of(self, member: Any, lead: Size, how: str) -> Any:
+        if isinstance(member, TensorSpec):
+            return getattr(member, how)(lead)
+        return member.expand(*lead, *member.batch_size) if lead else member
+
+    def zero(self, shape: Sequence[int] | None = None) -> Any:
+        """Zeros of the first member, or the first object."""
+        return self._of(self._choices[0], shapes.leading(shape), "zero")
+
+    def one(self, shape: Sequence[int] | None = None) -> Any:
+        """Ones of the first member, or the first object."""
+        return self._of(self._choices[0], shapes.leading(shape), "one")
+
+    def is_in(self, val: Any) -> bool:
+        """Whether a value is in one of the specs, or equal to one of the objects."""
+        if isinstance(self._choices[0], TensorSpec):
+            return any(each.is_in(val) for each in self._choices)
+        return is_non_tensor(val) and any(val.tolist() == each.tolist() for each in self._choices)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """TypeError where the dtype of a value is another; nothing for objects."""
+        if isinstance(self._choices[0], TensorSpec):
+            self._choices[0].type_check(value, key)
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """A value as the first member encodes it; an object as it is."""
+        first = self._choices[0]
+        return first.encode(val, ignore_device=ignore_device) if isinstance(first, TensorSpec) else val
+
+    def cardinality(self) -> Any:
+        """The sum of the members', or the number of objects."""
+        first = self._choices[0]
+        return sum(each.cardinality() for each in self._choices) if isinstance(first, TensorSpec) else self.num_choices
+
+    def enumerate(self, use_mask: bool = False) -> list[Any]:  # type: ignore[override]
+        """A list of the values of every member."""
+        if not isinstance(self._choices[0], TensorSpec):
+            return list(self._choices)
+        return [value for each in self._choices for value in each.enumerate(use_mask)]
+
+    # ------------------------------------------------------------------ copies: of each member
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        made = [change(each) for each in self._choices]
+        return type(self)(made)
+
+    def _expanded(self, new: Size) -> Self:
+        return self._each(lambda each: each.expand(new))
+
+    def _regrouped(self, new: Size) -> Self:
+        return self if new == self.shape else self._each(lambda each: each.reshape(new))
+
+    def _selected(self, index: Any) -> Self:
+        return self._each(lambda each: each[index])
+
+    def make_neg_dim(self, dim: int) -> None:
+        """NotImplementedError: make the dims of the members dynamic."""
+        raise NotImplementedError("a Choice has the shape of its members: make their dims dynamic")
+
+    def to(self, dest: Any) -> Self:
+        """The members on another device, or of another dtype."""
+        return self if dest is None else self._each(lambda each: each.to(dest))
+
+    def clone(self) -> Self:
+        """A choice between clones of the members."""
+        return self._each(lambda each: each.clone())
+
+    def _is_like(self, other: Any) -> bool:
+        if self.num_choices != other.num_choices or self.shape != other.shape:
+            return False
+        return all(one == two if isinstance(one, TensorSpec) else one.tolist() == two.tolist()
+                   for one, two in zip(self, other, strict=True))  # fmt: skip
+
+    def __iter__(self) -> Any:
+        return iter(self._choices)

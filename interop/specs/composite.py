@@ -1,0 +1,628 @@
+"""Specs of tensordicts."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Size
+
+from interop.codec import of_entries, unchecked
+from interop.specs import shapes
+from interop.specs.non_tensor import NonTensor
+from interop.specs.spec import TensorSpec, as_device
+from interop.specs.views import ItemsView, KeysView, ValuesView, path_of
+
+_RESERVED = ("shape", "device", "dtype", "space")
+_REQUIRED: Any = object()
+Entry = TensorSpec | None
+
+
+class Composite(TensorSpec):
+    """Specs of the entries of a tensordict, by key; a Composite in a Composite for a nested tensordict.
+
+    The shape is the batch size; the shape of every entry begins with it. Shape operations and indices act on it.
+
+    Args:
+        *args: at most one dict or Composite of entries. A dict in it is a nested Composite; None is an entry of which
+            nothing is known.
+        shape, batch_size: one of the two; () by default.
+        device: of all entries; None if they may be on several.
+        data_cls: the tensorclass that `rand` and `zero` return.
+        step_mdp_static: whether its entries stay as they are in a step of an environment.
+        names: of the dims of the shape.
+        **specs: more entries.
+
+    Raises:
+        ValueError: the shape of an entry does not begin with the shape.
+        RuntimeError: an entry is on another device.
+    """
+
+    domain = "composite"
+
+    def __init__(
+        self,
+        *args: Any,
+        shape: Any = None,
+        batch_size: Any = None,
+        device: Any = None,
+        data_cls: Any = None,
+        step_mdp_static: bool = False,
+        names: Sequence[str | None] | None = None,
+        **specs: Any,
+    ) -> None:
+        if shape is not None and batch_size is not None:
+            raise TypeError("shape and batch_size are the same: give only one of them")
+        if len(args) > 1:
+            raise RuntimeError(f"Got multiple arguments, when at most one is expected for {type(self).__name__}")
+        if args and not isinstance(args[0], Mapping | Composite):
+            raise RuntimeError(f"Expected a dictionary of specs, but got an argument of type {type(args[0]).__name__}")
+        self._specs: dict[str, Entry] = {}
+        given = batch_size if shape is None else shape
+        self._shape = shapes.as_shape(() if given is None else given)
+        self._device = None if device is None else as_device(device)
+        self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
+        self._is_locked, self._locked_by = False, []
+        self._names: list[str | None] = [None] * len(self._shape)
+        for each in (*args, specs):
+            for key, entry in each.items():
+                self.set(key, entry)
+        if names is not None:
+            self.names = names
+
+    def _made(
+        self, shape: Size, specs: dict[str, Entry], names: Sequence[str | None] | None = None, **fields: Any
+    ) -> Self:
+        """An unlocked Composite of other entries, which are known to fit."""
+        made = self._replaced(_shape=shape, _specs=specs, _is_locked=False, _locked_by=[], **fields)
+        made.__dict__["_names"] = [None] * len(shape) if names is None else list(names)
+        return made
+
+    # ------------------------------------------------------------------ shape, device, names
+
+    @property
+    def shape(self) -> Size:  # type: ignore[override]
+        """The batch size."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, value: Any) -> None:
+        self._check_unlocked()
+        new = shapes.as_shape(value)
+        for key, entry in self.items():
+            if entry is not None and not isinstance(entry, Composite) and entry.shape[: len(new)] != new:
+                raise ValueError(f"the shape {list(new)} does not begin that of {key!r}, {list(entry.shape)}")
+        for entry in self.values():
+            if isinstance(entry, Composite) and entry.shape[: len(new)] != new:
+                entry.shape = new
+        self._shape, self._names = new, [*self._names[: len(new)], *[None] * (len(new) - len(self._names))]
+
+    @property
+    def batch_size(self) -> Size:
+        """The same as `shape`."""
+        return self.shape
+
+    @batch_size.setter
+    def batch_size(self, value: Any) -> None:
+        self.shape = value
+
+    @property
+    def device(self) -> torch.device | None:  # type: ignore[override]
+        """The device of all entries; None if they may be on several."""
+        return self._device
+
+    @device.setter
+    def device(self, value: Any) -> None:
+        self._check_unlocked()
+        if value is None:
+            if self._device is not None:
+                raise RuntimeError("to let entries be on several devices, call clear_device_()")
+            return
+        moved = self.to(as_device(value))
+        self._specs, self._device = moved._specs, moved._device
+
+    def clear_device_(self) -> Self:
+        """Let entries be on several devices, here and in nested Composites, in place."""
+        self._check_unlocked()
+        self._device = None
+        for entry in self._specs.values():
+            if entry is not None:
+                entry.clear_device_()
+        return self
+
+    @property
+    def dtype(self) -> None:  # type: ignore[override]
+        """None: entries have several."""
+        return None
+
+    @property
+    def names(self) -> list[str | None]:
+        """The names of the dims, None for those without one."""
+        return list(self._names)
+
+    @names.setter
+    def names(self, value: Sequence[str | None] | None) -> None:
+        new = [None] * self.ndim if value is None else list(value)
+        if len(new) != self.ndim:
+            raise ValueError(f"needed is a name, or None, for each of {self.ndim} dims, got {value}")
+        self._names = new
+        for entry in self._specs.values():
+            if isinstance(entry, Composite):
+                entry.names = [*new, *entry.names[self.ndim :]]
+
+    def refine_names(self, *names: Any) -> Self:
+        """Name dims that have no name; `...` for those in between. RuntimeError where one has another name."""
+        if names.count(...) == 1:
+            at = names.index(...)
+            names = (*names[:at], *self._names[at : self.ndim - (len(names) - at - 1)], *names[at + 1 :])
+        if len(names) != self.ndim or any(old not in (None, new) for old, new in zip(self._names, names, strict=True)):
+            raise RuntimeError(f"refine_names: cannot coerce the names {self._names} of a Composite to {names}")
+        self.names = names
+        return self
+
+    # ------------------------------------------------------------------ entries
+
+    def __getitem__(self, index: Any) -> Any:
+        """The entry of a key, or the Composite of what an index selects of a batch."""
+        if not (isinstance(index, str) or (isinstance(index, tuple) and index and _is_path(index))):
+            return self._selected(index)
+        found: Any = self
+        for name in path_of(index):
+            if not isinstance(found, Composite):
+                raise KeyError(f"{index!r}: there is no {name!r} in a {type(found).__name__}")
+            found = found._entry(name)
+        return found
+
+    def _entry(self, name: str) -> Entry:
+        if name in _RESERVED:
+            raise AttributeError(f"Composite has no key {name!r}")
+        if name not in self._specs:
+            raise KeyError(f"{name!r} is not one of {list(self._specs)}")
+        return self._specs[name]
+
+    def get(self, item: Any, default: Any = _REQUIRED) -> Any:
+        """The entry of a key; the default, or KeyError without one, where it is missing."""
+        try:
+            return self[path_of(item)]
+        except KeyError:
+            if default is _REQUIRED:
+                raise
+            return default
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        first, *rest = path_of(key)
+        self._check_unlocked()
+        if not rest:
+            self._put(first, self._fitted(first, value))
+            return
+        inner = self.get(first, None)
+        is_new = not isinstance(inner, Composite)
+        if is_new:
+            inner = Composite(shape=self.shape, device=self.device, names=self.names)
+        inner[tuple(rest)] = value
+        if is_new:
+            self[first] = inner
+
+    def set(self, name: Any, spec: Any) -> Self:
+        """Set the entry of a key. RuntimeError where the Composite is locked."""
+        self[name] = spec
+        return self
+
+    def _put(self, name: str, spec: Entry) -> None:
+        self._specs[name] = spec
+
+    def _fitted(self, name: str, value: Any) -> Entry:
+        """An entry as it can be stored: on the device, of a shape that begins with the batch size."""
+        if name in _RESERVED:
+            raise AttributeError(f"Composite[{name!r}] cannot be set: the name is an attribute")
+        if isinstance(value, Mapping):
+            value = Composite(value, shape=self.shape, device=self.device)
+        if value is None:
+            return None
+        if not isinstance(value, TensorSpec):
+            raise TypeError(f"{name!r} must be a TensorSpec, a dict of them, or None, got {type(value).__name__}")
+        ndim = self.ndim
+        if value.shape[:ndim] != self.shape:
+            if value.ndim >= ndim or not isinstance(value, Composite | NonTensor):
+                raise ValueError(
+                    f"The shapes of the spec {type(value).__name__} and the Composite mismatch: that of {name!r}, "
+                    f"{list(value.shape)}, must begin with {list(self.shape)}"
+                )
+            value = value.clone()
+            if isinstance(value, Composite):
+                value.shape = self.shape
+            else:
+                value = value.expand(self.shape)
+        if self.device is not None and value.device != self.device:
+            if value.device is not None:
+                raise RuntimeError(
+                    f"All devices of Composite must match: {name!r} is on {value.device}, the Composite on {self.device}"
+                )
+            value = value.clone().to(self.device)
+        return value
+
+    def __delitem__(self, key: Any) -> None:
+        *lead, last = path_of(key)
+        holder = self[tuple(lead)] if lead else self
+        holder._check_unlocked()
+        if last in _RESERVED:
+            raise ValueError(f"Composite[{last!r}] cannot be deleted: the name is an attribute")
+        holder._drop(last)
+
+    def _drop(self, name: str) -> None:
+        if name not in self._specs:
+            raise KeyError(f"{name!r} is not one of {list(self._specs)}")
+        del self._specs[name]
+
+    def pop(self, key: Any, default: Any = _REQUIRED) -> Any:
+        """Remove and return an entry; the default, or KeyError without one, where it is missing."""
+        found = self.get(key, _REQUIRED if default is _REQUIRED else None)  # type: ignore[arg-type]
+        if found is None and key not in self.keys(True):
+            return default
+        del self[key]
+        return found
+
+    def separates(self, *keys: Any, default: Any = None) -> Any:
+        """Remove these entries and return them as a Composite; `default` where there is none of them."""
+        present = [key for key in keys if key in self.keys(True)]
+        if not present:
+            return default
+        made = self.empty()
+        for key in present:
+            made[key] = self.pop(key)
+        return made
+
+    def update(self, dict_or_spec: Any) -> Self:
+        """Set entries; those that are Composites on both sides are merged."""
+        for key, value in dict_or_spec.items():
+            old = self.get(key, None)
+            if isinstance(old, Composite) and isinstance(value, Composite | Mapping):
+                old.update(value)
+            else:
+                self[key] = value
+        return self
+
+    def empty(self) -> "Composite":
+        """A Composite of the same shape and device, without entries."""
+        return Composite(shape=self.shape, device=self.device, names=self.names)
+
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Whether there are no entries; with `recurse`, none but empty Composites."""
+        entries = list(self.values())
+        return not entries or (recurse and all(isinstance(each, Composite) and each.is_empty(True) for each in entries))
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._specs)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.keys(True)
+
+    def _roots(self) -> Iterator[tuple[str, Entry]]:
+        return iter(self._specs.items())
+
+    def walk(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> Iterator[tuple[tuple[str, ...], Entry]]:
+        """Pairs of path and entry, as `keys` says."""
+        for name, entry in list(self._roots()):
+            is_node = isinstance(entry, Composite) and not (is_leaf is not None and is_leaf(type(entry)))
+            is_static = self.step_mdp_static or (isinstance(entry, Composite) and entry.step_mdp_static)
+            if is_node and include_nested:
+                assert isinstance(entry, Composite)
+                inner = entry.walk(True, leaves_only, is_leaf, step_mdp_static_only and not is_static)
+                yield from (((name, *path), each) for path, each in inner)
+            if (is_static or not step_mdp_static_only) and not (leaves_only and is_node):
+                yield (name,), entry
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> KeysView:
+        """The keys in the order of insertion, those in a nested Composite before its own.
+
+        Args:
+            include_nested: go into nested Composites; their keys are tuples.
+            leaves_only: leave out the Composites.
+            is_leaf: given the class of an entry, whether it is a leaf; by default all but Composites are.
+            step_mdp_static_only: only what is, or is within, a Composite with `step_mdp_static`.
+        """
+        return KeysView(lambda: self.walk(include_nested, leaves_only, is_leaf, step_mdp_static_only))
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> ValuesView:
+        """The entries, as `keys`."""
+        return ValuesView(lambda: self.walk(include_nested, leaves_only, is_leaf, step_mdp_static_only))
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: Callable[[type], bool] | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> ItemsView:
+        """Pairs of key and entry, as `keys`."""
+        return ItemsView(lambda: self.walk(include_nested, leaves_only, is_leaf, step_mdp_static_only))
+
+    # ------------------------------------------------------------------ locks
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether entries cannot be set."""
+        return self._is_locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        self.lock_() if value else self.unlock_()
+
+    locked = is_locked
+
+    def _check_unlocked(self) -> None:
+        if self._is_locked:
+            raise RuntimeError("Cannot modify a locked Composite.")
+
+    def lock_(self, recurse: bool | None = None) -> Self:
+        """Refuse changes of entries, also of nested Composites unless `recurse` is False."""
+        self._is_locked = True
+        for entry in self._specs.values() if recurse is not False else ():
+            if isinstance(entry, Composite):
+                entry._locked_by.append(weakref.ref(self))
+                entry.lock_()
+        return self
+
+    def unlock_(self, recurse: bool | None = None) -> Self:
+        """Allow changes again. RuntimeError in a nested Composite that was locked by one around it."""
+        if any((holder := each()) is not None and holder.is_locked for each in self._locked_by):
+            raise RuntimeError(
+                "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite, which locked it"
+            )
+        self._is_locked, self._locked_by = False, []
+        for entry in self._specs.values() if recurse is not False else ():
+            if isinstance(entry, Composite):
+                entry.unlock_()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_locked_by": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._is_locked:
+            self.lock_()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = self.clone()
+        return made.lock_() if self._is_locked else made
+
+    # ------------------------------------------------------------------ values
+
+    def _filled(self, how: str, lead: Size) -> Any:
+        values = {name: getattr(entry, how)(lead) for name, entry in self._specs.items() if entry is not None}
+        size = shapes.concrete((*lead, *self._shape))
+        if any(self._names):
+            made = unchecked(values, size, self._device, [None] * len(lead) + self._names)
+        else:
+            made = of_entries(values, size, self._device)
+        if self.data_cls is None or isinstance(made, self.data_cls):
+            return made
+        return self.data_cls.from_tensordict(made)
+
+    def _draw(self, lead: Size) -> Any:
+        return self._filled("rand", lead)
+
+    def zero(self, shape: Sequence[int] | None = None) -> Any:
+        """A tensordict of zeros, [*shape, *self.shape]."""
+        return self._filled("zero", shapes.leading(shape))
+
+    def one(self, shape: Sequence[int] | None = None) -> Any:
+        """A tensordict of ones, [*shape, *self.shape]."""
+        return self._filled("one", shapes.leading(shape))
+
+    def _update(self, data: TensorDictBase, how: str) -> TensorDictBase:
+        lead = data.batch_size[: data.ndim - self.ndim]
+        return data.update(getattr(self, how)(lead))
+
+    def rand_update(self, data: TensorDictBase) -> TensorDictBase:
+        """Set the entries of a tensordict to random values, in place; others stay. Returns it."""
+        return self._update(data, "rand")
+
+    def zeros_update(self, data: TensorDictBase) -> TensorDictBase:
+        """Set the entries of a tensordict to zeros, in place; others stay. Returns it."""
+        return self._update(data, "zero")
+
+    def ones_update(self, data: TensorDictBase) -> TensorDictBase:
+        """Set the entries of a tensordict to ones, in place; others stay. Returns it."""
+        return self._update(data, "one")
+
+    def is_in(self, val: Any) -> bool:
+        """Whether every entry is in its spec; more entries do not matter. KeyError where one is missing."""
+        if self.data_cls is not None and type(val) is not self.data_cls:
+            return False
+        return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
+
+    def project(self, val: Any) -> Any:
+        """Correct the entries that are not in their specs, in place. Returns the same tensordict."""
+        for name, entry in self._roots():
+            if entry is not None:
+                old = _value_of(val, name)
+                new = entry.project(old)
+                if new is not old:
+                    val.set(name, new)
+        return val
+
+    def type_check(self, value: Any, selected_keys: Any = None) -> None:
+        """TypeError where the dtype of an entry is another. `selected_keys` are root keys, by default all."""
+        wanted = [selected_keys] if isinstance(selected_keys, str) else selected_keys
+        for name, entry in self._roots():
+            if entry is not None and (wanted is None or name in wanted):
+                inner = _value_of(value, name)
+                entry.type_check(inner) if isinstance(entry, Composite) else entry.type_check(inner, name)
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """A tensordict of raw values in a dict, those of nested dicts too.
+
+        Raises:
+            KeyError: there is no such entry.
+            RuntimeError: a value is None, or does not fit its spec; the message names the key.
+        """
+        made = {}
+        for key, value in val.items():
+            if value is None:
+                raise RuntimeError(f"Composite.encode cannot be used with missing values: {key!r} is None")
+            entry = self._entry(key)
+            if entry is None:
+                raise KeyError(f"{key!r} has no spec (None), it cannot be encoded")
+            try:
+                made[key] = entry.encode(value, ignore_device=ignore_device)
+            except RuntimeError as error:
+                raise RuntimeError(f"encoding {key!r} failed: {error}") from error
+        return TensorDict(made, batch_size=self.shape, device=None if ignore_device else self.device)
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> dict[str, Any]:
+        """The entries as arrays, in nested dicts."""
+        self._assert_safe(val, safe)
+        return {key: entry.to_numpy(_value_of(val, key), safe) for key, entry in self._roots() if entry is not None}
+
+    def cardinality(self) -> Any:
+        """The product of the entries'; 0 without any."""
+        count: Any = None
+        for entry in self.values():
+            if entry is not None:
+                each = entry.cardinality()
+                count = each if count is None else count * each
+        return 0 if count is None else count
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """All combinations of the entries' values, a tensordict [number, *shape]. The first key is the slowest."""
+        every = {key: entry.enumerate(use_mask) for key, entry in self._roots() if entry is not None}
+        counts = [len(each) for each in every.values()]
+        places = torch.cartesian_prod(*map(torch.arange, counts)).reshape(-1, len(counts)).unbind(-1) if counts else ()
+        made = {key: each[at] for (key, each), at in zip(every.items(), places, strict=True)}
+        number = len(places[0]) if counts else 0
+        return TensorDict(made, batch_size=(number, *self.shape), device=self.device)
+
+    # ------------------------------------------------------------------ shapes: of the batch, entries keep their other dims
+
+    def _each(
+        self,
+        shape: Size,
+        change: Callable[[TensorSpec], TensorSpec],
+        names: Sequence[str | None] | None = None,
+        **fields: Any,
+    ) -> Self:
+        specs = {name: None if entry is None else change(entry) for name, entry in self._specs.items()}
+        return self._made(shape, specs, names, **fields)
+
+    def _expanded(self, new: Size) -> Self:
+        ndim = self.ndim
+        names = [*[None] * (len(new) - ndim), *self._names]
+        return self._each(new, lambda entry: entry.expand((*new, *entry.shape[ndim:])), names)
+
+    def _regrouped(self, new: Size, names: Sequence[str | None] | None = None) -> Self:
+        ndim = self.ndim
+        return self if new == self.shape else self._each(
+            new, lambda entry: entry.reshape((*new, *entry.shape[ndim:])), names
+        )  # fmt: skip
+
+    def squeeze(self, dim: int | None = None) -> Self:
+        """The spec without a batch dim of size 1, or without all of them."""
+        if dim is None:
+            kept = [(size, name) for size, name in zip(self.shape, self._names, strict=True) if size != 1]
+        else:
+            at = shapes.dim_of(dim, self.ndim)
+            pairs = list(enumerate(zip(self.shape, self._names, strict=True)))
+            kept = [pair for place, pair in pairs if place != at or pair[0] != 1]
+        return self._regrouped(Size([size for size, _ in kept]), [name for _, name in kept])
+
+    def unsqueeze(self, dim: int) -> Self:
+        """The spec with a new batch dim of size 1."""
+        new = shapes.unsqueezed(self.shape, dim)
+        at = dim % len(new)
+        return self._regrouped(new, [*self._names[:at], None, *self._names[at:]])
+
+    def _selected(self, index: Any) -> Self:
+        index = shapes.normalized(self.shape, index)
+        new = shapes.indexed(self.shape, index)
+        names = _names_after(index, self._names, len(new))
+        return self._each(new, lambda entry: entry[index], names, data_cls=None)
+
+    def make_neg_dim(self, dim: int) -> None:
+        """Make a batch dim dynamic, in place, in every entry."""
+        self._check_unlocked()
+        at = shapes.dim_of(dim, self.ndim)
+        for entry in self._specs.values():
+            if entry is not None:
+                entry.make_neg_dim(at)
+        self._shape = Size([*self.shape[:at], -1, *self.shape[at + 1 :]])
+
+    # ------------------------------------------------------------------ copies, comparison
+
+    def to(self, dest: Any) -> Self:
+        """Every entry on another device, or of another dtype. ValueError for anything else."""
+        if dest is None:
+            return self
+        if isinstance(dest, torch.dtype):
+            return self._each(self.shape, lambda entry: entry.to(dest), self._names)
+        if not isinstance(dest, str | int | torch.device):
+            raise ValueError(f"a Composite goes to a device or a dtype, got {dest!r}")
+        device = as_device(dest)
+        if device == self._device:
+            return self
+        return self._each(self.shape, lambda entry: entry.to(device), self._names, _device=device)
+
+    def clone(self) -> Self:
+        """A copy with clones of the entries, unlocked."""
+        return self._each(self.shape, lambda entry: entry.clone(), self._names)
+
+    def _is_like(self, other: Any) -> bool:
+        same = self.shape == other.shape and self.device == other.device and self.data_cls is other.data_cls
+        mine, theirs = dict(self.items()), dict(other.items())
+        return same and mine.keys() == theirs.keys() and all(entry == theirs[key] for key, entry in mine.items())
+
+    def __repr__(self) -> str:
+        entries = [f"{key}: {entry}" for key, entry in self.items()]
+        rest = [f"device={self.device}", f"shape={self.shape}", f"data_cls={self.data_cls}"]
+        if not entries:
+            return f"{type(self).__name__}({', '.join(rest)})"
+        return f"{type(self).__name__}(\n    " + ",\n".join([*entries, *rest]).replace("\n", "\n    ") + ")"
+
+
+def _is_path(index: tuple[Any, ...]) -> bool:
+    return all(isinstance(each, str) or (isinstance(each, tuple) and each and _is_path(each)) for each in index)
+
+
+def _value_of(data: Any, name: str) -> Any:
+    value = data.get(name, None)
+    if value is None:
+        raise KeyError(f"{name!r} is missing: there are the keys {sorted(map(str, data.keys()))}")
+    return value
+
+
+def _names_after(index: tuple[Any, ...], names: Sequence[str | None], ndim: int) -> list[str | None]:
+    """The names of the dims that an index leaves; none where it has arrays, whose dims may be moved."""
+    if any(not (part is None or isinstance(part, int | slice)) for part in index):
+        return [None] * ndim
+    left, found = iter(names), []
+    for part in index:
+        name = None if part is None else next(left)
+        if not isinstance(part, int):
+            found.append(name)
+    return found

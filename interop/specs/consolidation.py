@@ -1,0 +1,108 @@
+"""Lazy stacks of specs: whether there are any, and how their members get the same keys."""
+
+from typing import Any
+
+from tensordict import is_non_tensor
+from tensordict.base import is_tensor_collection
+from torch import Size
+
+from interop.specs.bounded import Unbounded
+from interop.specs.composite import Composite
+from interop.specs.non_tensor import NonTensor
+from interop.specs.spec import TensorSpec
+from interop.specs.stacked import Stacked, StackedComposite
+
+
+def contains_lazy_spec(spec: TensorSpec) -> bool:
+    """Whether a spec is a lazy stack, or has one in it."""
+    if isinstance(spec, Stacked | StackedComposite):
+        return True
+    return isinstance(spec, Composite) and any(contains_lazy_spec(each) for each in spec.values() if each is not None)
+
+
+def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
+    """Whether the members of every stacked Composite have the same keys. With `recurse`, in nested ones too."""
+    if isinstance(spec, StackedComposite):
+        inner = [*spec.members, *spec.values()] if recurse else []
+        return not spec.exclusive() and all(check_no_exclusive_keys(each) for each in inner if each is not None)
+    if recurse and isinstance(spec, Composite):
+        return all(check_no_exclusive_keys(each) for each in spec.values() if each is not None)
+    return True
+
+
+def consolidate_spec(
+    spec: TensorSpec, recurse_through_entries: bool = True, recurse_through_stack: bool = True
+) -> TensorSpec:
+    """A copy in which the members of every stacked Composite have the same keys.
+
+    A member that lacks a key gets a spec of the owners' class. Its sizes are 0 where the owners' differ or, where they
+    agree on all, behind the batch dims. A Composite is added empty.
+
+    Args:
+        spec: stays as it is.
+        recurse_through_entries: also in the entries of Composites.
+        recurse_through_stack: also in the members of stacks.
+
+    Raises:
+        ValueError: the owners of a key have specs of several classes for it.
+    """
+    made = spec.clone()
+    if isinstance(made, StackedComposite):
+        owned: dict[str, list[TensorSpec]] = {}
+        for entries in made.exclusive().values():
+            for key, entry in entries.items():
+                if entry is not None:
+                    owned.setdefault(key, []).append(entry)
+        for key, owners in owned.items():
+            for member in made.members:
+                if key not in member:
+                    member[key] = _empty_like(key, owners, member)
+        if recurse_through_stack:
+            members = [consolidate_spec(each, recurse_through_entries, recurse_through_stack) for each in made.members]
+            made = StackedComposite(*members, dim=made.stack_dim)  # type: ignore[arg-type]
+        return made
+    if isinstance(made, Composite) and recurse_through_entries:
+        for key, entry in list(made.items()):
+            if isinstance(entry, Composite):
+                made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
+    return made
+
+
+def _empty_like(key: str, owners: list[TensorSpec], member: Composite) -> TensorSpec:
+    first = owners[0]
+    if any(type(each) is not type(first) for each in owners):
+        kinds = sorted({type(each).__name__ for each in owners})
+        raise ValueError(f"{key!r} has specs of several classes in the members that have it: {kinds}")
+    if isinstance(first, Composite):
+        return Composite(shape=member.shape, device=first.device)
+    lead, sizes = member.ndim, list(zip(*(each.shape for each in owners), strict=True))
+    agree = all(len(set(each)) == 1 for each in sizes)
+    shape = [each[0] if len(set(each)) == 1 and (place < lead or not agree) else 0 for place, each in enumerate(sizes)]
+    return first.emptied(Size([*member.shape, *shape[lead:]]))
+
+
+def make_composite_from_td(data: Any, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False) -> Composite:
+    """The specs of the entries of a tensordict: their shapes, dtypes and devices, without bounds.
+
+    Args:
+        data: a tensordict or tensorclass.
+        unsqueeze_null_shapes: describe scalars as [1].
+        dynamic_shape: make the last dim of tensors dynamic.
+    """
+    entries: dict[str, TensorSpec] = {}
+    for key, value in data.items():
+        if is_non_tensor(value):
+            found = value.tolist() if hasattr(value, "tolist") else value
+            first = getattr(value, "data", found)
+            while isinstance(first, list) and first and value.batch_dims:
+                first = first[0]
+            entries[key] = NonTensor(shape=value.batch_size, device=value.device, example_data=first)
+        elif is_tensor_collection(value):
+            entries[key] = make_composite_from_td(
+                value, unsqueeze_null_shapes=unsqueeze_null_shapes, dynamic_shape=dynamic_shape
+            )
+        else:
+            shape = Size([1]) if unsqueeze_null_shapes and not value.shape else value.shape
+            shape = Size([*shape[:-1], -1]) if dynamic_shape and shape else shape
+            entries[key] = Unbounded(shape=shape, dtype=value.dtype, device=value.device)
+    return Composite(entries, shape=data.batch_size, data_cls=type(data))

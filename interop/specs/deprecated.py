@@ -1,0 +1,51 @@
+"""The earlier names of the specs: constructing one warns and makes a spec of the new class."""
+
+import warnings
+from typing import Any
+
+from interop.specs.bounded import Bounded, Unbounded
+from interop.specs.categorical import Binary, Categorical
+from interop.specs.composite import Composite
+from interop.specs.multi_categorical import MultiCategorical
+from interop.specs.non_tensor import NonTensor
+from interop.specs.one_hot import MultiOneHot, OneHot
+from interop.specs.spec import TensorSpec
+from interop.specs.stacked import Stacked, StackedComposite
+
+
+class _Alias(type):
+    """The class of an earlier name. Instances of the new class are its instances."""
+
+    new: type[TensorSpec]
+    domain: str | None
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "new" not in cls.__dict__:  # a user's subclass
+            return super().__call__(*args, **kwargs)
+        domain = "" if cls.domain is None else f" with domain={cls.domain!r}"
+        warnings.warn(f"{cls.__name__} is deprecated: use {cls.new.__name__}{domain}", DeprecationWarning, stacklevel=2)
+        return cls.new(*args, **kwargs) if cls.domain is None else cls.new(*args, domain=cls.domain, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if "new" not in cls.__dict__:
+            return super().__instancecheck__(instance)
+        return isinstance(instance, cls.new) and cls.domain in (None, instance.domain)
+
+
+def _alias(name: str, new: type[TensorSpec], domain: str | None = None) -> Any:
+    text = f"The earlier name of `{new.__name__}`; constructing it warns."
+    return _Alias(name, (new,), {"__doc__": text, "__module__": __name__, "new": new, "domain": domain})
+
+
+BinaryDiscreteTensorSpec = _alias("BinaryDiscreteTensorSpec", Binary)
+BoundedTensorSpec = _alias("BoundedTensorSpec", Bounded)
+CompositeSpec = _alias("CompositeSpec", Composite)
+DiscreteTensorSpec = _alias("DiscreteTensorSpec", Categorical)
+LazyStackedCompositeSpec = _alias("LazyStackedCompositeSpec", StackedComposite)
+LazyStackedTensorSpec = _alias("LazyStackedTensorSpec", Stacked)
+MultiDiscreteTensorSpec = _alias("MultiDiscreteTensorSpec", MultiCategorical)
+MultiOneHotDiscreteTensorSpec = _alias("MultiOneHotDiscreteTensorSpec", MultiOneHot)
+NonTensorSpec = _alias("NonTensorSpec", NonTensor)
+OneHotDiscreteTensorSpec = _alias("OneHotDiscreteTensorSpec", OneHot)
+UnboundedContinuousTensorSpec = _alias("UnboundedContinuousTensorSpec", Unbounded, "continuous")
+UnboundedDiscreteTensorSpec = _alias("UnboundedDiscreteTensorSpec", Unbounded, "discrete")

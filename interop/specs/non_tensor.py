@@ -1,0 +1,121 @@
+"""Values that are no tensors."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_tensor
+from torch import Size, Tensor
+
+from interop.specs import shapes
+from interop.specs.spec import TensorSpec, as_device
+
+
+class NonTensor(TensorSpec):
+    """Python objects, as `NonTensorData` and stacks of it hold them in a tensordict.
+
+    Args:
+        shape: the batch size of a value, (1,) by default.
+        device: None by default, for none.
+        dtype: None by default.
+        example_data: the object that `rand`, `zero` and `one` return.
+        batched: True for an object at each place of the shape, False for one for all of it, which is the default.
+        feature_dims: how many of the last dims share one object; not together with `batched`.
+    """
+
+    def __init__(
+        self,
+        shape: Any = (1,),
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        example_data: Any = None,
+        batched: bool | None = None,
+        feature_dims: int | None = None,
+    ) -> None:
+        if batched is not None and feature_dims is not None:
+            raise ValueError(f"give one of batched and feature_dims, got {batched} and {feature_dims}")
+        self.shape = shapes.as_shape(shape)
+        self.device, self.dtype, self.example_data = None if device is None else as_device(device), dtype, example_data
+        self.feature_dims = (0 if batched else self.ndim) if feature_dims is None else feature_dims
+        if not 0 <= self.feature_dims <= self.ndim:
+            raise ValueError(f"feature_dims must be from 0 to {self.ndim}, got {self.feature_dims}")
+
+    @property
+    def batched(self) -> bool:
+        """Whether each place of the shape has an object of its own."""
+        return self.feature_dims == 0
+
+    def _draw(self, lead: Size) -> Any:
+        at = self.ndim - self.feature_dims
+        sizes = Size((*lead, *self.shape))
+        value: Any = NonTensorData(
+            self.example_data, batch_size=sizes[len(sizes) - self.feature_dims :], device=self.device
+        )
+        for size in reversed((*lead, *self.shape[:at])):
+            value = NonTensorStack(*(value.clone() for _ in range(size)), stack_dim=0)
+        return value
+
+    def zero(self, shape: Sequence[int] | None = None) -> Any:
+        """The example."""
+        return self._draw(shapes.leading(shape))
+
+    def one(self, shape: Sequence[int] | None = None) -> Any:
+        """The example."""
+        return self.zero(shape)
+
+    def is_in(self, val: Any) -> bool:
+        """Whether a value is no tensor and, where it has a batch size, that is the spec's."""
+        if isinstance(val, Tensor):
+            return False
+        return not (is_non_tensor(val) or isinstance(val, TensorDictBase)) or shapes.fits(self.shape, val.batch_size)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Nothing: objects have no dtype."""
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """The value as `NonTensorData` of the shape of the spec."""
+        if is_non_tensor(val):
+            return val
+        return NonTensorData(val, batch_size=self.shape, device=None if ignore_device else self.device)
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """The value itself."""
+        self._assert_safe(val, safe)
+        return val
+
+    # ------------------------------------------------------------------ shapes: dims in front of an object's are stacked
+
+    def _regrouped(self, new: Size) -> Self:
+        return self._of_shape(new)
+
+    def _expanded(self, new: Size) -> Self:
+        return self._of_shape(new)
+
+    def _selected(self, index: Any) -> Self:
+        return self._of_shape(shapes.indexed(self.shape, shapes.normalized(self.shape, index)))
+
+    def _of_shape(self, new: Size) -> Self:
+        whole = self.feature_dims == self.ndim
+        return self._replaced(shape=new, feature_dims=len(new) if whole else min(self.feature_dims, len(new)))
+
+    def make_neg_dim(self, dim: int) -> None:
+        """NotImplementedError: batch sizes are known."""
+        raise NotImplementedError("a NonTensor has no dynamic dims")
+
+    def to(self, dest: Any) -> Self:
+        """The spec on another device; itself for a dtype."""
+        if dest is None or isinstance(dest, torch.dtype) or as_device(dest) == self.device:
+            return self
+        return self._replaced(device=as_device(dest))
+
+    def clear_device_(self) -> Self:
+        """Forget the device, in place."""
+        self.device = None
+        return self
+
+    def _is_like(self, other: Any) -> bool:
+        same = self.shape == other.shape and self.device == other.device and self.feature_dims == other.feature_dims
+        return bool(same and self.example_data == other.example_data)
+
+    def __repr__(self) -> str:
+        return super().__repr__().removesuffix(")") + f",\n    example_data={self.example_data})"

@@ -1,0 +1,275 @@
+"""Choices as one-hot vectors."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Size, Tensor
+
+from interop.specs import shapes
+from interop.specs.boxes import BoxList, CategoricalBox
+from interop.specs.categorical import Categorical, sizes_of
+from interop.specs.masks import any_allowed, as_mask
+from interop.specs.spec import TensorSpec
+
+
+class OneHot(TensorSpec):
+    """One-hot vectors in the last dim: one of n entries is 1, the others are 0.
+
+    Args:
+        n: the size of the last dim.
+        shape: (n,) by default.
+        device: by default torch's default device.
+        dtype: bool by default.
+        use_register: let `encode` take any numbers, and number them in the order in which they come.
+        mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
+
+    Raises:
+        ValueError: the last size of `shape` is not n.
+    """
+
+    domain = "discrete"
+    structural = 1
+    _parts = ("mask",)
+    mask: Tensor | None = None
+
+    def __init__(
+        self,
+        n: int,
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = torch.bool,
+        use_register: bool = False,
+        mask: Tensor | None = None,
+    ) -> None:
+        self._set_groups([n], shape, device, dtype, use_register, mask)
+
+    def _set_groups(
+        self, sizes: Sequence[int], shape: Any, device: Any, dtype: Any, use_register: bool, mask: Tensor | None
+    ) -> None:
+        self._sizes, total = sizes_of(sizes), sum(sizes_of(sizes))
+        self._set((total,) if shape is None else shape, device, dtype or torch.bool)
+        if self.shape[-1:] != (total,):
+            raise ValueError(f"the last dim of {type(self).__name__} must be {total}, got shape={list(self.shape)}")
+        self.use_register = bool(use_register)
+        self._register: dict[Any, int] = {}
+        if mask is not None:
+            self.update_mask(mask)
+
+    @property
+    def space(self) -> Any:
+        """The box with the number of choices."""
+        return CategoricalBox(self.n)
+
+    @property
+    def n(self) -> int:
+        """The size of the last dim."""
+        return self.shape[-1]
+
+    def update_mask(self, mask: Tensor | None) -> None:
+        """Set which entries are allowed, in place; None for all.
+
+        Raises:
+            RuntimeError: the mask cannot be expanded to the shape of the spec.
+            ValueError: nothing is allowed.
+        """
+        if mask is not None:
+            mask = torch.as_tensor(mask)
+            mask = as_mask(mask.flatten() if mask.numel() == self.n else mask, shapes.concrete(self.shape), self.device)
+        self.mask = mask
+
+    # ------------------------------------------------------------------ values
+
+    def _hot(self, choices: Sequence[Tensor]) -> Tensor:
+        """The vectors of a choice in each group, int64 [...]; bool [..., total]."""
+        parts = [torch.nn.functional.one_hot(each, size) for each, size in zip(choices, self._sizes, strict=True)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(torch.bool)
+
+    def _draw(self, lead: Size) -> Tensor:
+        size = (*lead, *shapes.concrete(self._free(self.shape)))
+        if self.mask is None:
+            chosen = [torch.randint(each, size, device=self.device) for each in self._sizes]
+        else:
+            chosen = [any_allowed(each) for each in self.mask.expand(*size, -1).split(self._sizes, -1)]
+        return self._hot(chosen).to(self.dtype)
+
+    def is_in(self, val: Any) -> bool:
+        """Whether a value has the dtype and shape, and in each vector one entry is 1, an allowed one, the others 0."""
+        if not self._looks_right(val):
+            return False
+        hot = val if val.dtype == torch.bool else val != 0
+        if not (hot is val or bool((val == hot).all())):
+            return False
+        one_each = all(bool((group.sum(-1) == 1).all()) for group in hot.split(self._sizes, -1))
+        return one_each and (self.mask is None or not bool((hot & ~self.mask).any()))
+
+    def _corrected(self, val: Tensor) -> Tensor:
+        """One of the entries that are not 0 and are allowed, by chance, else any allowed one. RuntimeError for only zeros."""
+        allowed = torch.ones_like(val, dtype=torch.bool) if self.mask is None else self.mask.expand(val.shape)
+        chosen = []
+        for hot, open_ in zip((val != 0).split(self._sizes, -1), allowed.split(self._sizes, -1), strict=True):
+            if not hot.any(-1).all():
+                raise RuntimeError(f"a vector of zeros cannot be projected: it names no entry, got {val!r:.200}")
+            both = hot & open_
+            chosen.append(any_allowed(torch.where(both.any(-1, keepdim=True), both, open_)))
+        return self._hot(chosen).to(self.dtype)
+
+    def cardinality(self) -> Any:
+        """n."""
+        return self.n
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        """The vectors, [n, *shape], the same in all places."""
+        if use_mask:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not list allowed values: use its to_categorical_spec()"
+            )
+        shape = shapes.concrete(self.shape)
+        every = torch.cartesian_prod(*(torch.arange(size, device=self.device) for size in self._sizes))
+        hot = self._hot(every.reshape(-1, len(self._sizes)).unbind(-1)).to(self.dtype)
+        return hot.reshape(-1, *(1 for _ in shape[1:]), shape[-1]).expand(-1, *shape)
+
+    def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
+        """The entries of a tensor at the hot places, along its last dim; one for each group of the vector."""
+        places, start = [], 0
+        for group in index.split(self._sizes, -1):
+            places.append(group.to(torch.int8).argmax(-1) + start)
+            start += group.shape[-1]
+        found = torch.stack(places, -1)
+        return tensor_to_index.expand(*found.shape[:-1], *tensor_to_index.shape[-1:]).gather(-1, found)
+
+    # ------------------------------------------------------------------ raw values
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Tensor:
+        """One-hot vectors [*val.shape, n] of choices, given as ints, lists, arrays or tensors of ints.
+
+        AssertionError for a choice that is not below n.
+        """
+        made: Tensor = super().encode(val, ignore_device=ignore_device)
+        return made
+
+    def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
+        if self.use_register:
+            val = self._registered(val)
+        val = torch.as_tensor(np.asarray(val) if isinstance(val, list | tuple) else val, dtype=torch.int64)
+        val = val if ignore_device else val.to(self.device)
+        if not ((val >= 0) & (val < self.n)).all():
+            raise AssertionError(
+                f"Value must be less than action space. Needed are integers of [0, {self.n}), got {val}"
+            )
+        return self._hot([val]).to(self.dtype)
+
+    def _registered(self, val: Any) -> Any:
+        if isinstance(val, list | tuple | np.ndarray | Tensor) and np.ndim(val):
+            return [self._registered(each) for each in val]
+        number = val.item() if isinstance(val, np.ndarray | np.generic | Tensor) else val
+        if number not in self._register and len(self._register) == self.n:
+            raise RuntimeError(f"the register of {self.n} values is full, it has no place for {number!r}")
+        return self._register.setdefault(number, len(self._register))
+
+    def to_numpy(self, val: Tensor, safe: bool | None = None) -> Any:
+        """The choices as an array without the last dim; with a register, the values that were encoded."""
+        chosen = self.to_categorical(val, safe).cpu().numpy()
+        if not self.use_register:
+            return chosen
+        known = list(self._register)
+        return np.asarray([known[each] for each in np.atleast_1d(chosen).flat]).reshape(chosen.shape)[()]
+
+    # ------------------------------------------------------------------ the other encoding
+
+    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """The choices of one-hot vectors, int64 without the last dim."""
+        self._assert_safe(val, safe)
+        return val.to(torch.int8).argmax(-1)
+
+    def to_categorical_spec(self) -> TensorSpec:
+        """The spec of what `to_categorical` returns."""
+        return Categorical(self.n, self.shape[:-1], self.device, mask=self.mask)
+
+    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """The value itself."""
+        self._assert_safe(val, safe)
+        return val
+
+    def to_one_hot_spec(self) -> Self:
+        """The spec itself."""
+        return self
+
+    # ------------------------------------------------------------------ shapes, comparison
+
+    def reshape(self, *shape: Any) -> Self:
+        """The spec in another shape, whose last size is n from then on. ValueError for another n with a mask."""
+        new = shapes.reshaped(self.shape, shapes.of_arguments(shape))
+        return self._of_size(new)
+
+    def flatten(self, start_dim: int, end_dim: int) -> Self:
+        """The spec with several dims as one."""
+        return self._of_size(shapes.flattened(self.shape, start_dim, end_dim))
+
+    def _of_size(self, new: Size) -> Self:
+        if new[-1:] == self.shape[-1:] or self.mask is not None or len(self._sizes) > 1:
+            return self._regrouped(new)
+        return self._replaced(shape=new, _sizes=[new[-1]])
+
+    def _is_like(self, other: Any) -> bool:
+        return (
+            self.use_register == other.use_register and self.space == other.space and super()._is_like(other)
+        )  # fmt: skip
+
+
+class MultiOneHot(OneHot):
+    """Several one-hot vectors, one behind the other in the last dim.
+
+    Args:
+        nvec: the size of each.
+        shape: (sum(nvec),) by default.
+        device: by default torch's default device.
+        dtype: bool by default.
+        use_register: let `encode` take any numbers; not together with more than one vector.
+        mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
+
+    Raises:
+        ValueError: the last size of `shape` is not the sum of nvec.
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[int],
+        shape: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = torch.bool,
+        use_register: bool = False,
+        mask: Tensor | None = None,
+    ) -> None:
+        self.nvec = nvec
+        self._set_groups(nvec, shape, device, dtype, use_register, mask)
+
+    @property
+    def space(self) -> BoxList:
+        """A box for each vector."""
+        return BoxList([CategoricalBox(size) for size in self._sizes])
+
+    def cardinality(self) -> Tensor:
+        """The product of nvec."""
+        return torch.tensor(self._sizes).prod()
+
+    def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
+        val = torch.as_tensor(np.asarray(val) if isinstance(val, list | tuple) else val, dtype=torch.int64)
+        val = val if ignore_device else val.to(self.device)
+        if val.shape[-1:] != (len(self._sizes),) or not ((val >= 0) & (val < val.new_tensor(self._sizes))).all():
+            raise RuntimeError(
+                f"needed is one integer for each of {len(self._sizes)} groups, below {self._sizes}, got {val!r:.200}"
+            )
+        return self._shaped(self._hot(val.unbind(-1)).to(self.dtype))
+
+    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """The choices, int64 [..., len(nvec)]."""
+        self._assert_safe(val, safe)
+        return torch.stack([each.to(torch.int8).argmax(-1) for each in val.split(self._sizes, -1)], -1)
+
+    def to_categorical_spec(self) -> TensorSpec:
+        """The spec of what `to_categorical` returns."""
+        from interop.specs.multi_categorical import MultiCategorical
+
+        return MultiCategorical(self.nvec, (*self.shape[:-1], len(self._sizes)), self.device, mask=self.mask)

@@ -1,0 +1,429 @@
+"""What every spec has: shape, device, dtype and domain, shape operations, indexing, checks, and the torch functions."""
+
+import copy
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Size, Tensor
+
+from interop.specs import shapes
+
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}  # of torch, and what each does with specs
+_CHECKS = os.environ.get("CHECK_SPEC_ENCODE", "0").strip().lower() in ("1", "true")
+
+
+class TensorSpec:
+    """Describes tensors: their shape, device and dtype, and which values they take.
+
+    Values may have more dims before those of the spec. A spec is a value: its methods return others, and leave it as it is;
+    only `make_neg_dim`, `update_mask` and `set_provisional_n` change it.
+
+    A leaf defines `is_in`, `_draw` and `_corrected`, and names in `_parts` the tensors that describe its values. The
+    first dims of these are those of the spec, without its last `structural` ones. Shape operations apply to them.
+
+    Attributes:
+        shape: of a value; -1 for a dynamic dim, whose size differs from value to value.
+        device: where values are.
+        dtype: of values.
+        domain: "continuous", "discrete", "composite" or None.
+        structural: how many of the last dims are one value: an index does not address them.
+        rigid: whether shape operations keep the structural dims as they are.
+    """
+
+    shape: Size
+    device: torch.device | None
+    dtype: torch.dtype | None
+    domain: str | None = None
+    structural: ClassVar[int] = 0
+    rigid: ClassVar[bool] = True
+    _parts: ClassVar[tuple[str, ...]] = ()
+    _memo: dict[Any, Any] | None = None
+
+    __hash__ = None  # type: ignore[assignment]  # specs are compared by value, and some methods change them
+
+    def _set(self, shape: Any, device: Any, dtype: torch.dtype | None) -> None:
+        self.shape = shapes.as_shape(shape)
+        self.device = as_device(device)
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+
+    @property
+    def space(self) -> Any:
+        """The box of the values; None where there is none."""
+        return None
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    def ndimension(self) -> int:
+        """The number of dims."""
+        return self.ndim
+
+    # ------------------------------------------------------------------ values
+
+    def rand(self, shape: Sequence[int] | None = None) -> Any:
+        """A random value, [*shape, *self.shape]; dynamic dims have size 1."""
+        return self._draw(shapes.leading(shape))
+
+    def sample(self, shape: Sequence[int] | None = None) -> Any:
+        """The same as `rand`."""
+        return self.rand(shape)
+
+    @abstractmethod
+    def _draw(self, lead: Size) -> Any:
+        raise NotImplementedError
+
+    def _full(self, shape: Sequence[int] | None, value: int) -> Any:
+        sizes = (*shapes.leading(shape), *shapes.concrete(self.shape))
+        return torch.full(sizes, value, dtype=self.dtype, device=self.device)
+
+    def zero(self, shape: Sequence[int] | None = None) -> Any:
+        """Zeros, [*shape, *self.shape], in the spec or not."""
+        return self._full(shape, 0)
+
+    def zeros(self, shape: Sequence[int] | None = None) -> Any:
+        """The same as `zero`."""
+        return self.zero(shape)
+
+    def one(self, shape: Sequence[int] | None = None) -> Any:
+        """Ones, [*shape, *self.shape], in the spec or not."""
+        return self._full(shape, 1)
+
+    def ones(self, shape: Sequence[int] | None = None) -> Any:
+        """The same as `one`."""
+        return self.one(shape)
+
+    def is_in(self, val: Any) -> bool:
+        """Whether a value is of the dtype and shape of the spec, with leading dims or without, and within its range."""
+        return self._looks_right(val)
+
+    def contains(self, val: Any) -> bool:
+        """The same as `is_in`."""
+        return self.is_in(val)
+
+    def _looks_right(self, val: Any) -> bool:
+        return isinstance(val, Tensor) and val.dtype == self.dtype and shapes.fits(self.shape, val.shape)
+
+    def project(self, val: Any) -> Any:
+        """The value itself where it is in the spec, otherwise a corrected copy."""
+        return val if self.is_in(val) else self._corrected(val)
+
+    def _corrected(self, val: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} cannot correct a value that is not in it: {_about(val)}")
+
+    def assert_is_in(self, value: Any) -> None:
+        """AssertionError where a value is not in the spec."""
+        if not self.is_in(value):
+            raise AssertionError(f"{_about(value)} is not in {self}")
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """TypeError where the dtype of a value is another."""
+        if value.dtype != self.dtype:
+            where = "" if key is None else f" of {key!r}"
+            raise TypeError(f"the value{where} has dtype {value.dtype}, the spec has {self.dtype}")
+
+    # ------------------------------------------------------------------ raw values
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """A tensor of the spec from a number, an array or a list. A tensor is returned as it is.
+
+        Args:
+            val: the raw value; it is reshaped to the shape of the spec.
+            ignore_device: leave it on the CPU.
+
+        Raises:
+            RuntimeError: the value does not have as many elements as the spec.
+            AssertionError: the value is not in the spec, with CHECK_SPEC_ENCODE=1 in the environment.
+        """
+        if self._memo is None:
+            made = self._encoded(val, ignore_device)
+        else:
+            found = val.tobytes() if isinstance(val, np.ndarray) else tuple(val) if isinstance(val, list) else val
+            key = type(val), ignore_device, found
+            if key not in self._memo:
+                self._memo[key] = self._encoded(val, ignore_device)
+            made = self._memo[key].clone()
+        if _CHECKS:
+            self.assert_is_in(made)
+        return made
+
+    def _encoded(self, val: Any, ignore_device: bool) -> Any:
+        if isinstance(val, Tensor):
+            return val
+        return self._shaped(self._as_tensor(val, self.dtype, ignore_device))
+
+    def _as_tensor(self, val: Any, dtype: torch.dtype | None, ignore_device: bool) -> Tensor:
+        if isinstance(val, list | tuple):
+            val = val[0] if len(val) == 1 else np.asarray(val)
+        if isinstance(val, np.ndarray) and any(stride < 0 for stride in val.strides):
+            val = val.copy()
+        return torch.as_tensor(val, dtype=dtype, device="cpu" if ignore_device else self.device)
+
+    def _shaped(self, val: Tensor) -> Tensor:
+        shape = self.shape
+        if val.shape == shape or (val.ndim == len(shape) and shapes.fits(shape, val.shape)):
+            return val
+        if val.numel() != shapes.concrete(shape).numel():
+            raise RuntimeError(
+                f"Shape mismatch: the value has shape {list(val.shape)}, which is incompatible with the shape of the spec, "
+                f"{list(shape)}"
+            )
+        return val.reshape(shapes.concrete(shape))
+
+    def memoize_encode(self, mode: bool = True) -> None:
+        """Keep what `encode` returned for each value, until `erase_memoize_cache`. The cache grows without a limit."""
+        self._memo = {} if mode else None
+
+    def erase_memoize_cache(self) -> None:
+        """Forget the results of `encode` that were kept."""
+        if self._memo is not None:
+            self._memo = {}
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """The value as a NumPy array. With `safe`, AssertionError where it is not in the spec."""
+        self._assert_safe(val, safe)
+        return val.detach().cpu().numpy()
+
+    def _assert_safe(self, val: Any, safe: bool | None) -> None:
+        if _CHECKS if safe is None else safe:
+            self.assert_is_in(val)
+
+    # ------------------------------------------------------------------ all values
+
+    def cardinality(self) -> Any:
+        """The number of values."""
+        raise NotImplementedError(f"{type(self).__name__} has no cardinality")
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """All values, [number, *self.shape]; with `use_mask`, those that the mask allows."""
+        raise NotImplementedError(f"the values of a {type(self).__name__} cannot be enumerated")
+
+    def index(self, index: Any, tensor_to_index: Tensor) -> Tensor:
+        """The entries of a tensor that a value of the spec names, along the last dim."""
+        raise NotImplementedError(f"a value of {type(self).__name__} is no index")
+
+    # ------------------------------------------------------------------ shapes
+
+    def _replaced(self, **fields: Any) -> Self:
+        """A copy in which some attributes are others."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.__dict__.update(fields)
+        return made
+
+    def _changed(self, shape: Size, change: Callable[[Tensor, int], Tensor], **fields: Any) -> Self:
+        """A copy of another shape; `change` makes its tensors, given each and how many of its dims are the spec's."""
+        lead = len(self.shape) - self.structural
+        parts = {name: getattr(self, name) for name in self._parts}
+        changed = {name: change(part, lead) for name, part in parts.items() if part is not None}
+        return self._replaced(shape=shape, **changed, **fields)
+
+    def _free(self, shape: Size) -> Size:
+        """The dims that shape operations may change."""
+        return shape[: len(shape) - self.structural]
+
+    def _kept(self, free: Size) -> Size:
+        """A whole shape of free dims."""
+        return Size((*free, *self.shape[len(self.shape) - self.structural :]))
+
+    def expand(self, *shape: Any) -> Self:
+        """The spec with more leading dims, and with dims of size 1 made larger. ValueError where others differ."""
+        new = shapes.expanded(self.shape, shapes.of_arguments(shape))
+        return self if new == self.shape else self._expanded(new)
+
+    def _expanded(self, new: Size) -> Self:
+        free = shapes.concrete(self._free(new))
+        return self._changed(new, lambda part, lead: part.expand(*free, *part.shape[lead:]))
+
+    def _reshaped(self, new: Size) -> Self:
+        free = shapes.concrete(self._free(new))
+        return self._changed(new, lambda part, lead: part.reshape(*free, *part.shape[lead:]))
+
+    def _regrouped(self, new: Size) -> Self:
+        """The spec with the same values in other dims. ValueError where the structural dim would change."""
+        if self.structural and self.rigid and new[-1:] != self.shape[-1:]:
+            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, got {list(new)}")
+        return self if new == self.shape else self._reshaped(new)
+
+    def reshape(self, *shape: Any) -> Self:
+        """The spec in another shape; one -1 stands for what remains."""
+        return self._regrouped(shapes.reshaped(self.shape, shapes.of_arguments(shape)))
+
+    def view(self, *shape: Any) -> Self:
+        """The same as `reshape`."""
+        return self.reshape(*shape)
+
+    def flatten(self, start_dim: int, end_dim: int) -> Self:
+        """The spec with several dims as one."""
+        return self._regrouped(shapes.flattened(self.shape, start_dim, end_dim))
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
+        """The spec with one dim as several."""
+        return self._regrouped(shapes.unflattened(self.shape, dim, sizes))
+
+    def squeeze(self, dim: int | None = None) -> Self:
+        """The spec without a dim of size 1, or without all of them."""
+        return self._regrouped(shapes.squeezed(self.shape, dim))
+
+    def unsqueeze(self, dim: int) -> Self:
+        """The spec with a new dim of size 1."""
+        if self.structural and self.rigid and dim in (-1, self.ndim):
+            raise ValueError(
+                f"Final dimension of {type(self).__name__} must remain unchanged, cannot add one behind it"
+            )
+        return self._regrouped(shapes.unsqueezed(self.shape, dim))
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """A spec for each index of a dim, without that dim. ValueError for the structural last dim, or a dynamic one."""
+        at = shapes.dim_of(dim, self.ndim)
+        self._check_free(at, "unbound")
+        if self.shape[at] == -1:
+            raise ValueError(f"dim {dim} of {list(self.shape)} is dynamic (-1): how many specs it has is not known")
+        before: tuple[Any, ...] = (slice(None),) * at
+        return tuple(self._selected((*before, place)) for place in range(self.shape[at]))
+
+    def _check_free(self, at: int, done: str) -> None:
+        if at >= self.ndim - self.structural:
+            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged: it cannot be {done}")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._selected(index)
+
+    def _selected(self, index: Any) -> Self:
+        """The spec of what an index selects of a value, along the dims that are not structural."""
+        free = self._free(self.shape)
+        index = shapes.normalized(free, index)
+        new = self._kept(shapes.indexed(free, index))
+        return self._changed(new, lambda part, lead: shapes.select(part, index))
+
+    def index_select(self, dim: int, index: Tensor) -> Self:
+        """The spec of what `torch.index_select` makes of a value."""
+        at = shapes.dim_of(dim, self.ndim)
+        self._check_free(at, "indexed")
+        return self._selected((*((slice(None),) * at), index))
+
+    def make_neg_dim(self, dim: int) -> None:
+        """Make a dim dynamic, in place. ValueError where there is none."""
+        if not -self.ndim <= dim < self.ndim:
+            raise ValueError(f"dim {dim} is not in [{-self.ndim}, {self.ndim - 1}]")
+        at = dim % self.ndim
+        new = Size([*self.shape[:at], -1, *self.shape[at + 1 :]])
+        self.__dict__.update(
+            self._changed(new, lambda part, lead: part.narrow(at, 0, 1) if at < lead else part).__dict__
+        )
+
+    def emptied(self, shape: Size) -> Self:
+        """A spec of the same class and of another shape, which has sizes of 0: there are no values to describe."""
+        return self._changed(shape, lambda part, lead: part.new_zeros((*self._free(shape), *part.shape[lead:])))
+
+    # ------------------------------------------------------------------ copies
+
+    def to(self, dest: Any) -> Self:
+        """The spec on another device, or of another dtype; itself where nothing changes."""
+        if dest is None:
+            return self
+        if isinstance(dest, torch.dtype):
+            return self if dest == self.dtype else self._cast(dest)
+        device = as_device(dest)
+        if device == self.device:
+            return self
+        return self._changed(self.shape, lambda part, lead: part.to(device), device=device)
+
+    def _cast(self, dtype: torch.dtype) -> Self:
+        return self._replaced(dtype=dtype)
+
+    def cpu(self) -> Self:
+        """The spec on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None) -> Self:
+        """The spec on a CUDA device, by default the current one."""
+        return self.to(
+            "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
+        )
+
+    def clone(self) -> Self:
+        """An equal spec that shares nothing which `make_neg_dim` or `update_mask` changes."""
+        return self._replaced(_memo=None if self._memo is None else {})
+
+    def clear_device_(self) -> Self:
+        """Nothing for a spec of tensors, which are always on some device."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    # ------------------------------------------------------------------ comparison, text
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(self) is type(other) and self._is_like(other)
+
+    def _is_like(self, other: Any) -> bool:
+        """Whether a spec of the same class is equal."""
+        same = self.shape == other.shape and self.dtype == other.dtype and self.device == other.device
+        return same and self.domain == other.domain and all(
+            _same(getattr(self, name), getattr(other, name)) for name in self._parts
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        fields = [f"shape={self.shape}", f"space={self.space}", f"device={self.device}", f"dtype={self.dtype}"]
+        text = ",\n".join([*fields, f"domain={self.domain}"]).replace("\n", "\n    ")
+        return f"{type(self).__name__}(\n    {text})"
+
+    # ------------------------------------------------------------------ torch
+
+    @classmethod
+    def implements_for_spec(
+        cls, torch_function: Callable[..., Any]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator: the function is called where a function of torch is given a spec."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            _FUNCTIONS[torch_function] = function
+            return function
+
+        return register
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        function = _FUNCTIONS.get(func)
+        return NotImplemented if function is None else function(*args, **(kwargs or {}))
+
+
+def as_device(device: Any) -> torch.device:
+    """The device with a number where it needs one; the default one for None."""
+    found = torch.get_default_device() if device is None else torch.device(device)
+    return (
+        torch.device(found.type, torch.cuda.current_device()) if found.type == "cuda" and found.index is None else found
+    )
+
+
+def _about(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a value of shape {list(value.shape)}, {value.dtype}, on {value.device}, {value!r:.200},"
+    return f"{value!r:.200}"
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is other or one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one, other) if one.is_floating_point() else torch.equal(one, other)
+
+
+TensorSpec.implements_for_spec(torch.squeeze)(lambda input, dim=None: input.squeeze(dim))
+TensorSpec.implements_for_spec(torch.unsqueeze)(lambda input, dim: input.unsqueeze(dim))
+TensorSpec.implements_for_spec(torch.index_select)(lambda input, dim, index: input.index_select(dim, index))
