@@ -27,21 +27,20 @@ def _domain_of(dtype: torch.dtype, domain: str | None) -> str:
 class _Interval(TensorSpec):
     """Numbers whose class follows from their domain: the continuous or the discrete one of its family."""
 
-    @property
     def _family(self) -> type[TensorSpec]:
-        raise NotImplementedError
+        return Bounded if isinstance(self, Bounded) else Unbounded
 
     def _set_domain(self, domain: str | None) -> None:
         assert self.dtype is not None
         self.domain = _domain_of(self.dtype, domain)
-        if type(self) is self._family or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
-            self.__class__ = _OF_DOMAIN[self._family, self.domain]  # type: ignore[assignment]
+        if type(self) is self._family() or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
+            self.__class__ = _OF_DOMAIN[self._family(), self.domain]  # type: ignore[assignment]
 
     def _of_dtype(self, dtype: torch.dtype, domain: str | None, **fields: Any) -> Self:
         domain = _domain_of(dtype, domain)
         made = self._replaced(dtype=dtype, domain=domain, **fields)
         if type(self) in _OF_DOMAIN.values():
-            made.__class__ = _OF_DOMAIN[self._family, domain]  # type: ignore[assignment]
+            made.__class__ = _OF_DOMAIN[self._family(), domain]  # type: ignore[assignment]
         return made
 
 
@@ -63,10 +62,6 @@ class Bounded(_Interval):
     """
 
     _parts = ("low", "high")
-
-    @property
-    def _family(self) -> type[TensorSpec]:
-        return Bounded
 
     low: Tensor
     high: Tensor
@@ -133,8 +128,7 @@ class Bounded(_Interval):
         drawn = torch.where(from_low | from_high, drawn, torch.randn_like(drawn))
         return torch.minimum(torch.maximum(drawn, self.low), self.high)
 
-    def is_in(self, val: Any) -> bool:
-        """Whether a value has the dtype and shape, and all of it is between the bounds; NaN is not."""
+    def _has(self, val: Any) -> bool:  # of NaN neither holds
         return self._looks_right(val) and bool(((val >= self.low) & (val <= self.high)).all())
 
     def _corrected(self, val: Tensor) -> Tensor:
@@ -171,33 +165,15 @@ class Bounded(_Interval):
 class BoundedContinuous(Bounded):
     """Floating point numbers between two bounds."""
 
-    def __init__(
-        self,
-        low: Any = None,
-        high: Any = None,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        domain: str = "continuous",
-        **earlier: Any,
-    ) -> None:
-        super().__init__(low, high, shape, device, dtype, domain=domain, **earlier)
+    def __init__(self, *bounds_and_more: Any, domain: str = "continuous", **more: Any) -> None:
+        super().__init__(*bounds_and_more, domain=domain, **more)
 
 
 class BoundedDiscrete(Bounded):
     """Integers between two bounds."""
 
-    def __init__(
-        self,
-        low: Any = None,
-        high: Any = None,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        domain: str = "discrete",
-        **earlier: Any,
-    ) -> None:
-        super().__init__(low, high, shape, device, dtype, domain=domain, **earlier)
+    def __init__(self, *bounds_and_more: Any, domain: str = "discrete", **more: Any) -> None:
+        super().__init__(*bounds_and_more, domain=domain, **more)
 
 
 _OF_DOMAIN |= {(Bounded, "continuous"): BoundedContinuous, (Bounded, "discrete"): BoundedDiscrete}
@@ -224,10 +200,6 @@ class Unbounded(_Interval):
         self._set_domain(domain)
 
     @property
-    def _family(self) -> type[TensorSpec]:
-        return Unbounded
-
-    @property
     def space(self) -> ContinuousBox:
         """The limits of the dtype."""
         assert self.dtype is not None
@@ -238,10 +210,8 @@ class Unbounded(_Interval):
 
     def _draw(self, lead: Size) -> Tensor:
         assert self.dtype is not None
-        size, about = (*lead, *shapes.concrete(self.shape)), {"dtype": self.dtype, "device": self.device}
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            return torch.randn(size, **about)
-        return torch.empty(size, **about).random_()
+        drawn = torch.empty((*lead, *shapes.concrete(self.shape)), dtype=self.dtype, device=self.device)
+        return drawn.normal_() if drawn.is_floating_point() or drawn.is_complex() else drawn.random_()
 
     def _corrected(self, val: Tensor) -> Tensor:
         lead = val.shape[: val.ndim - self.ndim]

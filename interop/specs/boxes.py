@@ -58,10 +58,8 @@ class ContinuousBox:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        rows = [
-            f"{name}=Tensor(shape={each.shape}, device={each.device}, dtype={each.dtype}, contiguous={each.is_contiguous()})"
-            for name, each in (("low", self.low), ("high", self.high))
-        ]
+        rows = [f"{name}=Tensor(shape={each.shape}, device={each.device}, dtype={each.dtype})"
+                for name, each in (("low", self.low), ("high", self.high))]  # fmt: skip
         return "ContinuousBox(\n    " + ",\n    ".join(rows) + ")"
 
 

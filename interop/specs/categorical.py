@@ -1,7 +1,7 @@
 """Choices as integers, and bits."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor
@@ -24,7 +24,8 @@ class Categorical(TensorSpec):
     """
 
     domain = "discrete"
-    _parts = ("mask",)
+    _parts: ClassVar[tuple[str, ...]] = ("mask",)
+    _compared = ("shape", "dtype", "device", "domain", "space")
     mask: Tensor | None = None
 
     def __init__(
@@ -73,8 +74,7 @@ class Categorical(TensorSpec):
             return any_allowed(self.mask.expand(*lead, *shape, self.n)).to(self.dtype)
         return torch.randint(self.n, (*lead, *shape), device=self.device).to(self.dtype)
 
-    def is_in(self, val: Any) -> bool:
-        """Whether a value has the dtype and shape, and is an allowed choice everywhere."""
+    def _has(self, val: Any) -> bool:
         if not self._looks_right(val):
             return False
         if self._size == -1:
@@ -119,14 +119,9 @@ class Categorical(TensorSpec):
         return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        """The entries of a tensor that the choices name along its last dim, as `torch.gather` takes them.
-
-        A value of one dim fewer names one entry of each row.
-        """
-        index = index.to(torch.int64)
-        if index.ndim == tensor_to_index.ndim - 1:
-            return tensor_to_index.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-        return tensor_to_index.gather(-1, index)
+        """The entries of a tensor that the choices name along its last dim, in every row where they are one row."""
+        index = index.to(torch.int64).reshape(index.shape or (1,))
+        return tensor_to_index.gather(-1, index.expand(*tensor_to_index.shape[:-1], index.shape[-1]))
 
     # ------------------------------------------------------------------ the other encoding
 
@@ -152,16 +147,13 @@ class Categorical(TensorSpec):
 
     # ------------------------------------------------------------------ comparison
 
-    def _is_like(self, other: Any) -> bool:
-        return self.space == other.space and super()._is_like(other)
-
     def __eq__(self, other: object) -> bool:
         pair = {type(self), type(other)}
         if pair == {Categorical, Binary} and isinstance(other, Categorical):  # bits are choices of two
             return self.mask is None and other.mask is None and self._is_like(other)
         return super().__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class Binary(Categorical):
@@ -197,10 +189,6 @@ class Binary(Categorical):
         if not self.shape:
             raise ValueError("a Binary with an empty shape cannot be indexed")
         return super()._selected(index)
-
-    def to_one_hot_spec(self) -> TensorSpec:
-        """The spec of what `to_one_hot` returns: two entries for each bit."""
-        return super().to_one_hot_spec()
 
 
 def _count(n: Any, dtype: torch.dtype | None) -> int:

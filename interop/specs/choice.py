@@ -1,13 +1,12 @@
 """One of several specs, or of several objects."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from tensordict import is_non_tensor
 from torch import Size
 
-from interop.specs import shapes
 from interop.specs.spec import TensorSpec
 
 
@@ -46,24 +45,13 @@ class Choice(TensorSpec):
         """How many members there are."""
         return len(self._choices)
 
-    def _draw(self, lead: Size) -> Any:
-        return self._of(self._choices[int(torch.randint(self.num_choices, ()))], lead, "rand")
-
-    def _of(self, member: Any, lead: Size, how: str) -> Any:
+    def _made(self, how: str, lead: Size) -> Any:
+        member = self._choices[int(torch.randint(self.num_choices, ())) if how == "rand" else 0]
         if isinstance(member, TensorSpec):
             return getattr(member, how)(lead)
         return member.expand(*lead, *member.batch_size) if lead else member
 
-    def zero(self, shape: Sequence[int] | None = None) -> Any:
-        """Zeros of the first member, or the first object."""
-        return self._of(self._choices[0], shapes.leading(shape), "zero")
-
-    def one(self, shape: Sequence[int] | None = None) -> Any:
-        """Ones of the first member, or the first object."""
-        return self._of(self._choices[0], shapes.leading(shape), "one")
-
-    def is_in(self, val: Any) -> bool:
-        """Whether a value is in one of the specs, or equal to one of the objects."""
+    def _has(self, val: Any) -> bool:
         if isinstance(self._choices[0], TensorSpec):
             return any(each.is_in(val) for each in self._choices)
         return is_non_tensor(val) and any(val.tolist() == each.tolist() for each in self._choices)
@@ -83,7 +71,7 @@ class Choice(TensorSpec):
         first = self._choices[0]
         return sum(each.cardinality() for each in self._choices) if isinstance(first, TensorSpec) else self.num_choices
 
-    def enumerate(self, use_mask: bool = False) -> list[Any]:  # type: ignore[override]
+    def enumerate(self, use_mask: bool = False) -> list[Any]:
         """A list of the values of every member."""
         if not isinstance(self._choices[0], TensorSpec):
             return list(self._choices)

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -23,6 +24,7 @@ class Composite(TensorSpec):
     """Specs of the entries of a tensordict, by key; a Composite in a Composite for a nested tensordict.
 
     The shape is the batch size; the shape of every entry begins with it. Shape operations and indices act on it.
+    Of a tensordict in `is_in`, entries without a spec do not matter; a missing one is a KeyError.
 
     Args:
         *args: at most one dict or Composite of entries. A dict in it is a nested Composite; None is an entry of which
@@ -40,6 +42,7 @@ class Composite(TensorSpec):
     """
 
     domain = "composite"
+    dtype = None
 
     def __init__(
         self,
@@ -63,7 +66,8 @@ class Composite(TensorSpec):
         self._shape = shapes.as_shape(() if given is None else given)
         self._device = None if device is None else as_device(device)
         self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
-        self._is_locked, self._locked_by = False, []
+        self._is_locked = False
+        self.locked_by: list[weakref.ref[Composite]] = []  # those around it that were locked with it
         self._names: list[str | None] = [None] * len(self._shape)
         for each in (*args, specs):
             for key, entry in each.items():
@@ -71,18 +75,22 @@ class Composite(TensorSpec):
         if names is not None:
             self.names = names
 
-    def _made(
-        self, shape: Size, specs: dict[str, Entry], names: Sequence[str | None] | None = None, **fields: Any
+    def _each(
+        self,
+        shape: Size,
+        change: Callable[[Any], TensorSpec],
+        names: Sequence[str | None] | None = None,
+        **fields: Any,
     ) -> Self:
-        """An unlocked Composite of other entries, which are known to fit."""
-        made = self._replaced(_shape=shape, _specs=specs, _is_locked=False, _locked_by=[], **fields)
-        made.__dict__["_names"] = [None] * len(shape) if names is None else list(names)
-        return made
+        """An unlocked Composite of another shape, its entries changed."""
+        specs = {name: None if entry is None else change(entry) for name, entry in self._specs.items()}
+        names = [None] * len(shape) if names is None else list(names)
+        return self._replaced(_shape=shape, _specs=specs, _names=names, _is_locked=False, locked_by=[], **fields)
 
     # ------------------------------------------------------------------ shape, device, names
 
     @property
-    def shape(self) -> Size:  # type: ignore[override]
+    def shape(self) -> Size:
         """The batch size."""
         return self._shape
 
@@ -108,7 +116,7 @@ class Composite(TensorSpec):
         self.shape = value
 
     @property
-    def device(self) -> torch.device | None:  # type: ignore[override]
+    def device(self) -> torch.device | None:
         """The device of all entries; None if they may be on several."""
         return self._device
 
@@ -119,8 +127,7 @@ class Composite(TensorSpec):
             if self._device is not None:
                 raise RuntimeError("to let entries be on several devices, call clear_device_()")
             return
-        moved = self.to(as_device(value))
-        self._specs, self._device = moved._specs, moved._device
+        self._specs, self._device = dict(self.to(value).items()), as_device(value)
 
     def clear_device_(self) -> Self:
         """Let entries be on several devices, here and in nested Composites, in place."""
@@ -132,18 +139,13 @@ class Composite(TensorSpec):
         return self
 
     @property
-    def dtype(self) -> None:  # type: ignore[override]
-        """None: entries have several."""
-        return None
-
-    @property
     def names(self) -> list[str | None]:
         """The names of the dims, None for those without one."""
         return list(self._names)
 
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
-        new = [None] * self.ndim if value is None else list(value)
+        new: list[str | None] = [None] * self.ndim if value is None else list(value)
         if len(new) != self.ndim:
             raise ValueError(f"needed is a name, or None, for each of {self.ndim} dims, got {value}")
         self._names = new
@@ -171,10 +173,11 @@ class Composite(TensorSpec):
         for name in path_of(index):
             if not isinstance(found, Composite):
                 raise KeyError(f"{index!r}: there is no {name!r} in a {type(found).__name__}")
-            found = found._entry(name)
+            found = found.entry(name)
         return found
 
-    def _entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Entry:
+        """The entry of a root key. KeyError where it is missing."""
         if name in _RESERVED:
             raise AttributeError(f"Composite has no key {name!r}")
         if name not in self._specs:
@@ -243,12 +246,14 @@ class Composite(TensorSpec):
         return value
 
     def __delitem__(self, key: Any) -> None:
-        *lead, last = path_of(key)
-        holder = self[tuple(lead)] if lead else self
-        holder._check_unlocked()
-        if last in _RESERVED:
-            raise ValueError(f"Composite[{last!r}] cannot be deleted: the name is an attribute")
-        holder._drop(last)
+        first, *rest = path_of(key)
+        if rest:
+            del self[first][tuple(rest)]
+            return
+        self._check_unlocked()
+        if first in _RESERVED:
+            raise ValueError(f"Composite[{first!r}] cannot be deleted: the name is an attribute")
+        self._drop(first)
 
     def _drop(self, name: str) -> None:
         if name not in self._specs:
@@ -257,7 +262,7 @@ class Composite(TensorSpec):
 
     def pop(self, key: Any, default: Any = _REQUIRED) -> Any:
         """Remove and return an entry; the default, or KeyError without one, where it is missing."""
-        found = self.get(key, _REQUIRED if default is _REQUIRED else None)  # type: ignore[arg-type]
+        found = self.get(key, _REQUIRED if default is _REQUIRED else None)
         if found is None and key not in self.keys(True):
             return default
         del self[key]
@@ -338,29 +343,15 @@ class Composite(TensorSpec):
             is_leaf: given the class of an entry, whether it is a leaf; by default all but Composites are.
             step_mdp_static_only: only what is, or is within, a Composite with `step_mdp_static`.
         """
-        return KeysView(lambda: self.walk(include_nested, leaves_only, is_leaf, step_mdp_static_only))
+        return KeysView(partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only))
 
-    def values(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        *,
-        is_leaf: Callable[[type], bool] | None = None,
-        step_mdp_static_only: bool = False,
-    ) -> ValuesView:
-        """The entries, as `keys`."""
-        return ValuesView(lambda: self.walk(include_nested, leaves_only, is_leaf, step_mdp_static_only))
+    def values(self, *args: Any, **kwargs: Any) -> ValuesView:
+        """The entries; arguments as of `keys`."""
+        return ValuesView(partial(self.walk, *args, **kwargs))
 
-    def items(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        *,
-        is_leaf: Callable[[type], bool] | None = None,
-        step_mdp_static_only: bool = False,
-    ) -> ItemsView:
-        """Pairs of key and entry, as `keys`."""
-        return ItemsView(lambda: self.walk(include_nested, leaves_only, is_leaf, step_mdp_static_only))
+    def items(self, *args: Any, **kwargs: Any) -> ItemsView:
+        """Pairs of key and entry; arguments as of `keys`."""
+        return ItemsView(partial(self.walk, *args, **kwargs))
 
     # ------------------------------------------------------------------ locks
 
@@ -384,24 +375,24 @@ class Composite(TensorSpec):
         self._is_locked = True
         for entry in self._specs.values() if recurse is not False else ():
             if isinstance(entry, Composite):
-                entry._locked_by.append(weakref.ref(self))
+                entry.locked_by.append(weakref.ref(self))
                 entry.lock_()
         return self
 
     def unlock_(self, recurse: bool | None = None) -> Self:
         """Allow changes again. RuntimeError in a nested Composite that was locked by one around it."""
-        if any((holder := each()) is not None and holder.is_locked for each in self._locked_by):
+        if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
             raise RuntimeError(
                 "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite, which locked it"
             )
-        self._is_locked, self._locked_by = False, []
+        self._is_locked, self.locked_by = False, []
         for entry in self._specs.values() if recurse is not False else ():
             if isinstance(entry, Composite):
                 entry.unlock_()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_locked_by": []}
+        return {**self.__dict__, "locked_by": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -414,27 +405,14 @@ class Composite(TensorSpec):
 
     # ------------------------------------------------------------------ values
 
-    def _filled(self, how: str, lead: Size) -> Any:
+    def _made(self, how: str, lead: Size) -> Any:
         values = {name: getattr(entry, how)(lead) for name, entry in self._specs.items() if entry is not None}
         size = shapes.concrete((*lead, *self._shape))
         if any(self._names):
-            made = unchecked(values, size, self._device, [None] * len(lead) + self._names)
+            made = unchecked(values, size, self._device, [*([None] * len(lead)), *self._names])
         else:
             made = of_entries(values, size, self._device)
-        if self.data_cls is None or isinstance(made, self.data_cls):
-            return made
-        return self.data_cls.from_tensordict(made)
-
-    def _draw(self, lead: Size) -> Any:
-        return self._filled("rand", lead)
-
-    def zero(self, shape: Sequence[int] | None = None) -> Any:
-        """A tensordict of zeros, [*shape, *self.shape]."""
-        return self._filled("zero", shapes.leading(shape))
-
-    def one(self, shape: Sequence[int] | None = None) -> Any:
-        """A tensordict of ones, [*shape, *self.shape]."""
-        return self._filled("one", shapes.leading(shape))
+        return made if self.data_cls in (None, type(made)) else self.data_cls.from_tensordict(made)
 
     def _update(self, data: TensorDictBase, how: str) -> TensorDictBase:
         lead = data.batch_size[: data.ndim - self.ndim]
@@ -452,8 +430,7 @@ class Composite(TensorSpec):
         """Set the entries of a tensordict to ones, in place; others stay. Returns it."""
         return self._update(data, "one")
 
-    def is_in(self, val: Any) -> bool:
-        """Whether every entry is in its spec; more entries do not matter. KeyError where one is missing."""
+    def _has(self, val: Any) -> bool:
         if self.data_cls is not None and type(val) is not self.data_cls:
             return False
         return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
@@ -487,14 +464,17 @@ class Composite(TensorSpec):
         for key, value in val.items():
             if value is None:
                 raise RuntimeError(f"Composite.encode cannot be used with missing values: {key!r} is None")
-            entry = self._entry(key)
+            entry = self.entry(key)
             if entry is None:
                 raise KeyError(f"{key!r} has no spec (None), it cannot be encoded")
             try:
                 made[key] = entry.encode(value, ignore_device=ignore_device)
             except RuntimeError as error:
                 raise RuntimeError(f"encoding {key!r} failed: {error}") from error
-        return TensorDict(made, batch_size=self.shape, device=None if ignore_device else self.device)
+        device, ndim = None if ignore_device else self._device, self.ndim
+        if all(each.shape[:ndim] == self._shape for each in made.values()):
+            return of_entries(made, self._shape, device)
+        return TensorDict(made, batch_size=self.shape, device=device)  # raises, and says of which entry
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> dict[str, Any]:
         """The entries as arrays, in nested dicts."""
@@ -520,16 +500,6 @@ class Composite(TensorSpec):
         return TensorDict(made, batch_size=(number, *self.shape), device=self.device)
 
     # ------------------------------------------------------------------ shapes: of the batch, entries keep their other dims
-
-    def _each(
-        self,
-        shape: Size,
-        change: Callable[[TensorSpec], TensorSpec],
-        names: Sequence[str | None] | None = None,
-        **fields: Any,
-    ) -> Self:
-        specs = {name: None if entry is None else change(entry) for name, entry in self._specs.items()}
-        return self._made(shape, specs, names, **fields)
 
     def _expanded(self, new: Size) -> Self:
         ndim = self.ndim
@@ -617,8 +587,9 @@ def _value_of(data: Any, name: str) -> Any:
 
 
 def _names_after(index: tuple[Any, ...], names: Sequence[str | None], ndim: int) -> list[str | None]:
-    """The names of the dims that an index leaves; none where it has arrays, whose dims may be moved."""
-    if any(not (part is None or isinstance(part, int | slice)) for part in index):
+    """The names of the dims that an index leaves; none where it has several arrays, whose dims may be moved."""
+    arrays = [part for part in index if not (part is None or isinstance(part, int | slice))]
+    if len(arrays) > 1 or any(part.ndim != 1 for part in arrays):
         return [None] * ndim
     left, found = iter(names), []
     for part in index:

@@ -16,7 +16,7 @@ from interop.specs.stacked import Stacked, StackedComposite
 class _Alias(type):
     """The class of an earlier name. Instances of the new class are its instances."""
 
-    new: type[TensorSpec]
+    new: Any
     domain: str | None
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,6 @@ from interop.specs import shapes
 from interop.specs.boxes import BoxList
 from interop.specs.categorical import Categorical
 from interop.specs.masks import any_allowed, as_mask
-from interop.specs.spec import TensorSpec
 
 
 class MultiCategorical(Categorical):
@@ -120,8 +119,7 @@ class MultiCategorical(Categorical):
         """A value with the dims of the spec: scalars get theirs back."""
         return val.unsqueeze(-1) if self._is_scalar and val.shape[-1:] != (1,) else val
 
-    def is_in(self, val: Any) -> bool:
-        """Whether a value has the dtype and shape, and each entry is an allowed choice."""
+    def _has(self, val: Any) -> bool:
         if not self._looks_right(val):
             return False
         val = self._entries(val)
@@ -194,7 +192,7 @@ class MultiCategorical(Categorical):
         from interop.specs.one_hot import MultiOneHot
 
         if self.nvec.ndim > 1 and not (self.nvec == self.nvec.reshape(-1, self.nvec.shape[-1])[0]).all():
-            return torch.stack([each.to_one_hot_spec() for each in self.unbind()], 0)  # type: ignore[arg-type]
+            return torch.stack([each.to_one_hot_spec() for each in self.unbind()], 0)
         sizes = self._row("one-hot form")
         return MultiOneHot(sizes, (*self.shape[:-1], sum(sizes)), self.device, mask=self.mask)
 
@@ -220,6 +218,3 @@ class MultiCategorical(Categorical):
         """The spec of one entry with a dim of size 1."""
         one = None if self._allowed is None else self._allowed.unsqueeze(0)
         return self._replaced(shape=Size([1]), nvec=self.nvec.unsqueeze(0), _allowed=one)
-
-    def _is_like(self, other: Any) -> bool:
-        return TensorSpec._is_like(self, other)

@@ -1,6 +1,5 @@
 """Values that are no tensors."""
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -45,26 +44,14 @@ class NonTensor(TensorSpec):
         """Whether each place of the shape has an object of its own."""
         return self.feature_dims == 0
 
-    def _draw(self, lead: Size) -> Any:
+    def _made(self, how: str, lead: Size) -> Any:
         at = self.ndim - self.feature_dims
-        sizes = Size((*lead, *self.shape))
-        value: Any = NonTensorData(
-            self.example_data, batch_size=sizes[len(sizes) - self.feature_dims :], device=self.device
-        )
+        value: Any = NonTensorData(self.example_data, batch_size=self.shape[at:], device=self.device)
         for size in reversed((*lead, *self.shape[:at])):
             value = NonTensorStack(*(value.clone() for _ in range(size)), stack_dim=0)
         return value
 
-    def zero(self, shape: Sequence[int] | None = None) -> Any:
-        """The example."""
-        return self._draw(shapes.leading(shape))
-
-    def one(self, shape: Sequence[int] | None = None) -> Any:
-        """The example."""
-        return self.zero(shape)
-
-    def is_in(self, val: Any) -> bool:
-        """Whether a value is no tensor and, where it has a batch size, that is the spec's."""
+    def _has(self, val: Any) -> bool:
         if isinstance(val, Tensor):
             return False
         return not (is_non_tensor(val) or isinstance(val, TensorDictBase)) or shapes.fits(self.shape, val.batch_size)

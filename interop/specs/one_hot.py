@@ -17,6 +17,8 @@ from interop.specs.spec import TensorSpec
 class OneHot(TensorSpec):
     """One-hot vectors in the last dim: one of n entries is 1, the others are 0.
 
+    `encode` takes the choices, as ints, lists, arrays or tensors of ints. AssertionError for one that is not below n.
+
     Args:
         n: the size of the last dim.
         shape: (n,) by default.
@@ -32,6 +34,7 @@ class OneHot(TensorSpec):
     domain = "discrete"
     structural = 1
     _parts = ("mask",)
+    _compared = ("shape", "dtype", "device", "domain", "space", "use_register")
     mask: Tensor | None = None
 
     def __init__(
@@ -82,9 +85,10 @@ class OneHot(TensorSpec):
     # ------------------------------------------------------------------ values
 
     def _hot(self, choices: Sequence[Tensor]) -> Tensor:
-        """The vectors of a choice in each group, int64 [...]; bool [..., total]."""
-        parts = [torch.nn.functional.one_hot(each, size) for each, size in zip(choices, self._sizes, strict=True)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(torch.bool)
+        """The vectors of a choice in each group, int64 [...]; bool [..., total]. Zeros for a choice that there is not."""
+        parts = [each.unsqueeze(-1) == torch.arange(size, device=each.device)
+                 for each, size in zip(choices, self._sizes, strict=True)]  # fmt: skip
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _draw(self, lead: Size) -> Tensor:
         size = (*lead, *shapes.concrete(self._free(self.shape)))
@@ -94,8 +98,7 @@ class OneHot(TensorSpec):
             chosen = [any_allowed(each) for each in self.mask.expand(*size, -1).split(self._sizes, -1)]
         return self._hot(chosen).to(self.dtype)
 
-    def is_in(self, val: Any) -> bool:
-        """Whether a value has the dtype and shape, and in each vector one entry is 1, an allowed one, the others 0."""
+    def _has(self, val: Any) -> bool:
         if not self._looks_right(val):
             return False
         hot = val if val.dtype == torch.bool else val != 0
@@ -105,7 +108,7 @@ class OneHot(TensorSpec):
         return one_each and (self.mask is None or not bool((hot & ~self.mask).any()))
 
     def _corrected(self, val: Tensor) -> Tensor:
-        """One of the entries that are not 0 and are allowed, by chance, else any allowed one. RuntimeError for only zeros."""
+        """A random one of the entries that are not 0 and allowed, else any allowed one. RuntimeError for only zeros."""
         allowed = torch.ones_like(val, dtype=torch.bool) if self.mask is None else self.mask.expand(val.shape)
         chosen = []
         for hot, open_ in zip((val != 0).split(self._sizes, -1), allowed.split(self._sizes, -1), strict=True):
@@ -141,24 +144,19 @@ class OneHot(TensorSpec):
 
     # ------------------------------------------------------------------ raw values
 
-    def encode(self, val: Any, *, ignore_device: bool = False) -> Tensor:
-        """One-hot vectors [*val.shape, n] of choices, given as ints, lists, arrays or tensors of ints.
-
-        AssertionError for a choice that is not below n.
-        """
-        made: Tensor = super().encode(val, ignore_device=ignore_device)
-        return made
-
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         if self.use_register:
             val = self._registered(val)
-        val = torch.as_tensor(np.asarray(val) if isinstance(val, list | tuple) else val, dtype=torch.int64)
-        val = val if ignore_device else val.to(self.device)
-        if not ((val >= 0) & (val < self.n)).all():
+        hot = self._hot([self._choices(val, ignore_device)])
+        if not hot.any(-1).all():
             raise AssertionError(
                 f"Value must be less than action space. Needed are integers of [0, {self.n}), got {val}"
             )
-        return self._hot([val]).to(self.dtype)
+        return hot.to(self.dtype)
+
+    def _choices(self, val: Any, ignore_device: bool) -> Tensor:
+        val = np.asarray(val) if isinstance(val, list | tuple) else val
+        return self._as_tensor(val, torch.int64, ignore_device).to(torch.int64)
 
     def _registered(self, val: Any) -> Any:
         if isinstance(val, list | tuple | np.ndarray | Tensor) and np.ndim(val):
@@ -198,24 +196,10 @@ class OneHot(TensorSpec):
 
     # ------------------------------------------------------------------ shapes, comparison
 
-    def reshape(self, *shape: Any) -> Self:
-        """The spec in another shape, whose last size is n from then on. ValueError for another n with a mask."""
-        new = shapes.reshaped(self.shape, shapes.of_arguments(shape))
-        return self._of_size(new)
-
-    def flatten(self, start_dim: int, end_dim: int) -> Self:
-        """The spec with several dims as one."""
-        return self._of_size(shapes.flattened(self.shape, start_dim, end_dim))
-
-    def _of_size(self, new: Size) -> Self:
+    def _regrouped(self, new: Size) -> Self:
         if new[-1:] == self.shape[-1:] or self.mask is not None or len(self._sizes) > 1:
-            return self._regrouped(new)
-        return self._replaced(shape=new, _sizes=[new[-1]])
-
-    def _is_like(self, other: Any) -> bool:
-        return (
-            self.use_register == other.use_register and self.space == other.space and super()._is_like(other)
-        )  # fmt: skip
+            return super()._regrouped(new)
+        return self._replaced(shape=new, _sizes=[new[-1]])  # the last size is n from then on
 
 
 class MultiOneHot(OneHot):
@@ -255,13 +239,15 @@ class MultiOneHot(OneHot):
         return torch.tensor(self._sizes).prod()
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
-        val = torch.as_tensor(np.asarray(val) if isinstance(val, list | tuple) else val, dtype=torch.int64)
-        val = val if ignore_device else val.to(self.device)
-        if val.shape[-1:] != (len(self._sizes),) or not ((val >= 0) & (val < val.new_tensor(self._sizes))).all():
+        chosen = self._choices(val, ignore_device)
+        if (
+            chosen.shape[-1:] != (len(self._sizes),)
+            or not ((chosen >= 0) & (chosen < chosen.new_tensor(self._sizes))).all()
+        ):
             raise RuntimeError(
                 f"needed is one integer for each of {len(self._sizes)} groups, below {self._sizes}, got {val!r:.200}"
             )
-        return self._shaped(self._hot(val.unbind(-1)).to(self.dtype))
+        return self._shaped(self._hot(chosen.unbind(-1)).to(self.dtype))
 
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """The choices, int64 [..., len(nvec)]."""

@@ -81,7 +81,7 @@ def unsqueezed(shape: Size, dim: int) -> Size:
 def squeezed(shape: Size, dim: int | None) -> Size:
     """The shape without a dim of size 1, or without all of them; [1] stays where no dim is given."""
     if dim is None:
-        return shape if shape == (1,) else Size([size for size in shape if size != 1])
+        return shape if list(shape) == [1] else Size([size for size in shape if size != 1])
     at = dim_of(dim, len(shape))
     return without(shape, at) if shape[at] == 1 else shape
 

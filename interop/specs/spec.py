@@ -2,7 +2,6 @@
 
 import copy
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -22,7 +21,7 @@ class TensorSpec:
     Values may have more dims before those of the spec. A spec is a value: its methods return others, and leave it as it is;
     only `make_neg_dim`, `update_mask` and `set_provisional_n` change it.
 
-    A leaf defines `is_in`, `_draw` and `_corrected`, and names in `_parts` the tensors that describe its values. The
+    A leaf defines `_has`, `_draw` and `_corrected`, and names in `_parts` the tensors that describe its values. The
     first dims of these are those of the spec, without its last `structural` ones. Shape operations apply to them.
 
     Attributes:
@@ -41,6 +40,7 @@ class TensorSpec:
     structural: ClassVar[int] = 0
     rigid: ClassVar[bool] = True
     _parts: ClassVar[tuple[str, ...]] = ()
+    _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain")
     _memo: dict[Any, Any] | None = None
 
     __hash__ = None  # type: ignore[assignment]  # specs are compared by value, and some methods change them
@@ -61,57 +61,50 @@ class TensorSpec:
         return len(self.shape)
 
     def ndimension(self) -> int:
-        """The number of dims."""
+        """The same as `ndim`."""
         return self.ndim
 
     # ------------------------------------------------------------------ values
 
     def rand(self, shape: Sequence[int] | None = None) -> Any:
         """A random value, [*shape, *self.shape]; dynamic dims have size 1."""
-        return self._draw(shapes.leading(shape))
-
-    def sample(self, shape: Sequence[int] | None = None) -> Any:
-        """The same as `rand`."""
-        return self.rand(shape)
-
-    @abstractmethod
-    def _draw(self, lead: Size) -> Any:
-        raise NotImplementedError
-
-    def _full(self, shape: Sequence[int] | None, value: int) -> Any:
-        sizes = (*shapes.leading(shape), *shapes.concrete(self.shape))
-        return torch.full(sizes, value, dtype=self.dtype, device=self.device)
+        return self._made("rand", shapes.leading(shape))
 
     def zero(self, shape: Sequence[int] | None = None) -> Any:
         """Zeros, [*shape, *self.shape], in the spec or not."""
-        return self._full(shape, 0)
-
-    def zeros(self, shape: Sequence[int] | None = None) -> Any:
-        """The same as `zero`."""
-        return self.zero(shape)
+        return self._made("zero", shapes.leading(shape))
 
     def one(self, shape: Sequence[int] | None = None) -> Any:
         """Ones, [*shape, *self.shape], in the spec or not."""
-        return self._full(shape, 1)
+        return self._made("one", shapes.leading(shape))
 
-    def ones(self, shape: Sequence[int] | None = None) -> Any:
-        """The same as `one`."""
-        return self.one(shape)
+    sample, zeros, ones = rand, zero, one
+
+    def _made(self, how: str, lead: Size) -> Any:
+        """A value: "rand", "zero" or "one"."""
+        if how == "rand":
+            return self._draw(lead)
+        size = (*lead, *shapes.concrete(self.shape))
+        return torch.full(size, how == "one", dtype=self.dtype, device=self.device)
+
+    def _draw(self, lead: Size) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} defines no values to draw")
 
     def is_in(self, val: Any) -> bool:
         """Whether a value is of the dtype and shape of the spec, with leading dims or without, and within its range."""
-        return self._looks_right(val)
+        return self._has(val)
 
-    def contains(self, val: Any) -> bool:
-        """The same as `is_in`."""
-        return self.is_in(val)
+    contains = is_in
+
+    def _has(self, val: Any) -> bool:
+        return self._looks_right(val)
 
     def _looks_right(self, val: Any) -> bool:
         return isinstance(val, Tensor) and val.dtype == self.dtype and shapes.fits(self.shape, val.shape)
 
     def project(self, val: Any) -> Any:
         """The value itself where it is in the spec, otherwise a corrected copy."""
-        return val if self.is_in(val) else self._corrected(val)
+        return val if self._has(val) else self._corrected(val)
 
     def _corrected(self, val: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot correct a value that is not in it: {_about(val)}")
@@ -160,9 +153,13 @@ class TensorSpec:
     def _as_tensor(self, val: Any, dtype: torch.dtype | None, ignore_device: bool) -> Tensor:
         if isinstance(val, list | tuple):
             val = val[0] if len(val) == 1 else np.asarray(val)
-        if isinstance(val, np.ndarray) and any(stride < 0 for stride in val.strides):
+        device = torch.device("cpu") if ignore_device else self.device
+        if not isinstance(val, np.ndarray):
+            return torch.as_tensor(val, dtype=dtype, device=device)
+        if val.ndim and min(val.strides) < 0:
             val = val.copy()
-        return torch.as_tensor(val, dtype=dtype, device="cpu" if ignore_device else self.device)
+        made = torch.as_tensor(val)  # without a device and a dtype it takes a third of the time
+        return made if made.dtype == dtype and device == made.device else made.to(device, dtype)
 
     def _shaped(self, val: Tensor) -> Tensor:
         shape = self.shape
@@ -245,18 +242,20 @@ class TensorSpec:
         return self._changed(new, lambda part, lead: part.reshape(*free, *part.shape[lead:]))
 
     def _regrouped(self, new: Size) -> Self:
-        """The spec with the same values in other dims. ValueError where the structural dim would change."""
-        if self.structural and self.rigid and new[-1:] != self.shape[-1:]:
-            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, got {list(new)}")
+        """The spec with the same values in other dims."""
+        if self.rigid:
+            self._check_last(new)
         return self if new == self.shape else self._reshaped(new)
+
+    def _check_last(self, new: Size) -> None:
+        if self.structural and new[-1:] != self.shape[-1:]:
+            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, got {list(new)}")
 
     def reshape(self, *shape: Any) -> Self:
         """The spec in another shape; one -1 stands for what remains."""
         return self._regrouped(shapes.reshaped(self.shape, shapes.of_arguments(shape)))
 
-    def view(self, *shape: Any) -> Self:
-        """The same as `reshape`."""
-        return self.reshape(*shape)
+    view = reshape
 
     def flatten(self, start_dim: int, end_dim: int) -> Self:
         """The spec with several dims as one."""
@@ -268,15 +267,16 @@ class TensorSpec:
 
     def squeeze(self, dim: int | None = None) -> Self:
         """The spec without a dim of size 1, or without all of them."""
+        if self.rigid and self.structural and self.shape[-1] == 1 and dim in (None, -1, self.ndim - 1):
+            self._check_last(self.shape[:-1])
         return self._regrouped(shapes.squeezed(self.shape, dim))
 
     def unsqueeze(self, dim: int) -> Self:
         """The spec with a new dim of size 1."""
-        if self.structural and self.rigid and dim in (-1, self.ndim):
-            raise ValueError(
-                f"Final dimension of {type(self).__name__} must remain unchanged, cannot add one behind it"
-            )
-        return self._regrouped(shapes.unsqueezed(self.shape, dim))
+        new = shapes.unsqueezed(self.shape, dim)
+        if self.rigid and dim in (-1, self.ndim):
+            self._check_last(new)
+        return self._regrouped(new)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """A spec for each index of a dim, without that dim. ValueError for the structural last dim, or a dynamic one."""
@@ -370,10 +370,8 @@ class TensorSpec:
 
     def _is_like(self, other: Any) -> bool:
         """Whether a spec of the same class is equal."""
-        same = self.shape == other.shape and self.dtype == other.dtype and self.device == other.device
-        return same and self.domain == other.domain and all(
-            _same(getattr(self, name), getattr(other, name)) for name in self._parts
-        )  # fmt: skip
+        same = all(getattr(self, name) == getattr(other, name) for name in self._compared)
+        return same and all(_same(getattr(self, name), getattr(other, name)) for name in self._parts)
 
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"space={self.space}", f"device={self.device}", f"dtype={self.dtype}"]

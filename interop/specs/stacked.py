@@ -12,7 +12,7 @@ from interop.specs.composite import Composite, Entry
 from interop.specs.spec import TensorSpec
 
 
-def stack(input: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> Any:
+def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Specs stacked along a new dim: one larger spec where they are equal, a lazy stack otherwise.
 
     Raises:
@@ -43,73 +43,55 @@ def stack(input: Sequence[TensorSpec], dim: int = 0, *, out: Any = None) -> Any:
 TensorSpec.implements_for_spec(torch.stack)(stack)
 
 
-class Stacked(TensorSpec):
-    """Specs of one class that differ, stacked along a dim. Sizes that differ are -1.
+class LazyStack(TensorSpec):
+    """What stacks of leaves and of Composites share: operations go to the members.
 
-    Args:
-        *specs: the members.
-        dim: the dim along which they are stacked.
+    Attributes:
+        members: the specs, which differ.
+        stack_dim: the dim along which they are stacked.
     """
 
-    def __init__(self, *specs: TensorSpec, dim: int) -> None:
+    members: list[Any]
+    stack_dim: int
+
+    def _set_members(self, specs: Sequence[TensorSpec], dim: int) -> Size:
         if not specs:
             raise ValueError("a stack needs at least one spec")
-        self.members = list(specs)
-        self.stack_dim = shapes.dim_of(dim, specs[0].ndim + 1)
-        self.device, self.dtype = specs[0].device, specs[0].dtype
-        self.domain = specs[0].domain
-        self.shape = _stacked_shape(specs, self.stack_dim)
+        if len({each.ndim for each in specs}) > 1:
+            raise RuntimeError(f"stacked specs have one number of dims, got {[list(each.shape) for each in specs]}")
+        self.members, self.stack_dim = list(specs), shapes.dim_of(dim, specs[0].ndim + 1)
+        return self._stacked_shape()
+
+    def _stacked_shape(self) -> Size:
+        sizes = [set(each) for each in zip(*(spec.shape for spec in self.members), strict=True)]
+        common = [each.pop() if len(each) == 1 else -1 for each in sizes]
+        return Size([*common[: self.stack_dim], len(self.members), *common[self.stack_dim :]])
 
     @property
     def dim(self) -> int:
         """The dim along which the specs are stacked."""
         return self.stack_dim
 
-    @property
-    def space(self) -> Any:
-        """NotImplementedError: members have boxes of their own."""
-        raise NotImplementedError("a stack has no space of its own: ask its members, stack.unbind(stack.dim)")
-
     def __len__(self) -> int:
         if self.shape[0] == -1:
             raise RuntimeError("the first dim is dynamic (-1): its size is not known")
         return self.shape[0]
 
-    def _of_members(self, change: Callable[[TensorSpec], TensorSpec], dim: int | None = None) -> "Stacked":
-        return Stacked(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
+    def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
+        kind: Any = type(self)
+        return kind(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
 
     # ------------------------------------------------------------------ values
-
-    def _filled(self, how: str, lead: Size) -> Tensor:
-        values = [getattr(each, how)(lead) for each in self.members]
-        if len({each.shape for each in values}) == 1:
-            return torch.stack(values, self.stack_dim + len(lead))
-        if lead or self.stack_dim:
-            raise RuntimeError(
-                "Cannot create a nested tensor with a stack dimension other than 0: values of different shapes are nested "
-                f"along the first dim, here the stack has dim {self.stack_dim} behind {len(lead)} leading dims"
-            )
-        return torch.nested.nested_tensor(values)
-
-    def _draw(self, lead: Size) -> Tensor:
-        return self._filled("rand", lead)
-
-    def zero(self, shape: Sequence[int] | None = None) -> Tensor:
-        """Zeros: a nested tensor where shapes differ, which takes no leading dims."""
-        return self._filled("zero", shapes.leading(shape))
-
-    def one(self, shape: Sequence[int] | None = None) -> Tensor:
-        """Ones: a nested tensor where shapes differ, which takes no leading dims."""
-        return self._filled("one", shapes.leading(shape))
 
     def _values(self, val: Any) -> list[Any]:
         """The value for each member."""
         if isinstance(val, list | tuple):
             return list(val)
-        return list(val.unbind() if val.is_nested else val.unbind(self.stack_dim - self.ndim))
+        if isinstance(val, Tensor):
+            return list(val.unbind() if val.is_nested else val.unbind(self.stack_dim - self.ndim))
+        return list(val.unbind(self.stack_dim + val.ndim - self.ndim))
 
-    def is_in(self, val: Any) -> bool:
-        """Whether each part of a value, along the stack dim, is in its spec. Takes a list of parts too."""
+    def _has(self, val: Any) -> bool:
         if isinstance(val, Tensor) and not val.is_nested and not shapes.fits(self.shape, val.shape):
             return False
         parts = self._values(val)
@@ -117,46 +99,37 @@ class Stacked(TensorSpec):
             each.is_in(part) for each, part in zip(self.members, parts, strict=True)
         )
 
-    def _corrected(self, val: Any) -> Any:
-        parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
-        nested = len({each.shape for each in parts}) > 1
-        return torch.nested.nested_tensor(parts) if nested else torch.stack(parts, self.stack_dim - self.ndim)
-
-    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """The value as an array; a list of arrays for a nested tensor."""
-        self._assert_safe(val, safe)
-        if val.is_nested:
-            return [each.to_numpy(part) for each, part in zip(self.members, self._values(val), strict=True)]
-        return val.detach().cpu().numpy()
-
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
         """NotImplementedError: members encode values of their own."""
-        raise NotImplementedError("a stack cannot encode: its members can, stack.unbind(stack.dim)")
+        raise NotImplementedError("a lazy stack cannot encode: its members can, stack.unbind(stack.dim)")
 
-    def enumerate(self, use_mask: bool = False) -> Tensor:
+    def cardinality(self) -> Any:
+        """NotImplementedError: members have cardinalities of their own."""
+        raise NotImplementedError("a lazy stack has no cardinality: its members have, stack.unbind(stack.dim)")
+
+    def enumerate(self, use_mask: bool = False) -> Any:
         """The values of the members, stacked. RuntimeError where they have different numbers of them."""
         return torch.stack([each.enumerate(use_mask) for each in self.members], self.stack_dim + 1)
 
     # ------------------------------------------------------------------ shapes
 
-    def _regrouped(self, new: Size) -> Self:
+    def _regrouped(self, new: Size, *_: Any) -> Self:
         raise NotImplementedError("a lazy stack cannot be reshaped: squeeze, unsqueeze, expand or unbind it")
 
     def expand(self, *shape: Any) -> Any:
-        """The stack with more leading dims, and with dims of size 1 made larger."""
+        """The stack with more leading dims, and with dims of size 1 made larger, but for the stack dim."""
         new = shapes.expanded(self.shape, shapes.of_arguments(shape))
         at = len(new) - self.ndim + self.stack_dim
         if new[at] != len(self.members):
             raise ValueError(f"the stack dim has {len(self.members)} members, it cannot be expanded to {new[at]}")
-        lead = [*new[:at], *new[at + 1 :]]
-        return self._of_members(lambda each: each.expand(_with_own(lead, each.shape)), at)
+        rest = Size([*new[:at], *new[at + 1 :]])
+        return self._of_members(lambda each: each.expand(_with_own(rest, each.shape)), at)
 
     def unsqueeze(self, dim: int) -> Any:
         """The stack with a new dim of size 1."""
-        at = dim % (self.ndim + 1) if shapes.unsqueezed(self.shape, dim) else 0
-        return self._of_members(
-            lambda each: each.unsqueeze(at - (at > self.stack_dim)), self.stack_dim + (at <= self.stack_dim)
-        )
+        at = dim % len(shapes.unsqueezed(self.shape, dim))
+        is_behind = at > self.stack_dim
+        return self._of_members(lambda each: each.unsqueeze(at - is_behind), self.stack_dim + (not is_behind))
 
     def squeeze(self, dim: int | None = None) -> Any:
         """The stack without a dim of size 1, or without all of them."""
@@ -170,22 +143,42 @@ class Stacked(TensorSpec):
             return self
         if at == self.stack_dim:
             return self.members[0]
-        return self._of_members(
-            lambda each: each.squeeze(at - (at > self.stack_dim)), self.stack_dim - (at < self.stack_dim)
-        )
+        is_behind = at > self.stack_dim
+        return self._of_members(lambda each: each.squeeze(at - is_behind), self.stack_dim - (not is_behind))
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """The members, or along another dim stacks of the parts. ValueError for a dynamic dim, or one that is not there."""
+        """The members, or along another dim stacks of their parts. ValueError for a dynamic dim, or one that is not."""
         if not -self.ndim <= dim < self.ndim or self.shape[dim] == -1:
             raise ValueError(f"dim {dim} of {list(self.shape)} cannot be unbound")
         at = dim % self.ndim
         if at == self.stack_dim:
             return tuple(self.members)
-        parts = [each.unbind(at - (at > self.stack_dim)) for each in self.members]
-        return tuple(stack(each, self.stack_dim - (at < self.stack_dim)) for each in zip(*parts, strict=True))
+        is_behind = at > self.stack_dim
+        parts = [each.unbind(at - is_behind) for each in self.members]
+        return tuple(stack(each, self.stack_dim - (not is_behind)) for each in zip(*parts, strict=True))
 
     def _selected(self, index: Any) -> Any:
-        return selected_members(self, index)
+        """A member, or a stack of some. IndexError for an index of other dims."""
+        parts, at = list(index) if isinstance(index, tuple) else [index], self.stack_dim
+        if any(part is None for part in parts):
+            raise IndexError(f"Cannot index a {type(self).__name__} with None values: unsqueeze it")
+        if parts[:1] == [Ellipsis] and len(parts) <= 2:
+            if len(parts) == 2 and at != self.ndim - 1:
+                raise IndexError(f"[..., index] is for a stack along its last dim, here {at} of {list(self.shape)}")
+            parts = [slice(None)] * (self.ndim + 1 - len(parts)) + parts[1:]
+        others = [part for place, part in enumerate(parts) if place != at]
+        if len(parts) > self.ndim or any(not isinstance(part, slice) or part != slice(None) for part in others):
+            raise IndexError(f"a lazy stack is indexed along its stack dim, {at} of {list(self.shape)}, got {index!r}")
+        if len(parts) <= at:
+            return self
+        chosen = range(len(self.members))[parts[at]] if isinstance(parts[at], int | slice) else [
+            int(each) for each in torch.arange(len(self.members))[torch.as_tensor(parts[at])].reshape(-1)
+        ]  # fmt: skip
+        if isinstance(chosen, int):
+            return self.members[chosen]
+        if not len(chosen):
+            raise IndexError(f"the index {index!r} selects no member of the stack")
+        return stack([self.members[place] for place in chosen], at)
 
     def index_select(self, dim: int, index: Tensor) -> Any:
         """NotImplementedError: index the stack dim."""
@@ -198,7 +191,7 @@ class Stacked(TensorSpec):
             raise ValueError(f"dim {dim} is not there, or the stack dim, {self.stack_dim}: it cannot be made dynamic")
         for each in self.members:
             each.make_neg_dim(at - (at > self.stack_dim))
-        self.shape = _stacked_shape(self.members, self.stack_dim)
+        self.__dict__["shape" if "shape" in self.__dict__ else "_shape"] = self._stacked_shape()
 
     # ------------------------------------------------------------------ copies, comparison
 
@@ -213,13 +206,58 @@ class Stacked(TensorSpec):
     def _is_like(self, other: Any) -> bool:
         return bool(self.stack_dim == other.stack_dim and self.members == other.members)
 
+
+class Stacked(LazyStack):
+    """Specs of one class that differ, stacked along a dim. Sizes that differ are -1.
+
+    Values of members whose shapes differ are a nested tensor, where the stack dim is the first one.
+
+    Args:
+        *specs: the members.
+        dim: the dim along which they are stacked.
+    """
+
+    def __init__(self, *specs: TensorSpec, dim: int) -> None:
+        self.shape = self._set_members(specs, dim)
+        self.device, self.dtype, self.domain = specs[0].device, specs[0].dtype, specs[0].domain
+
+    @property
+    def space(self) -> Any:
+        """NotImplementedError: members have boxes of their own."""
+        raise NotImplementedError("a lazy stack has no space: its members have, stack.unbind(stack.dim)")
+
+    def _made(self, how: str, lead: Size) -> Tensor:
+        values = [getattr(each, how)(lead) for each in self.members]
+        if len({each.shape for each in values}) == 1:
+            return torch.stack(values, self.stack_dim + len(lead))
+        if lead or self.stack_dim:
+            raise RuntimeError(
+                "Cannot create a nested tensor with a stack dimension other than 0: values of different shapes are nested "
+                f"along the first dim, here the stack has dim {self.stack_dim} behind {len(lead)} leading dims"
+            )
+        return torch.nested.nested_tensor(values)
+
+    def _corrected(self, val: Any) -> Any:
+        parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
+        is_ragged = len({each.shape for each in parts}) > 1
+        return torch.nested.nested_tensor(parts) if is_ragged else torch.stack(parts, self.stack_dim - self.ndim)
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """The value as an array; a list of arrays for a nested tensor."""
+        if not val.is_nested:
+            return super().to_numpy(val, safe)
+        self._assert_safe(val, safe)
+        return [each.to_numpy(part) for each, part in zip(self.members, self._values(val), strict=True)]
+
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"device={self.device}", f"dtype={self.dtype}", f"domain={self.domain}"]
         return f"Stacked{type(self.members[0]).__name__}(\n    " + ",\n    ".join(fields) + ")"
 
 
-class StackedComposite(Composite):
+class StackedComposite(LazyStack, Composite):
     """Composites that differ, stacked along a batch dim. Its keys are those that all members have.
+
+    Values are lazily stacked tensordicts.
 
     Args:
         *composites: the members, of one batch size.
@@ -227,34 +265,19 @@ class StackedComposite(Composite):
     """
 
     def __init__(self, *composites: Composite, dim: int) -> None:
-        if not composites:
-            raise ValueError("a stack needs at least one Composite")
-        self.members: list[Composite] = list(composites)
-        self.stack_dim = shapes.dim_of(dim, composites[0].ndim + 1)
-        devices = {each.device for each in composites}
-        super().__init__(
-            shape=_stacked_shape(composites, self.stack_dim), device=devices.pop() if len(devices) == 1 else None
-        )
-
-    @property
-    def dim(self) -> int:
-        """The dim along which the Composites are stacked."""
-        return self.stack_dim
-
-    def _of_members(self, change: Callable[[Composite], Composite], dim: int | None = None) -> "StackedComposite":
-        return StackedComposite(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
+        shape, devices = self._set_members(composites, dim), {each.device for each in composites}
+        Composite.__init__(self, shape=shape, device=devices.pop() if len(devices) == 1 else None)
 
     # ------------------------------------------------------------------ entries
 
     def _roots(self) -> Iterator[tuple[str, Entry]]:
         common = set.intersection(*(set(each.keys()) for each in self.members))
-        return ((name, self._entry(name)) for name in sorted(common))
+        return ((name, self.entry(name)) for name in sorted(common))
 
-    def _entry(self, name: str) -> Entry:
-        entries = [each.get(name) for each in self.members]
-        if all(each is None for each in entries):
-            return None
-        found: Entry = stack(entries, self.stack_dim)  # type: ignore[arg-type]
+    def entry(self, name: str) -> Entry:
+        """The stack of the members' entries. KeyError where not all have it."""
+        entries = [each.entry(name) for each in self.members]
+        found: Entry = None if all(each is None for each in entries) else stack(entries, self.stack_dim)
         return found
 
     def _put(self, name: str, spec: Entry) -> None:
@@ -269,183 +292,74 @@ class StackedComposite(Composite):
         for each in holders:
             del each[name]
 
-    def update(self, dict_or_spec: Any) -> Self:
-        """Set entries in every member; those that are Composites on both sides are merged."""
-        for key, value in dict_or_spec.items():
-            self[key] = value
-        return self
-
     def exclusive(self) -> dict[int, dict[str, Entry]]:
         """The entries that not all members have, by the number of the member."""
-        common = set(self.keys())
-        found = {
-            place: {key: entry for key, entry in each.items() if key not in common}
-            for place, each in enumerate(self.members)
-        }
-        return {place: entries for place, entries in found.items() if entries}
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        common = set.intersection(*(set(each.keys()) for each in self.members))
+        own = [{key: entry for key, entry in each.items() if key not in common} for each in self.members]
+        return {place: entries for place, entries in enumerate(own) if entries}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
 
+    def _in_members(self, method: str, *args: Any) -> None:
+        for each in self.members:
+            getattr(each, method)(*args)
+
     def clear_device_(self) -> Self:
         """Let entries be on several devices, in place."""
-        for each in self.members:
-            each.clear_device_()
+        self._in_members("clear_device_")
         return super().clear_device_()
 
     def lock_(self, recurse: bool | None = None) -> Self:
         """Refuse changes of entries, also of the members unless `recurse` is False."""
-        for each in self.members if recurse is not False else ():
-            each.lock_(recurse)
+        if recurse is not False:
+            self._in_members("lock_")
         return super().lock_(recurse)
 
     def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow changes again."""
+        """Allow changes again, also of the members unless `recurse` is False."""
         super().unlock_(recurse)
-        for each in self.members if recurse is not False else ():
-            each.unlock_(recurse)
+        if recurse is not False:
+            self._in_members("unlock_")
         return self
-
-    # ------------------------------------------------------------------ values
-
-    def _filled(self, how: str, lead: Size) -> Any:
-        return lazy_stack([getattr(each, how)(lead) for each in self.members], self.stack_dim + len(lead))
-
-    def is_in(self, val: Any) -> bool:
-        """Whether each part of a tensordict, along the stack dim, is in its Composite."""
-        parts = val.unbind(self.stack_dim + val.ndim - self.ndim)
-        return len(parts) == len(self.members) and all(
-            each.is_in(part) for each, part in zip(self.members, parts, strict=True)
-        )
-
-    def project(self, val: Any) -> Any:
-        """Correct what is not in its Composite. Returns the tensordict, a new stack where parts are views."""
-        at = self.stack_dim + val.ndim - self.ndim
-        return lazy_stack([each.project(part) for each, part in zip(self.members, val.unbind(at), strict=True)], at)
-
-    def type_check(self, value: Any, selected_keys: Any = None) -> None:
-        """TypeError where the dtype of an entry is another."""
-        for each, part in zip(self.members, value.unbind(self.stack_dim + value.ndim - self.ndim), strict=True):
-            each.type_check(part, selected_keys)
-
-    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """NotImplementedError: members encode values of their own."""
-        raise NotImplementedError("a stack cannot encode: its members can, stack.unbind(stack.dim)")
-
-    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """A list with the arrays of each member, in nested dicts."""
-        parts = val.unbind(self.stack_dim + val.ndim - self.ndim)
-        return [each.to_numpy(part, safe) for each, part in zip(self.members, parts, strict=True)]
-
-    def cardinality(self) -> Any:
-        """NotImplementedError: ask the members."""
-        raise NotImplementedError("a stack has no cardinality: its members have")
-
-    # ------------------------------------------------------------------ shapes
-
-    def _regrouped(self, new: Size, names: Sequence[str | None] | None = None) -> Self:
-        raise NotImplementedError("a lazy stack cannot be reshaped: squeeze, unsqueeze, expand or unbind it")
-
-    def expand(self, *shape: Any) -> Any:
-        """The stack with more leading dims, and with dims of size 1 made larger."""
-        new = shapes.expanded(self.shape, shapes.of_arguments(shape))
-        at = len(new) - self.ndim + self.stack_dim
-        if new[at] != len(self.members):
-            raise ValueError(f"the stack dim has {len(self.members)} members, it cannot be expanded to {new[at]}")
-        rest = Size([*new[:at], *new[at + 1 :]])
-        return self._of_members(lambda each: each.expand(rest), at)
-
-    unsqueeze = Stacked.unsqueeze
-    squeeze = Stacked.squeeze
-    unbind = Stacked.unbind
-
-    def _selected(self, index: Any) -> Any:
-        return selected_members(self, index)
-
-    def make_neg_dim(self, dim: int) -> None:
-        """NotImplementedError: make dims of the members dynamic."""
-        raise NotImplementedError("a stack of Composites has the dims of its members: make theirs dynamic")
-
-    # ------------------------------------------------------------------ copies, comparison
-
-    def to(self, dest: Any) -> Any:
-        """The members on another device, or of another dtype."""
-        return self if dest is None else self._of_members(lambda each: each.to(dest))
-
-    def clone(self) -> Any:
-        """A stack of clones of the members, unlocked."""
-        return self._of_members(lambda each: each.clone())
 
     def empty(self) -> Any:
         """The stack without entries."""
         return self._of_members(lambda each: each.empty())
 
-    def _is_like(self, other: Any) -> bool:
-        return bool(self.stack_dim == other.stack_dim and self.members == other.members)
+    # ------------------------------------------------------------------ values
+
+    def _made(self, how: str, lead: Size) -> Any:
+        return lazy_stack([getattr(each, how)(lead) for each in self.members], self.stack_dim + len(lead))
+
+    def project(self, val: Any) -> Any:
+        """Correct what is not in its Composite, in place where parts are views. Returns a lazy stack."""
+        parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
+        return lazy_stack(parts, self.stack_dim + val.ndim - self.ndim)
+
+    def type_check(self, value: Any, selected_keys: Any = None) -> None:
+        """TypeError where the dtype of an entry is another."""
+        for each, part in zip(self.members, self._values(value), strict=True):
+            each.type_check(part, selected_keys)
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """A list with the arrays of each member, in nested dicts."""
+        return [each.to_numpy(part, safe) for each, part in zip(self.members, self._values(val), strict=True)]
 
     def __repr__(self) -> str:
-        fields = ",\n".join(f"{key}: {entry}" for key, entry in self.items())
+        fields = [f"{key}: {entry}" for key, entry in self.items()]
         own = [
             f"{place} -> {key}: {each}" for place, entries in self.exclusive().items() for key, each in entries.items()
         ]
-        text = ",\n".join([
-            "fields={\n    " + fields.replace("\n", "\n    ") + "}",
-            "exclusive_fields={\n    " + ",\n".join(own).replace("\n", "\n    ") + "}",
-            f"device={self.device}", f"shape={self.shape}", f"stack_dim={self.stack_dim}",
-        ])  # fmt: skip
+        groups = [
+            f"{name}={{\n" + ",\n".join(rows) + "}" for name, rows in (("fields", fields), ("exclusive_fields", own))
+        ]
+        rest = [f"device={self.device}", f"shape={self.shape}", f"stack_dim={self.stack_dim}"]
+        text = ",\n".join([*(each.replace("\n", "\n    ") for each in groups), *rest])
         return "StackedComposite(\n    " + text.replace("\n", "\n    ") + ")"
 
 
-def selected_members(stacked: Stacked | StackedComposite, index: Any) -> Any:
-    """What an index selects along the stack dim: a member, or a stack of some. IndexError for one of other dims."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    at = stacked.stack_dim
-    if any(part is None for part in parts):
-        raise IndexError(f"Cannot index a {type(stacked).__name__} with None values: unsqueeze it")
-    if any(part is Ellipsis for part in parts[1:]) or (parts and parts[0] is Ellipsis and len(parts) > 2):
-        raise IndexError("a lazy stack takes an ellipsis only as the first of two parts of an index")
-    if parts and parts[0] is Ellipsis:
-        if len(parts) == 2 and at != stacked.ndim - 1:
-            raise IndexError(
-                f"[..., index] is for a stack along its last dim, here it is {at} of {list(stacked.shape)}"
-            )
-        parts = [slice(None)] * (stacked.ndim - 1 if len(parts) == 2 else 0) + parts[1:]
-    if len(parts) > stacked.ndim:
-        raise IndexError(f"too many indices: {len(parts)} for the shape {list(stacked.shape)}")
-    if any(part != slice(None) for place, part in enumerate(parts) if place != at):
-        raise IndexError(f"a lazy stack is indexed along its stack dim, {at}, got {index!r}")
-    if len(parts) <= at:
-        return stacked
-    (part,) = shapes.normalized(Size([len(stacked.members)]), parts[at])
-    if isinstance(part, int):
-        shapes.indexed(Size([len(stacked.members)]), (part,))
-        return stacked.members[part]
-    if isinstance(part, slice):
-        chosen = stacked.members[part]
-    else:
-        chosen = [
-            stacked.members[place] for place in torch.arange(len(stacked.members))[torch.as_tensor(part)].reshape(-1)
-        ]
-    if not chosen:
-        raise IndexError(f"the index {index!r} selects no member of the stack")
-    return stack(chosen, at)
-
-
-def _stacked_shape(specs: Sequence[TensorSpec], at: int) -> Size:
-    """The common shape with the stack dim in it; -1 for sizes that differ. RuntimeError for different numbers of dims."""
-    if len({each.ndim for each in specs}) > 1:
-        raise RuntimeError(f"stacked specs have one number of dims, got {[list(each.shape) for each in specs]}")
-    sizes = [
-        each.pop() if len(each) == 1 else -1 for each in map(set, zip(*(spec.shape for spec in specs), strict=True))
-    ]
-    return Size([*sizes[:at], len(specs), *sizes[at:]])
-
-
-def _with_own(new: Sequence[int], shape: Size) -> Size:
+def _with_own(new: Size, shape: Size) -> Size:
     """A shape in which dims that are dynamic in a stack have the size of the member."""
     start = len(new) - len(shape)
-    own = [size if size != -1 else shape[place - start] for place, size in enumerate(new)]
-    return Size(own)
+    return Size([shape[place - start] if size == -1 and place >= start else size for place, size in enumerate(new)])
