@@ -4,6 +4,7 @@ from interop import _settings  # noqa: F401  # first: it must see whether JAX wa
 
 # isort: split
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from interop import specs
 from interop.bridge import to_jax, to_torch
 from interop.buffers import (
     ConditionalUpdateResult,
@@ -39,6 +40,7 @@ from interop.samplers import (
     StalenessAwareSampler,
 )
 from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
+from interop.specs import *  # noqa: F403
 from interop.storages import (
     CompressedListStorage,
     LazyFrameStorage,
@@ -134,5 +136,6 @@ __all__ = [
     "to_jax",
     "to_torch",
 ]
+__all__ += specs.__all__
 
 untraced(*(each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, _UNTRACED)))
