@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import nn
 
+from interop.specs.beside_torchrl import to_torchrl
 from interop.transforms import torchrl_specs
 from interop.transforms.chain import Call, Compose, as_transform
 from interop.transforms.running_norm import RunningNorm
@@ -27,17 +28,20 @@ def as_torchrl(transform: Any, *, specs: Mapping[NestedKey, Any] | None = None) 
 
     - What a step or a reset returns goes through it. Entries that it reads may be missing after a reset, as rewards are.
     - What is given to a step, the action among it, goes through `inv` before. A `VecNorm` learns of what comes back.
-    - Specs are found by running a copy of the transform on zeros, bounds and draws of the specs before it. Bounds become
-      those that it makes of the bounds if all draws are in between; entries that it leaves alone keep their specs. What is
-      found for actions is checked: draws of it go through `inv` and must be what the environment takes.
+    - Shapes and dtypes of its specs are found by running a copy of the transform once on zeros. An entry that it leaves
+      alone or renames keeps its spec. Bounds of a changed entry are not guessed: it becomes unbounded (bools and discrete
+      actions keep their choices). Give `specs` where a policy needs the bounds of an action. A change in place is not seen.
+    - An entry that `inv` writes gets the spec of what `_apply_transform` makes of it; where the transform has none, the
+      entry keeps its spec.
 
     Args:
         transform: a `Transform`, a chain, which becomes a `torchrl.envs.Compose`, a module with `forward` and `inv`, or a
             callable. One of torchrl's is returned as it is.
-        specs: of entries, under their names behind the transform, for which nothing or not the right thing is found.
+        specs: entry -> its spec, of `torchrl.data` or `interop.specs`, under its name behind the transform. It is taken as
+            it is, for what the environment returns and for what it takes.
 
     ImportError where the program has not imported `torchrl.envs`: it is never imported here. In an environment ValueError
-    for transforms that keep what is written, that change the batch size, or of which no specs are found.
+    for transforms that keep what is written or that change the batch size.
     """
     envs = sys.modules.get("torchrl.envs")
     if envs is None:
@@ -48,7 +52,8 @@ def as_torchrl(transform: Any, *, specs: Mapping[NestedKey, Any] | None = None) 
         return transform
     if isinstance(transform, Compose):
         return envs.Compose(*(as_torchrl(each, specs=specs) for each in transform))
-    return _class(envs.Transform)(as_transform(transform), dict(specs or {}))
+    known = {key: to_torchrl(spec) for key, spec in (specs or {}).items()}
+    return _class(envs.Transform)(as_transform(transform), known)
 
 
 def _keys(name: str) -> property:
@@ -116,20 +121,18 @@ class Beside:
     def transform_output_spec(self, output_spec: Any) -> Any:
         self._refuse_keeping()
         pairs = dict(zip(self.out_keys, self.in_keys, strict=False))
-        with self._noted(), torchrl_specs.draws_apart(output_spec):
+        with self._noted():
             return torchrl_specs.outputs(output_spec, _on_step(copy.deepcopy(self.transform)), pairs, self.specs)
 
     def transform_input_spec(self, input_spec: Any) -> Any:
         self._refuse_keeping()
         if self._learns or not _inverts(self.transform):
             return input_spec
-        transform = copy.deepcopy(self.transform)
-        outward = getattr(transform, "_apply_transform", _nothing)
-        pairs = list(zip(self.in_keys_inv, self.out_keys_inv, strict=False))
-        with self._noted(), torchrl_specs.draws_apart(input_spec):
-            return torchrl_specs.inputs(
-                input_spec, pairs, outward, partial(_tolerant, transform, transform.inv), self.specs
-            )
+        written = getattr(type(self.transform), "_apply_transform", None) not in (None, Transform._apply_transform)
+        outward = copy.deepcopy(self.transform)._apply_transform if written else _nothing
+        pairs = dict(zip(self.in_keys_inv, self.out_keys_inv, strict=False))
+        with self._noted():
+            return torchrl_specs.inputs(input_spec, pairs, outward, self.specs)
 
     def transform_env_device(self, device: Any) -> Any:
         found = getattr(self.transform, "device", None)
@@ -153,11 +156,13 @@ class Beside:
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"while the specs behind {self.transform} were looked for, on entries of those before it")
-            raise
+        """Keep torch's CPU generator as it was; tell what was done where it fails."""
+        with torch.random.fork_rng(devices=[]):
+            try:
+                yield
+            except Exception as error:
+                error.add_note(f"while {self.transform} was run on zeros for its specs; those of inputs: give specs=")
+                raise
 
     # ------------------------------------------------------------------ as an object
 
