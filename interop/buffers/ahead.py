@@ -63,11 +63,6 @@ class Ahead:
         every = [self.drawn, *(part.drawn for part in self.parts or ())]
         return (drawn for drawn in every if drawn is not None)
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether something was drawn of an epoch for it."""
-        return any(True for _ in self._draws())
-
     def given(self) -> None:
         """It was given out."""
         for drawn in self._draws():

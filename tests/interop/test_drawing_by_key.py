@@ -1,5 +1,8 @@
 """One key a batch, made by the buffer: what every sampler draws depends on nothing else."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -155,3 +158,39 @@ def test_a_sampler_that_draws_nothing_is_refused_when_it_is_made():
 
     with pytest.raises(TypeError, match="define draw"):
         Nothing()
+
+
+# ------------------------------------------------------------------ copies of what waits
+
+
+def pickled(buffer):
+    return pickle.loads(pickle.dumps(buffer))
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("kind", [SamplerEnsemble, OwnChoice])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_a_copy_of_an_ensemble_goes_on_alike(prefetch, kind, make_copy):
+    ensemble = members(torch.Generator().manual_seed(3), prefetch, kind)
+    ensemble.sample()
+    twin = make_copy(ensemble)
+    for _ in range(20):
+        assert (ensemble.sample() == twin.sample()).all()
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("part", [lambda whole: whole[1], lambda whole: whole[1].sampler])
+def test_a_copy_of_a_member_draws_what_the_ensemble_holds(part, make_copy):
+    ensemble = members(torch.Generator().manual_seed(3), 3)
+    given = [ensemble.sample() for _ in range(4)]
+    given = [row["x"] for batch in given for row in batch if (row["index", "buffer_ids"] == 1).all()]
+    member = make_copy(part(ensemble))
+    if isinstance(member, Sampler):
+        alone = TensorDictReplayBuffer(storage=LazyTensorStorage(SIZE))
+        alone.extend(steps())
+        alone._sampler = member
+        member = alone
+    left = SIZE - sum(map(len, given))
+    assert left < SIZE
+    rest = member.sample(left)["x"]
+    assert torch.cat([*given, rest]).sort().values.tolist() == list(range(SIZE)) and member.sampler.ran_out
