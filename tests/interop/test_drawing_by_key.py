@@ -47,6 +47,18 @@ class Cursor(Sampler):
         return (torch.arange(batch_size) * self.at + torch.randint(9, (1,), generator=self._rng)) % len(storage), {}
 
 
+class InPlace(Sampler):
+    """Gives parts of what it changes for the next draws."""
+
+    def __init__(self):
+        self.order, self.note = np.arange(SIZE), {"note": torch.zeros(8)}
+
+    def draw(self, storage, batch_size, key):
+        np.random.default_rng(key).shuffle(self.order)
+        self.note["note"] += 1
+        return torch.from_numpy(self.order[:batch_size]), self.note
+
+
 class Reversed(SliceSampler):
     def sample(self, storage, batch_size):
         index, info = super().sample(storage, batch_size)
@@ -78,6 +90,7 @@ SAMPLERS = {
     "own by key": ByKey,
     "own by sample": BySample,
     "own cursor": Cursor,
+    "own in place": InPlace,
     "reversed slices": lambda: Reversed(slice_len=2),
     "shifted prioritized": lambda: Shifted(SIZE, 0.7, 0.5),
     "halves": Halves,
@@ -136,6 +149,16 @@ def test_batches_are_the_same_with_prefetch_and_without(name):
         runs.append([buffer.sample().clone() for _ in range(7)])
     assert all((one == other).all() for one, other in zip(*runs, strict=True))
     assert not (runs[0][0]["x"] == runs[0][1]["x"]).all()
+
+
+@pytest.mark.parametrize("name", ["own in place", "own by sample"])
+def test_a_batch_stays_as_it_is_when_the_next_one_is_drawn(name):
+    buffer = flat(SAMPLERS[name])(None, None)
+    buffer.extend(steps())
+    batch = buffer.sample()
+    before = batch.clone()
+    buffer.sample()
+    assert (batch == before).all()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
