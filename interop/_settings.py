@@ -17,11 +17,13 @@ import sys
 import threading
 import warnings
 import zlib
+from typing import Any
 
 _jax_is_ours = "jax" not in sys.modules
 _torch_only = _jax_is_ours and "NPROC" not in os.environ
 
 import jax  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from interop.processes import jax_started  # noqa: E402
 
@@ -31,6 +33,9 @@ if not jax_started():
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 _started = False
 _lock = threading.Lock()
+_folder: str | None = None  # of the cache, as long as it is ours
+_LOOKS = "/jax/compilation_cache/compile_requests_use_cache"
+_TROUBLE = "Error (reading|writing) persistent compilation cache"
 _COMPILE_SECONDS = 0.1  # programs that take less to compile are not kept
 
 
@@ -51,15 +56,36 @@ def keep_programs() -> None:
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(home, "fbuf", _processor())
+    if not os.path.isabs(folder):  # nobody's home, or a setting that is to be ignored
+        return
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError:
         return
-    # An entry that cannot be read or written (a full disk, a process killed while writing) costs a compilation, no more.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache", UserWarning)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return
+    global _folder
+    _folder = folder
+    jax.monitoring.register_event_listener(_before_looking)
     jax.config.update("jax_compilation_cache_dir", folder)
     seconds = "jax_persistent_cache_min_compile_time_secs"
     jax.config.update(seconds, min(config[seconds], _COMPILE_SECONDS))
+
+
+def _before_looking(event: str, **_: Any) -> None:
+    """Before JAX looks for a program in the cache: have it be silent, or give way to one that the user has set since.
+
+    An entry that cannot be read or written (a full disk, a process killed while writing) costs a compilation, no more.
+    Filters of warnings are looked at each time: tests and others set their own. JAX itself stays with the first folder.
+    """
+    global _folder
+    if event != _LOOKS or _folder is None:
+        return
+    if jax.config.values["jax_compilation_cache_dir"] != _folder:
+        _folder = None
+        compilation_cache.reset_cache()
+    elif _TROUBLE not in str(warnings.filters[:1]):
+        warnings.filterwarnings("ignore", _TROUBLE, UserWarning)
 
 
 def start_jax() -> None:

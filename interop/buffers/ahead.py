@@ -63,11 +63,6 @@ class Ahead:
         every = [self.drawn, *(part.drawn for part in self.parts or ())]
         return (drawn for drawn in every if drawn is not None)
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether something was drawn of an epoch for it."""
-        return any(True for _ in self._draws())
-
     def given(self) -> None:
         """It was given out."""
         for drawn in self._draws():
@@ -122,16 +117,19 @@ class Ahead:
         """A saved tree of what decides it."""
         parts = None
         if self.parts is not None:
-            parts = [{"place": part.place, "key": part.key, "drawn": _drawn_saved(part.drawn)} for part in self.parts]
-        return {"batch_size": self.batch_size, "key": self.key, "drawn": _drawn_saved(self.drawn), "parts": parts}
+            parts = [{"place": part.place, **_saved(part.key, part.drawn)} for part in self.parts]
+        return {"batch_size": self.batch_size, **_saved(self.key, self.drawn), "parts": parts}
+
+
+def _saved(key: Any, drawn: Drawn | None) -> dict[str, Any]:
+    return {"key": None if key is None else key.astype(np.int64), "drawn": _drawn_saved(drawn)}
 
 
 def _drawn_saved(drawn: Drawn | None) -> dict[str, Any] | None:
     if drawn is None:
         return None
     if drawn.is_own:
-        index = list(drawn.slots) if isinstance(drawn.slots, range) else drawn.slots
-        return {"own": encode([index, drawn.info], "a batch drawn ahead by a sampler of your own")}
+        return {"own": encode([drawn.slots, drawn.info], "a batch drawn ahead by a sampler of your own")}
     told = [
         [list(key) if isinstance(key, tuple) else key, value.cpu().numpy() if isinstance(value, Tensor) else value]
         for key, value in drawn.info.items()

@@ -371,7 +371,7 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         bare[0]._storages = bare[1]._samplers = bare[2]._writers = ()
         state["_bare"] = bare
         if self._prefetch is not None:
-            state["_prefetch"] = self._prefetch.twin(keep_draws=False)
+            state["_prefetch"] = self._prefetch.twin()
         if self._rng is not None:
             state["_rng"] = (self._rng.get_state(), str(self._rng.device))
         return state
@@ -390,6 +390,8 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
                 member._rng = self._rng
                 member._hand_rng()
         self._listen()
+        if self._prefetch is not None:
+            self._prefetch.bind(self._members)
 
     def __repr__(self) -> str:
         parts = f"storages={self.storage},\nsamplers={self.sampler},\nwriters={self.writer},"

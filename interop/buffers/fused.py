@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+from tensordict import is_tensor_collection
 from torch import Tensor
 
 from interop import bridge
+from interop.pytrees import each_leaf
 from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.assembly import Assemblies
 from interop.samplers.drawing import names_slots
@@ -31,13 +33,25 @@ def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarra
     None for the library's other samplers, whose draws are determined by the key and what is stored.
     """
     if not names_slots(sampler):
-        return Drawn(None, Drawn.OWN, *draw_by(sampler, storage, batch_size, key))
+        index, info = draw_by(sampler, storage, batch_size, key)
+        return Drawn(None, Drawn.OWN, _apart(index), _apart(info))
     epoch = epoch_of(sampler)
     if epoch is None:
         return None
     with epoch.lock:
         slots, info, _ = sampler._draw(storage, batch_size, key)
         return Drawn(epoch, epoch.hold(), slots, info)
+
+
+def _apart(drawn: Any) -> Any:
+    """The same in memory of its own: what a user's sampler gives may be a part of what it changes for the next draw."""
+    return each_leaf(drawn, _copied)
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) or is_tensor_collection(leaf):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def reads_to_draw(sampler: Sampler) -> bool:

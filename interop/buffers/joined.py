@@ -9,7 +9,7 @@ import torch
 
 from interop.buffers import collate
 from interop.buffers.checkpoints import Saveable
-from interop.buffers.fused import Fused, epoch_of
+from interop.buffers.fused import Fused
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.turn import Turn
 from interop.class_names import class_of
@@ -335,8 +335,7 @@ class Joined(Saveable):
                 parts = copy.deepcopy([state[name] for name in _COMPONENTS], memo)
                 state.update(zip(_COMPONENTS, parts, strict=True))
             if self._prefetch is not None:
-                # A worker has a queue of its own. Batches that a copy takes along are waited for without the lock.
-                state["_prefetch"] = Prefetch(self._prefetch.depth) if starting_a_worker() else self._prefetch.twin()
+                state["_prefetch"] = self._prefetch.twin()
             if self._rng is not None:
                 state["_rng"] = (self._rng.get_state(), str(self._rng.device))
             return state
@@ -362,7 +361,7 @@ class Joined(Saveable):
         with self._storage._access.turn():
             self._join(self._storage, self._sampler, self._writer)
         if self._prefetch is not None:
-            self._prefetch.bind(epoch_of(self._sampler))
+            self._prefetch.bind([self])
 
     def __repr__(self) -> str:
         parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]

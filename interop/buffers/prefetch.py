@@ -10,6 +10,7 @@ from typing import Any
 from interop.buffers.ahead import Ahead, restored_jobs
 from interop.buffers.fused import epoch_of
 from interop.checkpoint.rule import EXACT, Rule
+from interop.processes import starting_a_worker
 from interop.samplers import Sampler
 from interop.samplers.epoch import Epoch
 from interop.storages.lock import renew_in_children
@@ -170,8 +171,8 @@ class Prefetch:
             with self._mutex:
                 for job in jobs:
                     job.epoch = self.epoch
-                    job.bind([epoch_of(member._sampler) for member in members])
-                self._queue = deque(job for job in jobs if job.fits(members))
+                self._queue = deque(jobs)
+                self.bind(members)
 
         return put
 
@@ -181,20 +182,23 @@ class Prefetch:
 
     # ------------------------------------------------------------------ copies
 
-    def twin(self, keep_draws: bool = True) -> "Prefetch":
-        """A queue of its own of the same batches, which are made anew; of none where draws of epochs are not to be kept."""
+    def twin(self) -> "Prefetch":
+        """A queue of its own of the same batches, which are made anew; of none for a worker that is starting."""
         twin = Prefetch(self.depth)
-        with self._mutex:
-            if keep_draws or not any(job.is_drawn for job in self._waiting()):
+        if not starting_a_worker():
+            with self._mutex:
                 twin._queue.extend(job.twin() for job in self._waiting())
         return twin
 
-    def bind(self, epoch: Epoch | None) -> None:
-        """Have a copy tell what becomes of its batches to the copy of the epoch, of which only they are still held."""
+    def bind(self, members: Sequence[Any]) -> None:
+        """Tell what becomes of batches that were copied to the epochs of these buffers; drop those that they do not hold."""
+        epochs = [epoch_of(member._sampler) for member in members]
         for job in self._queue:
-            job.bind([epoch])
-        if epoch is not None:
-            epoch.keep(set(self.held(epoch)))
+            job.bind(epochs)
+        stale = [job for job in self._queue if not job.fits(members)]
+        self._queue = deque(job for job in self._queue if job not in stale)
+        for job in reversed(stale):
+            job.take_back()
 
     def __getstate__(self) -> dict[str, Any]:
         with self._mutex:

@@ -202,8 +202,7 @@ def together(puts: Iterable[Callable[[], None]]) -> Callable[[], None]:
 def as_tensors(tree: Any) -> Any:
     """A copy of a tree with tensors in the place of arrays."""
     if isinstance(tree, np.ndarray):
-        wide = tree.dtype.kind == "u" and tree.itemsize > 1
-        return torch.from_numpy(tree.astype(np.int64 if wide else tree.dtype, copy=True))
+        return torch.from_numpy(tree.copy())
     if isinstance(tree, dict):
         return {key: as_tensors(value) for key, value in tree.items()}
     return [as_tensors(value) for value in tree] if isinstance(tree, list | tuple) else tree

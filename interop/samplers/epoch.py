@@ -13,7 +13,7 @@ from interop.samplers.epoch_states import Standing as _Standing  # the name that
 from interop.samplers.epoch_states import Taken as _Taken
 from interop.storages.lock import Lock, renew_in_children
 
-_NOT_KEPT = ("_last", "life")
+_NOT_KEPT = ("_last", "life", "_unclaimed")
 
 
 class Epoch:
@@ -48,6 +48,8 @@ class Epoch:
         """What no copy takes over."""
         self.life = object()  # another one after a state was put in: what is held of before is no longer known
         self._last: _Taken | None = None
+        # In a copy, what was held of the original, and by nobody yet who is copied along: the next take takes it back.
+        self._unclaimed = set(self._held)
         renew_in_children(self)
 
     # ------------------------------------------------------------------ what it stands at
@@ -85,6 +87,8 @@ class Epoch:
         """
         with self.lock:
             self.check(count, length)
+            if self._unclaimed:
+                self.keep(self._held.keys() - self._unclaimed)
             if length != self._length or self._moving:
                 self._resize(length)
             before = self._standing
@@ -182,9 +186,15 @@ class Epoch:
             again = np.concatenate((standing.again, taken.named))
             self._standing = standing._replace(changes=standing.changes + 1, over=False, again=again)
 
+    def claim(self, number: int) -> None:
+        """Somebody was copied along who will tell what becomes of it."""
+        with self.lock:
+            self._unclaimed.discard(number)
+
     def keep(self, numbers: Collection[Any]) -> None:
         """Take back all that is held but these."""
         with self.lock:
+            self._unclaimed = set()
             for number in reversed(list(self._held)):
                 if number not in numbers:
                     self.take_back(number)
@@ -313,7 +323,10 @@ class Drawn:
 
     def bound(self, epoch: Epoch) -> "Drawn":
         """The same of a copy of the epoch."""
-        return self if self.is_own else Drawn(epoch, self.number, self.slots, self._info)
+        if self.is_own:
+            return self
+        epoch.claim(self.number)
+        return Drawn(epoch, self.number, self.slots, self._info)
 
     def __getstate__(self) -> Any:
         return self.number, self.slots, self._info

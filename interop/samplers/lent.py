@@ -1,24 +1,28 @@
 """A state that programs take over and give back, which no signal can lose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import numpy as np
 
 from interop import compiled
+from interop.interrupts import uninterrupted
 
 
 class Lent:
     """A pytree of arrays whose memory programs take over: whoever breaks in finds the one before, or the one after.
 
     A signal's handler, which may raise, runs between two steps of Python. Between the start of a program and the place
-    where its result is kept there is none here: the result is put into a list by `map`, as arrays in plain tuples.
+    where its result is kept there is none here: the result is put into a list by `map`, as arrays in plain tuples. Within
+    JAX there are some when it compiles: the first time signals wait.
     """
 
     def __init__(self, state: Any = None) -> None:
         self._returned: list[Any] = []  # of `to`, until it is the state
         self._parts: list[Any] = []  # of `part_to`
         self._known, self._structure = state, jax.tree.structure(state)
+        self._ran: set[Hashable] = set()  # programs and the sizes of what they were given, which are compiled
         # What `part_to` gives to programs: leaves that change, and others. Where there is nothing else it is the state.
         self._halves: Any = None
 
@@ -39,7 +43,13 @@ class Lent:
     def to(self, program: Callable[..., Any], rule: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run program(rule, state, *given), which returns the leaves of the new state and more; what more that is."""
         arguments = ((each,) for each in (rule, self.state, *given))
-        self._returned.extend(map(program, *arguments))
+        sizes = program, *map(np.shape, given)
+        if sizes in self._ran:
+            self._returned.extend(map(program, *arguments))
+        else:
+            with uninterrupted():
+                self._returned.extend(map(program, *arguments))
+            self._ran.add(sizes)
         more = tuple(self._returned[-1][1:])
         assert self.state is not None
         return more
@@ -48,7 +58,13 @@ class Lent:
         """Run `compiled.assign_and_draw`; what it has drawn."""
         moved, still = self.halves
         given = (rule,), (self._structure,), (moved,), (still,), (batch_size,), (words,)
-        self._parts.extend(map(program, *given))
+        sizes = batch_size, words.size
+        if sizes in self._ran:
+            self._parts.extend(map(program, *given))
+        else:
+            with uninterrupted():
+                self._parts.extend(map(program, *given))
+            self._ran.add(sizes)
         drawn = self._parts[-1][1]
         self._take()
         return drawn

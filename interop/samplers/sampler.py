@@ -10,6 +10,7 @@ import torch
 from interop import randomness
 from interop.checkpoint.stateful import Stateful, defined_outside
 from interop.class_names import class_of
+from interop.index import as_tensor
 from interop.storages import Storage
 
 
@@ -140,7 +141,8 @@ def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray
     if not (isinstance(found, tuple) and len(found) == 2 and hasattr(found[1], "items")):
         name = f"{class_of(sampler)}.{'draw' if by_key else 'sample'}()"
         raise TypeError(f"{name} must return (index, info), of which info is a dict, got {found!r:.200}")
-    return found
+    index, info = found
+    return as_tensor(index) if isinstance(index, list | range) else index, info
 
 
 def samples_by_key(sampler: Sampler) -> bool:

@@ -1,5 +1,8 @@
 """One key a batch, made by the buffer: what every sampler draws depends on nothing else."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +47,18 @@ class Cursor(Sampler):
         return (torch.arange(batch_size) * self.at + torch.randint(9, (1,), generator=self._rng)) % len(storage), {}
 
 
+class InPlace(Sampler):
+    """Gives parts of what it changes for the next draws."""
+
+    def __init__(self):
+        self.order, self.note = np.arange(SIZE), {"note": torch.zeros(8)}
+
+    def draw(self, storage, batch_size, key):
+        np.random.default_rng(key).shuffle(self.order)
+        self.note["note"] += 1
+        return torch.from_numpy(self.order[:batch_size]), self.note
+
+
 class Reversed(SliceSampler):
     def sample(self, storage, batch_size):
         index, info = super().sample(storage, batch_size)
@@ -75,6 +90,7 @@ SAMPLERS = {
     "own by key": ByKey,
     "own by sample": BySample,
     "own cursor": Cursor,
+    "own in place": InPlace,
     "reversed slices": lambda: Reversed(slice_len=2),
     "shifted prioritized": lambda: Shifted(SIZE, 0.7, 0.5),
     "halves": Halves,
@@ -135,6 +151,16 @@ def test_batches_are_the_same_with_prefetch_and_without(name):
     assert not (runs[0][0]["x"] == runs[0][1]["x"]).all()
 
 
+@pytest.mark.parametrize("name", ["own in place", "own by sample"])
+def test_a_batch_stays_as_it_is_when_the_next_one_is_drawn(name):
+    buffer = flat(SAMPLERS[name])(None, None)
+    buffer.extend(steps())
+    batch = buffer.sample()
+    before = batch.clone()
+    buffer.sample()
+    assert (batch == before).all()
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_key_determines_a_draw(name):
     drawn = []
@@ -155,3 +181,39 @@ def test_a_sampler_that_draws_nothing_is_refused_when_it_is_made():
 
     with pytest.raises(TypeError, match="define draw"):
         Nothing()
+
+
+# ------------------------------------------------------------------ copies of what waits
+
+
+def pickled(buffer):
+    return pickle.loads(pickle.dumps(buffer))
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("kind", [SamplerEnsemble, OwnChoice])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_a_copy_of_an_ensemble_goes_on_alike(prefetch, kind, make_copy):
+    ensemble = members(torch.Generator().manual_seed(3), prefetch, kind)
+    ensemble.sample()
+    twin = make_copy(ensemble)
+    for _ in range(20):
+        assert (ensemble.sample() == twin.sample()).all()
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("part", [lambda whole: whole[1], lambda whole: whole[1].sampler])
+def test_a_copy_of_a_member_draws_what_the_ensemble_holds(part, make_copy):
+    ensemble = members(torch.Generator().manual_seed(3), 3)
+    given = [ensemble.sample() for _ in range(4)]
+    given = [row["x"] for batch in given for row in batch if (row["index", "buffer_ids"] == 1).all()]
+    member = make_copy(part(ensemble))
+    if isinstance(member, Sampler):
+        alone = TensorDictReplayBuffer(storage=LazyTensorStorage(SIZE))
+        alone.extend(steps())
+        alone._sampler = member
+        member = alone
+    left = SIZE - sum(map(len, given))
+    assert left < SIZE
+    rest = member.sample(left)["x"]
+    assert torch.cat([*given, rest]).sort().values.tolist() == list(range(SIZE)) and member.sampler.ran_out

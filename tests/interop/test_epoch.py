@@ -100,10 +100,28 @@ def test_an_epoch_names_each_position_once(steps, shuffle, drop_last):
             model.ran_out = False
         elif step == "copy":
             epoch = copy.deepcopy(epoch)
+            for chosen in model.held:
+                epoch.claim(chosen)
         assert (epoch.over, epoch.ran_out, epoch.length) == (model.over, model.ran_out, model.length)
         assert epoch.left == (0 if model.over else len(model.left))
         if shuffle:
             assert sorted(epoch._order[: epoch.length]) == list(range(epoch.length))
+
+
+@pytest.mark.parametrize("claimed", [0, 1, 2])
+def test_what_nobody_claims_in_a_copy_is_taken_again(claimed):
+    epoch = Epoch()
+    held = {epoch.hold(): set(taken) for taken in (epoch.take(3, 9, key(place)).tolist() for place in range(2))}
+    twin = copy.deepcopy(epoch)
+    for number in list(held)[:claimed]:
+        twin.claim(number)
+    left = set(range(9)).difference(*list(held.values())[:claimed])
+    assert set(twin.take(9, 9, key(2)).tolist()) == left
+    for number in list(held)[:claimed]:
+        assert twin.over and not twin.ran_out
+        twin.given(number)
+    assert twin.over and twin.ran_out
+    assert set(epoch.take(9, 9, key(2)).tolist()) == set(range(9)).difference(*held.values())  # it holds them still
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -16,6 +16,7 @@ import fbuf
 from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, compiled
 from interop.samplers.given import Waiting
 from interop.samplers.lent import Lent
+from interop.storages.jax_rows import JaxRows
 
 TIMES, SLOTS = 300, 64
 
@@ -105,6 +106,50 @@ def test_parts_of_the_state_that_nobody_has_taken_are_the_state():
     assert np.asarray(lent.state.priorities)[:8].tolist() == [*expected[:7], 9.0]
     again = lent.shown_to(compiled.draw_weighed, rule, 4, words([], []))
     np.testing.assert_array_equal(drawn, again)
+
+
+def breaking_off(program):
+    """The program, with a signal when it has the memory of what it was given and has not returned."""
+
+    def broken_off(*given):
+        found = program(*given)
+        signal.raise_signal(signal.SIGALRM)
+        return found
+
+    return broken_off
+
+
+def test_signals_wait_where_a_program_may_have_to_be_compiled(alarm, monkeypatch):
+    lent, rule = Lent(prioritized()), fbuf.Prioritized()
+    with pytest.raises(AlarmError):
+        lent.part_to(breaking_off(compiled.assign_and_draw), rule, 4, words([1], [20.0]))
+    with pytest.raises(AlarmError):
+        lent.to(breaking_off(compiled.reweight), rule, (np.float32(0.6),))
+    assert np.asarray(lent.state.priorities)[:3].tolist() == [1.0, 20.0, 3.0]
+    assert float(lent.state.alpha) == np.float32(0.6)
+    rows = JaxRows.zeros([(8,)], [torch.int64], (), torch.device("cpu"))
+    monkeypatch.setattr(compiled, "write", breaking_off(compiled.write))
+    with pytest.raises(AlarmError):
+        rows.write_run(3, [torch.tensor([1, 2])])
+    assert rows.tensors[0].tolist() == [0, 0, 0, 1, 2, 0, 0, 0]
+
+
+def test_no_signal_loses_rows_of_jax(alarm):
+    rows, came = JaxRows.zeros([(SLOTS,)], [torch.int64], (), torch.device("cpu")), 0
+    for turn in range(20 * TIMES):
+        values = torch.full((SLOTS,), turn)
+        try:
+            if turn:  # everything is compiled
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 2e-4))
+            rows.write_run(0, [values])
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except AlarmError:
+            came += 1
+        assert set(rows.tensors[0].tolist()) in ({turn}, {turn - 1})
+        rows.write_run(0, [values])
+        if came == TIMES:
+            break
+    assert came > TIMES // 3
 
 
 def test_a_program_that_fails_leaves_the_state():

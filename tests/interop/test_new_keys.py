@@ -54,7 +54,12 @@ KINDS = {
 COUNTS = {"part": 5, "full": CAPACITY, "wrapped": CAPACITY + 5}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=[pytest.mark.slow] if kind in ("consolidated", "memory of the user") else [])
+        for kind in KINDS
+    ]
+)
 def make(request, tmp_path, monkeypatch):
     if request.param == "memory of JAX":  # as on an accelerator
         for module in (copyable, lazy):

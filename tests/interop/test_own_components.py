@@ -1,9 +1,11 @@
 """Samplers and writers of the user's: what of them is saved, which writes they hear of, what they are refused for."""
 
 import copy
+import io
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from interop import (
     ConsumingSampler,
@@ -14,6 +16,7 @@ from interop import (
     LinearScheduler,
     ListStorage,
     PrioritizedReplayBuffer,
+    PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -21,6 +24,7 @@ from interop import (
     Sampler,
     SamplerEnsemble,
     StorageEnsemble,
+    TensorDictReplayBuffer,
     Writer,
 )
 from tests.interop.pair_history import SAMPLERS, WRITERS, ids_of, items
@@ -211,6 +215,45 @@ def test_a_sampler_that_returns_something_else_is_named(method, returned, prefet
         TypeError, match=rf"Own\.{method}\(\) must return \(index, info\), of which info is a dict, got "
     ):
         buffer.sample()
+
+
+@pytest.mark.parametrize("given", [range(3), [2, 0, 1], range(0)])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_an_index_that_is_a_list_or_range_is_a_tensor_in_the_batch(given, prefetch):
+    sampler = own(
+        PrioritizedSampler,
+        draw=lambda *_: (given, {}),
+        __init__=lambda self: PrioritizedSampler.__init__(self, 8, 1, 1),
+    )
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=3, prefetch=prefetch)
+    buffer.extend(TensorDict({"x": torch.arange(4)}, [4]))
+    batch = buffer.sample()
+    assert batch["index"].dtype == torch.int64 and batch["index"].tolist() == batch["x"].tolist() == list(given)
+    buffer.update_tensordict_priority(batch.set("td_error", torch.full((len(batch),), 2.0)))
+    assert sampler.priorities.tolist() == [2.0 if slot in given else 1.0 for slot in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_numbers_of_batches_that_wait_are_saved(dtype):
+    told = torch.tensor([1, 2**15 + 1], dtype=dtype)
+    one, two = (
+        TensorDictReplayBuffer(
+            storage=LazyTensorStorage(2),
+            sampler=own(Sampler, draw=lambda *_: (torch.arange(2), {"told": told})),
+            batch_size=2,
+            prefetch=2,
+        )
+        for _ in range(2)
+    )
+    one.extend(TensorDict({"x": torch.arange(2)}, [2]))
+    one.sample()
+    written = io.BytesIO()
+    torch.save(one.state_dict(), written)
+    written.seek(0)
+    two.load_state_dict(torch.load(written, weights_only=True))
+    assert len(two._prefetch) == 2
+    drawn = two.sample()["told"]
+    assert drawn.dtype == dtype and drawn.tolist() == told.tolist()
 
 
 @pytest.mark.parametrize("kind", ["random_index", "_rand_given_ndim"])

@@ -17,20 +17,25 @@ FOLDER, ON, SECONDS = (
     "jax_persistent_cache_min_compile_time_secs",
 )
 PROGRAM = """
+import os, warnings
 import torch, interop, jax
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("/cache_hits")))
+interop.to_jax(torch.zeros(1))  # JAX has started
+warnings.simplefilter("error")
 sampler = interop.PrioritizedSampler(100, 0.7, 0.5)
 buffer = interop.ReplayBuffer(storage=interop.LazyTensorStorage(100), sampler=sampler, batch_size=8)
 buffer.extend(torch.arange(50))
 buffer.sample()
 buffer.sample()
 print(sum(hits))
+jax.config.update("jax_compilation_cache_dir", os.environ["XDG_CACHE_HOME"] + "/of the user")
+jax.jit(lambda x: x * 3)(1.0)
 """
 
 
 def hits(home: pathlib.Path) -> int:
-    """How many programs a fresh process finds compiled, which warns of nothing."""
+    """How many programs a fresh process finds compiled, which warns of nothing, and makes way for a cache set later."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -40,6 +45,7 @@ def hits(home: pathlib.Path) -> int:
         check=True,
     )
     assert "Warning" not in run.stderr
+    assert len(list((home / "of the user").glob("*-cache"))) == 1
     return int(run.stdout)
 
 
@@ -84,3 +90,20 @@ def test_a_home_that_cannot_be_written_is_passed_over(untouched, monkeypatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     _settings.keep_programs()
     assert jax.config.values[FOLDER] is None
+
+
+def test_a_folder_that_was_made_and_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda folder, mode: not mode & os.W_OK)  # root may write anywhere
+    _settings.keep_programs()
+    assert jax.config.values[FOLDER] is None
+
+
+@pytest.mark.parametrize("home", [{"XDG_CACHE_HOME": "here"}, {"HOME": "here"}, {"HOME": "~"}])  # "~": nobody's
+def test_nothing_is_kept_below_the_current_folder(untouched, monkeypatch, tmp_path, home):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    _settings.keep_programs()
+    assert jax.config.values[FOLDER] is None and not list(tmp_path.iterdir())
