@@ -34,10 +34,10 @@ DTYPES: dict[torch.dtype, np.dtype] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
+FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # torch's name of a kind of device, and JAX's
 _HAS_ACCELERATOR = torch.cuda.is_available()
 _NOTHING = contextlib.nullcontext()
-_FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -94,7 +94,7 @@ def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
         raise TypeError("to_torch needs a concrete array: inside jax.jit there is none yet, call it on the result")
     if not isinstance(array, jax.Array):
         raise TypeError(f"to_torch takes a jax.Array, got {type(array).__name__}")
-    if array.dtype not in _FROM_NUMPY:
+    if array.dtype not in FROM_NUMPY:
         raise TypeError(f"{array.dtype} does not cross to torch; {_known()}")
     if len(array.devices()) != 1:
         raise ValueError(f"the array is spread over {len(array.devices())} devices: gather it on one first")

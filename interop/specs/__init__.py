@@ -34,6 +34,9 @@ from interop.specs.deprecated import (
     UnboundedContinuousTensorSpec,
     UnboundedDiscreteTensorSpec,
 )
+from interop.specs.gymnasium_spaces import from_gymnasium, to_gymnasium
+from interop.specs.jax_structs import from_jax as from_jax  # not in __all__: `interop.to_jax` is that of tensors
+from interop.specs.jax_structs import to_jax as to_jax
 from interop.specs.multi_categorical import MultiCategorical
 from interop.specs.non_tensor import NonTensor
 from interop.specs.one_hot import MultiOneHot, OneHot
@@ -81,5 +84,7 @@ __all__ = [
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",
+    "from_gymnasium",
     "make_composite_from_td",
+    "to_gymnasium",
 ]
