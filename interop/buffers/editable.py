@@ -23,8 +23,8 @@ class Editable(Joined):
         """What memory the buffer takes or, before the first write, will take once `data` is written as by `extend`.
 
         `print` it for a table of storage, sampler and writer, key by key; `plan(data).check()` refuses what does not fit.
-        Nothing is allocated, and nothing changes. RuntimeError without data where that is needed to tell, and the errors
-        of the write.
+        In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated, and nothing changes.
+        RuntimeError without data where that is needed to tell, and the errors of the write.
         """
         with Turn(self):
             return of_storages.plan(self._shares(data))

@@ -9,11 +9,15 @@ from torch import Tensor
 from fbuf.memory_plan import Share
 from interop.pytrees import each_leaf, length_of, swapped
 from interop.samplers import planning as of_samplers
+from interop.specs.spec import TensorSpec
+from interop.storages import planning as of_storages
 
 
 def shares(buffer: Any, data: Any) -> list[Share]:
-    """Those of the storage, sampler and writer of a buffer, in its turn; `data` as `extend` takes it, or None."""
+    """Those of the storage, sampler and writer of a buffer, in its turn; `data` as `extend` takes it, a spec, or None."""
     storage, writer = buffer._storage, buffer._writer
+    if isinstance(data, TensorSpec):
+        data = swapped(of_storages.row_of(data, storage.ndim), buffer.dim_extend)
     stored = None if data is None else _to_be_stored(buffer, data)
     found = list(storage._shares(stored))
     capacity = _capacity(storage, stored)

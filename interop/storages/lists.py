@@ -66,7 +66,7 @@ class ListStorage(Storage):
             self._last_cursor = cursor
 
     def _shares(self, data: Any) -> list[Share]:
-        return [*self._tensors_of(data), Share("items", "the objects of the list", "cpu", None)]
+        return [*self._tensors_of(planning.example(data, 1)), Share("items", "the objects of the list", "cpu", None)]
 
     def _tensors_of(self, data: Any) -> list[Share]:
         """The tensors of as many items as there is room for, if all are like the first of data."""

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from fbuf import free_memory
 from fbuf.memory_plan import Plan, Share
 from interop import bridge
 from interop.codec import LeafSpec
+from interop.specs.composite import Composite
+from interop.specs.leaves import converted
+from interop.specs.spec import TensorSpec
 
 _SMALL = 1 << 26  # bytes below which nobody is asked what is free
 
@@ -48,6 +52,33 @@ def array(part: str, key: str, shape: tuple[int, ...], dtype: torch.dtype, place
 def plan(shares: Iterable[Share]) -> Plan:
     """A plan with what is free now."""
     return Plan.of(shares, free_at)
+
+
+def row_of(spec: TensorSpec, ndim: int) -> Any:
+    """Zeros like a spec describes, [1, *spec.shape], whose elements share memory: a row of a storage with `ndim` item dims.
+
+    TypeError for what is no tensor. ValueError for a dynamic dim, or a Composite with fewer than ndim - 1 dims.
+    """
+
+    def leaf(spec: TensorSpec, _: str) -> torch.Tensor:
+        return torch.zeros((), dtype=spec.dtype, device=spec.device).expand(1, *spec.shape)
+
+    def node(spec: Composite, entries: dict[str, Any]) -> Any:
+        names = [None, *spec.names] if any(spec.names) else None
+        made = TensorDict(entries, (1, *spec.shape), device=spec.device, names=names)
+        return made if spec.data_cls in (None, TensorDict) else spec.data_cls.from_tensordict(made)
+
+    if isinstance(spec, Composite) and spec.ndim < ndim - 1:
+        raise ValueError(
+            f"the storage has ndim={ndim}: the spec of a row begins with {ndim - 1} dims, such as [environments], got shape "
+            f"{list(spec.shape)}. Use spec.expand(environments)"
+        )
+    return converted(spec, leaf, node)
+
+
+def example(data: Any, ndim: int) -> Any:
+    """`row_of` a spec; other data as it is."""
+    return row_of(data, ndim) if isinstance(data, TensorSpec) else data
 
 
 def refuse(shares: Iterable[Share]) -> None:

@@ -234,7 +234,8 @@ class Storage(Component):
     def plan(self, data: Any = None) -> Plan:
         """What memory the storage takes or, before the first write, will take once `data` is written as `extend` takes it.
 
-        Nothing is allocated. RuntimeError without data where that is needed to tell, and the errors of the write.
+        In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated. RuntimeError without
+        data where that is needed to tell, and the errors of the write.
         """
         with self._access.turn():
             return planning.plan(self._shares(data))

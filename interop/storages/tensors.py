@@ -18,6 +18,7 @@ from interop.index import as_int, indexed, reach, resolved, whole_rows
 from interop.interrupts import uninterrupted
 from interop.numbers import whole
 from interop.shared_int import counter
+from interop.specs.spec import TensorSpec
 from interop.storages import guarded, planning
 from interop.storages.reading import Readable
 from interop.storages.rows import Rows, TorchRows
@@ -42,6 +43,7 @@ class TensorStorage(Readable):
     _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
     _fill: Mapping[Path, Tensor] | None = None  # what rows get under keys that come with a later batch
+    _keeps_layout = False  # whether the memory was allocated for items of a spec, and takes no others
 
     def __init__(
         self,
@@ -125,7 +127,8 @@ class TensorStorage(Readable):
     @property
     def fixed_layout(self) -> Layout | None:
         """The layout that new items must have; None where the next write fixes it."""
-        return self._layout if self._length.value or not self.may_renew() else None
+        fixed = self._length.value or self._keeps_layout or not self.may_renew()
+        return self._layout if fixed else None
 
     def may_renew(self) -> bool:
         """Whether memory for other items can take the place of this memory, when nothing is stored."""
@@ -178,12 +181,42 @@ class TensorStorage(Readable):
         zeros = [torch.zeros((*lead, *spec.shape), dtype=spec.dtype, device=self.device) for spec in leaves]
         return TorchRows(zeros, lead[1:])
 
+    def allocate(self, spec: TensorSpec) -> None:
+        """Allocate the memory for all items before the first one, which has to be as the spec says, like all others.
+
+        Keys, shapes and dtypes are fixed from then on, also after `empty`, but not for processes that were started before,
+        nor for who opens the folder again. Whether values are in the spec is not checked.
+        Anonymous maps and files have their space then; other memory on the CPU is still taken as rows are written.
+
+        Args:
+            spec: of an item; with `ndim` > 1 of a row, whose shape begins with the other dims of items, such as
+                [environments]. What a writer adds, the "index" of tensordicts, is stored only if it is in the spec.
+
+        Raises:
+            RuntimeError: there is memory already that holds items, or cannot be replaced.
+            TypeError: an entry is no tensor.
+            ValueError: a dim is dynamic (-1).
+            NotEnoughMemoryError, OSError: there is less than all items take; nothing was allocated.
+        """
+        with self._access.turn(), self._step():
+            self.refuse_a_stranger()
+            if self.fixed_layout is not None:
+                raise RuntimeError(
+                    "the layout of items is fixed already: call allocate() before the first write, and once"
+                )
+            row = planning.row_of(spec, self.ndim)
+            self.give_up_memory()
+            planning.plan(self._shares(row)).check()
+            self.admit(row, self.ndim, True)
+            self._own_rows().reserve(self._row_count)
+            self._keeps_layout = True
+
     def _shares(self, data: Any) -> list[Share]:
         if self._rows is not None and self._layout is not None:
             return self._planned(self._layout, (self._row_count, *self._lanes))
         if data is None:
             raise RuntimeError("nothing was written yet: give plan() the data that will be, as extend() takes it")
-        data = stack_items(data[:1]) if isinstance(data, list) else data
+        data = stack_items(data[:1]) if isinstance(data, list) else planning.example(data, self.ndim)
         layout = Layout.of(data, self.ndim)
         lanes = self._lanes_of(data, batch=True)
         device = _some(layout.flatten(data, self.ndim))[0].device
