@@ -1,6 +1,5 @@
 """Leaf tensors of shape [rows, *lanes, ...] in the memory of JAX. See `rows`."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,15 +25,9 @@ class JaxRows:
     in_place = False
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
-        self._held = [arrays]  # the last are the rows; the others are gone
-        self._ran: set[tuple[int, int]] = set()  # sizes of writes that are compiled
+        self.arrays = arrays
         self.lanes = lanes
         self.device = device
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        """The rows. The next write takes their memory over."""
-        return self._held[-1]
 
     @classmethod
     def zeros(
@@ -102,13 +95,8 @@ class JaxRows:
                 leaf = torch.cat([leaf, leaf[-1:].expand(extra, *leaf.shape[1:])])
             batch.append(bridge.to_jax(leaf, copy=here))
         at: Any = coordinates(padded, self.arrays[0].shape[0], lanes) if lanes else padded
-        sizes = padded.shape[0], len(lanes)
-        # A signal's handler, which may raise, runs between two steps of Python: here there is none before the rows are
-        # kept, but those of JAX when it compiles. See `Lent`.
-        with bridge.exact(), contextlib.nullcontext() if sizes in self._ran else uninterrupted():
-            self._held.extend(map(compiled.write, (self.arrays,), (at,), (batch,)))
-        del self._held[:-1]
-        self._ran.add(sizes)
+        with uninterrupted(), bridge.exact():  # the program takes the memory over: without its result the rows are gone
+            self.arrays = compiled.write(self.arrays, at, batch)
 
     def _settle(self) -> None:
         """Have torch's edits of views done before JAX reads."""

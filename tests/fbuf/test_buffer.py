@@ -104,7 +104,7 @@ def check_state(buffer: Buffer, state: BufferState, model: BufferModel) -> None:
     ids=str,
 )
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_a_history_leaves_what_it_leaves_in_the_model(buffer: Buffer, counts: list[int], data: st.DataObject) -> None:
     items, rule, priorities = buffer.capacity * buffer.items_per_row, buffer.sampler, None
     if isinstance(rule, Prioritized):

@@ -97,7 +97,11 @@ def test_each_member_gives_its_rows_in_turn(given: dict[str, Any]) -> None:
     assert draw.member.dtype == draw.slots.dtype == draw.size.dtype == jnp.int32
 
 
-@pytest.mark.parametrize(("shares", "drawn"), [(None, False), ((0.3, 0.7), True), ((1, 0), True)], ids=str)
+@pytest.mark.parametrize(
+    ("shares", "drawn"),
+    [(None, False), ((0.3, 0.7), True), pytest.param((1, 0), True, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_items_are_drawn_as_often_as_the_draw_says(shares: Any, drawn: bool) -> None:
     mixture = Mixture((Buffer(4), Buffer(5, Prioritized(alpha=1, eps=0))), shares, drawn)
     states = filled(mixture, 3, 3)

@@ -50,7 +50,7 @@ def assert_history(buffer: Buffer, counts: tuple[int, ...], data: Any) -> None:
 
 
 @pytest.mark.parametrize(("buffer", "counts"), CASES[:4], ids=name)  # all of them below
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_legal_slice_and_no_other_is_drawn(buffer: Buffer, counts: tuple[int, ...], data: Any) -> None:
     assert_history(buffer, counts, data)

@@ -31,7 +31,8 @@ def alarm() -> Iterator[None]:
         raise AlarmError
 
     before = signal.signal(signal.SIGALRM, raising)
-    yield
+    with jax.enable_x64(False):  # and so it is afterwards, though JAX may be broken off while it turns them off
+        yield
     signal.signal(signal.SIGALRM, before)
 
 
