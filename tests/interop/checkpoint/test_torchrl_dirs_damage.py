@@ -33,7 +33,7 @@ OTHER_JSON = (
     *("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"len": 1e999}', '{"a": NaN}', '{"shape": [8], "shape": [8]}'),
     *('{"_type": "<class \'os.system\'>"}', '{"cursor": -1}', '{"cursor": 70000000000000000000000, "len": true}'),
 )
-UNUSED = ("prefetch.pkl", "storage/metadata.json")  # the second of an ensemble of which all members were written
+UNUSED = ("prefetch.pkl", "storage/metadata.json", "sampler/1/")  # in an ensemble: all members were written; an epoch
 
 
 def damages(file: Path) -> Any:
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
         for damage, do in list(damages(file)):
             do()
             error = victim.attacked(f"{relative} {damage}")
-            if error is None and relative not in UNUSED:
+            if error is None and not relative.startswith(UNUSED):
                 silent.append((relative, damage))
             elif error is not None:
                 assert isinstance(error, CheckpointMismatch) or str(victim.folder) in str(error), (
@@ -85,7 +85,7 @@ def test_links_and_pipes_are_refused(name, tmp_path):
     outside = tmp_path / "outside"
     for file in [each for each in sorted(victim.folder.rglob("*")) if each.is_file() and each.name not in UNUSED]:
         relative = str(file.relative_to(victim.folder))
-        if relative in UNUSED or not file.stat().st_size:
+        if relative.startswith(UNUSED) or not file.stat().st_size:
             continue
         shutil.copy(file, outside)  # what the link leads to would be good
         file.unlink()
