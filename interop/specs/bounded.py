@@ -146,12 +146,9 @@ class Bounded(_Interval):
         return super().unbind(dim)
 
     def _cast(self, dtype: torch.dtype) -> Self:
-        least, most = limits(dtype)
-        bounds = {}
-        for name, bound in (("low", self.low), ("high", self.high)):
-            bounds[name] = bound.clamp(least, most).to(dtype) if not dtype.is_floating_point else bound.to(dtype)
         assert self.dtype is not None
         same_kind = self.dtype.is_floating_point == dtype.is_floating_point
+        bounds = {name: _clamped(bound, dtype) for name, bound in (("low", self.low), ("high", self.high))}
         return self._of_dtype(dtype, self.domain if same_kind else None, **bounds)
 
     def __eq__(self, other: object) -> bool:
@@ -260,3 +257,13 @@ def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
         raise TypeError(f"{old} is the earlier name of {new}: give only one of them")
     warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=4)
     return given
+
+
+def _clamped(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bound as another dtype, which may not reach as far."""
+    if dtype.is_floating_point:
+        return bound.to(dtype)
+    least, most = (
+        max(pair) if at == 0 else min(pair) for at, pair in enumerate(zip(limits(bound.dtype), limits(dtype)))
+    )
+    return bound.clamp(least, most).to(dtype)

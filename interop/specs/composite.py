@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Size
 
 from interop.codec import of_entries, unchecked
 from interop.specs import shapes
 from interop.specs.non_tensor import NonTensor
-from interop.specs.spec import TensorSpec, as_device
+from interop.specs.spec import TensorSpec, all_or_nothing, as_device
 from interop.specs.views import ItemsView, KeysView, ValuesView, path_of
 
 _RESERVED = ("shape", "device", "dtype", "space")
@@ -97,13 +97,15 @@ class Composite(TensorSpec):
     @shape.setter
     def shape(self, value: Any) -> None:
         self._check_unlocked()
-        new = shapes.as_shape(value)
+        with all_or_nothing(self):
+            self._set_shape(shapes.as_shape(value))
+
+    def _set_shape(self, new: Size) -> None:
         for key, entry in self.items():
-            if entry is not None and not isinstance(entry, Composite) and entry.shape[: len(new)] != new:
-                raise ValueError(f"the shape {list(new)} does not begin that of {key!r}, {list(entry.shape)}")
-        for entry in self.values():
             if isinstance(entry, Composite) and entry.shape[: len(new)] != new:
                 entry.shape = new
+            elif entry is not None and entry.shape[: len(new)] != new:
+                raise ValueError(f"the shape {list(new)} does not begin that of {key!r}, {list(entry.shape)}")
         self._shape, self._names = new, [*self._names[: len(new)], *[None] * (len(new) - len(self._names))]
 
     @property
@@ -127,15 +129,16 @@ class Composite(TensorSpec):
             if self._device is not None:
                 raise RuntimeError("to let entries be on several devices, call clear_device_()")
             return
-        self._specs, self._device = dict(self.to(value).items()), as_device(value)
+        self.__dict__.update(vars(self.to(value)))
 
     def clear_device_(self) -> Self:
         """Let entries be on several devices, here and in nested Composites, in place."""
         self._check_unlocked()
-        self._device = None
-        for entry in self._specs.values():
-            if entry is not None:
-                entry.clear_device_()
+        with all_or_nothing(self):
+            self._device = None
+            for entry in self._specs.values():
+                if entry is not None:
+                    entry.clear_device_()
         return self
 
     @property
@@ -200,12 +203,14 @@ class Composite(TensorSpec):
             self._put(first, self._fitted(first, value))
             return
         inner = self.get(first, None)
-        is_new = not isinstance(inner, Composite)
-        if is_new:
-            inner = Composite(shape=self.shape, device=self.device, names=self.names)
-        inner[tuple(rest)] = value
-        if is_new:
-            self[first] = inner
+        if inner is None:
+            made = self.empty()
+            made[tuple(rest)] = value
+            self[first] = made
+        elif isinstance(inner, Composite):
+            inner[tuple(rest)] = value
+        else:
+            raise TypeError(f"{key!r}: {first!r} is a {type(inner).__name__}, which has no entries")
 
     def set(self, name: Any, spec: Any) -> Self:
         """Set the entry of a key. RuntimeError where the Composite is locked."""
@@ -248,7 +253,10 @@ class Composite(TensorSpec):
     def __delitem__(self, key: Any) -> None:
         first, *rest = path_of(key)
         if rest:
-            del self[first][tuple(rest)]
+            inner = self[first]
+            if not isinstance(inner, Composite):
+                raise KeyError(f"{key!r}: {first!r} is a {type(inner).__name__}, which has no entries")
+            del inner[tuple(rest)]
             return
         self._check_unlocked()
         if first in _RESERVED:
@@ -279,13 +287,14 @@ class Composite(TensorSpec):
         return made
 
     def update(self, dict_or_spec: Any) -> Self:
-        """Set entries; those that are Composites on both sides are merged."""
-        for key, value in dict_or_spec.items():
-            old = self.get(key, None)
-            if isinstance(old, Composite) and isinstance(value, Composite | Mapping):
-                old.update(value)
-            else:
-                self[key] = value
+        """Set entries, all or none; those that are Composites on both sides are merged."""
+        with all_or_nothing(self):
+            for key, value in dict_or_spec.items():
+                old = self.get(key, None)
+                if isinstance(old, Composite) and isinstance(value, Composite | Mapping):
+                    old.update(value)
+                else:
+                    self[key] = value
         return self
 
     def empty(self) -> "Composite":
@@ -396,12 +405,9 @@ class Composite(TensorSpec):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._is_locked:
-            self.lock_()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = self.clone()
-        return made.lock_() if self._is_locked else made
+        for entry in self._specs.values() if self._is_locked else ():
+            if isinstance(entry, Composite) and entry.is_locked:
+                entry.locked_by.append(weakref.ref(self))
 
     # ------------------------------------------------------------------ values
 
@@ -431,7 +437,9 @@ class Composite(TensorSpec):
         return self._update(data, "one")
 
     def _has(self, val: Any) -> bool:
-        if self.data_cls is not None and type(val) is not self.data_cls:
+        if not (isinstance(val, Mapping) or is_tensor_collection(val)) or (
+            self.data_cls is not None and type(val) is not self.data_cls
+        ):
             return False
         return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
 
@@ -538,9 +546,10 @@ class Composite(TensorSpec):
         """Make a batch dim dynamic, in place, in every entry."""
         self._check_unlocked()
         at = shapes.dim_of(dim, self.ndim)
-        for entry in self._specs.values():
-            if entry is not None:
-                entry.make_neg_dim(at)
+        with all_or_nothing(self):
+            for entry in self._specs.values():
+                if entry is not None:
+                    entry.make_neg_dim(at)
         self._shape = Size([*self.shape[:at], -1, *self.shape[at + 1 :]])
 
     # ------------------------------------------------------------------ copies, comparison
@@ -557,6 +566,13 @@ class Composite(TensorSpec):
         if device == self._device:
             return self
         return self._each(self.shape, lambda entry: entry.to(device), self._names, _device=device)
+
+    def nodes(self) -> Iterator[TensorSpec]:
+        """The spec, and those in it."""
+        yield self
+        for entry in self._specs.values():
+            if entry is not None:
+                yield from entry.nodes()
 
     def clone(self) -> Self:
         """A copy with clones of the entries, unlocked."""

@@ -10,14 +10,12 @@ from interop.specs.bounded import Unbounded
 from interop.specs.composite import Composite
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec
-from interop.specs.stacked import Stacked, StackedComposite
+from interop.specs.stacked import LazyStack, StackedComposite
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
     """Whether a spec is a lazy stack, or has one in it."""
-    if isinstance(spec, Stacked | StackedComposite):
-        return True
-    return isinstance(spec, Composite) and any(contains_lazy_spec(each) for each in spec.values() if each is not None)
+    return any(isinstance(each, LazyStack) for each in spec.nodes())
 
 
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:

@@ -110,10 +110,8 @@ class MultiCategorical(Categorical):
             drawn = any_allowed(self._allowed.expand(*size, -1))
         return (drawn.squeeze(-1) if self._is_scalar else drawn).to(self.dtype)
 
-    def _looks_right(self, val: Any) -> bool:
-        if self._is_scalar and isinstance(val, Tensor) and val.dtype == self.dtype:
-            return True
-        return super()._looks_right(val)
+    def _fits(self, shape: Size) -> bool:
+        return self._is_scalar or super()._fits(shape)
 
     def _entries(self, val: Tensor) -> Tensor:
         """A value with the dims of the spec: scalars get theirs back."""
@@ -142,8 +140,12 @@ class MultiCategorical(Categorical):
         return number.reshape(val.shape)
 
     def cardinality(self) -> Tensor:  # type: ignore[override]
-        """The product of all sizes."""
-        return self.nvec.prod()
+        """The product of the sizes; dims along which no size differs count once, as in `enumerate`."""
+        sizes = self.nvec
+        for dim in range(sizes.ndim - 1):
+            first = sizes[(slice(None),) * dim + (slice(1),)]
+            sizes = first if (sizes == first).all() else sizes
+        return sizes.prod()
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All combinations of a row of entries, [number, *shape], the same in every row. The first entry is the slowest.

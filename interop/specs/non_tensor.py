@@ -45,9 +45,10 @@ class NonTensor(TensorSpec):
         return self.feature_dims == 0
 
     def _made(self, how: str, lead: Size) -> Any:
-        at = self.ndim - self.feature_dims
-        value: Any = NonTensorData(self.example_data, batch_size=self.shape[at:], device=self.device)
-        for size in reversed((*lead, *self.shape[:at])):
+        whole = Size((*lead, *self.shape))
+        at = 0 if 0 in whole else len(whole) - self.feature_dims  # an empty stack would have no dims behind
+        value: Any = NonTensorData(self.example_data, batch_size=whole[at:], device=self.device)
+        for size in reversed(whole[:at]):
             value = NonTensorStack(*(value.clone() for _ in range(size)), stack_dim=0)
         return value
 

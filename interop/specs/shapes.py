@@ -1,5 +1,6 @@
 """Shapes of specs: sizes, of which -1 is a dynamic one that differs from value to value."""
 
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -92,7 +93,7 @@ def without(shape: Size, at: int) -> Size:
 
 
 def reshaped(shape: Size, new: Size) -> Size:
-    """The shape after `reshape`, in which one -1 stands for what remains. ValueError where the sizes do not fit."""
+    """The shape after `reshape`, in which one -1 stands for what remains. RuntimeError where the sizes do not fit."""
     if new == shape:
         return new
     items, known = math.prod(concrete(shape)), math.prod(size for size in new if size != -1)
@@ -101,7 +102,7 @@ def reshaped(shape: Size, new: Size) -> Size:
     if sorted(size for size in shape if size == -1) != [size for size in new if size == -1] or (
         items != math.prod(concrete(new))
     ):
-        raise ValueError(f"a spec of shape {list(shape)} cannot be reshaped to {list(new)}")
+        raise RuntimeError(f"a spec of shape {list(shape)} cannot be reshaped to {list(new)}")
     return new
 
 
@@ -192,7 +193,12 @@ _NUMBER: np.ndarray = np.zeros((), np.int8)
 
 
 def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
-    return Size(np.broadcast_to(_NUMBER, tuple(shape))[index].shape)
+    whole = np.broadcast_to(_NUMBER, tuple(shape))
+    if any(isinstance(part, np.ndarray) for part in index):  # as torch does, integers first: NumPy moves dims for them
+        first = [[part] if isinstance(part, int) else [slice(None)] * _dims_of(part) for part in index]
+        whole = whole[tuple(itertools.chain(*first))]
+        index = tuple(part for part in index if not isinstance(part, int))
+    return Size(whole[index].shape)
 
 
 def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:

@@ -1,8 +1,9 @@
 """What every spec has: shape, device, dtype and domain, shape operations, indexing, checks, and the torch functions."""
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -100,11 +101,25 @@ class TensorSpec:
         return self._looks_right(val)
 
     def _looks_right(self, val: Any) -> bool:
-        return isinstance(val, Tensor) and val.dtype == self.dtype and shapes.fits(self.shape, val.shape)
+        return isinstance(val, Tensor) and val.dtype == self.dtype and self._fits(val.shape)
+
+    def _fits(self, shape: Size) -> bool:
+        return shapes.fits(self.shape, shape)
 
     def project(self, val: Any) -> Any:
-        """The value itself where it is in the spec, otherwise a corrected copy."""
-        return val if self._has(val) else self._corrected(val)
+        """The value itself where it is in the spec, otherwise a corrected copy.
+
+        Raises:
+            RuntimeError: the value is of another shape.
+            TypeError: it is no tensor.
+        """
+        if self._has(val):
+            return val
+        if not isinstance(val, Tensor):
+            raise TypeError(f"{type(self).__name__} projects tensors, got {_about(val)}")
+        if not self._fits(val.shape):
+            raise RuntimeError(f"{_about(val)} cannot be projected: its shape must end as {list(self.shape)}")
+        return self._corrected(val)
 
     def _corrected(self, val: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot correct a value that is not in it: {_about(val)}")
@@ -234,6 +249,8 @@ class TensorSpec:
         return self if new == self.shape else self._expanded(new)
 
     def _expanded(self, new: Size) -> Self:
+        if self.rigid:
+            self._check_last(new)
         free = shapes.concrete(self._free(new))
         return self._changed(new, lambda part, lead: part.expand(*free, *part.shape[lead:]))
 
@@ -323,6 +340,10 @@ class TensorSpec:
 
     # ------------------------------------------------------------------ copies
 
+    def nodes(self) -> Iterator["TensorSpec"]:
+        """The spec, and those in it."""
+        yield self
+
     def to(self, dest: Any) -> Self:
         """The spec on another device, or of another dtype; itself where nothing changes."""
         if dest is None:
@@ -354,12 +375,6 @@ class TensorSpec:
     def clear_device_(self) -> Self:
         """Nothing for a spec of tensors, which are always on some device."""
         return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return made
 
     # ------------------------------------------------------------------ comparison, text
 
@@ -398,6 +413,25 @@ class TensorSpec:
     ) -> Any:
         function = _FUNCTIONS.get(func)
         return NotImplemented if function is None else function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def all_or_nothing(spec: TensorSpec) -> Iterator[None]:
+    """Bring a spec and those in it back as they were when an error ends a change in place."""
+    before = [
+        (
+            vars(each),
+            {name: copy.copy(value) if isinstance(value, dict | list) else value for name, value in vars(each).items()},
+        )
+        for each in spec.nodes()
+    ]
+    try:
+        yield
+    except BaseException:
+        for fields, kept in before:
+            fields.clear()
+            fields.update(kept)
+        raise
 
 
 def as_device(device: Any) -> torch.device:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
-from tensordict import lazy_stack
+from tensordict import is_tensor_collection, lazy_stack
 from torch import Size, Tensor
 
 from interop.specs import shapes
 from interop.specs.composite import Composite, Entry
-from interop.specs.spec import TensorSpec
+from interop.specs.spec import TensorSpec, all_or_nothing
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -93,6 +93,8 @@ class LazyStack(TensorSpec):
 
     def _has(self, val: Any) -> bool:
         if isinstance(val, Tensor) and not val.is_nested and not shapes.fits(self.shape, val.shape):
+            return False
+        if not isinstance(val, Tensor | list | tuple) and not is_tensor_collection(val):
             return False
         parts = self._values(val)
         return len(parts) == len(self.members) and all(
@@ -189,11 +191,18 @@ class LazyStack(TensorSpec):
         at = dim % self.ndim if -self.ndim <= dim < self.ndim else self.stack_dim
         if at == self.stack_dim:
             raise ValueError(f"dim {dim} is not there, or the stack dim, {self.stack_dim}: it cannot be made dynamic")
-        for each in self.members:
-            each.make_neg_dim(at - (at > self.stack_dim))
+        with all_or_nothing(self):
+            for each in self.members:
+                each.make_neg_dim(at - (at > self.stack_dim))
         self.__dict__["shape" if "shape" in self.__dict__ else "_shape"] = self._stacked_shape()
 
     # ------------------------------------------------------------------ copies, comparison
+
+    def nodes(self) -> Iterator[TensorSpec]:
+        """The stack, and those in it."""
+        yield self
+        for each in self.members:
+            yield from each.nodes()
 
     def to(self, dest: Any) -> Any:
         """The members on another device, or of another dtype."""
@@ -237,7 +246,10 @@ class Stacked(LazyStack):
             )
         return torch.nested.nested_tensor(values)
 
-    def _corrected(self, val: Any) -> Any:
+    def project(self, val: Any) -> Any:
+        """The value itself where it is in the spec, otherwise a corrected copy."""
+        if self._has(val):
+            return val
         parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
         is_ragged = len({each.shape for each in parts}) > 1
         return torch.nested.nested_tensor(parts) if is_ragged else torch.stack(parts, self.stack_dim - self.ndim)
@@ -282,15 +294,17 @@ class StackedComposite(LazyStack, Composite):
 
     def _put(self, name: str, spec: Entry) -> None:
         parts = [None] * len(self.members) if spec is None else spec.unbind(self.stack_dim)
-        for each, part in zip(self.members, parts, strict=True):
-            each.set(name, part)
+        with all_or_nothing(self):
+            for each, part in zip(self.members, parts, strict=True):
+                each.set(name, part)
 
     def _drop(self, name: str) -> None:
         holders = [each for each in self.members if name in each]
         if not holders:
             raise KeyError(f"{name!r} must be present in at least one of the stacked Composites")
-        for each in holders:
-            del each[name]
+        with all_or_nothing(self):
+            for each in holders:
+                del each[name]
 
     def exclusive(self) -> dict[int, dict[str, Entry]]:
         """The entries that not all members have, by the number of the member."""
@@ -300,6 +314,11 @@ class StackedComposite(LazyStack, Composite):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
+
+    def _set_shape(self, new: Size) -> None:
+        raise NotImplementedError(
+            f"the shape of a stack, {list(self.shape)}, follows from its members, set to {list(new)}"
+        )
 
     def _in_members(self, method: str, *args: Any) -> None:
         for each in self.members:

@@ -1,0 +1,324 @@
+"""What holds for every kind of spec: members, corrections, shape operations, indices, copies, laws of draws."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tensordict import TensorDict, lazy_stack
+from torch import Tensor
+
+from interop.specs import Choice, Composite, NonTensor, TensorSpec
+from tests.interop.specs.spec_kinds import (
+    ALL,
+    CHANGES,
+    INDICES,
+    KINDS,
+    LEADS,
+    LEAVES,
+    REGROUPED,
+    STACKS,
+    for_torch,
+    make,
+    noise,
+    same,
+)
+
+LEAD = (2, 1, 3)
+TRIES = 12
+MASKED = [name for name in KINDS if "mask" in name]
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_values_have_the_shape_and_dtype_and_draws_are_members(name, lead):
+    spec = make(name, lead)
+    for extra in ((), (5,), (2, 0), (1, 3)):
+        for value in (spec.rand(extra), spec.zero(extra), spec.one(extra)):
+            assert value.shape == (*extra, *spec.shape)
+            assert spec.dtype is None or value.dtype == spec.dtype
+        assert spec.is_in(spec.rand(extra))
+        assert spec.is_in(spec.sample(torch.Size(extra)))
+    spec.assert_is_in(spec.rand())
+    spec.type_check(spec.rand())
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_projections_are_members_and_members_stay(name, lead):
+    spec, members = make(name, lead), 0
+    for _ in range(TRIES):
+        value = noise(spec)
+        is_member = bool(spec.is_in(value))
+        members += is_member
+        if "OneHot" in name and not is_member:  # without a hot entry there is nothing to project
+            value = value | spec.rand() if value.dtype == torch.bool else value.abs() + spec.rand()
+        if name == "Choice" and not is_member:
+            continue
+        if name.startswith("Composite") or name == "stack of Composite":
+            value = value.clone()
+            value = value if _hot(spec, value) else spec.rand()
+            made = spec.project(value)
+            assert made is value or name.startswith("stack")
+        else:
+            made = spec.project(value)
+            assert (made is value) == bool(spec.is_in(value))
+        assert spec.is_in(made)
+        assert made.shape == value.shape
+    assert members
+
+
+def _hot(spec, value):
+    """Whether all one-hot vectors in it can be projected."""
+    return all(each.any(-1).all() for key in (("inner", "c"),) if key in spec.keys(True) for each in [value.get(key)])
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("change", [*REGROUPED, *CHANGES])
+def test_shape_operations_commute_with_membership(name, change):
+    spec, function = make(name, LEAD), (REGROUPED | CHANGES)[change]
+    if change in REGROUPED and name in STACKS:
+        with pytest.raises(NotImplementedError):
+            function(spec)
+        return
+    made, kept = function(spec), pickle.dumps(spec)
+    assert type(made) is type(spec)
+    for _ in range(TRIES):
+        value = noise(spec)
+        changed = function(value)
+        assert changed.shape == made.shape
+        assert bool(made.is_in(changed)) == bool(spec.is_in(value)), value
+    assert made.rand().shape == made.shape
+    assert pickle.dumps(spec) == kept
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dim", range(3))
+def test_unbound_specs_are_of_the_unbound_values(name, dim):
+    spec = make(name, LEAD)
+    made = spec.unbind(dim)
+    assert len(made) == LEAD[dim]
+    for _ in range(TRIES):
+        value = noise(spec)
+        parts = value.unbind(dim)
+        assert [each.shape for each in parts] == [each.shape for each in made]
+        fits = [bool(one.is_in(part)) for one, part in zip(made, parts, strict=True)]
+        assert all(fits) == bool(spec.is_in(value))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_indexed_specs_are_of_the_indexed_values(name, index):
+    spec = make(name, LEAD)
+    made, chosen = spec[index], for_torch(index, spec.structural)
+    for _ in range(TRIES):
+        value, other = spec.rand(), noise(spec)
+        if isinstance(value, Tensor | TensorDict):
+            value[chosen] = other[chosen]
+        part = value[chosen]
+        assert part.shape == made.shape
+        assert bool(made.is_in(part)) == bool(spec.is_in(value)) or name == "Choice"  # of other places another member
+    assert made.rand().shape == made.shape
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("dim", [0, 2, -3])
+def test_index_select_is_an_index(name, dim):
+    spec, places = make(name, LEAD), torch.tensor([1, 0, 1]) % LEAD[dim]
+    dim = dim if dim >= 0 else dim + 3 - spec.ndim
+    made = torch.index_select(spec, dim, places)
+    assert made == spec[(slice(None),) * (dim % spec.ndim) + (places,)]
+    assert made.shape[dim % spec.ndim] == 3
+
+
+@pytest.mark.parametrize("index", [slice(None, None, -1), slice(3, 0, -2), slice(0, 9, 2)], ids=str)
+@pytest.mark.parametrize("name", LEAVES)
+def test_slices_may_have_negative_steps(name, index):
+    spec = make(name, (4,))
+    places = list(range(4)[index])
+    assert spec[index] == spec[places]
+    assert spec[index, None].shape == (len(places), 1, *spec.shape[1:])
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "Choice"])
+@pytest.mark.parametrize("dim", range(4))
+def test_stacked_specs_are_of_the_stacked_values(name, dim):
+    one, other = make(name, LEAD), make(name.removesuffix(", mask"), LEAD)
+    spec = torch.stack([one, other], dim)
+    stack = torch.stack if isinstance(one.rand(), Tensor) else lazy_stack
+    for _ in range(TRIES):
+        values = noise(one), noise(other)
+        whole = stack(list(values), dim)
+        assert whole.shape == spec.shape
+        assert bool(spec.is_in(whole)) == bool(one.is_in(values[0]) and other.is_in(values[1]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_copies_are_equal_and_share_nothing_that_changes(name):
+    spec = make(name, (2,))
+    for made in (spec.clone(), copy.copy(spec), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec)), spec.to("cpu")):
+        made = made.clear_device_() if spec.device is None else made
+        assert made == spec
+        assert not made != spec
+        assert type(made) is type(spec)
+        assert made.is_in(spec.rand())
+        assert repr(made) == repr(spec)
+    assert spec.to(None) is spec
+    made = spec.clone()
+    if not isinstance(spec, NonTensor | Choice):
+        made.make_neg_dim(0)
+        assert made.shape[0] == -1
+        assert made != spec
+        assert spec == make(name, (2,))
+
+
+def test_kinds_differ():
+    specs = [make(name, (2,)) for name in ALL]
+    alike = {(one, other) for one, first in zip(ALL, specs, strict=True) for other, second in zip(ALL, specs, strict=True)
+             if first == second and one != other}  # fmt: skip
+    assert alike == {
+        ("Binary, bool", "Categorical, bool"),
+        ("Categorical, bool", "Binary, bool"),
+    }  # a bit is one of two
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_are_kept_by_copies_and_lost_by_none(name):
+    if not hasattr(make(name), "update_mask"):
+        return
+    spec, free = make(name, (2,)), make(name, (2,))
+    free.update_mask(None)
+    assert spec != free
+    assert free.clone() == free
+    assert spec.to(torch.int32).to(spec.dtype) == spec
+    free.update_mask(spec.mask)
+    assert spec == free
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.float32])
+@pytest.mark.parametrize("name", LEAVES)
+def test_another_dtype_has_the_values_of_before(name, dtype):
+    spec = make(name, (2,))
+    made = spec.to(dtype)
+    assert made.dtype == dtype
+    assert made.is_in(made.rand((3,)))
+    if "float" not in name and "bool" not in name:
+        assert made.is_in(spec.rand((3,)).to(dtype))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "bfloat16" not in name and name != "Choice"])
+def test_encoding_gives_back_what_to_numpy_made(name):
+    spec = make(name, (2, 3))
+    if name in STACKS:
+        with pytest.raises(NotImplementedError):
+            spec.encode(spec.to_numpy(spec.rand()))
+        return
+    value = spec.rand()
+    raw = spec.to_numpy(value, safe=True)
+    assert same(spec.encode(raw), value)
+    assert spec.is_in(spec.encode(raw, ignore_device=True))
+    if name in LEAVES:
+        assert same(spec.encode(raw.tolist()), value)
+        assert same(spec.encode(raw[::-1][::-1]), value)
+
+
+@pytest.mark.parametrize("name", [name for name in LEAVES if "OneHot" in name or "Categorical" in name])
+def test_one_hot_and_categorical_are_two_forms_of_one_value(name):
+    spec = make(name, (2,))
+    value = spec.rand((4,))
+    if "rows" in name:
+        assert spec.to_one_hot_spec().is_in(spec.to_one_hot(spec.rand()))
+        return
+    there, back = ("categorical", "one_hot") if "OneHot" in name else ("one_hot", "categorical")
+    other = getattr(spec, f"to_{there}_spec")()
+    made = getattr(spec, f"to_{there}")(value, safe=True)
+    assert other.is_in(made)
+    assert same(getattr(other, f"to_{back}")(made).to(spec.dtype), value)
+    assert getattr(spec, f"to_{back}_spec")() is spec
+    assert getattr(spec, f"to_{back}")(value) is value
+    assert getattr(other, f"to_{back}_spec")().to(spec.dtype) == spec
+    assert spec.is_in(getattr(other, f"to_{back}")(other.rand((50,))).to(spec.dtype))
+
+
+# ---------------------------------------------------------------------- all values
+
+FINITE = [name for name in LEAVES if not name.startswith(("Bounded", "Unbounded"))]
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_draws_are_uniform_over_the_allowed_values(name):
+    spec, free = make(name), make(name)
+    is_masked = getattr(spec, "mask", None) is not None
+    if is_masked:
+        free.update_mask(None)
+    every = free.enumerate()
+    if name in ("Binary", "Binary, bool", "Categorical, bool"):  # lists the two values of an entry
+        every = torch.cartesian_prod(*every.unbind(-1))
+    else:
+        assert len(every) == spec.cardinality()
+    assert every.shape[1:] == spec.shape
+    assert len(every.unique(dim=0)) == len(every)
+    allowed = torch.stack([each for each in every if spec.is_in(each)])
+    assert is_masked == (len(allowed) < len(every))
+    drawn = spec.rand((6000,))
+    matches = (drawn[:, None] == allowed).reshape(6000, len(allowed), -1).all(-1)
+    assert (matches.sum(1) == 1).all()
+    assert stats.chisquare(matches.sum(0)).pvalue > 1e-4
+    if type(spec).__name__ == "Categorical" and not spec.ndim:
+        assert same(spec.enumerate(use_mask=True), allowed)
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_enumerated_values_are_the_same_in_all_places(name):
+    if "mask" in name or "rows" in name:
+        return
+    one, spec = make(name).enumerate(), make(name, (2, 3))
+    assert same(spec.enumerate(), one.reshape(-1, 1, 1, *one.shape[1:]).expand(-1, 2, 3, *one.shape[1:]))
+    assert spec.cardinality() == make(name).cardinality()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
+def test_bounded_integers_are_uniform_and_reach_both_bounds(dtype):
+    drawn = Composite(a=make("Bounded, uint8").to(dtype)).rand((4000,))["a"]
+    assert stats.chisquare(drawn.flatten().to(torch.int64).bincount()[1:]).pvalue > 1e-4
+    assert drawn.unique().tolist() == [1, 2, 3, 4]
+
+
+def test_bounded_floats_are_uniform_and_unbounded_ones_normal():
+    bounded, unbounded = make("Bounded, float64").rand((4000,)), make("Unbounded, float32").rand((2000,))
+    assert stats.kstest(bounded.numpy(), "uniform", (-0.5, 1)).pvalue > 1e-4
+    assert stats.kstest(unbounded.flatten().numpy(), "norm").pvalue > 1e-4
+
+
+def test_a_composite_enumerates_all_combinations_with_the_first_key_slowest():
+    spec = Composite(a=make("Categorical", (2,)), b=Composite(c=make("OneHot", (2,)), shape=(2,)), shape=(2,))
+    every = spec.enumerate()
+    assert every.shape == (16, 2)
+    assert spec.cardinality() == 16
+    assert spec.is_in(every)
+    pairs = [(int(each["a"]), int(each["b", "c"].int().argmax())) for each in every[:, 0]]
+    assert pairs == [(a, c) for a in range(4) for c in range(4)]
+
+
+@pytest.mark.parametrize("name", ["OneHot", "Categorical", "MultiOneHot"])
+def test_a_member_is_an_index(name):
+    spec, numbers = make(name, (2,)), torch.arange(10.0).reshape(2, 5)
+    value = spec.rand()
+    if name == "Categorical":
+        assert same(spec.index(value, numbers), numbers[:, value])
+        return
+    wanted = numbers[:, : value.shape[-1]][value].reshape(2, -1)
+    assert same(spec.index(value, numbers), wanted)
+
+
+def test_every_class_is_among_the_kinds():
+    def classes(of):
+        return {of} | {each for below in of.__subclasses__() for each in classes(below)}
+
+    made = {type(make(name)) for name in ALL}
+    bare = {each.__name__ for each in classes(TensorSpec) if each.__module__.startswith("interop.specs")}
+    abstract = {"TensorSpec", "LazyStack", "Bounded", "Unbounded", "_Interval"}
+    old = {name for name in bare if name.endswith("Spec")}
+    assert bare - abstract - old == {each.__name__ for each in made}
