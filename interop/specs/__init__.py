@@ -2,6 +2,7 @@
 
 import torch
 
+from interop.specs import deprecated
 from interop.specs.bounded import (
     Bounded,
     BoundedContinuous,
@@ -20,20 +21,7 @@ from interop.specs.consolidation import (
     contains_lazy_spec,
     make_composite_from_td,
 )
-from interop.specs.deprecated import (
-    BinaryDiscreteTensorSpec,
-    BoundedTensorSpec,
-    CompositeSpec,
-    DiscreteTensorSpec,
-    LazyStackedCompositeSpec,
-    LazyStackedTensorSpec,
-    MultiDiscreteTensorSpec,
-    MultiOneHotDiscreteTensorSpec,
-    NonTensorSpec,
-    OneHotDiscreteTensorSpec,
-    UnboundedContinuousTensorSpec,
-    UnboundedDiscreteTensorSpec,
-)
+from interop.specs.deprecated import *  # noqa: F403
 from interop.specs.multi_categorical import MultiCategorical
 from interop.specs.non_tensor import NonTensor
 from interop.specs.one_hot import MultiOneHot, OneHot
@@ -43,41 +31,30 @@ from interop.specs.stacked import Stacked, StackedComposite
 DEVICE_TYPING = torch.device | str | int
 
 __all__ = [
+    *deprecated.__all__,
     "DEVICE_TYPING",
     "Binary",
     "BinaryBox",
-    "BinaryDiscreteTensorSpec",
     "Bounded",
     "BoundedContinuous",
     "BoundedDiscrete",
-    "BoundedTensorSpec",
     "BoxList",
     "Categorical",
     "CategoricalBox",
     "Choice",
     "Composite",
-    "CompositeSpec",
     "ContinuousBox",
     "DiscreteBox",
-    "DiscreteTensorSpec",
-    "LazyStackedCompositeSpec",
-    "LazyStackedTensorSpec",
     "MultiCategorical",
-    "MultiDiscreteTensorSpec",
     "MultiOneHot",
-    "MultiOneHotDiscreteTensorSpec",
     "NonTensor",
-    "NonTensorSpec",
     "OneHot",
-    "OneHotDiscreteTensorSpec",
     "Stacked",
     "StackedComposite",
     "TensorSpec",
     "Unbounded",
     "UnboundedContinuous",
-    "UnboundedContinuousTensorSpec",
     "UnboundedDiscrete",
-    "UnboundedDiscreteTensorSpec",
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",

@@ -13,35 +13,24 @@ from interop.specs.spec import TensorSpec
 _EXACT = 2**53  # integers that float64 tells apart
 
 
-_OF_DOMAIN: dict[tuple[type[TensorSpec], str], type[TensorSpec]] = {}  # the classes that a family's specs become
-
-
-def _domain_of(dtype: torch.dtype, domain: str | None) -> str:
-    if domain is None:
-        return "continuous" if dtype.is_floating_point or dtype.is_complex else "discrete"
-    if domain not in ("continuous", "discrete"):
-        raise ValueError(f"domain must be 'continuous' or 'discrete', got {domain!r}")
-    return domain
+_OF_DOMAIN: dict[tuple[type[TensorSpec], str], Any] = {}  # the classes that a family's specs become
 
 
 class _Interval(TensorSpec):
     """Numbers whose class follows from their domain: the continuous or the discrete one of its family."""
 
-    def _family(self) -> type[TensorSpec]:
-        return Bounded if isinstance(self, Bounded) else Unbounded
+    dtype: torch.dtype
 
-    def _set_domain(self, domain: str | None) -> None:
-        assert self.dtype is not None
-        self.domain = _domain_of(self.dtype, domain)
-        if type(self) is self._family() or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
-            self.__class__ = _OF_DOMAIN[self._family(), self.domain]  # type: ignore[assignment]
-
-    def _of_dtype(self, dtype: torch.dtype, domain: str | None, **fields: Any) -> Self:
-        domain = _domain_of(dtype, domain)
-        made = self._replaced(dtype=dtype, domain=domain, **fields)
-        if type(self) in _OF_DOMAIN.values():
-            made.__class__ = _OF_DOMAIN[self._family(), domain]  # type: ignore[assignment]
-        return made
+    def of_domain(self, domain: str | None) -> Self:
+        """The spec itself, made to be of the class that follows from its domain, by default from its dtype."""
+        if domain not in (None, "continuous", "discrete"):
+            raise ValueError(f"domain must be 'continuous' or 'discrete', got {domain!r}")
+        is_continuous = self.dtype.is_floating_point or self.dtype.is_complex
+        self.domain = domain or ("continuous" if is_continuous else "discrete")
+        family = Bounded if isinstance(self, Bounded) else Unbounded
+        if type(self) is family or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
+            self.__class__ = _OF_DOMAIN[family, self.domain]
+        return self
 
 
 class Bounded(_Interval):
@@ -94,11 +83,10 @@ class Bounded(_Interval):
         self.shape = found.pop()
         whole = shapes.concrete(self.shape)
         self.low, self.high = (each.expand(whole) for each in bounds)
-        self._set_domain(domain)
+        self.of_domain(domain or type(self).domain)
 
     @property
     def space(self) -> ContinuousBox:
-        """The bounds."""
         return ContinuousBox(self.low, self.high)
 
     def _draw(self, lead: Size) -> Tensor:
@@ -128,15 +116,14 @@ class Bounded(_Interval):
         drawn = torch.where(from_low | from_high, drawn, torch.randn_like(drawn))
         return torch.minimum(torch.maximum(drawn, self.low), self.high)
 
-    def _has(self, val: Any) -> bool:  # of NaN neither holds
-        return self._looks_right(val) and bool(((val >= self.low) & (val <= self.high)).all())
+    def _contains(self, val: Tensor) -> bool:  # of NaN neither holds
+        return bool(((val >= self.low) & (val <= self.high)).all())
 
     def _corrected(self, val: Tensor) -> Tensor:
         number = val.nan_to_num(0, torch.inf, -torch.inf) if val.is_floating_point() else val
         return torch.minimum(torch.maximum(number, self.low.to(val.dtype)), self.high.to(val.dtype))
 
     def cardinality(self) -> float:
-        """Infinite."""
         return float("inf")
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
@@ -146,31 +133,24 @@ class Bounded(_Interval):
         return super().unbind(dim)
 
     def _cast(self, dtype: torch.dtype) -> Self:
-        assert self.dtype is not None
         same_kind = self.dtype.is_floating_point == dtype.is_floating_point
-        bounds = {name: _clamped(bound, dtype) for name, bound in (("low", self.low), ("high", self.high))}
-        return self._of_dtype(dtype, self.domain if same_kind else None, **bounds)
+        made = self._replaced(dtype=dtype, low=_clamped(self.low, dtype), high=_clamped(self.high, dtype))
+        return made.of_domain(self.domain if same_kind else None)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Unbounded):
-            return other == self
-        return super().__eq__(other)
-
-    __hash__ = None  # type: ignore[assignment]
+        return other == self if isinstance(other, Unbounded) else super().__eq__(other)
 
 
 class BoundedContinuous(Bounded):
-    """Floating point numbers between two bounds."""
+    """Numbers between two bounds, continuous whatever their dtype."""
 
-    def __init__(self, *bounds_and_more: Any, domain: str = "continuous", **more: Any) -> None:
-        super().__init__(*bounds_and_more, domain=domain, **more)
+    domain = "continuous"
 
 
 class BoundedDiscrete(Bounded):
-    """Integers between two bounds."""
+    """Numbers between two bounds, discrete whatever their dtype."""
 
-    def __init__(self, *bounds_and_more: Any, domain: str = "discrete", **more: Any) -> None:
-        super().__init__(*bounds_and_more, domain=domain, **more)
+    domain = "discrete"
 
 
 _OF_DOMAIN |= {(Bounded, "continuous"): BoundedContinuous, (Bounded, "discrete"): BoundedDiscrete}
@@ -191,22 +171,19 @@ class Unbounded(_Interval):
     def __init__(
         self, shape: Any = (1,), device: Any = None, dtype: torch.dtype | None = None, *, domain: str | None = None
     ) -> None:
-        if dtype is None and domain == "discrete":
+        if dtype is None and (domain == "discrete" or isinstance(self, UnboundedDiscrete)):
             dtype = torch.int64
         self._set(shape, device, dtype)
-        self._set_domain(domain)
+        self.of_domain(domain)
 
     @property
     def space(self) -> ContinuousBox:
-        """The limits of the dtype."""
-        assert self.dtype is not None
         kind = self.dtype.to_real() if self.dtype.is_complex else self.dtype
         shape = shapes.concrete(self.shape)
         low, high = (torch.tensor(each, dtype=kind, device=self.device).expand(shape) for each in limits(kind))
         return ContinuousBox(low, high)
 
     def _draw(self, lead: Size) -> Tensor:
-        assert self.dtype is not None
         drawn = torch.empty((*lead, *shapes.concrete(self.shape)), dtype=self.dtype, device=self.device)
         return drawn.normal_() if drawn.is_floating_point() or drawn.is_complex() else drawn.random_()
 
@@ -215,7 +192,7 @@ class Unbounded(_Interval):
         return val.to(self.dtype).reshape(*lead, *shapes.concrete(self.shape))
 
     def _cast(self, dtype: torch.dtype) -> Self:
-        return self._of_dtype(dtype, None)
+        return self._replaced(dtype=dtype).of_domain(None)
 
     def _is_like(self, other: Any) -> bool:
         return bool(self.shape == other.shape and self.dtype == other.dtype and self.device == other.device)
@@ -225,8 +202,6 @@ class Unbounded(_Interval):
             return self._is_like(other) and other.space.is_unbounded
         return isinstance(other, Unbounded) and self._is_like(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class UnboundedContinuous(Unbounded):
     """All floating point numbers of a dtype."""
@@ -234,16 +209,6 @@ class UnboundedContinuous(Unbounded):
 
 class UnboundedDiscrete(Unbounded):
     """All integers of a dtype, int64 by default."""
-
-    def __init__(
-        self,
-        shape: Any = (1,),
-        device: Any = None,
-        dtype: torch.dtype | None = torch.int64,
-        *,
-        domain: str | None = None,
-    ) -> None:
-        super().__init__(shape, device, dtype, domain=domain)
 
 
 _OF_DOMAIN |= {(Unbounded, "continuous"): UnboundedContinuous, (Unbounded, "discrete"): UnboundedDiscrete}
@@ -263,7 +228,6 @@ def _clamped(bound: Tensor, dtype: torch.dtype) -> Tensor:
     """A bound as another dtype, which may not reach as far."""
     if dtype.is_floating_point:
         return bound.to(dtype)
-    least, most = (
-        max(pair) if at == 0 else min(pair) for at, pair in enumerate(zip(limits(bound.dtype), limits(dtype)))
-    )
+    pairs = zip(limits(bound.dtype), limits(dtype), strict=True)
+    least, most = (pick(pair) for pick, pair in zip((max, min), pairs, strict=True))
     return bound.clamp(least, most).to(dtype)

@@ -1,5 +1,6 @@
 """Specs of tensordicts."""
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,8 +13,8 @@ from torch import Size
 from interop.codec import of_entries, unchecked
 from interop.specs import shapes
 from interop.specs.non_tensor import NonTensor
-from interop.specs.spec import TensorSpec, all_or_nothing, as_device
-from interop.specs.views import ItemsView, KeysView, ValuesView, path_of
+from interop.specs.spec import TensorSpec, all_or_nothing, as_device, block
+from interop.specs.views import View, path_of
 
 _RESERVED = ("shape", "device", "dtype", "space")
 _REQUIRED: Any = object()
@@ -91,7 +92,6 @@ class Composite(TensorSpec):
 
     @property
     def shape(self) -> Size:
-        """The batch size."""
         return self._shape
 
     @shape.setter
@@ -108,27 +108,17 @@ class Composite(TensorSpec):
                 raise ValueError(f"the shape {list(new)} does not begin that of {key!r}, {list(entry.shape)}")
         self._shape, self._names = new, [*self._names[: len(new)], *[None] * (len(new) - len(self._names))]
 
-    @property
-    def batch_size(self) -> Size:
-        """The same as `shape`."""
-        return self.shape
-
-    @batch_size.setter
-    def batch_size(self, value: Any) -> None:
-        self.shape = value
+    batch_size = shape
 
     @property
     def device(self) -> torch.device | None:
-        """The device of all entries; None if they may be on several."""
         return self._device
 
     @device.setter
     def device(self, value: Any) -> None:
         self._check_unlocked()
-        if value is None:
-            if self._device is not None:
-                raise RuntimeError("to let entries be on several devices, call clear_device_()")
-            return
+        if value is None and self._device is not None:
+            raise RuntimeError("to let entries be on several devices, call clear_device_()")
         self.__dict__.update(vars(self.to(value)))
 
     def clear_device_(self) -> Self:
@@ -240,8 +230,7 @@ class Composite(TensorSpec):
             value = value.clone()
             if isinstance(value, Composite):
                 value.shape = self.shape
-            else:
-                value = value.expand(self.shape)
+            value = value.expand(self.shape)
         if self.device is not None and value.device != self.device:
             if value.device is not None:
                 raise RuntimeError(
@@ -343,7 +332,7 @@ class Composite(TensorSpec):
         *,
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
-    ) -> KeysView:
+    ) -> View:
         """The keys in the order of insertion, those in a nested Composite before its own.
 
         Args:
@@ -352,21 +341,22 @@ class Composite(TensorSpec):
             is_leaf: given the class of an entry, whether it is a leaf; by default all but Composites are.
             step_mdp_static_only: only what is, or is within, a Composite with `step_mdp_static`.
         """
-        return KeysView(partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only))
+        walk = partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only)
+        return View(walk, lambda key, entry: key)
 
-    def values(self, *args: Any, **kwargs: Any) -> ValuesView:
+    def values(self, *args: Any, **kwargs: Any) -> View:
         """The entries; arguments as of `keys`."""
-        return ValuesView(partial(self.walk, *args, **kwargs))
+        return View(partial(self.walk, *args, **kwargs), lambda key, entry: entry)
 
-    def items(self, *args: Any, **kwargs: Any) -> ItemsView:
+    def items(self, *args: Any, **kwargs: Any) -> View:
         """Pairs of key and entry; arguments as of `keys`."""
-        return ItemsView(partial(self.walk, *args, **kwargs))
+        return View(partial(self.walk, *args, **kwargs), lambda key, entry: (key, entry))
 
     # ------------------------------------------------------------------ locks
 
     @property
     def is_locked(self) -> bool:
-        """Whether entries cannot be set."""
+        """Whether entries cannot be set or removed."""
         return self._is_locked
 
     @is_locked.setter
@@ -429,11 +419,9 @@ class Composite(TensorSpec):
         return self._update(data, "rand")
 
     def zeros_update(self, data: TensorDictBase) -> TensorDictBase:
-        """Set the entries of a tensordict to zeros, in place; others stay. Returns it."""
         return self._update(data, "zero")
 
     def ones_update(self, data: TensorDictBase) -> TensorDictBase:
-        """Set the entries of a tensordict to ones, in place; others stay. Returns it."""
         return self._update(data, "one")
 
     def _has(self, val: Any) -> bool:
@@ -485,18 +473,13 @@ class Composite(TensorSpec):
         return TensorDict(made, batch_size=self.shape, device=device)  # raises, and says of which entry
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> dict[str, Any]:
-        """The entries as arrays, in nested dicts."""
         self._assert_safe(val, safe)
         return {key: entry.to_numpy(_value_of(val, key), safe) for key, entry in self._roots() if entry is not None}
 
     def cardinality(self) -> Any:
         """The product of the entries'; 0 without any."""
-        count: Any = None
-        for entry in self.values():
-            if entry is not None:
-                each = entry.cardinality()
-                count = each if count is None else count * each
-        return 0 if count is None else count
+        counts = [entry.cardinality() for entry in self.values() if entry is not None]
+        return math.prod(counts) if counts else 0
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """All combinations of the entries' values, a tensordict [number, *shape]. The first key is the slowest."""
@@ -516,22 +499,16 @@ class Composite(TensorSpec):
 
     def _regrouped(self, new: Size, names: Sequence[str | None] | None = None) -> Self:
         ndim = self.ndim
-        return self if new == self.shape else self._each(
-            new, lambda entry: entry.reshape((*new, *entry.shape[ndim:])), names
-        )  # fmt: skip
+        if new == self.shape:
+            return self
+        return self._each(new, lambda entry: entry.reshape((*new, *entry.shape[ndim:])), names)
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """The spec without a batch dim of size 1, or without all of them."""
-        if dim is None:
-            kept = [(size, name) for size, name in zip(self.shape, self._names, strict=True) if size != 1]
-        else:
-            at = shapes.dim_of(dim, self.ndim)
-            pairs = list(enumerate(zip(self.shape, self._names, strict=True)))
-            kept = [pair for place, pair in pairs if place != at or pair[0] != 1]
-        return self._regrouped(Size([size for size, _ in kept]), [name for _, name in kept])
+        at = None if dim is None else shapes.dim_of(dim, self.ndim)
+        kept = [place for place, size in enumerate(self.shape) if size != 1 or at not in (None, place)]
+        return self._regrouped(Size([self.shape[place] for place in kept]), [self._names[place] for place in kept])
 
     def unsqueeze(self, dim: int) -> Self:
-        """The spec with a new batch dim of size 1."""
         new = shapes.unsqueezed(self.shape, dim)
         at = dim % len(new)
         return self._regrouped(new, [*self._names[:at], None, *self._names[at:]])
@@ -543,7 +520,6 @@ class Composite(TensorSpec):
         return self._each(new, lambda entry: entry[index], names, data_cls=None)
 
     def make_neg_dim(self, dim: int) -> None:
-        """Make a batch dim dynamic, in place, in every entry."""
         self._check_unlocked()
         at = shapes.dim_of(dim, self.ndim)
         with all_or_nothing(self):
@@ -556,39 +532,34 @@ class Composite(TensorSpec):
 
     def to(self, dest: Any) -> Self:
         """Every entry on another device, or of another dtype. ValueError for anything else."""
-        if dest is None:
-            return self
-        if isinstance(dest, torch.dtype):
-            return self._each(self.shape, lambda entry: entry.to(dest), self._names)
-        if not isinstance(dest, str | int | torch.device):
+        if dest is not None and not isinstance(dest, str | int | torch.device | torch.dtype):
             raise ValueError(f"a Composite goes to a device or a dtype, got {dest!r}")
-        device = as_device(dest)
-        if device == self._device:
+        is_dtype = isinstance(dest, torch.dtype)
+        device = self._device if dest is None or is_dtype else as_device(dest)
+        if device == self._device and not is_dtype:
             return self
-        return self._each(self.shape, lambda entry: entry.to(device), self._names, _device=device)
+        return self._each(self.shape, lambda entry: entry.to(dest), self._names, _device=device)
 
     def nodes(self) -> Iterator[TensorSpec]:
-        """The spec, and those in it."""
         yield self
         for entry in self._specs.values():
             if entry is not None:
                 yield from entry.nodes()
 
     def clone(self) -> Self:
-        """A copy with clones of the entries, unlocked."""
+        """A copy with clones of the entries; it is not locked."""
         return self._each(self.shape, lambda entry: entry.clone(), self._names)
 
     def _is_like(self, other: Any) -> bool:
         same = self.shape == other.shape and self.device == other.device and self.data_cls is other.data_cls
-        mine, theirs = dict(self.items()), dict(other.items())
-        return same and mine.keys() == theirs.keys() and all(entry == theirs[key] for key, entry in mine.items())
+        return same and dict(self.items()) == dict(other.items())
 
     def __repr__(self) -> str:
         entries = [f"{key}: {entry}" for key, entry in self.items()]
         rest = [f"device={self.device}", f"shape={self.shape}", f"data_cls={self.data_cls}"]
         if not entries:
             return f"{type(self).__name__}({', '.join(rest)})"
-        return f"{type(self).__name__}(\n    " + ",\n".join([*entries, *rest]).replace("\n", "\n    ") + ")"
+        return block(type(self).__name__, [*entries, *rest])
 
 
 def _is_path(index: tuple[Any, ...]) -> bool:

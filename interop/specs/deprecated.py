@@ -25,9 +25,7 @@ class _Alias(type):
         return cls.new(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if "new" not in cls.__dict__:
-            return super().__instancecheck__(instance)
-        return isinstance(instance, cls.new)
+        return isinstance(instance, cls.new) if "new" in cls.__dict__ else super().__instancecheck__(instance)
 
 
 def _alias(name: str, new: type[TensorSpec]) -> Any:
@@ -47,3 +45,5 @@ NonTensorSpec = _alias("NonTensorSpec", NonTensor)
 OneHotDiscreteTensorSpec = _alias("OneHotDiscreteTensorSpec", OneHot)
 UnboundedContinuousTensorSpec = _alias("UnboundedContinuousTensorSpec", UnboundedContinuous)
 UnboundedDiscreteTensorSpec = _alias("UnboundedDiscreteTensorSpec", UnboundedDiscrete)
+
+__all__ = [name for name, each in globals().items() if type(each) is _Alias]

@@ -1,9 +1,46 @@
-"""Masks: which choices are allowed."""
+"""Masks: which choices are allowed, and the base of the specs that have them."""
 
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor
+
+from interop.specs.spec import TensorSpec
+
+
+class Choices(TensorSpec):
+    """Choices, of which a mask may allow some."""
+
+    domain = "discrete"
+    _parts: ClassVar[tuple[str, ...]] = ("_allowed",)
+    _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain", "space")
+    _allowed: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which choices are allowed; None for all."""
+        return self._allowed
+
+    def update_mask(self, mask: Any) -> None:
+        """Set which choices are allowed, in place; None for all.
+
+        Raises:
+            RuntimeError: the mask cannot be expanded to the shape that the class names.
+            ValueError: nothing is allowed.
+        """
+        self._allowed = None if mask is None else as_mask(mask, self._mask_shape(), self.device)
+
+    def _mask_shape(self) -> Size:
+        raise NotImplementedError(f"a {type(self).__name__} takes no mask")
+
+    def unchanged(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """The value, which has this form already."""
+        self._assert_safe(val, safe)
+        return val
+
+    def itself(self) -> Self:
+        """The spec, whose values have this form already."""
+        return self
 
 
 def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:

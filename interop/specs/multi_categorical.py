@@ -8,7 +8,7 @@ from torch import Size, Tensor
 from interop.specs import shapes
 from interop.specs.boxes import BoxList
 from interop.specs.categorical import Categorical
-from interop.specs.masks import any_allowed, as_mask
+from interop.specs.masks import as_mask
 
 
 class MultiCategorical(Categorical):
@@ -27,8 +27,8 @@ class MultiCategorical(Categorical):
         ValueError: the shape does not end as that of nvec, or a size is below 1.
     """
 
-    _parts = ("nvec", "_allowed")
-    _allowed: Tensor | None = None  # [*shape, largest size]: the mask of each entry
+    rigid = True
+    _parts = ("nvec", "_allowed")  # the mask is that of each entry, [*shape, largest size]
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class MultiCategorical(Categorical):
 
     @property
     def space(self) -> BoxList:
-        """A box for each entry."""
         return BoxList.from_nvec(self.nvec)
 
     @property
@@ -62,23 +61,15 @@ class MultiCategorical(Categorical):
         raise AttributeError("MultiCategorical has no n: the sizes are in nvec")
 
     @property
-    def mask(self) -> Tensor | None:  # type: ignore[override]
-        """Which choices are allowed, [*shape[:-1], sum(nvec)]; None for all. RuntimeError where rows differ in nvec."""
+    def mask(self) -> Tensor | None:
         if self._allowed is None:
             return None
         return torch.cat([self._allowed[..., at, :size] for at, size in enumerate(self._row("mask"))], -1)
 
     def set_provisional_n(self, n: int) -> None:
-        """NotImplementedError: the sizes are known."""
         raise NotImplementedError("the sizes of a MultiCategorical are in nvec, which is known")
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set which choices are allowed, in place; None for all.
-
-        Raises:
-            RuntimeError: the mask cannot be expanded to [*shape[:-1], sum(nvec)], or rows differ in nvec.
-            ValueError: nothing is allowed.
-        """
+    def update_mask(self, mask: Any) -> None:
         if mask is None:
             self._allowed = None
             return
@@ -101,14 +92,17 @@ class MultiCategorical(Categorical):
     def _is_scalar(self) -> bool:
         return self.remove_singleton and self.shape == (1,)
 
+    @property
+    def _limit(self) -> Tensor:
+        return self.nvec
+
+    def _free_draw(self, size: Size) -> Tensor:
+        share = torch.rand(size, dtype=torch.float64, device=self.device)
+        return torch.minimum((share * self.nvec).to(torch.int64), self.nvec - 1)
+
     def _draw(self, lead: Size) -> Tensor:
-        size = Size((*lead, *self.nvec.shape))
-        if self._allowed is None:
-            share = torch.rand(size, dtype=torch.float64, device=self.device)
-            drawn = torch.minimum((share * self.nvec).to(torch.int64), self.nvec - 1)
-        else:
-            drawn = any_allowed(self._allowed.expand(*size, -1))
-        return (drawn.squeeze(-1) if self._is_scalar else drawn).to(self.dtype)
+        drawn = super()._draw(lead)
+        return drawn.squeeze(-1) if self._is_scalar else drawn
 
     def _fits(self, shape: Size) -> bool:
         return self._is_scalar or super()._fits(shape)
@@ -116,28 +110,6 @@ class MultiCategorical(Categorical):
     def _entries(self, val: Tensor) -> Tensor:
         """A value with the dims of the spec: scalars get theirs back."""
         return val.unsqueeze(-1) if self._is_scalar and val.shape[-1:] != (1,) else val
-
-    def _has(self, val: Any) -> bool:
-        if not self._looks_right(val):
-            return False
-        val = self._entries(val)
-        inside = bool(((val >= 0) & (val < self.nvec)).all())
-        if val.is_floating_point():
-            inside = inside and bool((val == val.round()).all())
-        return inside and (self._allowed is None or bool(self._allows(val).all()))
-
-    def _allows(self, val: Tensor) -> Tensor:
-        assert self._allowed is not None
-        return self._allowed.expand(*val.shape, -1).gather(-1, val.to(torch.int64).unsqueeze(-1)).squeeze(-1)
-
-    def _corrected(self, val: Tensor) -> Tensor:
-        """Rounded and clamped; a forbidden choice becomes any allowed one."""
-        whole = self._entries(val.nan_to_num(0).round() if val.is_floating_point() else val)
-        number = torch.minimum(whole.clamp(min=0), (self.nvec - 1).to(whole.dtype)).to(self.dtype)
-        if self._allowed is not None:
-            other = any_allowed(self._allowed.expand(*number.shape, -1)).to(self.dtype)
-            number = torch.where(self._allows(number), number, other)
-        return number.reshape(val.shape)
 
     def cardinality(self) -> Tensor:  # type: ignore[override]
         """The product of the sizes; dims along which no size differs count once, as in `enumerate`."""
@@ -168,7 +140,6 @@ class MultiCategorical(Categorical):
         return every.reshape(-1, *(1 for _ in self.shape[1:]), len(sizes)).expand(-1, *self.nvec.shape)
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        """NotImplementedError: a value has several choices."""
         raise NotImplementedError("a value of MultiCategorical has several choices: it is no index")
 
     # ------------------------------------------------------------------ the other encoding
@@ -197,20 +168,6 @@ class MultiCategorical(Categorical):
             return torch.stack([each.to_one_hot_spec() for each in self.unbind()], 0)
         sizes = self._row("one-hot form")
         return MultiOneHot(sizes, (*self.shape[:-1], sum(sizes)), self.device, mask=self.mask)
-
-    # ------------------------------------------------------------------ shapes
-
-    def unsqueeze(self, dim: int) -> Self:
-        """The spec with a new dim of size 1. ValueError behind the last dim."""
-        if dim in (-1, self.ndim):
-            raise ValueError("Final dimension of MultiCategorical must remain unchanged, cannot add one behind it")
-        return super().unsqueeze(dim)
-
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A spec for each index of a dim. ValueError for the last one: index it instead."""
-        if shapes.dim_of(dim, self.ndim) == self.ndim - 1:
-            raise ValueError("Final dimension of MultiCategorical must remain unchanged: it cannot be unbound")
-        return super().unbind(dim)
 
     def _selected(self, index: Any) -> Self:
         made = super()._selected(index)

@@ -10,11 +10,11 @@ from torch import Size, Tensor
 from interop.specs import shapes
 from interop.specs.boxes import BoxList, CategoricalBox
 from interop.specs.categorical import Categorical, sizes_of
-from interop.specs.masks import any_allowed, as_mask
+from interop.specs.masks import Choices, any_allowed
 from interop.specs.spec import TensorSpec
 
 
-class OneHot(TensorSpec):
+class OneHot(Choices):
     """One-hot vectors in the last dim: one of n entries is 1, the others are 0.
 
     `encode` takes the choices, as ints, lists, arrays or tensors of ints. AssertionError for one that is not below n.
@@ -31,11 +31,9 @@ class OneHot(TensorSpec):
         ValueError: the last size of `shape` is not n.
     """
 
-    domain = "discrete"
     structural = 1
-    _parts = ("mask",)
+    rigid = True
     _compared = ("shape", "dtype", "device", "domain", "space", "use_register")
-    mask: Tensor | None = None
 
     def __init__(
         self,
@@ -62,7 +60,6 @@ class OneHot(TensorSpec):
 
     @property
     def space(self) -> Any:
-        """The box with the number of choices."""
         return CategoricalBox(self.n)
 
     @property
@@ -70,17 +67,12 @@ class OneHot(TensorSpec):
         """The size of the last dim."""
         return self.shape[-1]
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set which entries are allowed, in place; None for all.
+    def update_mask(self, mask: Any) -> None:
+        mask = None if mask is None else torch.as_tensor(mask)
+        super().update_mask(mask.flatten() if mask is not None and mask.numel() == self.n else mask)
 
-        Raises:
-            RuntimeError: the mask cannot be expanded to the shape of the spec.
-            ValueError: nothing is allowed.
-        """
-        if mask is not None:
-            mask = torch.as_tensor(mask)
-            mask = as_mask(mask.flatten() if mask.numel() == self.n else mask, shapes.concrete(self.shape), self.device)
-        self.mask = mask
+    def _mask_shape(self) -> Size:
+        return shapes.concrete(self.shape)
 
     # ------------------------------------------------------------------ values
 
@@ -92,24 +84,22 @@ class OneHot(TensorSpec):
 
     def _draw(self, lead: Size) -> Tensor:
         size = (*lead, *shapes.concrete(self._free(self.shape)))
-        if self.mask is None:
+        if self._allowed is None:
             chosen = [torch.randint(each, size, device=self.device) for each in self._sizes]
         else:
-            chosen = [any_allowed(each) for each in self.mask.expand(*size, -1).split(self._sizes, -1)]
+            chosen = [any_allowed(each) for each in self._allowed.expand(*size, -1).split(self._sizes, -1)]
         return self._hot(chosen).to(self.dtype)
 
-    def _has(self, val: Any) -> bool:
-        if not self._looks_right(val):
-            return False
+    def _contains(self, val: Tensor) -> bool:
         hot = val if val.dtype == torch.bool else val != 0
         if not (hot is val or bool((val == hot).all())):
             return False
         one_each = all(bool((group.sum(-1) == 1).all()) for group in hot.split(self._sizes, -1))
-        return one_each and (self.mask is None or not bool((hot & ~self.mask).any()))
+        return one_each and (self._allowed is None or not bool((hot & ~self._allowed).any()))
 
     def _corrected(self, val: Tensor) -> Tensor:
         """A random one of the entries that are not 0 and allowed, else any allowed one. RuntimeError for only zeros."""
-        allowed = torch.ones_like(val, dtype=torch.bool) if self.mask is None else self.mask.expand(val.shape)
+        allowed = torch.ones_like(val, dtype=torch.bool) if self._allowed is None else self._allowed.expand(val.shape)
         chosen = []
         for hot, open_ in zip((val != 0).split(self._sizes, -1), allowed.split(self._sizes, -1), strict=True):
             if not hot.any(-1).all():
@@ -119,7 +109,6 @@ class OneHot(TensorSpec):
         return self._hot(chosen).to(self.dtype)
 
     def cardinality(self) -> Any:
-        """n."""
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
@@ -185,19 +174,12 @@ class OneHot(TensorSpec):
         """The spec of what `to_categorical` returns."""
         return Categorical(self.n, self.shape[:-1], self.device, mask=self.mask)
 
-    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """The value itself."""
-        self._assert_safe(val, safe)
-        return val
-
-    def to_one_hot_spec(self) -> Self:
-        """The spec itself."""
-        return self
+    to_one_hot, to_one_hot_spec = Choices.unchanged, Choices.itself
 
     # ------------------------------------------------------------------ shapes, comparison
 
     def _regrouped(self, new: Size) -> Self:
-        if new[-1:] == self.shape[-1:] or self.mask is not None or len(self._sizes) > 1:
+        if new[-1:] == self.shape[-1:] or self._allowed is not None or len(self._sizes) > 1:
             return super()._regrouped(new)
         return self._replaced(shape=new, _sizes=[new[-1]])  # the last size is n from then on
 
@@ -231,11 +213,9 @@ class MultiOneHot(OneHot):
 
     @property
     def space(self) -> BoxList:
-        """A box for each vector."""
         return BoxList([CategoricalBox(size) for size in self._sizes])
 
     def cardinality(self) -> Tensor:
-        """The product of nvec."""
         return torch.tensor(self._sizes).prod()
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:

@@ -1,6 +1,5 @@
 """Shapes of specs: sizes, of which -1 is a dynamic one that differs from value to value."""
 
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -195,9 +194,10 @@ _NUMBER: np.ndarray = np.zeros((), np.int8)
 def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
     whole = np.broadcast_to(_NUMBER, tuple(shape))
     if any(isinstance(part, np.ndarray) for part in index):  # as torch does, integers first: NumPy moves dims for them
-        first = [[part] if isinstance(part, int) else [slice(None)] * _dims_of(part) for part in index]
-        whole = whole[tuple(itertools.chain(*first))]
-        index = tuple(part for part in index if not isinstance(part, int))
+        first: list[Any] = []
+        for part in index:
+            first += [part] if isinstance(part, int) else [slice(None)] * _dims_of(part)
+        whole, index = whole[tuple(first)], tuple(part for part in index if not isinstance(part, int))
     return Size(whole[index].shape)
 
 
