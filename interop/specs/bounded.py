@@ -41,7 +41,6 @@ class Bounded(_Interval):
     Args:
         low, high: numbers, or tensors of the shape of the spec.
         shape: by default that of the bounds.
-        device: by default torch's default device.
         dtype: by default torch's default dtype; give it for integers.
         domain: "continuous" or "discrete"; by default it follows from the dtype.
 
@@ -56,17 +55,9 @@ class Bounded(_Interval):
     high: Tensor
 
     def __init__(
-        self,
-        low: Any = None,
-        high: Any = None,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        domain: str | None = None,
-        minimum: Any = None,
-        maximum: Any = None,
-    ) -> None:
+        self, low: Any = None, high: Any = None, shape: Any = None, device: Any = None, dtype: torch.dtype | None = None,
+        *, domain: str | None = None, minimum: Any = None, maximum: Any = None,
+    ) -> None:  # fmt: skip
         low, high = _renamed("minimum", minimum, "low", low), _renamed("maximum", maximum, "high", high)
         if low is None or high is None:
             raise TypeError(f"Bounded needs low and high, got {low} and {high}")
@@ -74,10 +65,8 @@ class Bounded(_Interval):
         bounds = [torch.as_tensor(each, dtype=self.dtype, device=self.device) for each in (low, high)]
         found = {each.shape for each in bounds if each.ndim} | (set() if shape is None else {shapes.as_shape(shape)})
         if len(found) != 1:
-            raise RuntimeError(
-                f"Bounded needs one shape, of the bounds or as shape=, got low {list(bounds[0].shape)}, "
-                f"high {list(bounds[1].shape)}, shape {shape}"
-            )
+            given = f"low {list(bounds[0].shape)}, high {list(bounds[1].shape)}, shape {shape}"
+            raise RuntimeError(f"Bounded needs one shape, of the bounds or as shape=, got {given}")
         if not (bounds[0] <= bounds[1]).all():
             raise ValueError(f"the lower bounds must not be above the upper ones, got low={low}, high={high}")
         self.shape = found.pop()
@@ -163,7 +152,6 @@ class Unbounded(_Interval):
 
     Args:
         shape: (1,) by default.
-        device: by default torch's default device.
         dtype: by default torch's default dtype.
         domain: "continuous" or "discrete"; by default it follows from the dtype.
     """

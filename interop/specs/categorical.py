@@ -18,18 +18,12 @@ class Categorical(Choices):
     Args:
         n: how many; -1 if it is not known yet, see `set_provisional_n`.
         shape: () by default.
-        device: by default torch's default device.
         dtype: int64 by default; bool for n of at most 2.
         mask: which are allowed, True, a bool tensor that can be expanded to [*shape, n].
     """
 
     def __init__(
-        self,
-        n: int,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
+        self, n: int, shape: Any = None, device: Any = None, dtype: torch.dtype = torch.int64, mask: Any = None
     ) -> None:
         self._size = _count(n, dtype)
         self._set(() if shape is None else shape, device, dtype)
@@ -53,8 +47,6 @@ class Categorical(Choices):
 
     def _mask_shape(self) -> Size:
         return Size((*shapes.concrete(self.shape), self.n))
-
-    # ------------------------------------------------------------------ values
 
     @property
     def _limit(self) -> Any:
@@ -115,8 +107,6 @@ class Categorical(Choices):
         index = index.to(torch.int64).reshape(index.shape or (1,))
         return tensor_to_index.gather(-1, index.expand(*tensor_to_index.shape[:-1], index.shape[-1]))
 
-    # ------------------------------------------------------------------ the other encoding
-
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """A value as one-hot vectors, bool [*val.shape, n]."""
         self._assert_safe(val, safe)
@@ -143,7 +133,6 @@ class Binary(Categorical):
     Args:
         n: the size of the last dim.
         shape: (n,) by default.
-        device: by default torch's default device.
         dtype: int8 by default.
     """
 

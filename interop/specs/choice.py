@@ -77,8 +77,6 @@ class Choice(TensorSpec):
             return list(self._choices)
         return [value for each in self._choices for value in each.enumerate(use_mask)]
 
-    # ------------------------------------------------------------------ copies: of each member
-
     def _each(self, change: Callable[[Any], Any]) -> Self:
         made = [change(each) for each in self._choices]
         return type(self)(made)

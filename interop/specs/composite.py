@@ -77,11 +77,7 @@ class Composite(TensorSpec):
             self.names = names
 
     def _each(
-        self,
-        shape: Size,
-        change: Callable[[Any], TensorSpec],
-        names: Sequence[str | None] | None = None,
-        **fields: Any,
+        self, shape: Size, change: Callable[[Any], TensorSpec], names: Sequence[str | None] | None = None, **fields: Any
     ) -> Self:
         """An unlocked Composite of another shape, its entries changed."""
         specs = {name: None if entry is None else change(entry) for name, entry in self._specs.items()}
@@ -223,10 +219,8 @@ class Composite(TensorSpec):
         ndim = self.ndim
         if value.shape[:ndim] != self.shape:
             if value.ndim >= ndim or not isinstance(value, Composite | NonTensor):
-                raise ValueError(
-                    f"The shapes of the spec {type(value).__name__} and the Composite mismatch: that of {name!r}, "
-                    f"{list(value.shape)}, must begin with {list(self.shape)}"
-                )
+                text = f"The shapes of the spec {type(value).__name__} and the Composite mismatch: that of {name!r}"
+                raise ValueError(f"{text}, {list(value.shape)}, must begin with {list(self.shape)}")
             value = value.clone()
             if isinstance(value, Composite):
                 value.shape = self.shape
@@ -234,7 +228,7 @@ class Composite(TensorSpec):
         if self.device is not None and value.device != self.device:
             if value.device is not None:
                 raise RuntimeError(
-                    f"All devices of Composite must match: {name!r} is on {value.device}, the Composite on {self.device}"
+                    f"All devices of Composite must match: {name!r} is on {value.device}, not {self.device}"
                 )
             value = value.clone().to(self.device)
         return value
@@ -382,7 +376,7 @@ class Composite(TensorSpec):
         """Allow changes again. RuntimeError in a nested Composite that was locked by one around it."""
         if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
             raise RuntimeError(
-                "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite, which locked it"
+                "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite"
             )
         self._is_locked, self.locked_by = False, []
         for entry in self._specs.values() if recurse is not False else ():

@@ -49,9 +49,8 @@ def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:
     try:
         made = given.expand(shape)
     except RuntimeError:
-        raise RuntimeError(
-            f"Cannot expand mask to the desired shape. The mask has shape {list(given.shape)}, needed is {list(shape)}"
-        ) from None
+        text = f"Cannot expand mask to the desired shape. It is {list(given.shape)}, needed is {list(shape)}"
+        raise RuntimeError(text) from None
     if made.numel() and not made.any():
         raise ValueError(f"the mask of shape {list(given.shape)} allows nothing: it has no True")
     return made.clone()

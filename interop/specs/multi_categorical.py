@@ -16,15 +16,11 @@ class MultiCategorical(Categorical):
 
     Args:
         nvec: the sizes: an int, a sequence, or a tensor of any number of dims.
-        shape: by default that of nvec; its last size is that of nvec.
-        device: by default torch's default device.
+        shape: by default that of nvec. ValueError where it does not end as that.
         dtype: int64 by default.
         mask: which choices are allowed, True, a bool tensor that can be expanded to [*shape[:-1], sum(nvec)]: those of each
             entry one after the other.
         remove_singleton: draw scalars where the shape is [1].
-
-    Raises:
-        ValueError: the shape does not end as that of nvec, or a size is below 1.
     """
 
     rigid = True
@@ -35,8 +31,8 @@ class MultiCategorical(Categorical):
         nvec: Any,
         shape: Any = None,
         device: Any = None,
-        dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
+        dtype: Any = torch.int64,
+        mask: Any = None,
         remove_singleton: bool = True,
     ) -> None:
         sizes = torch.as_tensor(nvec, dtype=torch.int64)
@@ -81,12 +77,15 @@ class MultiCategorical(Categorical):
 
     def _row(self, what: str) -> list[int]:
         """The sizes along the last dim. RuntimeError where they differ between rows."""
-        rows = self.nvec.reshape(-1, self.nvec.shape[-1])
-        if not (rows == rows[:1]).all():
+        if not self._is_even:
             raise RuntimeError(f"a {what} needs the same sizes in every row, nvec is {self.nvec.tolist()}")
-        return [int(each) for each in rows[0]]
+        return [int(each) for each in self.nvec.reshape(-1, self.nvec.shape[-1])[0]]
 
-    # ------------------------------------------------------------------ values
+    @property
+    def _is_even(self) -> bool:
+        """Whether all rows have the same sizes."""
+        rows = self.nvec.reshape(-1, self.nvec.shape[-1])
+        return bool((rows == rows[:1]).all())
 
     @property
     def _is_scalar(self) -> bool:
@@ -122,16 +121,12 @@ class MultiCategorical(Categorical):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All combinations of a row of entries, [number, *shape], the same in every row. The first entry is the slowest.
 
-        Raises:
-            NotImplementedError: the allowed ones are asked for.
-            RuntimeError: there is a mask, or rows differ in nvec.
+        RuntimeError where there is a mask, ValueError where rows differ in nvec.
         """
         if use_mask:
             raise NotImplementedError("MultiCategorical does not list allowed values: filter with is_in()")
         if self._allowed is not None:
-            raise RuntimeError(
-                "the values of a MultiCategorical with a mask cannot be enumerated: remove the mask first"
-            )
+            raise RuntimeError("the values of a MultiCategorical with a mask are not listed: remove the mask first")
         try:
             sizes = self._row("list of values")
         except RuntimeError as error:
@@ -142,21 +137,15 @@ class MultiCategorical(Categorical):
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
         raise NotImplementedError("a value of MultiCategorical has several choices: it is no index")
 
-    # ------------------------------------------------------------------ the other encoding
-
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Any:
         """A value as one-hot vectors one behind the other, bool [..., sum(nvec)]; nested where rows differ in nvec."""
         self._assert_safe(val, safe)
         val = self._entries(val).to(torch.int64)
-        if self.nvec.ndim > 1 and not (self.nvec == self.nvec.reshape(-1, self.nvec.shape[-1])[0]).all():
-            lead = val.ndim - self.nvec.ndim
-            if lead:
-                raise RuntimeError(
-                    f"rows differ in nvec: values with leading dims, {list(val.shape)}, have no one-hot form"
-                )
-            return torch.nested.nested_tensor(
-                [one.to_one_hot(each) for one, each in zip(self.unbind(), val, strict=True)]
-            )
+        if not self._is_even:
+            if val.ndim != self.nvec.ndim:
+                raise RuntimeError(f"rows differ in nvec: values of shape {list(val.shape)} have no one-hot form")
+            rows = zip(self.unbind(), val, strict=True)
+            return torch.nested.nested_tensor([one.to_one_hot(each) for one, each in rows])
         hot = [torch.nn.functional.one_hot(val[..., at], size) for at, size in enumerate(self._row("one-hot form"))]
         return torch.cat(hot, -1).to(torch.bool)
 
@@ -164,7 +153,7 @@ class MultiCategorical(Categorical):
         """The spec of what `to_one_hot` returns: a `MultiOneHot`, or a stack of them where rows differ in nvec."""
         from interop.specs.one_hot import MultiOneHot
 
-        if self.nvec.ndim > 1 and not (self.nvec == self.nvec.reshape(-1, self.nvec.shape[-1])[0]).all():
+        if not self._is_even:
             return torch.stack([each.to_one_hot_spec() for each in self.unbind()], 0)
         sizes = self._row("one-hot form")
         return MultiOneHot(sizes, (*self.shape[:-1], sum(sizes)), self.device, mask=self.mask)

@@ -71,8 +71,6 @@ class NonTensor(TensorSpec):
         self._assert_safe(val, safe)
         return val
 
-    # ------------------------------------------------------------------ shapes: dims in front of an object's are stacked
-
     def _regrouped(self, new: Size) -> Self:
         return self._of_shape(new)
 

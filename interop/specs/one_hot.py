@@ -1,5 +1,6 @@
 """Choices as one-hot vectors."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -21,14 +22,10 @@ class OneHot(Choices):
 
     Args:
         n: the size of the last dim.
-        shape: (n,) by default.
-        device: by default torch's default device.
+        shape: (n,) by default. ValueError where the last size is another.
         dtype: bool by default.
         use_register: let `encode` take any numbers, and number them in the order in which they come.
         mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
-
-    Raises:
-        ValueError: the last size of `shape` is not n.
     """
 
     structural = 1
@@ -37,19 +34,15 @@ class OneHot(Choices):
 
     def __init__(
         self,
-        n: int,
+        n: Any,
         shape: Any = None,
         device: Any = None,
-        dtype: torch.dtype | None = torch.bool,
+        dtype: Any = torch.bool,
         use_register: bool = False,
-        mask: Tensor | None = None,
+        mask: Any = None,
     ) -> None:
-        self._set_groups([n], shape, device, dtype, use_register, mask)
-
-    def _set_groups(
-        self, sizes: Sequence[int], shape: Any, device: Any, dtype: Any, use_register: bool, mask: Tensor | None
-    ) -> None:
-        self._sizes, total = sizes_of(sizes), sum(sizes_of(sizes))
+        self._sizes = sizes_of(self._groups(n))
+        total = sum(self._sizes)
         self._set((total,) if shape is None else shape, device, dtype or torch.bool)
         if self.shape[-1:] != (total,):
             raise ValueError(f"the last dim of {type(self).__name__} must be {total}, got shape={list(self.shape)}")
@@ -57,6 +50,9 @@ class OneHot(Choices):
         self._register: dict[Any, int] = {}
         if mask is not None:
             self.update_mask(mask)
+
+    def _groups(self, n: Any) -> Any:
+        return [n]
 
     @property
     def space(self) -> Any:
@@ -73,8 +69,6 @@ class OneHot(Choices):
 
     def _mask_shape(self) -> Size:
         return shapes.concrete(self.shape)
-
-    # ------------------------------------------------------------------ values
 
     def _hot(self, choices: Sequence[Tensor]) -> Tensor:
         """The vectors of a choice in each group, int64 [...]; bool [..., total]. Zeros for a choice that there is not."""
@@ -114,9 +108,7 @@ class OneHot(Choices):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """The vectors, [n, *shape], the same in all places."""
         if use_mask:
-            raise NotImplementedError(
-                f"{type(self).__name__} does not list allowed values: use its to_categorical_spec()"
-            )
+            raise NotImplementedError("one-hot specs do not list allowed values: use to_categorical_spec()")
         shape = shapes.concrete(self.shape)
         every = torch.cartesian_prod(*(torch.arange(size, device=self.device) for size in self._sizes))
         hot = self._hot(every.reshape(-1, len(self._sizes)).unbind(-1)).to(self.dtype)
@@ -124,23 +116,17 @@ class OneHot(Choices):
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
         """The entries of a tensor at the hot places, along its last dim; one for each group of the vector."""
-        places, start = [], 0
-        for group in index.split(self._sizes, -1):
-            places.append(group.to(torch.int8).argmax(-1) + start)
-            start += group.shape[-1]
-        found = torch.stack(places, -1)
+        starts = itertools.accumulate(self._sizes[:-1], initial=0)
+        groups = zip(index.split(self._sizes, -1), starts, strict=True)
+        found = torch.stack([group.to(torch.int8).argmax(-1) + start for group, start in groups], -1)
         return tensor_to_index.expand(*found.shape[:-1], *tensor_to_index.shape[-1:]).gather(-1, found)
-
-    # ------------------------------------------------------------------ raw values
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         if self.use_register:
             val = self._registered(val)
         hot = self._hot([self._choices(val, ignore_device)])
         if not hot.any(-1).all():
-            raise AssertionError(
-                f"Value must be less than action space. Needed are integers of [0, {self.n}), got {val}"
-            )
+            raise AssertionError(f"Value must be less than action space: of [0, {self.n}), got {val!r:.200}")
         return hot.to(self.dtype)
 
     def _choices(self, val: Any, ignore_device: bool) -> Tensor:
@@ -163,8 +149,6 @@ class OneHot(Choices):
         known = list(self._register)
         return np.asarray([known[each] for each in np.atleast_1d(chosen).flat]).reshape(chosen.shape)[()]
 
-    # ------------------------------------------------------------------ the other encoding
-
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """The choices of one-hot vectors, int64 without the last dim."""
         self._assert_safe(val, safe)
@@ -176,8 +160,6 @@ class OneHot(Choices):
 
     to_one_hot, to_one_hot_spec = Choices.unchanged, Choices.itself
 
-    # ------------------------------------------------------------------ shapes, comparison
-
     def _regrouped(self, new: Size) -> Self:
         if new[-1:] == self.shape[-1:] or self._allowed is not None or len(self._sizes) > 1:
             return super()._regrouped(new)
@@ -188,28 +170,24 @@ class MultiOneHot(OneHot):
     """Several one-hot vectors, one behind the other in the last dim.
 
     Args:
-        nvec: the size of each.
-        shape: (sum(nvec),) by default.
-        device: by default torch's default device.
-        dtype: bool by default.
-        use_register: let `encode` take any numbers; not together with more than one vector.
-        mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
-
-    Raises:
-        ValueError: the last size of `shape` is not the sum of nvec.
+        nvec: the size of each; their sum is that of the last dim.
+        shape, device, dtype, use_register, mask: as of `OneHot`.
     """
 
     def __init__(
         self,
-        nvec: Sequence[int],
+        nvec: Any,
         shape: Any = None,
         device: Any = None,
-        dtype: torch.dtype | None = torch.bool,
+        dtype: Any = torch.bool,
         use_register: bool = False,
-        mask: Tensor | None = None,
+        mask: Any = None,
     ) -> None:
         self.nvec = nvec
-        self._set_groups(nvec, shape, device, dtype, use_register, mask)
+        super().__init__(nvec, shape, device, dtype, use_register, mask)
+
+    def _groups(self, n: Any) -> Any:
+        return n
 
     @property
     def space(self) -> BoxList:
@@ -220,14 +198,13 @@ class MultiOneHot(OneHot):
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         chosen = self._choices(val, ignore_device)
-        if (
-            chosen.shape[-1:] != (len(self._sizes),)
-            or not ((chosen >= 0) & (chosen < chosen.new_tensor(self._sizes))).all()
-        ):
+        hot = self._hot(chosen.unbind(-1)) if chosen.shape[-1:] == (len(self._sizes),) else None
+        if hot is None or not (hot.sum(-1) == len(self._sizes)).all():
+            sizes = self._sizes
             raise RuntimeError(
-                f"needed is one integer for each of {len(self._sizes)} groups, below {self._sizes}, got {val!r:.200}"
+                f"needed is one integer for each of {len(sizes)} groups, below {sizes}, got {val!r:.200}"
             )
-        return self._shaped(self._hot(chosen.unbind(-1)).to(self.dtype))
+        return self._shaped(hot.to(self.dtype))
 
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """The choices, int64 [..., len(nvec)]."""

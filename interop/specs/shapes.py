@@ -62,10 +62,10 @@ def expanded(shape: Size, new: Size) -> Size:
     tail = new[len(new) - len(shape) :] if len(new) >= len(shape) else None
     if tail is None or any(size not in (old, -1 if old == -1 else size if old == 1 else old)
                            for old, size in zip(shape, tail, strict=True)):  # fmt: skip
-        raise ValueError(
-            f"The last {len(shape)} of the expanded shape {list(new)} must match the shape of the spec, {list(shape)}: only "
-            "a size of 1 can be expanded"
+        text = (
+            f"The last {len(shape)} of the expanded shape {list(new)} must match the shape of the spec, {list(shape)}"
         )
+        raise ValueError(f"{text}: only a size of 1 can be expanded")
     return new
 
 

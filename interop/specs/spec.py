@@ -28,7 +28,7 @@ class TensorSpec:
 
     Attributes:
         shape: of a value; -1 for a dynamic dim, whose size differs from value to value.
-        device: where values are.
+        device: where values are; torch's default device unless one is given.
         dtype: of values.
         domain: "continuous", "discrete", "composite" or None.
         structural: how many of the last dims are one value: an index does not address them.
@@ -179,10 +179,7 @@ class TensorSpec:
         if val.shape == shape or (val.ndim == len(shape) and shapes.fits(shape, val.shape)):
             return val
         if val.numel() != shapes.concrete(shape).numel():
-            raise RuntimeError(
-                f"Shape mismatch: the value has shape {list(val.shape)}, which is incompatible with the shape of the spec, "
-                f"{list(shape)}"
-            )
+            raise RuntimeError(f"Shape mismatch: the value has shape {list(val.shape)}, the spec has {list(shape)}")
         return val.reshape(shapes.concrete(shape))
 
     def memoize_encode(self, mode: bool = True) -> None:

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 
 from interop.specs import shapes
 from interop.specs.composite import Composite, Entry
-from interop.specs.spec import TensorSpec, all_or_nothing
+from interop.specs.spec import TensorSpec, all_or_nothing, block
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -81,8 +81,6 @@ class LazyStack(TensorSpec):
         kind: Any = type(self)
         return kind(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
 
-    # ------------------------------------------------------------------ values
-
     def _values(self, val: Any) -> list[Any]:
         """The value for each member."""
         if isinstance(val, list | tuple):
@@ -112,8 +110,6 @@ class LazyStack(TensorSpec):
     def enumerate(self, use_mask: bool = False) -> Any:
         """The values of the members, stacked. RuntimeError where they have different numbers of them."""
         return torch.stack([each.enumerate(use_mask) for each in self.members], self.stack_dim + 1)
-
-    # ------------------------------------------------------------------ shapes
 
     def _regrouped(self, new: Size, *_: Any) -> Self:
         raise NotImplementedError("a lazy stack cannot be reshaped: squeeze, unsqueeze, expand or unbind it")
@@ -196,8 +192,6 @@ class LazyStack(TensorSpec):
                 each.make_neg_dim(at - (at > self.stack_dim))
         self.__dict__["shape" if "shape" in self.__dict__ else "_shape"] = self._stacked_shape()
 
-    # ------------------------------------------------------------------ copies, comparison
-
     def nodes(self) -> Iterator[TensorSpec]:
         """The stack, and those in it."""
         yield self
@@ -240,10 +234,8 @@ class Stacked(LazyStack):
         if len({each.shape for each in values}) == 1:
             return torch.stack(values, self.stack_dim + len(lead))
         if lead or self.stack_dim:
-            raise RuntimeError(
-                "Cannot create a nested tensor with a stack dimension other than 0: values of different shapes are nested "
-                f"along the first dim, here the stack has dim {self.stack_dim} behind {len(lead)} leading dims"
-            )
+            text = "Cannot create a nested tensor with a stack dimension other than 0"
+            raise RuntimeError(f"{text}: here it is {self.stack_dim}, behind {len(lead)} leading dims")
         return torch.nested.nested_tensor(values)
 
     def project(self, val: Any) -> Any:
@@ -263,7 +255,7 @@ class Stacked(LazyStack):
 
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"device={self.device}", f"dtype={self.dtype}", f"domain={self.domain}"]
-        return f"Stacked{type(self.members[0]).__name__}(\n    " + ",\n    ".join(fields) + ")"
+        return block(f"Stacked{type(self.members[0]).__name__}", fields)
 
 
 class StackedComposite(LazyStack, Composite):
@@ -279,8 +271,6 @@ class StackedComposite(LazyStack, Composite):
     def __init__(self, *composites: Composite, dim: int) -> None:
         shape, devices = self._set_members(composites, dim), {each.device for each in composites}
         Composite.__init__(self, shape=shape, device=devices.pop() if len(devices) == 1 else None)
-
-    # ------------------------------------------------------------------ entries
 
     def _roots(self) -> Iterator[tuple[str, Entry]]:
         common = set.intersection(*(set(each.keys()) for each in self.members))
@@ -316,9 +306,7 @@ class StackedComposite(LazyStack, Composite):
         return iter(self.keys())
 
     def _set_shape(self, new: Size) -> None:
-        raise NotImplementedError(
-            f"the shape of a stack, {list(self.shape)}, follows from its members, set to {list(new)}"
-        )
+        raise NotImplementedError(f"the shape of a stack follows from its members, it cannot be set to {list(new)}")
 
     def _in_members(self, method: str, *args: Any) -> None:
         for each in self.members:
@@ -346,8 +334,6 @@ class StackedComposite(LazyStack, Composite):
         """The stack without entries."""
         return self._of_members(lambda each: each.empty())
 
-    # ------------------------------------------------------------------ values
-
     def _made(self, how: str, lead: Size) -> Any:
         return lazy_stack([getattr(each, how)(lead) for each in self.members], self.stack_dim + len(lead))
 
@@ -367,15 +353,9 @@ class StackedComposite(LazyStack, Composite):
 
     def __repr__(self) -> str:
         fields = [f"{key}: {entry}" for key, entry in self.items()]
-        own = [
-            f"{place} -> {key}: {each}" for place, entries in self.exclusive().items() for key, each in entries.items()
-        ]
-        groups = [
-            f"{name}={{\n" + ",\n".join(rows) + "}" for name, rows in (("fields", fields), ("exclusive_fields", own))
-        ]
+        own = [f"{place} -> {key}: {each}" for place, all_ in self.exclusive().items() for key, each in all_.items()]
         rest = [f"device={self.device}", f"shape={self.shape}", f"stack_dim={self.stack_dim}"]
-        text = ",\n".join([*(each.replace("\n", "\n    ") for each in groups), *rest])
-        return "StackedComposite(\n    " + text.replace("\n", "\n    ") + ")"
+        return block("StackedComposite", [block("fields=", fields), block("exclusive_fields=", own), *rest])
 
 
 def _with_own(new: Size, shape: Size) -> Size:
