@@ -9,7 +9,7 @@ from torch import Size, Tensor
 from interop.specs import shapes
 from interop.specs.boxes import CategoricalBox
 from interop.specs.masks import Choices, any_allowed
-from interop.specs.spec import TensorSpec
+from interop.specs.spec import TensorSpec, refused
 
 
 class Categorical(Choices):
@@ -149,8 +149,7 @@ class Binary(Categorical):
             raise ValueError(f"the last dim of a Binary is n: got n={n} and shape={list(sizes)}")
         super().__init__(2, sizes, device, dtype)
 
-    def _mask_shape(self) -> Size:
-        raise NotImplementedError("a Binary takes no mask: use a MultiCategorical of twos")
+    _mask_shape = refused("bits take no mask, use a MultiCategorical of twos")
 
     def _selected(self, index: Any) -> Self:
         if not self.shape:

@@ -19,6 +19,7 @@ from interop.specs.views import View, path_of
 _RESERVED = ("shape", "device", "dtype", "space")
 _REQUIRED: Any = object()
 Entry = TensorSpec | None
+IsLeaf = Callable[[type], bool] | None
 
 
 class Composite(TensorSpec):
@@ -46,16 +47,9 @@ class Composite(TensorSpec):
     dtype = None
 
     def __init__(
-        self,
-        *args: Any,
-        shape: Any = None,
-        batch_size: Any = None,
-        device: Any = None,
-        data_cls: Any = None,
-        step_mdp_static: bool = False,
-        names: Sequence[str | None] | None = None,
-        **specs: Any,
-    ) -> None:
+        self, *args: Any, shape: Any = None, batch_size: Any = None, device: Any = None, data_cls: Any = None,
+        step_mdp_static: bool = False, names: Sequence[str | None] | None = None, **specs: Any,
+    ) -> None:  # fmt: skip
         if shape is not None and batch_size is not None:
             raise TypeError("shape and batch_size are the same: give only one of them")
         if len(args) > 1:
@@ -302,12 +296,9 @@ class Composite(TensorSpec):
         return iter(self._specs.items())
 
     def walk(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Callable[[type], bool] | None = None,
+        self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None,
         step_mdp_static_only: bool = False,
-    ) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    ) -> Iterator[tuple[tuple[str, ...], Entry]]:  # fmt: skip
         """Pairs of path and entry, as `keys` says."""
         for name, entry in list(self._roots()):
             is_node = isinstance(entry, Composite) and not (is_leaf is not None and is_leaf(type(entry)))
@@ -320,13 +311,9 @@ class Composite(TensorSpec):
                 yield (name,), entry
 
     def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        *,
-        is_leaf: Callable[[type], bool] | None = None,
+        self, include_nested: bool = False, leaves_only: bool = False, *, is_leaf: IsLeaf = None,
         step_mdp_static_only: bool = False,
-    ) -> View:
+    ) -> View:  # fmt: skip
         """The keys in the order of insertion, those in a nested Composite before its own.
 
         Args:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Size, Tensor
 
-from interop.specs.spec import TensorSpec
+from interop.specs.spec import TensorSpec, refused
 
 
 class Choices(TensorSpec):
@@ -30,8 +30,7 @@ class Choices(TensorSpec):
         """
         self._allowed = None if mask is None else as_mask(mask, self._mask_shape(), self.device)
 
-    def _mask_shape(self) -> Size:
-        raise NotImplementedError(f"a {type(self).__name__} takes no mask")
+    _mask_shape = refused("there is no mask of what is allowed")
 
     def unchanged(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """The value, which has this form already."""

@@ -9,6 +9,7 @@ from interop.specs import shapes
 from interop.specs.boxes import BoxList
 from interop.specs.categorical import Categorical
 from interop.specs.masks import as_mask
+from interop.specs.spec import refused
 
 
 class MultiCategorical(Categorical):
@@ -27,14 +28,9 @@ class MultiCategorical(Categorical):
     _parts = ("nvec", "_allowed")  # the mask is that of each entry, [*shape, largest size]
 
     def __init__(
-        self,
-        nvec: Any,
-        shape: Any = None,
-        device: Any = None,
-        dtype: Any = torch.int64,
-        mask: Any = None,
+        self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.int64, mask: Any = None,
         remove_singleton: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         sizes = torch.as_tensor(nvec, dtype=torch.int64)
         sizes = sizes if sizes.ndim else sizes.unsqueeze(0)
         self._set(sizes.shape if shape is None else shape, device, dtype)
@@ -62,8 +58,7 @@ class MultiCategorical(Categorical):
             return None
         return torch.cat([self._allowed[..., at, :size] for at, size in enumerate(self._row("mask"))], -1)
 
-    def set_provisional_n(self, n: int) -> None:
-        raise NotImplementedError("the sizes of a MultiCategorical are in nvec, which is known")
+    set_provisional_n = refused("the sizes are in nvec, which is known")
 
     def update_mask(self, mask: Any) -> None:
         if mask is None:
@@ -134,8 +129,7 @@ class MultiCategorical(Categorical):
         every = torch.cartesian_prod(*(torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes))
         return every.reshape(-1, *(1 for _ in self.shape[1:]), len(sizes)).expand(-1, *self.nvec.shape)
 
-    def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        raise NotImplementedError("a value of MultiCategorical has several choices: it is no index")
+    index = refused("a value has several choices, it is no index")
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Any:
         """A value as one-hot vectors one behind the other, bool [..., sum(nvec)]; nested where rows differ in nvec."""

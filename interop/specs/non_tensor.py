@@ -7,7 +7,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_ten
 from torch import Size, Tensor
 
 from interop.specs import shapes
-from interop.specs.spec import TensorSpec, as_device
+from interop.specs.spec import TensorSpec, as_device, refused
 
 
 class NonTensor(TensorSpec):
@@ -23,14 +23,9 @@ class NonTensor(TensorSpec):
     """
 
     def __init__(
-        self,
-        shape: Any = (1,),
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        example_data: Any = None,
-        batched: bool | None = None,
-        feature_dims: int | None = None,
-    ) -> None:
+        self, shape: Any = (1,), device: Any = None, dtype: torch.dtype | None = None, example_data: Any = None,
+        batched: bool | None = None, feature_dims: int | None = None,
+    ) -> None:  # fmt: skip
         if batched is not None and feature_dims is not None:
             raise ValueError(f"give one of batched and feature_dims, got {batched} and {feature_dims}")
         self.shape = shapes.as_shape(shape)
@@ -67,7 +62,6 @@ class NonTensor(TensorSpec):
         return NonTensorData(val, batch_size=self.shape, device=None if ignore_device else self.device)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """The value itself."""
         self._assert_safe(val, safe)
         return val
 
@@ -84,9 +78,7 @@ class NonTensor(TensorSpec):
         whole = self.feature_dims == self.ndim
         return self._replaced(shape=new, feature_dims=len(new) if whole else min(self.feature_dims, len(new)))
 
-    def make_neg_dim(self, dim: int) -> None:
-        """NotImplementedError: batch sizes are known."""
-        raise NotImplementedError("a NonTensor has no dynamic dims")
+    make_neg_dim = refused("batch sizes are known, no dim is dynamic")
 
     def to(self, dest: Any) -> Self:
         """The spec on another device; itself for a dtype."""
@@ -95,7 +87,6 @@ class NonTensor(TensorSpec):
         return self._replaced(device=as_device(dest))
 
     def clear_device_(self) -> Self:
-        """Forget the device, in place."""
         self.device = None
         return self
 

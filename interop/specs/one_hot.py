@@ -33,14 +33,9 @@ class OneHot(Choices):
     _compared = ("shape", "dtype", "device", "domain", "space", "use_register")
 
     def __init__(
-        self,
-        n: Any,
-        shape: Any = None,
-        device: Any = None,
-        dtype: Any = torch.bool,
-        use_register: bool = False,
-        mask: Any = None,
-    ) -> None:
+        self, n: Any, shape: Any = None, device: Any = None, dtype: Any = torch.bool,
+        use_register: bool = False, mask: Any = None,
+    ) -> None:  # fmt: skip
         self._sizes = sizes_of(self._groups(n))
         total = sum(self._sizes)
         self._set((total,) if shape is None else shape, device, dtype or torch.bool)
@@ -175,14 +170,9 @@ class MultiOneHot(OneHot):
     """
 
     def __init__(
-        self,
-        nvec: Any,
-        shape: Any = None,
-        device: Any = None,
-        dtype: Any = torch.bool,
-        use_register: bool = False,
-        mask: Any = None,
-    ) -> None:
+        self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.bool,
+        use_register: bool = False, mask: Any = None,
+    ) -> None:  # fmt: skip
         self.nvec = nvec
         super().__init__(nvec, shape, device, dtype, use_register, mask)
 

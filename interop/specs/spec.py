@@ -389,6 +389,15 @@ class TensorSpec:
         return NotImplemented if function is None else function(*args, **(kwargs or {}))
 
 
+def refused(text: str) -> Any:
+    """A method, of a class that cannot have it: NotImplementedError with a text that says why."""
+
+    def method(self: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__}: {text}")
+
+    return method
+
+
 @contextlib.contextmanager
 def all_or_nothing(spec: TensorSpec) -> Iterator[None]:
     """Bring a spec and those in it back as they were when an error ends a change in place."""

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 
 from interop.specs import shapes
 from interop.specs.composite import Composite, Entry
-from interop.specs.spec import TensorSpec, all_or_nothing, block
+from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -69,13 +69,16 @@ class LazyStack(TensorSpec):
 
     @property
     def dim(self) -> int:
-        """The dim along which the specs are stacked."""
         return self.stack_dim
 
     def __len__(self) -> int:
         if self.shape[0] == -1:
             raise RuntimeError("the first dim is dynamic (-1): its size is not known")
         return self.shape[0]
+
+    def _of_member(self, at: int) -> int:
+        """A dim of the stack as one of its members."""
+        return at - (at > self.stack_dim)
 
     def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
         kind: Any = type(self)
@@ -99,20 +102,14 @@ class LazyStack(TensorSpec):
             each.is_in(part) for each, part in zip(self.members, parts, strict=True)
         )
 
-    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """NotImplementedError: members encode values of their own."""
-        raise NotImplementedError("a lazy stack cannot encode: its members can, stack.unbind(stack.dim)")
-
-    def cardinality(self) -> Any:
-        """NotImplementedError: members have cardinalities of their own."""
-        raise NotImplementedError("a lazy stack has no cardinality: its members have, stack.unbind(stack.dim)")
+    encode = refused("the members can encode, stack.unbind(stack.dim)")
+    cardinality = refused("the members have a cardinality, stack.unbind(stack.dim)")
+    index_select = refused("index the stack along its stack dim")
+    _regrouped = refused("squeeze, unsqueeze, expand or unbind a lazy stack, it cannot be reshaped")
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """The values of the members, stacked. RuntimeError where they have different numbers of them."""
         return torch.stack([each.enumerate(use_mask) for each in self.members], self.stack_dim + 1)
-
-    def _regrouped(self, new: Size, *_: Any) -> Self:
-        raise NotImplementedError("a lazy stack cannot be reshaped: squeeze, unsqueeze, expand or unbind it")
 
     def expand(self, *shape: Any) -> Any:
         """The stack with more leading dims, and with dims of size 1 made larger, but for the stack dim."""
@@ -124,13 +121,12 @@ class LazyStack(TensorSpec):
         return self._of_members(lambda each: each.expand(_with_own(rest, each.shape)), at)
 
     def unsqueeze(self, dim: int) -> Any:
-        """The stack with a new dim of size 1."""
         at = dim % len(shapes.unsqueezed(self.shape, dim))
-        is_behind = at > self.stack_dim
-        return self._of_members(lambda each: each.unsqueeze(at - is_behind), self.stack_dim + (not is_behind))
+        return self._of_members(
+            lambda each: each.unsqueeze(self._of_member(at)), self.stack_dim + (at <= self.stack_dim)
+        )
 
     def squeeze(self, dim: int | None = None) -> Any:
-        """The stack without a dim of size 1, or without all of them."""
         if dim is None:
             made: Any = self
             for at in reversed(range(self.ndim)):
@@ -141,8 +137,7 @@ class LazyStack(TensorSpec):
             return self
         if at == self.stack_dim:
             return self.members[0]
-        is_behind = at > self.stack_dim
-        return self._of_members(lambda each: each.squeeze(at - is_behind), self.stack_dim - (not is_behind))
+        return self._of_members(lambda each: each.squeeze(self._of_member(at)), self.stack_dim - (at < self.stack_dim))
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The members, or along another dim stacks of their parts. ValueError for a dynamic dim, or one that is not."""
@@ -151,9 +146,8 @@ class LazyStack(TensorSpec):
         at = dim % self.ndim
         if at == self.stack_dim:
             return tuple(self.members)
-        is_behind = at > self.stack_dim
-        parts = [each.unbind(at - is_behind) for each in self.members]
-        return tuple(stack(each, self.stack_dim - (not is_behind)) for each in zip(*parts, strict=True))
+        parts = [each.unbind(self._of_member(at)) for each in self.members]
+        return tuple(stack(each, self.stack_dim - (at < self.stack_dim)) for each in zip(*parts, strict=True))
 
     def _selected(self, index: Any) -> Any:
         """A member, or a stack of some. IndexError for an index of other dims."""
@@ -178,10 +172,6 @@ class LazyStack(TensorSpec):
             raise IndexError(f"the index {index!r} selects no member of the stack")
         return stack([self.members[place] for place in chosen], at)
 
-    def index_select(self, dim: int, index: Tensor) -> Any:
-        """NotImplementedError: index the stack dim."""
-        raise NotImplementedError("torch.index_select of a lazy stack: index it along its stack dim")
-
     def make_neg_dim(self, dim: int) -> None:
         """Make a dim of every member dynamic, in place. ValueError for the stack dim."""
         at = dim % self.ndim if -self.ndim <= dim < self.ndim else self.stack_dim
@@ -189,21 +179,18 @@ class LazyStack(TensorSpec):
             raise ValueError(f"dim {dim} is not there, or the stack dim, {self.stack_dim}: it cannot be made dynamic")
         with all_or_nothing(self):
             for each in self.members:
-                each.make_neg_dim(at - (at > self.stack_dim))
+                each.make_neg_dim(self._of_member(at))
         self.__dict__["shape" if "shape" in self.__dict__ else "_shape"] = self._stacked_shape()
 
     def nodes(self) -> Iterator[TensorSpec]:
-        """The stack, and those in it."""
         yield self
         for each in self.members:
             yield from each.nodes()
 
     def to(self, dest: Any) -> Any:
-        """The members on another device, or of another dtype."""
         return self if dest is None else self._of_members(lambda each: each.to(dest))
 
     def clone(self) -> Any:
-        """A stack of clones of the members."""
         return self._of_members(lambda each: each.clone())
 
     def _is_like(self, other: Any) -> bool:
@@ -224,10 +211,7 @@ class Stacked(LazyStack):
         self.shape = self._set_members(specs, dim)
         self.device, self.dtype, self.domain = specs[0].device, specs[0].dtype, specs[0].domain
 
-    @property
-    def space(self) -> Any:
-        """NotImplementedError: members have boxes of their own."""
-        raise NotImplementedError("a lazy stack has no space: its members have, stack.unbind(stack.dim)")
+    space = property(refused("the members have boxes, stack.unbind(stack.dim)"))
 
     def _made(self, how: str, lead: Size) -> Tensor:
         values = [getattr(each, how)(lead) for each in self.members]
@@ -239,7 +223,6 @@ class Stacked(LazyStack):
         return torch.nested.nested_tensor(values)
 
     def project(self, val: Any) -> Any:
-        """The value itself where it is in the spec, otherwise a corrected copy."""
         if self._has(val):
             return val
         parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
@@ -305,15 +288,13 @@ class StackedComposite(LazyStack, Composite):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
 
-    def _set_shape(self, new: Size) -> None:
-        raise NotImplementedError(f"the shape of a stack follows from its members, it cannot be set to {list(new)}")
+    _set_shape = refused("the shape of a stack follows from its members, it cannot be set")
 
     def _in_members(self, method: str, *args: Any) -> None:
         for each in self.members:
             getattr(each, method)(*args)
 
     def clear_device_(self) -> Self:
-        """Let entries be on several devices, in place."""
         self._in_members("clear_device_")
         return super().clear_device_()
 
@@ -331,7 +312,6 @@ class StackedComposite(LazyStack, Composite):
         return self
 
     def empty(self) -> Any:
-        """The stack without entries."""
         return self._of_members(lambda each: each.empty())
 
     def _made(self, how: str, lead: Size) -> Any:
@@ -343,7 +323,6 @@ class StackedComposite(LazyStack, Composite):
         return lazy_stack(parts, self.stack_dim + val.ndim - self.ndim)
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:
-        """TypeError where the dtype of an entry is another."""
         for each, part in zip(self.members, self._values(value), strict=True):
             each.type_check(part, selected_keys)
 
