@@ -116,9 +116,8 @@ class Composite(TensorSpec):
         self._check_unlocked()
         with all_or_nothing(self):
             self._device = None
-            for entry in self._specs.values():
-                if entry is not None:
-                    entry.clear_device_()
+            for entry in self.children():
+                entry.clear_device_()
         return self
 
     @property
@@ -350,13 +349,15 @@ class Composite(TensorSpec):
         if self._is_locked:
             raise RuntimeError("Cannot modify a locked Composite.")
 
+    def _lockable(self) -> "Iterator[Composite]":
+        return (entry for entry in self.children() if isinstance(entry, Composite))
+
     def lock_(self, recurse: bool | None = None) -> Self:
         """Refuse changes of entries, also of nested Composites unless `recurse` is False."""
         self._is_locked = True
-        for entry in self._specs.values() if recurse is not False else ():
-            if isinstance(entry, Composite):
-                entry.locked_by.append(weakref.ref(self))
-                entry.lock_()
+        for entry in self._lockable() if recurse is not False else ():
+            entry.locked_by.append(weakref.ref(self))
+            entry.lock_()
         return self
 
     def unlock_(self, recurse: bool | None = None) -> Self:
@@ -366,9 +367,8 @@ class Composite(TensorSpec):
                 "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite"
             )
         self._is_locked, self.locked_by = False, []
-        for entry in self._specs.values() if recurse is not False else ():
-            if isinstance(entry, Composite):
-                entry.unlock_()
+        for entry in self._lockable() if recurse is not False else ():
+            entry.unlock_()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -376,8 +376,8 @@ class Composite(TensorSpec):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for entry in self._specs.values() if self._is_locked else ():
-            if isinstance(entry, Composite) and entry.is_locked:
+        for entry in self._lockable() if self._is_locked else ():
+            if entry.is_locked:
                 entry.locked_by.append(weakref.ref(self))
 
     # ------------------------------------------------------------------ values
@@ -504,9 +504,8 @@ class Composite(TensorSpec):
         self._check_unlocked()
         at = shapes.dim_of(dim, self.ndim)
         with all_or_nothing(self):
-            for entry in self._specs.values():
-                if entry is not None:
-                    entry.make_neg_dim(at)
+            for entry in self.children():
+                entry.make_neg_dim(at)
         self._shape = Size([*self.shape[:at], -1, *self.shape[at + 1 :]])
 
     # ------------------------------------------------------------------ copies, comparison
@@ -521,11 +520,8 @@ class Composite(TensorSpec):
             return self
         return self._each(self.shape, lambda entry: entry.to(dest), self._names, _device=device)
 
-    def nodes(self) -> Iterator[TensorSpec]:
-        yield self
-        for entry in self._specs.values():
-            if entry is not None:
-                yield from entry.nodes()
+    def children(self) -> Iterator[Any]:
+        return (entry for entry in self._specs.values() if entry is not None)
 
     def clone(self) -> Self:
         """A copy with clones of the entries; it is not locked."""

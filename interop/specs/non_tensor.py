@@ -65,18 +65,14 @@ class NonTensor(TensorSpec):
         self._assert_safe(val, safe)
         return val
 
-    def _regrouped(self, new: Size) -> Self:
-        return self._of_shape(new)
-
-    def _expanded(self, new: Size) -> Self:
-        return self._of_shape(new)
-
     def _selected(self, index: Any) -> Self:
         return self._of_shape(shapes.indexed(self.shape, shapes.normalized(self.shape, index)))
 
     def _of_shape(self, new: Size) -> Self:
         whole = self.feature_dims == self.ndim
         return self._replaced(shape=new, feature_dims=len(new) if whole else min(self.feature_dims, len(new)))
+
+    _regrouped = _expanded = _of_shape
 
     make_neg_dim = refused("batch sizes are known, no dim is dynamic")
 

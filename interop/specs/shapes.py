@@ -192,29 +192,23 @@ _NUMBER: np.ndarray = np.zeros((), np.int8)
 
 
 def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
-    whole = np.broadcast_to(_NUMBER, tuple(shape))
-    if any(isinstance(part, np.ndarray) for part in index):  # as torch does, integers first: NumPy moves dims for them
+    return Size(_of_array(np.broadcast_to(_NUMBER, tuple(shape)), index).shape)
+
+
+def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
+    """What an index selects, with the dims in the order that torch gives them: integers are taken before arrays."""
+    if any(isinstance(part, np.ndarray) for part in index):
         first: list[Any] = []
         for part in index:
             first += [part] if isinstance(part, int) else [slice(None)] * _dims_of(part)
         whole, index = whole[tuple(first)], tuple(part for part in index if not isinstance(part, int))
-    return Size(whole[index].shape)
+    return whole[index]
 
 
 def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
     """What a normalized index selects of a tensor, which may have more dims behind those that the index names."""
-    if all(
-        part is None or isinstance(part, int) or (isinstance(part, slice) and (part.step or 1) > 0) for part in index
-    ):
+    if not any(isinstance(part, np.ndarray) or (isinstance(part, slice) and (part.step or 1) < 0) for part in index):
         return tensor[index]
-    at, parts = 0, []
-    for part in index:
-        if isinstance(part, slice) and (part.step or 1) < 0:  # torch has no negative steps
-            places = range(*part.indices(tensor.shape[at]))
-            tensor = tensor.index_select(at, torch.tensor(places, dtype=torch.int64, device=tensor.device))
-            part = slice(None)
-        elif isinstance(part, np.ndarray):
-            part = torch.as_tensor(part, device=tensor.device)
-        parts.append(part)
-        at += _dims_of(part)
-    return tensor[tuple(parts)]
+    ndim = sum(map(_dims_of, index))
+    places = _of_array(np.arange(tensor.shape[:ndim].numel()).reshape(tensor.shape[:ndim]), index)
+    return tensor.flatten(0, ndim - 1)[torch.as_tensor(places.copy(), device=tensor.device)]

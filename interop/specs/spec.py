@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -319,9 +319,15 @@ class TensorSpec:
 
     # ------------------------------------------------------------------ copies
 
+    def children(self) -> Iterable["TensorSpec"]:
+        """The specs directly in it."""
+        return ()
+
     def nodes(self) -> Iterator["TensorSpec"]:
-        """The spec, and those in it."""
+        """The spec, and those in it at any depth."""
         yield self
+        for each in self.children():
+            yield from each.nodes()
 
     def to(self, dest: Any) -> Self:
         """The spec on another device, or of another dtype; itself where nothing changes."""

@@ -1,7 +1,7 @@
 """Specs that differ, stacked lazily; and `torch.stack` of specs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tensordict import is_tensor_collection, lazy_stack
@@ -182,10 +182,8 @@ class LazyStack(TensorSpec):
                 each.make_neg_dim(self._of_member(at))
         self.__dict__["shape" if "shape" in self.__dict__ else "_shape"] = self._stacked_shape()
 
-    def nodes(self) -> Iterator[TensorSpec]:
-        yield self
-        for each in self.members:
-            yield from each.nodes()
+    def children(self) -> Iterator[TensorSpec]:
+        return iter(self.members)
 
     def to(self, dest: Any) -> Any:
         return self if dest is None else self._of_members(lambda each: each.to(dest))
@@ -289,27 +287,6 @@ class StackedComposite(LazyStack, Composite):
         return iter(self.keys())
 
     _set_shape = refused("the shape of a stack follows from its members, it cannot be set")
-
-    def _in_members(self, method: str, *args: Any) -> None:
-        for each in self.members:
-            getattr(each, method)(*args)
-
-    def clear_device_(self) -> Self:
-        self._in_members("clear_device_")
-        return super().clear_device_()
-
-    def lock_(self, recurse: bool | None = None) -> Self:
-        """Refuse changes of entries, also of the members unless `recurse` is False."""
-        if recurse is not False:
-            self._in_members("lock_")
-        return super().lock_(recurse)
-
-    def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow changes again, also of the members unless `recurse` is False."""
-        super().unlock_(recurse)
-        if recurse is not False:
-            self._in_members("unlock_")
-        return self
 
     def empty(self) -> Any:
         return self._of_members(lambda each: each.empty())
