@@ -119,14 +119,14 @@ class OneHot(Choices):
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         if self.use_register:
             val = self._registered(val)
-        hot = self._hot([self._choices(val, ignore_device)])
-        if not hot.any(-1).all():
+        chosen = self._choices(val, ignore_device)
+        hot = self._hot([chosen])
+        if int(hot.count_nonzero()) != chosen.numel():
             raise AssertionError(f"Value must be less than action space: of [0, {self.n}), got {val!r:.200}")
-        return hot.to(self.dtype)
+        return hot if self.dtype == torch.bool else hot.to(self.dtype)
 
     def _choices(self, val: Any, ignore_device: bool) -> Tensor:
-        val = np.asarray(val) if isinstance(val, list | tuple) else val
-        return self._as_tensor(val, torch.int64, ignore_device).to(torch.int64)
+        return self._as_tensor(np.asarray(val) if isinstance(val, list | tuple) else val, torch.int64, ignore_device)
 
     def _registered(self, val: Any) -> Any:
         if isinstance(val, list | tuple | np.ndarray | Tensor) and np.ndim(val):
@@ -189,7 +189,7 @@ class MultiOneHot(OneHot):
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         chosen = self._choices(val, ignore_device)
         hot = self._hot(chosen.unbind(-1)) if chosen.shape[-1:] == (len(self._sizes),) else None
-        if hot is None or not (hot.sum(-1) == len(self._sizes)).all():
+        if hot is None or int(hot.count_nonzero()) != chosen.numel():
             sizes = self._sizes
             raise RuntimeError(
                 f"needed is one integer for each of {len(sizes)} groups, below {sizes}, got {val!r:.200}"

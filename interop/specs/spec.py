@@ -171,7 +171,7 @@ class TensorSpec:
             return torch.as_tensor(val, dtype=dtype, device=device)
         if val.ndim and min(val.strides) < 0:
             val = val.copy()
-        made = torch.as_tensor(val)  # without a device and a dtype it takes a third of the time
+        made = torch.from_numpy(val)  # a third of the time of as_tensor with a device and a dtype
         return made if made.dtype == dtype and device == made.device else made.to(device, dtype)
 
     def _shaped(self, val: Tensor) -> Tensor:
