@@ -1,7 +1,7 @@
 """Choices as integers, and bits."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor
@@ -21,6 +21,8 @@ class Categorical(Choices):
         dtype: int64 by default; bool for n of at most 2.
         mask: which are allowed, True, a bool tensor that can be expanded to [*shape, n].
     """
+
+    _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain", "_size")
 
     def __init__(
         self, n: int, shape: Any = None, device: Any = None, dtype: torch.dtype = torch.int64, mask: Any = None

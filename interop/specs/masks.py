@@ -13,7 +13,6 @@ class Choices(TensorSpec):
 
     domain = "discrete"
     _parts: ClassVar[tuple[str, ...]] = ("_allowed",)
-    _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain", "space")
     _allowed: Tensor | None = None
 
     @property

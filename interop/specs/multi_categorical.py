@@ -25,6 +25,7 @@ class MultiCategorical(Categorical):
     """
 
     rigid = True
+    _compared = ("shape", "dtype", "device", "domain")
     _parts = ("nvec", "_allowed")  # the mask is that of each entry, [*shape, largest size]
 
     def __init__(

@@ -30,7 +30,7 @@ class OneHot(Choices):
 
     structural = 1
     rigid = True
-    _compared = ("shape", "dtype", "device", "domain", "space", "use_register")
+    _compared = ("shape", "dtype", "device", "domain", "_sizes", "use_register")
 
     def __init__(
         self, n: Any, shape: Any = None, device: Any = None, dtype: Any = torch.bool,

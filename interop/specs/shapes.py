@@ -188,11 +188,11 @@ def _dims_of(part: Any) -> int:
     return part.ndim if is_mask else 0 if part is None else 1
 
 
-_NUMBER: np.ndarray = np.zeros((), np.int8)
-
-
 def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
-    return Size(_of_array(np.broadcast_to(_NUMBER, tuple(shape)), index).shape)
+    whole: np.ndarray = np.ndarray(
+        tuple(shape), np.int8, b"0", strides=(0,) * len(shape)
+    )  # one byte, whatever the shape
+    return Size(_of_array(whole, index).shape)
 
 
 def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:

@@ -441,7 +441,7 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
         return one is other
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.allclose(one, other) if one.is_floating_point() else torch.equal(one, other)
+    return torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other))
 
 
 TensorSpec.implements_for_spec(torch.squeeze)(lambda input, dim=None: input.squeeze(dim))
