@@ -80,7 +80,7 @@ class TensorSpec:
 
     def _made(self, how: str, lead: Size) -> Any:
         """A value: "rand", "zero" or "one"."""
-        if how == "rand":
+        if how == "rand" and 0 not in self.shape:  # otherwise there is nothing to draw
             return self._draw(lead)
         size = (*lead, *shapes.concrete(self.shape))
         return torch.full(size, how == "one", dtype=self.dtype, device=self.device)
@@ -95,7 +95,8 @@ class TensorSpec:
     contains = is_in
 
     def _has(self, val: Any) -> bool:
-        return isinstance(val, Tensor) and val.dtype == self.dtype and self._fits(val.shape) and self._contains(val)
+        is_like = isinstance(val, Tensor) and val.dtype == self.dtype and self._fits(val.shape)
+        return is_like and (not val.numel() or self._contains(val))
 
     def _contains(self, val: Tensor) -> bool:
         """Whether a tensor of the dtype and shape is in the range."""

@@ -10,7 +10,19 @@ from scipy import stats
 from tensordict import TensorDict, lazy_stack
 from torch import Tensor
 
-from interop.specs import Choice, Composite, NonTensor, TensorSpec
+from interop.specs import (
+    Bounded,
+    Choice,
+    Composite,
+    NonTensor,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+    make_composite_from_td,
+)
 from tests.interop.specs.spec_kinds import (
     ALL,
     CHANGES,
@@ -322,3 +334,103 @@ def test_every_class_is_among_the_kinds():
     abstract = {"TensorSpec", "LazyStack", "Bounded", "Unbounded", "_Interval", "Choices"}
     old = {name for name in bare if name.endswith("Spec")}
     assert bare - abstract - old == {each.__name__ for each in made}
+
+
+# ---------------------------------------------------------------------- stacks and utilities
+
+
+def exclusive(lead=()):
+    """A stack whose members have keys of their own, at two levels; one in a Composite."""
+    inner = [Composite(a=Unbounded((*lead, 3)), shape=lead), Composite(b=Bounded(0, 1, (*lead, 3, 4)), shape=lead)]
+    members = [Composite({"same": Unbounded(lead), "inner": each, key: OneHot(4, (*lead, 4))}, shape=lead)
+               for key, each in zip("xy", inner, strict=True)]  # fmt: skip
+    return torch.stack(members, 0)
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_consolidated_stacks_have_no_exclusive_keys(lead, is_nested):
+    spec = exclusive(lead)
+    spec = Composite(deeper=spec, shape=spec.shape) if is_nested else spec
+    before = pickle.dumps(spec)
+    made = consolidate_spec(spec)
+    assert pickle.dumps(spec) == before
+    assert contains_lazy_spec(spec)
+    assert not check_no_exclusive_keys(spec)
+    assert check_no_exclusive_keys(spec, recurse=False) == is_nested
+    assert check_no_exclusive_keys(made)
+    assert made.is_in(made.rand())
+    assert spec.is_in(made.rand())
+    stack = made["deeper"] if is_nested else made
+    for member, old in zip(stack.members, (spec["deeper"] if is_nested else spec).members, strict=True):
+        keys = {"same", "inner", "x", "y", ("inner", "a"), ("inner", "b")}
+        assert set(member.keys(True)) == keys
+        assert all(member[key] == old[key] for key in old.keys(True, True))
+        for key in keys - set(old.keys(True)):
+            assert member[key].shape[: len(lead)] == lead
+            assert set(member[key].shape[len(lead) :]) == {0}
+    assert not check_no_exclusive_keys(consolidate_spec(spec, recurse_through_entries=False))
+
+
+def test_sizes_that_owners_agree_on_are_kept_where_others_differ():
+    owners = [Composite(z=Bounded(0, 1, (3, size))) for size in (4, 5)]
+    made = consolidate_spec(torch.stack([*owners, Composite()], 0))
+    assert made[2]["z"].shape == (3, 0)
+    assert made[0]["z"].shape == (3, 4)
+    assert not contains_lazy_spec(torch.stack([owners[0], owners[0].clone()], 0))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("Composite", "stack of Composite"))])
+def test_the_spec_made_of_a_tensordict_has_it(name):
+    data = make(name, (2,)).rand()
+    made = make_composite_from_td(data, unsqueeze_null_shapes=False)
+    assert made.shape == data.batch_size
+    assert set(made.keys(True, True)) == set(data.keys(True, True))
+    made.data_cls = None
+    assert made.is_in(data)
+    assert make_composite_from_td(TensorDict(a=torch.zeros(())))["a"].shape == (1,)
+    dynamic = make_composite_from_td(data, dynamic_shape=True)
+    assert dynamic["a"].shape == (*made["a"].shape[:-1], -1)
+
+
+def test_a_stack_is_its_members():
+    members = [make("Bounded, rows", (2,)), make("Bounded, float32", (2,))]
+    for dim in (0, 1, 2):
+        spec = torch.stack(members, dim)
+        assert spec.unbind(dim) == tuple(members)
+        whole = (slice(None),) * dim
+        assert spec[(*whole, 1)] is members[1]
+        assert spec[(*whole, slice(0, 1))] == members[0].unsqueeze(dim)
+        assert spec[(*whole, [1, 0, 1])].unbind(dim) == (members[1], members[0], members[1])
+        assert spec.unsqueeze(0).unbind(0) == (spec,)
+        assert spec.unsqueeze(0).squeeze(0) == spec
+    composite = exclusive((2,))
+    composite["new"] = Unbounded((2, 2, 5))
+    assert [each["new"].shape for each in composite.members] == [(2, 5), (2, 5)]
+    assert composite["new"] == Unbounded((2, 2, 5))
+    del composite["x"]
+    assert list(composite.members[0].keys()) == ["same", "inner", "new"]
+
+
+@pytest.mark.parametrize("how", ["zero", "one"])
+def test_updates_of_tensordicts_keep_their_other_entries(how):
+    spec = make("Composite", (2,))
+    data = spec.rand((3,)).set("other", torch.arange(6).reshape(3, 2))
+    assert getattr(spec, f"{how}s_update")(data) is data
+    assert same(data.exclude("other"), getattr(spec, how)((3,)))
+    assert spec.rand_update(data)["other"].sum() == 15
+    assert spec.is_in(data)
+
+
+def test_names_follow_the_dims():
+    spec = make("Composite", (2, 1, 3))
+    spec.names = ["x", "y", "z"]
+    assert spec["inner"].names == ["x", "y", "z"]
+    assert spec.rand((4,)).names == [None, "x", "y", "z"]
+    assert spec.unsqueeze(1).names == ["x", None, "y", "z"]
+    assert spec.squeeze().names == ["x", "z"]
+    assert spec[:, None, 0].names == ["x", None, "z"]
+    assert spec[:, 0, [0, 1]].names == ["x", "z"]
+    assert spec.expand(5, 2, 1, 3).names == [None, "x", "y", "z"]
+    assert spec.unbind(1)[0].names == ["x", "z"]
+    assert spec.clone().refine_names(..., "z").names == ["x", "y", "z"]
