@@ -88,12 +88,11 @@ class Bounded(_Interval):
         least, most = low.to(torch.int64), high.to(torch.int64)
         span = most - least + 1
         drawn = least + torch.randint(2**63 - 1, size, device=self.device) % span.clamp(1)
-        if ((span > _EXACT) | (span < 1)).any():  # the remainder would favour some, or the span has overflowed
+        is_wide = (span > _EXACT) | (span < 1)  # the remainder would favour some, or the span has overflowed
+        if is_wide.any():
             share = torch.rand(size, dtype=torch.float64, device=self.device)
-            wide = (
-                (least.double() * (1 - share) + most.double() * share).clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)
-            )
-            drawn = torch.where((span > _EXACT) | (span < 1), wide.clamp(least, most), drawn)
+            wide = (least.double() * (1 - share) + most.double() * share).clamp(-(2.0**63), 2.0**63 - 1024)
+            drawn = torch.where(is_wide, wide.to(torch.int64).clamp(least, most), drawn)
         return drawn.to(self.dtype)
 
     def _draw_infinite(self, drawn: Tensor) -> Tensor:

@@ -115,7 +115,6 @@ class Categorical(Choices):
         return torch.nn.functional.one_hot(val.to(torch.int64), self.n).to(torch.bool)
 
     def to_one_hot_spec(self) -> TensorSpec:
-        """The spec of what `to_one_hot` returns."""
         from interop.specs.one_hot import OneHot
 
         return OneHot(self.n, (*self.shape, self.n), self.device, mask=self.mask)

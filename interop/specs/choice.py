@@ -39,6 +39,7 @@ class Choice(TensorSpec):
         self._choices = list(choices)
         self.shape, self.device = first.shape, first.device
         self.dtype = first.dtype if isinstance(first, TensorSpec) else None
+        self.structural, self.rigid = getattr(first, "structural", 0), getattr(first, "rigid", False)
 
     @property
     def num_choices(self) -> int:

@@ -182,14 +182,12 @@ class Composite(TensorSpec):
             self._put(first, self._fitted(first, value))
             return
         inner = self.get(first, None)
-        if inner is None:
-            made = self.empty()
-            made[tuple(rest)] = value
-            self[first] = made
-        elif isinstance(inner, Composite):
-            inner[tuple(rest)] = value
-        else:
+        holder = self.empty() if inner is None else inner
+        if not isinstance(holder, Composite):
             raise TypeError(f"{key!r}: {first!r} is a {type(inner).__name__}, which has no entries")
+        holder[tuple(rest)] = value
+        if inner is None:
+            self[first] = holder
 
     def set(self, name: Any, spec: Any) -> Self:
         """Set the entry of a key. RuntimeError where the Composite is locked."""
@@ -246,9 +244,9 @@ class Composite(TensorSpec):
 
     def pop(self, key: Any, default: Any = _REQUIRED) -> Any:
         """Remove and return an entry; the default, or KeyError without one, where it is missing."""
-        found = self.get(key, _REQUIRED if default is _REQUIRED else None)
-        if found is None and key not in self.keys(True):
+        if default is not _REQUIRED and key not in self.keys(True):
             return default
+        found = self[path_of(key)]
         del self[key]
         return found
 
@@ -555,9 +553,6 @@ def _names_after(index: tuple[Any, ...], names: Sequence[str | None], ndim: int)
     arrays = [part for part in index if not (part is None or isinstance(part, int | slice))]
     if len(arrays) > 1 or any(part.ndim != 1 for part in arrays):
         return [None] * ndim
-    left, found = iter(names), []
-    for part in index:
-        name = None if part is None else next(left)
-        if not isinstance(part, int):
-            found.append(name)
-    return found
+    left = iter(names)
+    named = [(part, None if part is None else next(left)) for part in index]
+    return [name for part, name in named if not isinstance(part, int)]

@@ -22,9 +22,10 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     """Whether the members of every stacked Composite have the same keys. With `recurse`, in nested ones too."""
     if not isinstance(spec, Composite):
         return True
-    is_stack = isinstance(spec, StackedComposite)
-    inner = [*spec.values(), *(spec.children() if is_stack else ())] if recurse else []
-    return not (is_stack and spec.exclusive()) and all(check_no_exclusive_keys(each) for each in inner if each is not None)
+    members = spec.members if isinstance(spec, StackedComposite) else []
+    if len({frozenset(each.keys()) for each in members}) > 1:
+        return False
+    return not recurse or all(check_no_exclusive_keys(each) for each in (*spec.values(), *members) if each is not None)
 
 
 def consolidate_spec(

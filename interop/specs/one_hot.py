@@ -150,7 +150,6 @@ class OneHot(Choices):
         return val.to(torch.int8).argmax(-1)
 
     def to_categorical_spec(self) -> TensorSpec:
-        """The spec of what `to_categorical` returns."""
         return Categorical(self.n, self.shape[:-1], self.device, mask=self.mask)
 
     to_one_hot, to_one_hot_spec = Choices.unchanged, Choices.itself
@@ -202,7 +201,6 @@ class MultiOneHot(OneHot):
         return torch.stack([each.to(torch.int8).argmax(-1) for each in val.split(self._sizes, -1)], -1)
 
     def to_categorical_spec(self) -> TensorSpec:
-        """The spec of what `to_categorical` returns."""
         from interop.specs.multi_categorical import MultiCategorical
 
         return MultiCategorical(self.nvec, (*self.shape[:-1], len(self._sizes)), self.device, mask=self.mask)

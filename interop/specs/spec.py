@@ -39,8 +39,8 @@ class TensorSpec:
     device: torch.device | None
     dtype: torch.dtype | None
     domain: str | None = None
-    structural: ClassVar[int] = 0
-    rigid: ClassVar[bool] = False
+    structural: int = 0
+    rigid: bool = False
     _parts: ClassVar[tuple[str, ...]] = ()
     _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain")
     _memo: dict[Any, Any] | None = None

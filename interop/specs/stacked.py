@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import is_tensor_collection, lazy_stack
 from torch import Size, Tensor
@@ -163,14 +164,13 @@ class LazyStack(TensorSpec):
             raise IndexError(f"a lazy stack is indexed along its stack dim, {at} of {list(self.shape)}, got {index!r}")
         if len(parts) <= at:
             return self
-        chosen = range(len(self.members))[parts[at]] if isinstance(parts[at], int | slice) else [
-            int(each) for each in torch.arange(len(self.members))[torch.as_tensor(parts[at])].reshape(-1)
-        ]  # fmt: skip
-        if isinstance(chosen, int):
-            return self.members[chosen]
-        if not len(chosen):
+        part = parts[at] if isinstance(parts[at], int | slice) else np.asarray(parts[at])
+        chosen = np.arange(len(self.members))[part]
+        if not chosen.ndim:
+            return self.members[int(chosen)]
+        if not chosen.size:
             raise IndexError(f"the index {index!r} selects no member of the stack")
-        return stack([self.members[place] for place in chosen], at)
+        return stack([self.members[place] for place in chosen.flat], at)
 
     def make_neg_dim(self, dim: int) -> None:
         """Make a dim of every member dynamic, in place. ValueError for the stack dim."""

@@ -179,7 +179,8 @@ def test_the_last_dim_of_structured_specs_stays(name):
         torch.index_select(spec, -1, torch.tensor([0]))
     if "OneHot" in name:
         for change in (lambda: spec.unsqueeze(-1), lambda: spec.unsqueeze(3), lambda: OneHot(1).expand(3),
-                       lambda: OneHot(1).squeeze(), lambda: OneHot(1).squeeze(0)):  # fmt: skip
+                       lambda: OneHot(1).squeeze(), lambda: OneHot(1).squeeze(0), lambda: Choice([spec]).unsqueeze(-1),
+                       lambda: Choice([spec]).unbind(-1)):  # fmt: skip
             with pytest.raises(ValueError, match="must remain unchanged"):
                 change()
 
