@@ -256,8 +256,9 @@ class Composite(TensorSpec):
         if not present:
             return default
         made = self.empty()
-        for key in present:
-            made[key] = self.pop(key)
+        with all_or_nothing(self):
+            for key in present:
+                made[key] = self.pop(key)
         return made
 
     def update(self, dict_or_spec: Any) -> Self:
@@ -361,12 +362,11 @@ class Composite(TensorSpec):
     def unlock_(self, recurse: bool | None = None) -> Self:
         """Allow changes again. RuntimeError in a nested Composite that was locked by one around it."""
         if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
-            raise RuntimeError(
-                "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite"
-            )
-        self._is_locked, self.locked_by = False, []
-        for entry in self._lockable() if recurse is not False else ():
-            entry.unlock_()
+            raise RuntimeError("Cannot unlock a Composite that is part of a locked graph: unlock its outermost one")
+        with all_or_nothing(self):
+            self._is_locked, self.locked_by = False, []
+            for entry in self._lockable() if recurse is not False else ():
+                entry.unlock_()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -404,9 +404,7 @@ class Composite(TensorSpec):
         return self._update(data, "one")
 
     def _has(self, val: Any) -> bool:
-        if not (isinstance(val, Mapping) or is_tensor_collection(val)) or (
-            self.data_cls is not None and type(val) is not self.data_cls
-        ):
+        if self.data_cls not in (None, type(val)) or not (isinstance(val, Mapping) or is_tensor_collection(val)):
             return False
         return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
 

@@ -154,6 +154,9 @@ class OneHot(Choices):
 
     to_one_hot, to_one_hot_spec = Choices.unchanged, Choices.itself
 
+    def _replaced(self, **fields: Any) -> Self:
+        return super()._replaced(**{"_register": dict(self._register), **fields})
+
     def _regrouped(self, new: Size) -> Self:
         if new[-1:] == self.shape[-1:] or self._allowed is not None or len(self._sizes) > 1:
             return super()._regrouped(new)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -147,11 +148,10 @@ class TensorSpec:
             RuntimeError: the value does not have as many elements as the spec.
             AssertionError: the value is not in the spec, with CHECK_SPEC_ENCODE=1 in the environment.
         """
-        if self._memo is None:
+        if self._memo is None or isinstance(val, Tensor):
             made = self._encoded(val, ignore_device)
         else:
-            found = val.tobytes() if isinstance(val, np.ndarray) else tuple(val) if isinstance(val, list) else val
-            key = type(val), ignore_device, found
+            key = ignore_device, pickle.dumps(val)
             if key not in self._memo:
                 self._memo[key] = self._encoded(val, ignore_device)
             made = self._memo[key].clone()
@@ -220,6 +220,8 @@ class TensorSpec:
         """A copy in which some attributes are others."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
+        if self._memo is not None:
+            fields["_memo"] = {}
         made.__dict__.update(fields)
         return made
 
@@ -354,7 +356,7 @@ class TensorSpec:
 
     def clone(self) -> Self:
         """An equal spec that shares nothing which `make_neg_dim` or `update_mask` changes."""
-        return self._replaced(_memo=None if self._memo is None else {})
+        return self._replaced()
 
     def clear_device_(self) -> Self:
         """Nothing for a spec of tensors, which are always on some device."""

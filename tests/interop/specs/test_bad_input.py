@@ -371,6 +371,20 @@ def test_a_locked_composite_stays_as_it_is(change):
         LOCKED[change](spec)
 
 
+def test_what_two_locked_composites_share_is_unlocked_by_neither():
+    shared = Composite(a=Unbounded())
+    one, other = (Composite(shared=shared, own=Unbounded()).lock_() for _ in range(2))
+    assert one["shared"] is other["shared"] is shared
+    with pytest.raises(RuntimeError, match="locked graph"):
+        one.unlock_()
+    assert one.is_locked
+    assert shared.is_locked
+    free = Composite(shared=shared, own=Unbounded())
+    with pytest.raises(RuntimeError, match="locked"):
+        free.separates("own", ("shared", "a"))
+    assert list(free.keys(True)) == [("shared", "a"), "shared", "own"]
+
+
 def test_a_lock_of_one_level_is_kept_by_pickles():
     spec = pickle.loads(pickle.dumps(nested().lock_(recurse=False)))
     assert spec.is_locked

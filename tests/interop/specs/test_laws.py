@@ -434,3 +434,49 @@ def test_names_follow_the_dims():
     assert spec.expand(5, 2, 1, 3).names == [None, "x", "y", "z"]
     assert spec.unbind(1)[0].names == ["x", "z"]
     assert spec.clone().refine_names(..., "z").names == ["x", "y", "z"]
+
+
+# ---------------------------------------------------------------------- what specs remember
+
+
+@pytest.mark.parametrize("name", [name for name in LEAVES if "bfloat16" not in name])
+def test_a_memo_of_encoded_values_changes_nothing(name):
+    spec, plain = make(name, (2,)), make(name, (2,))
+    spec.memoize_encode()
+    for value in (spec.rand(), spec.rand()):
+        raw = spec.to_numpy(value)
+        for _ in range(2):
+            for each in (raw, raw.tolist(), raw.astype(np.int64) if raw.dtype.kind == "i" else raw):
+                made = spec.encode(each)
+                assert same(made, plain.encode(each))
+                made.zero_()
+    wider = spec.expand(2, *spec.shape)
+    assert wider.encode(np.stack([raw, raw])).shape == (2, *spec.shape)
+    assert spec.unsqueeze(0).encode(raw).shape == plain.unsqueeze(0).encode(raw).shape
+    assert spec.clone() == plain
+    spec.erase_memoize_cache()
+    assert same(spec.encode(raw), plain.encode(raw))
+
+
+def test_a_register_numbers_values_as_they_come_and_belongs_to_one_spec():
+    spec = OneHot(3, use_register=True)
+    value = spec.encode([7, -1, 7])
+    assert value.int().argmax(-1).tolist() == [0, 1, 0]
+    assert spec.to_numpy(value).tolist() == [7, -1, 7]
+    other = spec.clone()
+    assert other.encode(5)[2]
+    assert spec.encode(9)[2]
+    assert other.to_numpy(other.encode(5)) == 5
+    assert spec != OneHot(3)
+
+
+def test_checks_of_encoded_values(monkeypatch):
+    spec = make("Bounded, float32")
+    outside = np.array([9.0, 9.0])
+    assert not spec.is_in(spec.encode(outside))
+    monkeypatch.setattr("interop.specs.spec._CHECKS", True)
+    with pytest.raises(AssertionError, match="is not in"):
+        spec.encode(outside)
+    with pytest.raises(AssertionError, match="is not in"):
+        spec.to_numpy(torch.full((2,), 9.0))
+    assert spec.to_numpy(torch.full((2,), 9.0), safe=False).tolist() == [9, 9]
