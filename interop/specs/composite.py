@@ -410,12 +410,10 @@ class Composite(TensorSpec):
 
     def project(self, val: Any) -> Any:
         """Correct the entries that are not in their specs, in place. Returns the same tensordict."""
-        for name, entry in self._roots():
-            if entry is not None:
-                old = _value_of(val, name)
-                new = entry.project(old)
-                if new is not old:
-                    val.set(name, new)
+        found = [(name, entry, _value_of(val, name)) for name, entry in self._roots() if entry is not None]
+        for name, old, new in [(name, old, entry.project(old)) for name, entry, old in found]:  # all, then set
+            if new is not old:
+                val.set(name, new)
         return val
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:

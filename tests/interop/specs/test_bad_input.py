@@ -127,8 +127,11 @@ def test_values_that_are_no_tensordicts_are_not_in_it(name):
         assert not spec.is_in(bad), bad
 
 
-@pytest.mark.parametrize("index", [(0, 0), 2, -3, True, "a", 0.5, [True, False], [[0], ["a"]], [2], (..., ...), (0, ..., 0),
-                                   np.array([0.5]), torch.tensor([2]), torch.ones(3, dtype=torch.bool)], ids=str)  # fmt: skip
+BEYOND = [(0, 0), 2, -3, True, "a", 0.5, [True, False], [[0], ["a"]], [2], (..., ...), (0, ..., 0), np.array([0.5]),
+          torch.tensor([2]), torch.ones(3, dtype=torch.bool)]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", BEYOND, ids=str)
 @pytest.mark.parametrize("name", ["Categorical", "OneHot", "Binary", "MultiOneHot, mask", "NonTensor", "Composite"])
 def test_indices_beyond_the_shape(name, index):
     spec = make(name, (2,))
@@ -410,6 +413,16 @@ def test_tensordicts_with_missing_and_wrong_entries():
             spec.encode({key: raw})
     with pytest.raises(KeyError, match="'x'"):
         spec.encode({"n": {"x": 1}})
+
+
+def test_a_projection_that_fails_leaves_the_tensordict():
+    spec = Composite(a=Bounded(0, 1, (3,)), b=OneHot(3))
+    value = TensorDict(a=torch.full((3,), 5.0), b=torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="zeros"):
+        spec.project(value)
+    assert value["a"].tolist() == [5, 5, 5]
+    value["b"][1] = True
+    assert spec.project(value)["a"].tolist() == [1, 1, 1]
 
 
 def test_stacks_refuse_what_their_members_would_differ_in():

@@ -9,10 +9,13 @@ import torch
 from interop import specs
 from tests.interop.specs.spec_kinds import ALL, make
 
-NAMES = """TensorSpec Binary Bounded BoundedContinuous BoundedDiscrete Categorical Choice Composite DEVICE_TYPING
-    MultiCategorical MultiOneHot NonTensor OneHot Stacked StackedComposite Unbounded UnboundedContinuous UnboundedDiscrete
-    check_no_exclusive_keys consolidate_spec contains_lazy_spec make_composite_from_td
-    ContinuousBox CategoricalBox DiscreteBox BoxList BinaryBox""".split()
+NAMES = [
+    "TensorSpec", "Binary", "Bounded", "BoundedContinuous", "BoundedDiscrete", "Categorical", "Choice", "Composite",
+    "DEVICE_TYPING", "MultiCategorical", "MultiOneHot", "NonTensor", "OneHot", "Stacked", "StackedComposite",
+    "Unbounded", "UnboundedContinuous", "UnboundedDiscrete", "check_no_exclusive_keys", "consolidate_spec",
+    "contains_lazy_spec", "make_composite_from_td", "ContinuousBox", "CategoricalBox", "DiscreteBox", "BoxList",
+    "BinaryBox",
+]  # fmt: skip
 
 OLD = {
     "BinaryDiscreteTensorSpec": ("Binary", (3,), {}),
