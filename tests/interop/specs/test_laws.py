@@ -1,13 +1,14 @@
 """What holds for every kind of spec: members, corrections, shape operations, indices, copies, laws of draws."""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tensordict import TensorDict, lazy_stack
+from tensordict import NonTensorData, TensorDict, lazy_stack
 from torch import Tensor
 
 from interop.specs import (
@@ -290,6 +291,32 @@ def test_draws_are_uniform_over_the_allowed_values(name):
         assert same(spec.enumerate(use_mask=True), allowed)
 
 
+def member(spec, value):
+    """Whether a row of numbers is in a spec, in plain Python."""
+    mask = None if getattr(spec, "mask", None) is None else spec.mask.flatten().tolist()
+    if isinstance(spec, OneHot):
+        sizes, start = getattr(spec, "nvec", [spec.n]), 0
+        hot = [place for place, number in enumerate(value) if number == 1]
+        for size in sizes:
+            if len([place for place in hot if start <= place < start + size]) != 1:
+                return False
+            start += size
+        return set(value) <= {0, 1} and (mask is None or all(mask[place] for place in hot))
+    sizes = spec.nvec.tolist() if hasattr(spec, "nvec") else [spec.n] * len(value)
+    starts = [sum(sizes[:at]) if hasattr(spec, "nvec") else 0 for at in range(len(value))]
+    return all(0 <= number < size and (mask is None or mask[start + number])
+               for number, size, start in zip(value, sizes, starts, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_members_are_what_the_definition_says(name):
+    spec = make(name)
+    numbers = range(-1, 5) if spec.dtype not in (torch.bool, torch.uint8) else (0, 1)
+    for value in itertools.islice(itertools.product(numbers, repeat=spec.shape.numel()), 0, None, 3):
+        tensor = torch.tensor(value).to(spec.dtype).reshape(spec.shape)
+        assert bool(spec.is_in(tensor)) == member(spec, value), value
+
+
 @pytest.mark.parametrize("name", FINITE)
 def test_enumerated_values_are_the_same_in_all_places(name):
     if "mask" in name or "rows" in name:
@@ -412,6 +439,19 @@ def test_a_stack_is_its_members():
         assert spec[(*whole, [1, 0, 1])].unbind(dim) == (members[1], members[0], members[1])
         assert spec.unsqueeze(0).unbind(0) == (spec,)
         assert spec.unsqueeze(0).squeeze(0) == spec
+    spec = torch.stack([make("Categorical", (2, 1, 3)), make("Categorical, mask", (2, 1, 3))], 0)
+    value = torch.stack([each.rand() for each in spec.members])
+    value[1, 1, 0, 1] = 1  # not allowed
+    for change in (lambda each: each.squeeze(2), lambda each: each.unsqueeze(1), lambda each: each.unsqueeze(2),
+                   lambda each: each.expand(2, 2, 4, 3), lambda each: each.unsqueeze(0).squeeze(0)):  # fmt: skip
+        assert change(value).shape == change(spec).shape
+        assert not change(spec).is_in(change(value))
+        assert change(spec).is_in(change(torch.zeros_like(value)))
+    fits = [each.is_in(part) for each, part in zip(spec.unbind(1), value.unbind(1), strict=True)]
+    assert fits == [True, False]
+    spec.make_neg_dim(1)
+    assert spec.shape == (2, -1, 1, 3)
+    assert [each.shape[0] for each in spec.members] == [-1, -1]
     composite = exclusive((2,))
     composite["new"] = Unbounded((2, 2, 5))
     assert [each["new"].shape for each in composite.members] == [(2, 5), (2, 5)]
@@ -488,3 +528,16 @@ def test_checks_of_encoded_values(monkeypatch):
     with pytest.raises(AssertionError, match="is not in"):
         spec.to_numpy(torch.full((2,), 9.0))
     assert spec.to_numpy(torch.full((2,), 9.0), safe=False).tolist() == [9, 9]
+
+
+def test_a_choice_between_objects():
+    spec = Choice([NonTensorData(each, batch_size=(2,)) for each in "abc"])
+    drawn = {spec.rand().data for _ in range(60)}
+    assert drawn == set("abc")
+    assert spec.zero().data == "a"
+    assert spec.rand((3,)).batch_size == (3, 2)
+    assert spec.cardinality() == spec.num_choices == len(spec.enumerate()) == 3
+    assert all(spec.is_in(each) for each in spec.enumerate())
+    assert not spec.is_in(NonTensorData("d", batch_size=(2,)))
+    assert spec == spec.clone() != Choice([NonTensorData("a", batch_size=(2,))])
+    assert Choice([make("Categorical"), make("Categorical")]).cardinality() == 8
