@@ -168,18 +168,24 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def indexed(shape: Size, index: tuple[Any, ...]) -> Size:
-    """The shape of what a normalized index selects of a tensor of this shape, as NumPy does."""
+    """The shape of what a normalized index selects of a tensor of this shape, as torch does."""
     if -1 not in shape:
         return _shape_of(shape, index)
+    index = first_of_dynamic(shape, index)
+    one, two = (_shape_of(Size([each if size == -1 else size for size in shape]), index) for each in (1, 2))
+    return Size([-1 if a != b else a for a, b in zip(one, two, strict=True)])
+
+
+def first_of_dynamic(shape: Size, index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The index with 0 for an integer at a dynamic dim. IndexError for anything else there but ':'."""
     at, parts = 0, []
     for part in index:
         is_dynamic = part is not None and shape[at] == -1
-        if is_dynamic and part != slice(None) and not isinstance(part, int):
+        if is_dynamic and not isinstance(part, int) and not (isinstance(part, slice) and part == slice(None)):
             raise IndexError(f"dim {at} is dynamic (-1): it takes an integer or ':', for its size is not known")
         parts.append(0 if is_dynamic and isinstance(part, int) else part)
         at += _dims_of(part)
-    one, two = (_shape_of(Size([each if size == -1 else size for size in shape]), tuple(parts)) for each in (1, 2))
-    return Size([-1 if a != b else a for a, b in zip(one, two, strict=True)])
+    return tuple(parts)
 
 
 def _dims_of(part: Any) -> int:

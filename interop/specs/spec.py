@@ -299,6 +299,8 @@ class TensorSpec:
         free = self._free(self.shape)
         index = shapes.normalized(free, index)
         new = Size((*shapes.indexed(free, index), *self.shape[len(free) :]))
+        if -1 in free:
+            index = shapes.first_of_dynamic(free, index)
         return self._changed(new, lambda part, lead: shapes.select(part, index))
 
     def index_select(self, dim: int, index: Tensor) -> Self:

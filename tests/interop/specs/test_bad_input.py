@@ -198,9 +198,9 @@ def test_dynamic_dims_have_no_size(name):
     assert spec.shape[0] == -1
     for size in (1, 4):
         assert spec.is_in(make(name, (size,)).rand()) or name in ROWS
-    assert spec[0].shape == spec[:].shape[1:] == spec.shape[1:]
+    assert spec[0].shape == spec[5].shape == spec[:].shape[1:] == spec.shape[1:]
     assert spec.expand(2, *spec.shape).shape == (2, *spec.shape)
-    for change in (lambda: spec[1:], lambda: spec[[0]]):
+    for change in (lambda: spec[1:], lambda: spec[[0]], lambda: spec[[0, 0]]):
         with pytest.raises(IndexError, match="dynamic"):
             change()
     with pytest.raises(ValueError, match="dynamic"):

@@ -333,6 +333,21 @@ def test_bounded_integers_are_uniform_and_reach_both_bounds(dtype):
     assert drawn.unique().tolist() == [1, 2, 3, 4]
 
 
+def test_draws_between_bounds_that_are_far_or_infinite():
+    inf = torch.inf
+    spec = Bounded(torch.tensor([-inf, 2.0, -inf, -1e30]), torch.tensor([inf, inf, -2.0, 1e30]))
+    drawn = spec.rand((2000,))
+    assert spec.is_in(drawn)
+    assert drawn.isfinite().all()
+    assert (drawn.std(0) > 0.5).all()
+    for low, high in ((-(2**63), 2**63 - 1), (0, 2**63 - 1), (-(2**62), 2**62), (2**62, 2**62 + 1)):
+        spec = Bounded(low, high, (2000,), dtype=torch.int64)
+        drawn = spec.rand()
+        assert spec.is_in(drawn)
+        middle = (low + high) // 2
+        assert 0.4 < (drawn > middle).double().mean() < 0.6
+
+
 def test_bounded_floats_are_uniform_and_unbounded_ones_normal():
     bounded, unbounded = make("Bounded, float64").rand((4000,)), make("Unbounded, float32").rand((2000,))
     assert stats.kstest(bounded.numpy(), "uniform", (-0.5, 1)).pvalue > 1e-4
