@@ -39,6 +39,7 @@ SCRIPTS = (
     "multi_step",
     "cat_frames",
     "ted",
+    "specs",
     "first_batch",
     "scaling",
     "gpu",

@@ -127,6 +127,12 @@ TARGETS = (
     *_against("torchrl", "ted", {"1000000 rows: TED2Flat and Flat2TED": 2.0}),
     Target("ted", "20000 images: bytes of flat rows, of those of TED data", (), 0.55),
     *_against("torchrl", "checkpoints", {"dumps + loads": 1.0}),
+    *_against("torchrl", "specs", {"construct": 1.0}),
+    *_against(
+        "torchrl",
+        "specs",
+        dict.fromkeys(("rand", "zero", "is_in", "project", "encode", "expand", "clone", "index"), 2.0),
+    ),
     Target("first_batch", "seconds: import", (), 1.0),
     Target("first_batch", "seconds: first batch of 256, nothing cached", (), 1.5),
     Target("first_batch", "seconds: first batch of 256, cached", (), 0.5),

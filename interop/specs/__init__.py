@@ -2,6 +2,8 @@
 
 import torch
 
+from interop.specs import deprecated
+from interop.specs.beside_torchrl import to_torchrl
 from interop.specs.bounded import (
     Bounded,
     BoundedContinuous,
@@ -20,20 +22,7 @@ from interop.specs.consolidation import (
     contains_lazy_spec,
     make_composite_from_td,
 )
-from interop.specs.deprecated import (
-    BinaryDiscreteTensorSpec,
-    BoundedTensorSpec,
-    CompositeSpec,
-    DiscreteTensorSpec,
-    LazyStackedCompositeSpec,
-    LazyStackedTensorSpec,
-    MultiDiscreteTensorSpec,
-    MultiOneHotDiscreteTensorSpec,
-    NonTensorSpec,
-    OneHotDiscreteTensorSpec,
-    UnboundedContinuousTensorSpec,
-    UnboundedDiscreteTensorSpec,
-)
+from interop.specs.deprecated import *  # noqa: F403
 from interop.specs.gymnasium_spaces import from_gymnasium, to_gymnasium
 from interop.specs.jax_structs import from_jax as from_jax  # not in __all__: `interop.to_jax` is that of tensors
 from interop.specs.jax_structs import to_jax as to_jax
@@ -46,45 +35,35 @@ from interop.specs.stacked import Stacked, StackedComposite
 DEVICE_TYPING = torch.device | str | int
 
 __all__ = [
+    *deprecated.__all__,
     "DEVICE_TYPING",
     "Binary",
     "BinaryBox",
-    "BinaryDiscreteTensorSpec",
     "Bounded",
     "BoundedContinuous",
     "BoundedDiscrete",
-    "BoundedTensorSpec",
     "BoxList",
     "Categorical",
     "CategoricalBox",
     "Choice",
     "Composite",
-    "CompositeSpec",
     "ContinuousBox",
     "DiscreteBox",
-    "DiscreteTensorSpec",
-    "LazyStackedCompositeSpec",
-    "LazyStackedTensorSpec",
     "MultiCategorical",
-    "MultiDiscreteTensorSpec",
     "MultiOneHot",
-    "MultiOneHotDiscreteTensorSpec",
     "NonTensor",
-    "NonTensorSpec",
     "OneHot",
-    "OneHotDiscreteTensorSpec",
     "Stacked",
     "StackedComposite",
     "TensorSpec",
     "Unbounded",
     "UnboundedContinuous",
-    "UnboundedContinuousTensorSpec",
     "UnboundedDiscrete",
-    "UnboundedDiscreteTensorSpec",
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",
     "from_gymnasium",
     "make_composite_from_td",
+    "to_torchrl",
     "to_gymnasium",
 ]

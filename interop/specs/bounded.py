@@ -13,35 +13,24 @@ from interop.specs.spec import TensorSpec
 _EXACT = 2**53  # integers that float64 tells apart
 
 
-_OF_DOMAIN: dict[tuple[type[TensorSpec], str], type[TensorSpec]] = {}  # the classes that a family's specs become
-
-
-def _domain_of(dtype: torch.dtype, domain: str | None) -> str:
-    if domain is None:
-        return "continuous" if dtype.is_floating_point or dtype.is_complex else "discrete"
-    if domain not in ("continuous", "discrete"):
-        raise ValueError(f"domain must be 'continuous' or 'discrete', got {domain!r}")
-    return domain
+_OF_DOMAIN: dict[tuple[type[TensorSpec], str], Any] = {}  # the classes that a family's specs become
 
 
 class _Interval(TensorSpec):
     """Numbers whose class follows from their domain: the continuous or the discrete one of its family."""
 
-    def _family(self) -> type[TensorSpec]:
-        return Bounded if isinstance(self, Bounded) else Unbounded
+    dtype: torch.dtype
 
-    def _set_domain(self, domain: str | None) -> None:
-        assert self.dtype is not None
-        self.domain = _domain_of(self.dtype, domain)
-        if type(self) is self._family() or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
-            self.__class__ = _OF_DOMAIN[self._family(), self.domain]  # type: ignore[assignment]
-
-    def _of_dtype(self, dtype: torch.dtype, domain: str | None, **fields: Any) -> Self:
-        domain = _domain_of(dtype, domain)
-        made = self._replaced(dtype=dtype, domain=domain, **fields)
-        if type(self) in _OF_DOMAIN.values():
-            made.__class__ = _OF_DOMAIN[self._family(), domain]  # type: ignore[assignment]
-        return made
+    def of_domain(self, domain: str | None) -> Self:
+        """The spec itself, made to be of the class that follows from its domain, by default from its dtype."""
+        if domain not in (None, "continuous", "discrete"):
+            raise ValueError(f"domain must be 'continuous' or 'discrete', got {domain!r}")
+        is_continuous = self.dtype.is_floating_point or self.dtype.is_complex
+        self.domain = domain or ("continuous" if is_continuous else "discrete")
+        family = Bounded if isinstance(self, Bounded) else Unbounded
+        if type(self) is family or type(self) in _OF_DOMAIN.values():  # a class of the user's stays
+            self.__class__ = _OF_DOMAIN[family, self.domain]
+        return self
 
 
 class Bounded(_Interval):
@@ -52,7 +41,6 @@ class Bounded(_Interval):
     Args:
         low, high: numbers, or tensors of the shape of the spec.
         shape: by default that of the bounds.
-        device: by default torch's default device.
         dtype: by default torch's default dtype; give it for integers.
         domain: "continuous" or "discrete"; by default it follows from the dtype.
 
@@ -67,17 +55,9 @@ class Bounded(_Interval):
     high: Tensor
 
     def __init__(
-        self,
-        low: Any = None,
-        high: Any = None,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        domain: str | None = None,
-        minimum: Any = None,
-        maximum: Any = None,
-    ) -> None:
+        self, low: Any = None, high: Any = None, shape: Any = None, device: Any = None, dtype: torch.dtype | None = None,
+        *, domain: str | None = None, minimum: Any = None, maximum: Any = None,
+    ) -> None:  # fmt: skip
         low, high = _renamed("minimum", minimum, "low", low), _renamed("maximum", maximum, "high", high)
         if low is None or high is None:
             raise TypeError(f"Bounded needs low and high, got {low} and {high}")
@@ -85,20 +65,17 @@ class Bounded(_Interval):
         bounds = [torch.as_tensor(each, dtype=self.dtype, device=self.device) for each in (low, high)]
         found = {each.shape for each in bounds if each.ndim} | (set() if shape is None else {shapes.as_shape(shape)})
         if len(found) != 1:
-            raise RuntimeError(
-                f"Bounded needs one shape, of the bounds or as shape=, got low {list(bounds[0].shape)}, "
-                f"high {list(bounds[1].shape)}, shape {shape}"
-            )
+            given = f"low {list(bounds[0].shape)}, high {list(bounds[1].shape)}, shape {shape}"
+            raise RuntimeError(f"Bounded needs one shape, of the bounds or as shape=, got {given}")
         if not (bounds[0] <= bounds[1]).all():
             raise ValueError(f"the lower bounds must not be above the upper ones, got low={low}, high={high}")
         self.shape = found.pop()
         whole = shapes.concrete(self.shape)
         self.low, self.high = (each.expand(whole) for each in bounds)
-        self._set_domain(domain)
+        self.of_domain(domain or type(self).domain)
 
     @property
     def space(self) -> ContinuousBox:
-        """The bounds."""
         return ContinuousBox(self.low, self.high)
 
     def _draw(self, lead: Size) -> Tensor:
@@ -111,12 +88,11 @@ class Bounded(_Interval):
         least, most = low.to(torch.int64), high.to(torch.int64)
         span = most - least + 1
         drawn = least + torch.randint(2**63 - 1, size, device=self.device) % span.clamp(1)
-        if ((span > _EXACT) | (span < 1)).any():  # the remainder would favour some, or the span has overflowed
+        is_wide = (span > _EXACT) | (span < 1)  # the remainder would favour some, or the span has overflowed
+        if is_wide.any():
             share = torch.rand(size, dtype=torch.float64, device=self.device)
-            wide = (
-                (least.double() * (1 - share) + most.double() * share).clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)
-            )
-            drawn = torch.where((span > _EXACT) | (span < 1), wide.clamp(least, most), drawn)
+            wide = (least.double() * (1 - share) + most.double() * share).clamp(-(2.0**63), 2.0**63 - 1024)
+            drawn = torch.where(is_wide, wide.to(torch.int64).clamp(least, most), drawn)
         return drawn.to(self.dtype)
 
     def _draw_infinite(self, drawn: Tensor) -> Tensor:
@@ -128,15 +104,14 @@ class Bounded(_Interval):
         drawn = torch.where(from_low | from_high, drawn, torch.randn_like(drawn))
         return torch.minimum(torch.maximum(drawn, self.low), self.high)
 
-    def _has(self, val: Any) -> bool:  # of NaN neither holds
-        return self._looks_right(val) and bool(((val >= self.low) & (val <= self.high)).all())
+    def _contains(self, val: Tensor) -> bool:  # of NaN neither holds
+        return bool(((val >= self.low) & (val <= self.high)).all())
 
     def _corrected(self, val: Tensor) -> Tensor:
         number = val.nan_to_num(0, torch.inf, -torch.inf) if val.is_floating_point() else val
         return torch.minimum(torch.maximum(number, self.low.to(val.dtype)), self.high.to(val.dtype))
 
     def cardinality(self) -> float:
-        """Infinite."""
         return float("inf")
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
@@ -146,34 +121,24 @@ class Bounded(_Interval):
         return super().unbind(dim)
 
     def _cast(self, dtype: torch.dtype) -> Self:
-        least, most = limits(dtype)
-        bounds = {}
-        for name, bound in (("low", self.low), ("high", self.high)):
-            bounds[name] = bound.clamp(least, most).to(dtype) if not dtype.is_floating_point else bound.to(dtype)
-        assert self.dtype is not None
         same_kind = self.dtype.is_floating_point == dtype.is_floating_point
-        return self._of_dtype(dtype, self.domain if same_kind else None, **bounds)
+        made = self._replaced(dtype=dtype, low=_clamped(self.low, dtype), high=_clamped(self.high, dtype))
+        return made.of_domain(self.domain if same_kind else None)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Unbounded):
-            return other == self
-        return super().__eq__(other)
-
-    __hash__ = None  # type: ignore[assignment]
+        return other == self if isinstance(other, Unbounded) else super().__eq__(other)
 
 
 class BoundedContinuous(Bounded):
-    """Floating point numbers between two bounds."""
+    """Numbers between two bounds, continuous whatever their dtype."""
 
-    def __init__(self, *bounds_and_more: Any, domain: str = "continuous", **more: Any) -> None:
-        super().__init__(*bounds_and_more, domain=domain, **more)
+    domain = "continuous"
 
 
 class BoundedDiscrete(Bounded):
-    """Integers between two bounds."""
+    """Numbers between two bounds, discrete whatever their dtype."""
 
-    def __init__(self, *bounds_and_more: Any, domain: str = "discrete", **more: Any) -> None:
-        super().__init__(*bounds_and_more, domain=domain, **more)
+    domain = "discrete"
 
 
 _OF_DOMAIN |= {(Bounded, "continuous"): BoundedContinuous, (Bounded, "discrete"): BoundedDiscrete}
@@ -186,7 +151,6 @@ class Unbounded(_Interval):
 
     Args:
         shape: (1,) by default.
-        device: by default torch's default device.
         dtype: by default torch's default dtype.
         domain: "continuous" or "discrete"; by default it follows from the dtype.
     """
@@ -194,22 +158,19 @@ class Unbounded(_Interval):
     def __init__(
         self, shape: Any = (1,), device: Any = None, dtype: torch.dtype | None = None, *, domain: str | None = None
     ) -> None:
-        if dtype is None and domain == "discrete":
+        if dtype is None and (domain == "discrete" or isinstance(self, UnboundedDiscrete)):
             dtype = torch.int64
         self._set(shape, device, dtype)
-        self._set_domain(domain)
+        self.of_domain(domain)
 
     @property
     def space(self) -> ContinuousBox:
-        """The limits of the dtype."""
-        assert self.dtype is not None
         kind = self.dtype.to_real() if self.dtype.is_complex else self.dtype
         shape = shapes.concrete(self.shape)
         low, high = (torch.tensor(each, dtype=kind, device=self.device).expand(shape) for each in limits(kind))
         return ContinuousBox(low, high)
 
     def _draw(self, lead: Size) -> Tensor:
-        assert self.dtype is not None
         drawn = torch.empty((*lead, *shapes.concrete(self.shape)), dtype=self.dtype, device=self.device)
         return drawn.normal_() if drawn.is_floating_point() or drawn.is_complex() else drawn.random_()
 
@@ -218,7 +179,7 @@ class Unbounded(_Interval):
         return val.to(self.dtype).reshape(*lead, *shapes.concrete(self.shape))
 
     def _cast(self, dtype: torch.dtype) -> Self:
-        return self._of_dtype(dtype, None)
+        return self._replaced(dtype=dtype).of_domain(None)
 
     def _is_like(self, other: Any) -> bool:
         return bool(self.shape == other.shape and self.dtype == other.dtype and self.device == other.device)
@@ -228,8 +189,6 @@ class Unbounded(_Interval):
             return self._is_like(other) and other.space.is_unbounded
         return isinstance(other, Unbounded) and self._is_like(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class UnboundedContinuous(Unbounded):
     """All floating point numbers of a dtype."""
@@ -237,16 +196,6 @@ class UnboundedContinuous(Unbounded):
 
 class UnboundedDiscrete(Unbounded):
     """All integers of a dtype, int64 by default."""
-
-    def __init__(
-        self,
-        shape: Any = (1,),
-        device: Any = None,
-        dtype: torch.dtype | None = torch.int64,
-        *,
-        domain: str | None = None,
-    ) -> None:
-        super().__init__(shape, device, dtype, domain=domain)
 
 
 _OF_DOMAIN |= {(Unbounded, "continuous"): UnboundedContinuous, (Unbounded, "discrete"): UnboundedDiscrete}
@@ -260,3 +209,12 @@ def _renamed(old: str, given: Any, new: str, value: Any) -> Any:
         raise TypeError(f"{old} is the earlier name of {new}: give only one of them")
     warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=4)
     return given
+
+
+def _clamped(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bound as another dtype, which may not reach as far."""
+    if dtype.is_floating_point:
+        return bound.to(dtype)
+    pairs = zip(limits(bound.dtype), limits(dtype), strict=True)
+    least, most = (pick(pair) for pick, pair in zip((max, min), pairs, strict=True))
+    return bound.clamp(least, most).to(dtype)

@@ -7,14 +7,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from interop.specs.spec import block
+
 
 @dataclass(eq=False, repr=False)
 class ContinuousBox:
-    """All numbers between two bounds, which are in it.
-
-    Attributes:
-        low, high: tensors of the shape of the spec.
-    """
+    """All numbers between two bounds, which are in it: tensors of the shape of the spec."""
 
     low: Tensor
     high: Tensor
@@ -30,15 +28,12 @@ class ContinuousBox:
         yield self.high
 
     def to(self, dest: Any) -> Self:
-        """The box on another device, or of another dtype."""
         return type(self)(self.low.to(dest), self.high.to(dest))
 
     def clone(self) -> Self:
-        """A box with tensors of its own."""
         return type(self)(self.low.clone(), self.high.clone())
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A box for each index of a dim."""
         return tuple(type(self)(*pair) for pair in zip(self.low.unbind(dim), self.high.unbind(dim), strict=True))
 
     @property
@@ -52,15 +47,12 @@ class ContinuousBox:
             return self.is_unbounded
         if type(other) is not type(self) or self.low.shape != other.low.shape or self.low.device != other.low.device:
             return False
-        pairs = [(one, two) for one, two in zip(self, other, strict=True) if one is not two]
-        return all(one.dtype == two.dtype and torch.allclose(one, two) for one, two in pairs)
-
-    __hash__ = None  # type: ignore[assignment]
+        return all(one.dtype == two.dtype and torch.allclose(one, two) for one, two in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
         rows = [f"{name}=Tensor(shape={each.shape}, device={each.device}, dtype={each.dtype})"
                 for name, each in (("low", self.low), ("high", self.high))]  # fmt: skip
-        return "ContinuousBox(\n    " + ",\n    ".join(rows) + ")"
+        return block("ContinuousBox", rows)
 
 
 def limits(dtype: torch.dtype) -> tuple[Any, Any]:

@@ -8,33 +8,24 @@ from torch import Size, Tensor
 
 from interop.specs import shapes
 from interop.specs.boxes import CategoricalBox
-from interop.specs.masks import any_allowed, as_mask
-from interop.specs.spec import TensorSpec
+from interop.specs.masks import Choices, any_allowed
+from interop.specs.spec import TensorSpec, refused
 
 
-class Categorical(TensorSpec):
+class Categorical(Choices):
     """Integers from 0 to n - 1.
 
     Args:
         n: how many; -1 if it is not known yet, see `set_provisional_n`.
         shape: () by default.
-        device: by default torch's default device.
         dtype: int64 by default; bool for n of at most 2.
         mask: which are allowed, True, a bool tensor that can be expanded to [*shape, n].
     """
 
-    domain = "discrete"
-    _parts: ClassVar[tuple[str, ...]] = ("mask",)
-    _compared = ("shape", "dtype", "device", "domain", "space")
-    mask: Tensor | None = None
+    _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain", "_size")
 
     def __init__(
-        self,
-        n: int,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
+        self, n: int, shape: Any = None, device: Any = None, dtype: torch.dtype = torch.int64, mask: Any = None
     ) -> None:
         self._size = _count(n, dtype)
         self._set(() if shape is None else shape, device, dtype)
@@ -43,7 +34,6 @@ class Categorical(TensorSpec):
 
     @property
     def space(self) -> Any:
-        """The box with the number of choices."""
         return CategoricalBox(self._size)
 
     @property
@@ -57,64 +47,60 @@ class Categorical(TensorSpec):
         """Set the number of choices, in place."""
         self._size = _count(n, self.dtype)
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set which choices are allowed, in place; None for all.
+    def _mask_shape(self) -> Size:
+        return Size((*shapes.concrete(self.shape), self.n))
 
-        Raises:
-            RuntimeError: the mask cannot be expanded to [*shape, n].
-            ValueError: nothing is allowed.
-        """
-        self.mask = None if mask is None else as_mask(mask, Size((*shapes.concrete(self.shape), self.n)), self.device)
+    @property
+    def _limit(self) -> Any:
+        """The number of choices of each entry; None where it is not known."""
+        return None if self._size == -1 else self._size
 
-    # ------------------------------------------------------------------ values
+    def _entries(self, val: Tensor) -> Tensor:
+        """A value with the dims of the spec."""
+        return val
+
+    def _free_draw(self, size: Size) -> Tensor:
+        return torch.randint(self.n, size, device=self.device)
 
     def _draw(self, lead: Size) -> Tensor:
-        shape = shapes.concrete(self.shape)
-        if self.mask is not None:
-            return any_allowed(self.mask.expand(*lead, *shape, self.n)).to(self.dtype)
-        return torch.randint(self.n, (*lead, *shape), device=self.device).to(self.dtype)
+        size = Size((*lead, *shapes.concrete(self.shape)))
+        if self._allowed is None:
+            return self._free_draw(size).to(self.dtype)
+        return any_allowed(self._allowed.expand(*size, -1)).to(self.dtype)
 
-    def _has(self, val: Any) -> bool:
-        if not self._looks_right(val):
-            return False
-        if self._size == -1:
+    def _contains(self, val: Tensor) -> bool:
+        limit, val = self._limit, self._entries(val)
+        if limit is None:
             return True
-        if val.dtype == torch.bool:
-            return self.mask is None or bool(self._allows(val).all())
-        inside = (val >= 0) & (val < self._size)
+        inside = (val >= 0) & (val < limit)
         if val.is_floating_point():
             inside &= val == val.round()
-        return bool(inside.all()) and (self.mask is None or bool(self._allows(val).all()))
+        return bool(inside.all()) and (self._allowed is None or bool(self._allows(val).all()))
 
     def _allows(self, val: Tensor) -> Tensor:
-        assert self.mask is not None
-        mask = self.mask.expand(*val.shape, self.n)
-        return mask.gather(-1, val.to(torch.int64).unsqueeze(-1)).squeeze(-1)
+        assert self._allowed is not None
+        return self._allowed.expand(*val.shape, -1).gather(-1, val.to(torch.int64).unsqueeze(-1)).squeeze(-1)
 
     def _corrected(self, val: Tensor) -> Tensor:
         """Rounded and clamped; a forbidden choice becomes any allowed one."""
-        number = val.nan_to_num(0).round() if val.is_floating_point() else val
-        if self._size != -1 and number.dtype != torch.bool:
-            number = number.clamp(0, self.n - 1)
-        number = number.to(self.dtype)
-        if self.mask is None:
-            return number
-        other = any_allowed(self.mask.expand(*number.shape, self.n)).to(self.dtype)
-        return torch.where(self._allows(number), number, other)
+        limit = self._limit
+        number = self._entries(val.nan_to_num(0).round() if val.is_floating_point() else val.to(torch.int64))
+        number = (number if limit is None else number.clamp(min=0).clamp(max=limit - 1)).to(self.dtype)
+        if self._allowed is not None:
+            other = any_allowed(self._allowed.expand(*number.shape, -1)).to(self.dtype)
+            number = torch.where(self._allows(number), number, other)
+        return number.reshape(val.shape)
 
     def cardinality(self) -> int:
-        """n."""
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """The choices, [n, *shape], the same in all places; with `use_mask` those that a mask of one dim allows."""
         values = torch.arange(self.n, device=self.device)
-        if use_mask and self.mask is not None:
-            if self.mask.ndim > 1:
-                raise NotImplementedError(
-                    f"allowed values are listed for a mask of one dim, here {list(self.mask.shape)}"
-                )
-            values = values[self.mask]
+        if use_mask and self._allowed is not None:
+            if self._allowed.ndim > 1:
+                raise NotImplementedError(f"allowed values are listed for masks of one dim, not {self._allowed.ndim}")
+            values = values[self._allowed]
         shape = shapes.concrete(self.shape)
         return values.to(self.dtype).reshape(-1, *(1 for _ in shape)).expand(-1, *shape)
 
@@ -123,37 +109,23 @@ class Categorical(TensorSpec):
         index = index.to(torch.int64).reshape(index.shape or (1,))
         return tensor_to_index.gather(-1, index.expand(*tensor_to_index.shape[:-1], index.shape[-1]))
 
-    # ------------------------------------------------------------------ the other encoding
-
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """A value as one-hot vectors, bool [*val.shape, n]."""
         self._assert_safe(val, safe)
         return torch.nn.functional.one_hot(val.to(torch.int64), self.n).to(torch.bool)
 
     def to_one_hot_spec(self) -> TensorSpec:
-        """The spec of what `to_one_hot` returns."""
         from interop.specs.one_hot import OneHot
 
         return OneHot(self.n, (*self.shape, self.n), self.device, mask=self.mask)
 
-    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """The value itself."""
-        self._assert_safe(val, safe)
-        return val
-
-    def to_categorical_spec(self) -> Self:
-        """The spec itself."""
-        return self
-
-    # ------------------------------------------------------------------ comparison
+    to_categorical, to_categorical_spec = Choices.unchanged, Choices.itself
 
     def __eq__(self, other: object) -> bool:
         pair = {type(self), type(other)}
         if pair == {Categorical, Binary} and isinstance(other, Categorical):  # bits are choices of two
-            return self.mask is None and other.mask is None and self._is_like(other)
+            return self._allowed is None and other.mask is None and self._is_like(other)
         return super().__eq__(other)
-
-    __hash__ = None
 
 
 class Binary(Categorical):
@@ -162,12 +134,10 @@ class Binary(Categorical):
     Args:
         n: the size of the last dim.
         shape: (n,) by default.
-        device: by default torch's default device.
         dtype: int8 by default.
     """
 
     structural = 1
-    rigid = False
     _parts = ()
 
     def __init__(
@@ -180,10 +150,7 @@ class Binary(Categorical):
             raise ValueError(f"the last dim of a Binary is n: got n={n} and shape={list(sizes)}")
         super().__init__(2, sizes, device, dtype)
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """NotImplementedError for a mask: all bits are free."""
-        if mask is not None:
-            raise NotImplementedError("a Binary takes no mask: use a MultiCategorical of twos")
+    _mask_shape = refused("bits take no mask, use a MultiCategorical of twos")
 
     def _selected(self, index: Any) -> Self:
         if not self.shape:

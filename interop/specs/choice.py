@@ -7,7 +7,7 @@ import torch
 from tensordict import is_non_tensor
 from torch import Size
 
-from interop.specs.spec import TensorSpec
+from interop.specs.spec import TensorSpec, refused
 
 
 class Choice(TensorSpec):
@@ -39,6 +39,7 @@ class Choice(TensorSpec):
         self._choices = list(choices)
         self.shape, self.device = first.shape, first.device
         self.dtype = first.dtype if isinstance(first, TensorSpec) else None
+        self.structural, self.rigid = getattr(first, "structural", 0), getattr(first, "rigid", False)
 
     @property
     def num_choices(self) -> int:
@@ -57,7 +58,6 @@ class Choice(TensorSpec):
         return is_non_tensor(val) and any(val.tolist() == each.tolist() for each in self._choices)
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """TypeError where the dtype of a value is another; nothing for objects."""
         if isinstance(self._choices[0], TensorSpec):
             self._choices[0].type_check(value, key)
 
@@ -77,11 +77,8 @@ class Choice(TensorSpec):
             return list(self._choices)
         return [value for each in self._choices for value in each.enumerate(use_mask)]
 
-    # ------------------------------------------------------------------ copies: of each member
-
     def _each(self, change: Callable[[Any], Any]) -> Self:
-        made = [change(each) for each in self._choices]
-        return type(self)(made)
+        return type(self)([change(each) for each in self._choices])
 
     def _expanded(self, new: Size) -> Self:
         return self._each(lambda each: each.expand(new))
@@ -92,16 +89,12 @@ class Choice(TensorSpec):
     def _selected(self, index: Any) -> Self:
         return self._each(lambda each: each[index])
 
-    def make_neg_dim(self, dim: int) -> None:
-        """NotImplementedError: make the dims of the members dynamic."""
-        raise NotImplementedError("a Choice has the shape of its members: make their dims dynamic")
+    make_neg_dim = refused("the shape is that of the members, make their dims dynamic")
 
     def to(self, dest: Any) -> Self:
-        """The members on another device, or of another dtype."""
         return self if dest is None else self._each(lambda each: each.to(dest))
 
     def clone(self) -> Self:
-        """A choice between clones of the members."""
         return self._each(lambda each: each.clone())
 
     def _is_like(self, other: Any) -> bool:

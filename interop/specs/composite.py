@@ -1,23 +1,25 @@
 """Specs of tensordicts."""
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Size
 
 from interop.codec import of_entries, unchecked
 from interop.specs import shapes
 from interop.specs.non_tensor import NonTensor
-from interop.specs.spec import TensorSpec, as_device
-from interop.specs.views import ItemsView, KeysView, ValuesView, path_of
+from interop.specs.spec import TensorSpec, all_or_nothing, as_device, block
+from interop.specs.views import View, path_of
 
 _RESERVED = ("shape", "device", "dtype", "space")
 _REQUIRED: Any = object()
 Entry = TensorSpec | None
+IsLeaf = Callable[[type], bool] | None
 
 
 class Composite(TensorSpec):
@@ -45,16 +47,9 @@ class Composite(TensorSpec):
     dtype = None
 
     def __init__(
-        self,
-        *args: Any,
-        shape: Any = None,
-        batch_size: Any = None,
-        device: Any = None,
-        data_cls: Any = None,
-        step_mdp_static: bool = False,
-        names: Sequence[str | None] | None = None,
-        **specs: Any,
-    ) -> None:
+        self, *args: Any, shape: Any = None, batch_size: Any = None, device: Any = None, data_cls: Any = None,
+        step_mdp_static: bool = False, names: Sequence[str | None] | None = None, **specs: Any,
+    ) -> None:  # fmt: skip
         if shape is not None and batch_size is not None:
             raise TypeError("shape and batch_size are the same: give only one of them")
         if len(args) > 1:
@@ -76,11 +71,7 @@ class Composite(TensorSpec):
             self.names = names
 
     def _each(
-        self,
-        shape: Size,
-        change: Callable[[Any], TensorSpec],
-        names: Sequence[str | None] | None = None,
-        **fields: Any,
+        self, shape: Size, change: Callable[[Any], TensorSpec], names: Sequence[str | None] | None = None, **fields: Any
     ) -> Self:
         """An unlocked Composite of another shape, its entries changed."""
         specs = {name: None if entry is None else change(entry) for name, entry in self._specs.items()}
@@ -91,50 +82,41 @@ class Composite(TensorSpec):
 
     @property
     def shape(self) -> Size:
-        """The batch size."""
         return self._shape
 
     @shape.setter
     def shape(self, value: Any) -> None:
         self._check_unlocked()
-        new = shapes.as_shape(value)
+        with all_or_nothing(self):
+            self._set_shape(shapes.as_shape(value))
+
+    def _set_shape(self, new: Size) -> None:
         for key, entry in self.items():
-            if entry is not None and not isinstance(entry, Composite) and entry.shape[: len(new)] != new:
-                raise ValueError(f"the shape {list(new)} does not begin that of {key!r}, {list(entry.shape)}")
-        for entry in self.values():
             if isinstance(entry, Composite) and entry.shape[: len(new)] != new:
                 entry.shape = new
+            elif entry is not None and entry.shape[: len(new)] != new:
+                raise ValueError(f"the shape {list(new)} does not begin that of {key!r}, {list(entry.shape)}")
         self._shape, self._names = new, [*self._names[: len(new)], *[None] * (len(new) - len(self._names))]
 
-    @property
-    def batch_size(self) -> Size:
-        """The same as `shape`."""
-        return self.shape
-
-    @batch_size.setter
-    def batch_size(self, value: Any) -> None:
-        self.shape = value
+    batch_size = shape
 
     @property
     def device(self) -> torch.device | None:
-        """The device of all entries; None if they may be on several."""
         return self._device
 
     @device.setter
     def device(self, value: Any) -> None:
         self._check_unlocked()
-        if value is None:
-            if self._device is not None:
-                raise RuntimeError("to let entries be on several devices, call clear_device_()")
-            return
-        self._specs, self._device = dict(self.to(value).items()), as_device(value)
+        if value is None and self._device is not None:
+            raise RuntimeError("to let entries be on several devices, call clear_device_()")
+        self.__dict__.update(vars(self.to(value)))
 
     def clear_device_(self) -> Self:
         """Let entries be on several devices, here and in nested Composites, in place."""
         self._check_unlocked()
-        self._device = None
-        for entry in self._specs.values():
-            if entry is not None:
+        with all_or_nothing(self):
+            self._device = None
+            for entry in self.children():
                 entry.clear_device_()
         return self
 
@@ -200,12 +182,12 @@ class Composite(TensorSpec):
             self._put(first, self._fitted(first, value))
             return
         inner = self.get(first, None)
-        is_new = not isinstance(inner, Composite)
-        if is_new:
-            inner = Composite(shape=self.shape, device=self.device, names=self.names)
-        inner[tuple(rest)] = value
-        if is_new:
-            self[first] = inner
+        holder = self.empty() if inner is None else inner
+        if not isinstance(holder, Composite):
+            raise TypeError(f"{key!r}: {first!r} is a {type(inner).__name__}, which has no entries")
+        holder[tuple(rest)] = value
+        if inner is None:
+            self[first] = holder
 
     def set(self, name: Any, spec: Any) -> Self:
         """Set the entry of a key. RuntimeError where the Composite is locked."""
@@ -228,19 +210,16 @@ class Composite(TensorSpec):
         ndim = self.ndim
         if value.shape[:ndim] != self.shape:
             if value.ndim >= ndim or not isinstance(value, Composite | NonTensor):
-                raise ValueError(
-                    f"The shapes of the spec {type(value).__name__} and the Composite mismatch: that of {name!r}, "
-                    f"{list(value.shape)}, must begin with {list(self.shape)}"
-                )
+                text = f"The shapes of the spec {type(value).__name__} and the Composite mismatch: that of {name!r}"
+                raise ValueError(f"{text}, {list(value.shape)}, must begin with {list(self.shape)}")
             value = value.clone()
             if isinstance(value, Composite):
                 value.shape = self.shape
-            else:
-                value = value.expand(self.shape)
+            value = value.expand(self.shape)
         if self.device is not None and value.device != self.device:
             if value.device is not None:
                 raise RuntimeError(
-                    f"All devices of Composite must match: {name!r} is on {value.device}, the Composite on {self.device}"
+                    f"All devices of Composite must match: {name!r} is on {value.device}, not {self.device}"
                 )
             value = value.clone().to(self.device)
         return value
@@ -248,7 +227,10 @@ class Composite(TensorSpec):
     def __delitem__(self, key: Any) -> None:
         first, *rest = path_of(key)
         if rest:
-            del self[first][tuple(rest)]
+            inner = self[first]
+            if not isinstance(inner, Composite):
+                raise KeyError(f"{key!r}: {first!r} is a {type(inner).__name__}, which has no entries")
+            del inner[tuple(rest)]
             return
         self._check_unlocked()
         if first in _RESERVED:
@@ -262,9 +244,9 @@ class Composite(TensorSpec):
 
     def pop(self, key: Any, default: Any = _REQUIRED) -> Any:
         """Remove and return an entry; the default, or KeyError without one, where it is missing."""
-        found = self.get(key, _REQUIRED if default is _REQUIRED else None)
-        if found is None and key not in self.keys(True):
+        if default is not _REQUIRED and key not in self.keys(True):
             return default
+        found = self[path_of(key)]
         del self[key]
         return found
 
@@ -274,18 +256,20 @@ class Composite(TensorSpec):
         if not present:
             return default
         made = self.empty()
-        for key in present:
-            made[key] = self.pop(key)
+        with all_or_nothing(self):
+            for key in present:
+                made[key] = self.pop(key)
         return made
 
     def update(self, dict_or_spec: Any) -> Self:
-        """Set entries; those that are Composites on both sides are merged."""
-        for key, value in dict_or_spec.items():
-            old = self.get(key, None)
-            if isinstance(old, Composite) and isinstance(value, Composite | Mapping):
-                old.update(value)
-            else:
-                self[key] = value
+        """Set entries, all or none; those that are Composites on both sides are merged."""
+        with all_or_nothing(self):
+            for key, value in dict_or_spec.items():
+                old = self.get(key, None)
+                if isinstance(old, Composite) and isinstance(value, Composite | Mapping):
+                    old.update(value)
+                else:
+                    self[key] = value
         return self
 
     def empty(self) -> "Composite":
@@ -310,12 +294,9 @@ class Composite(TensorSpec):
         return iter(self._specs.items())
 
     def walk(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Callable[[type], bool] | None = None,
+        self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None,
         step_mdp_static_only: bool = False,
-    ) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    ) -> Iterator[tuple[tuple[str, ...], Entry]]:  # fmt: skip
         """Pairs of path and entry, as `keys` says."""
         for name, entry in list(self._roots()):
             is_node = isinstance(entry, Composite) and not (is_leaf is not None and is_leaf(type(entry)))
@@ -328,13 +309,9 @@ class Composite(TensorSpec):
                 yield (name,), entry
 
     def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        *,
-        is_leaf: Callable[[type], bool] | None = None,
+        self, include_nested: bool = False, leaves_only: bool = False, *, is_leaf: IsLeaf = None,
         step_mdp_static_only: bool = False,
-    ) -> KeysView:
+    ) -> View:  # fmt: skip
         """The keys in the order of insertion, those in a nested Composite before its own.
 
         Args:
@@ -343,21 +320,22 @@ class Composite(TensorSpec):
             is_leaf: given the class of an entry, whether it is a leaf; by default all but Composites are.
             step_mdp_static_only: only what is, or is within, a Composite with `step_mdp_static`.
         """
-        return KeysView(partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only))
+        walk = partial(self.walk, include_nested, leaves_only, is_leaf, step_mdp_static_only)
+        return View(walk, lambda key, entry: key)
 
-    def values(self, *args: Any, **kwargs: Any) -> ValuesView:
+    def values(self, *args: Any, **kwargs: Any) -> View:
         """The entries; arguments as of `keys`."""
-        return ValuesView(partial(self.walk, *args, **kwargs))
+        return View(partial(self.walk, *args, **kwargs), lambda key, entry: entry)
 
-    def items(self, *args: Any, **kwargs: Any) -> ItemsView:
+    def items(self, *args: Any, **kwargs: Any) -> View:
         """Pairs of key and entry; arguments as of `keys`."""
-        return ItemsView(partial(self.walk, *args, **kwargs))
+        return View(partial(self.walk, *args, **kwargs), lambda key, entry: (key, entry))
 
     # ------------------------------------------------------------------ locks
 
     @property
     def is_locked(self) -> bool:
-        """Whether entries cannot be set."""
+        """Whether entries cannot be set or removed."""
         return self._is_locked
 
     @is_locked.setter
@@ -370,24 +348,24 @@ class Composite(TensorSpec):
         if self._is_locked:
             raise RuntimeError("Cannot modify a locked Composite.")
 
+    def _lockable(self) -> "Iterator[Composite]":
+        return (entry for entry in self.children() if isinstance(entry, Composite))
+
     def lock_(self, recurse: bool | None = None) -> Self:
         """Refuse changes of entries, also of nested Composites unless `recurse` is False."""
         self._is_locked = True
-        for entry in self._specs.values() if recurse is not False else ():
-            if isinstance(entry, Composite):
-                entry.locked_by.append(weakref.ref(self))
-                entry.lock_()
+        for entry in self._lockable() if recurse is not False else ():
+            entry.locked_by.append(weakref.ref(self))
+            entry.lock_()
         return self
 
     def unlock_(self, recurse: bool | None = None) -> Self:
         """Allow changes again. RuntimeError in a nested Composite that was locked by one around it."""
         if any((holder := each()) is not None and holder.is_locked for each in self.locked_by):
-            raise RuntimeError(
-                "Cannot unlock a Composite that is part of a locked graph: unlock the outermost Composite, which locked it"
-            )
-        self._is_locked, self.locked_by = False, []
-        for entry in self._specs.values() if recurse is not False else ():
-            if isinstance(entry, Composite):
+            raise RuntimeError("Cannot unlock a Composite that is part of a locked graph: unlock its outermost one")
+        with all_or_nothing(self):
+            self._is_locked, self.locked_by = False, []
+            for entry in self._lockable() if recurse is not False else ():
                 entry.unlock_()
         return self
 
@@ -396,12 +374,9 @@ class Composite(TensorSpec):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._is_locked:
-            self.lock_()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = self.clone()
-        return made.lock_() if self._is_locked else made
+        for entry in self._lockable() if self._is_locked else ():
+            if entry.is_locked:
+                entry.locked_by.append(weakref.ref(self))
 
     # ------------------------------------------------------------------ values
 
@@ -423,26 +398,22 @@ class Composite(TensorSpec):
         return self._update(data, "rand")
 
     def zeros_update(self, data: TensorDictBase) -> TensorDictBase:
-        """Set the entries of a tensordict to zeros, in place; others stay. Returns it."""
         return self._update(data, "zero")
 
     def ones_update(self, data: TensorDictBase) -> TensorDictBase:
-        """Set the entries of a tensordict to ones, in place; others stay. Returns it."""
         return self._update(data, "one")
 
     def _has(self, val: Any) -> bool:
-        if self.data_cls is not None and type(val) is not self.data_cls:
+        if self.data_cls not in (None, type(val)) or not (isinstance(val, Mapping) or is_tensor_collection(val)):
             return False
         return all(entry.is_in(_value_of(val, name)) for name, entry in self._roots() if entry is not None)
 
     def project(self, val: Any) -> Any:
         """Correct the entries that are not in their specs, in place. Returns the same tensordict."""
-        for name, entry in self._roots():
-            if entry is not None:
-                old = _value_of(val, name)
-                new = entry.project(old)
-                if new is not old:
-                    val.set(name, new)
+        found = [(name, entry, _value_of(val, name)) for name, entry in self._roots() if entry is not None]
+        for name, old, new in [(name, old, entry.project(old)) for name, entry, old in found]:  # all, then set
+            if new is not old:
+                val.set(name, new)
         return val
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:
@@ -477,18 +448,13 @@ class Composite(TensorSpec):
         return TensorDict(made, batch_size=self.shape, device=device)  # raises, and says of which entry
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> dict[str, Any]:
-        """The entries as arrays, in nested dicts."""
         self._assert_safe(val, safe)
         return {key: entry.to_numpy(_value_of(val, key), safe) for key, entry in self._roots() if entry is not None}
 
     def cardinality(self) -> Any:
         """The product of the entries'; 0 without any."""
-        count: Any = None
-        for entry in self.values():
-            if entry is not None:
-                each = entry.cardinality()
-                count = each if count is None else count * each
-        return 0 if count is None else count
+        counts = [entry.cardinality() for entry in self.values() if entry is not None]
+        return math.prod(counts) if counts else 0
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """All combinations of the entries' values, a tensordict [number, *shape]. The first key is the slowest."""
@@ -508,22 +474,16 @@ class Composite(TensorSpec):
 
     def _regrouped(self, new: Size, names: Sequence[str | None] | None = None) -> Self:
         ndim = self.ndim
-        return self if new == self.shape else self._each(
-            new, lambda entry: entry.reshape((*new, *entry.shape[ndim:])), names
-        )  # fmt: skip
+        if new == self.shape:
+            return self
+        return self._each(new, lambda entry: entry.reshape((*new, *entry.shape[ndim:])), names)
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """The spec without a batch dim of size 1, or without all of them."""
-        if dim is None:
-            kept = [(size, name) for size, name in zip(self.shape, self._names, strict=True) if size != 1]
-        else:
-            at = shapes.dim_of(dim, self.ndim)
-            pairs = list(enumerate(zip(self.shape, self._names, strict=True)))
-            kept = [pair for place, pair in pairs if place != at or pair[0] != 1]
-        return self._regrouped(Size([size for size, _ in kept]), [name for _, name in kept])
+        at = None if dim is None else shapes.dim_of(dim, self.ndim)
+        kept = [place for place, size in enumerate(self.shape) if size != 1 or at not in (None, place)]
+        return self._regrouped(Size([self.shape[place] for place in kept]), [self._names[place] for place in kept])
 
     def unsqueeze(self, dim: int) -> Self:
-        """The spec with a new batch dim of size 1."""
         new = shapes.unsqueezed(self.shape, dim)
         at = dim % len(new)
         return self._regrouped(new, [*self._names[:at], None, *self._names[at:]])
@@ -535,11 +495,10 @@ class Composite(TensorSpec):
         return self._each(new, lambda entry: entry[index], names, data_cls=None)
 
     def make_neg_dim(self, dim: int) -> None:
-        """Make a batch dim dynamic, in place, in every entry."""
         self._check_unlocked()
         at = shapes.dim_of(dim, self.ndim)
-        for entry in self._specs.values():
-            if entry is not None:
+        with all_or_nothing(self):
+            for entry in self.children():
                 entry.make_neg_dim(at)
         self._shape = Size([*self.shape[:at], -1, *self.shape[at + 1 :]])
 
@@ -547,32 +506,31 @@ class Composite(TensorSpec):
 
     def to(self, dest: Any) -> Self:
         """Every entry on another device, or of another dtype. ValueError for anything else."""
-        if dest is None:
-            return self
-        if isinstance(dest, torch.dtype):
-            return self._each(self.shape, lambda entry: entry.to(dest), self._names)
-        if not isinstance(dest, str | int | torch.device):
+        if dest is not None and not isinstance(dest, str | int | torch.device | torch.dtype):
             raise ValueError(f"a Composite goes to a device or a dtype, got {dest!r}")
-        device = as_device(dest)
-        if device == self._device:
+        is_dtype = isinstance(dest, torch.dtype)
+        device = self._device if dest is None or is_dtype else as_device(dest)
+        if device == self._device and not is_dtype:
             return self
-        return self._each(self.shape, lambda entry: entry.to(device), self._names, _device=device)
+        return self._each(self.shape, lambda entry: entry.to(dest), self._names, _device=device)
+
+    def children(self) -> Iterator[Any]:
+        return (entry for entry in self._specs.values() if entry is not None)
 
     def clone(self) -> Self:
-        """A copy with clones of the entries, unlocked."""
+        """A copy with clones of the entries; it is not locked."""
         return self._each(self.shape, lambda entry: entry.clone(), self._names)
 
     def _is_like(self, other: Any) -> bool:
         same = self.shape == other.shape and self.device == other.device and self.data_cls is other.data_cls
-        mine, theirs = dict(self.items()), dict(other.items())
-        return same and mine.keys() == theirs.keys() and all(entry == theirs[key] for key, entry in mine.items())
+        return same and dict(self.items()) == dict(other.items())
 
     def __repr__(self) -> str:
         entries = [f"{key}: {entry}" for key, entry in self.items()]
         rest = [f"device={self.device}", f"shape={self.shape}", f"data_cls={self.data_cls}"]
         if not entries:
             return f"{type(self).__name__}({', '.join(rest)})"
-        return f"{type(self).__name__}(\n    " + ",\n".join([*entries, *rest]).replace("\n", "\n    ") + ")"
+        return block(type(self).__name__, [*entries, *rest])
 
 
 def _is_path(index: tuple[Any, ...]) -> bool:
@@ -591,9 +549,6 @@ def _names_after(index: tuple[Any, ...], names: Sequence[str | None], ndim: int)
     arrays = [part for part in index if not (part is None or isinstance(part, int | slice))]
     if len(arrays) > 1 or any(part.ndim != 1 for part in arrays):
         return [None] * ndim
-    left, found = iter(names), []
-    for part in index:
-        name = None if part is None else next(left)
-        if not isinstance(part, int):
-            found.append(name)
-    return found
+    left = iter(names)
+    named = [(part, None if part is None else next(left)) for part in index]
+    return [name for part, name in named if not isinstance(part, int)]

@@ -10,24 +10,22 @@ from interop.specs.bounded import Unbounded
 from interop.specs.composite import Composite
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec
-from interop.specs.stacked import Stacked, StackedComposite
+from interop.specs.stacked import LazyStack, StackedComposite
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
     """Whether a spec is a lazy stack, or has one in it."""
-    if isinstance(spec, Stacked | StackedComposite):
-        return True
-    return isinstance(spec, Composite) and any(contains_lazy_spec(each) for each in spec.values() if each is not None)
+    return any(isinstance(each, LazyStack) for each in spec.nodes())
 
 
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     """Whether the members of every stacked Composite have the same keys. With `recurse`, in nested ones too."""
-    if isinstance(spec, StackedComposite):
-        inner = [*spec.members, *spec.values()] if recurse else []
-        return not spec.exclusive() and all(check_no_exclusive_keys(each) for each in inner if each is not None)
-    if recurse and isinstance(spec, Composite):
-        return all(check_no_exclusive_keys(each) for each in spec.values() if each is not None)
-    return True
+    if not isinstance(spec, Composite):
+        return True
+    members = spec.members if isinstance(spec, StackedComposite) else []
+    if len({frozenset(each.keys()) for each in members}) > 1:
+        return False
+    return not recurse or all(check_no_exclusive_keys(each) for each in (*spec.values(), *members) if each is not None)
 
 
 def consolidate_spec(
@@ -46,7 +44,7 @@ def consolidate_spec(
     Raises:
         ValueError: the owners of a key have specs of several classes for it.
     """
-    made = spec.clone()
+    made: Any = spec.clone()
     if isinstance(made, StackedComposite):
         owned: dict[str, list[TensorSpec]] = {}
         for entries in made.exclusive().values():
@@ -60,11 +58,9 @@ def consolidate_spec(
         if recurse_through_stack:
             members = [consolidate_spec(each, recurse_through_entries, recurse_through_stack) for each in made.members]
             made = StackedComposite(*members, dim=made.stack_dim)  # type: ignore[arg-type]
-        return made
-    if isinstance(made, Composite) and recurse_through_entries:
-        for key, entry in list(made.items()):
-            if isinstance(entry, Composite):
-                made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
+    for key, entry in list(made.items()) if isinstance(made, Composite) and recurse_through_entries else ():
+        if isinstance(entry, Composite):
+            made[key] = consolidate_spec(entry, recurse_through_entries, recurse_through_stack)
     return made
 
 
@@ -87,7 +83,7 @@ def make_composite_from_td(data: Any, *, unsqueeze_null_shapes: bool = True, dyn
     Args:
         data: a tensordict or tensorclass.
         unsqueeze_null_shapes: describe scalars as [1].
-        dynamic_shape: make the last dim of tensors dynamic.
+        dynamic_shape: make the last dim of tensors dynamic, where it is none of the batch.
     """
     entries: dict[str, TensorSpec] = {}
     for key, value in data.items():
@@ -103,6 +99,6 @@ def make_composite_from_td(data: Any, *, unsqueeze_null_shapes: bool = True, dyn
             )
         else:
             shape = Size([1]) if unsqueeze_null_shapes and not value.shape else value.shape
-            shape = Size([*shape[:-1], -1]) if dynamic_shape and shape else shape
+            shape = Size([*shape[:-1], -1]) if dynamic_shape and len(shape) > data.ndim else shape
             entries[key] = Unbounded(shape=shape, dtype=value.dtype, device=value.device)
     return Composite(entries, shape=data.batch_size, data_cls=type(data))

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from interop.specs.bounded import Bounded, Unbounded
+from interop.specs.bounded import Bounded, UnboundedContinuous, UnboundedDiscrete
 from interop.specs.categorical import Binary, Categorical
 from interop.specs.composite import Composite
 from interop.specs.multi_categorical import MultiCategorical
@@ -17,24 +17,20 @@ class _Alias(type):
     """The class of an earlier name. Instances of the new class are its instances."""
 
     new: Any
-    domain: str | None
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "new" not in cls.__dict__:  # a user's subclass
             return super().__call__(*args, **kwargs)
-        domain = "" if cls.domain is None else f" with domain={cls.domain!r}"
-        warnings.warn(f"{cls.__name__} is deprecated: use {cls.new.__name__}{domain}", DeprecationWarning, stacklevel=2)
-        return cls.new(*args, **kwargs) if cls.domain is None else cls.new(*args, domain=cls.domain, **kwargs)
+        warnings.warn(f"{cls.__name__} is deprecated: use {cls.new.__name__}", DeprecationWarning, stacklevel=2)
+        return cls.new(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if "new" not in cls.__dict__:
-            return super().__instancecheck__(instance)
-        return isinstance(instance, cls.new) and cls.domain in (None, instance.domain)
+        return isinstance(instance, cls.new) if "new" in cls.__dict__ else super().__instancecheck__(instance)
 
 
-def _alias(name: str, new: type[TensorSpec], domain: str | None = None) -> Any:
+def _alias(name: str, new: type[TensorSpec]) -> Any:
     text = f"The earlier name of `{new.__name__}`; constructing it warns."
-    return _Alias(name, (new,), {"__doc__": text, "__module__": __name__, "new": new, "domain": domain})
+    return _Alias(name, (new,), {"__doc__": text, "__module__": __name__, "new": new})
 
 
 BinaryDiscreteTensorSpec = _alias("BinaryDiscreteTensorSpec", Binary)
@@ -47,5 +43,7 @@ MultiDiscreteTensorSpec = _alias("MultiDiscreteTensorSpec", MultiCategorical)
 MultiOneHotDiscreteTensorSpec = _alias("MultiOneHotDiscreteTensorSpec", MultiOneHot)
 NonTensorSpec = _alias("NonTensorSpec", NonTensor)
 OneHotDiscreteTensorSpec = _alias("OneHotDiscreteTensorSpec", OneHot)
-UnboundedContinuousTensorSpec = _alias("UnboundedContinuousTensorSpec", Unbounded, "continuous")
-UnboundedDiscreteTensorSpec = _alias("UnboundedDiscreteTensorSpec", Unbounded, "discrete")
+UnboundedContinuousTensorSpec = _alias("UnboundedContinuousTensorSpec", UnboundedContinuous)
+UnboundedDiscreteTensorSpec = _alias("UnboundedDiscreteTensorSpec", UnboundedDiscrete)
+
+__all__ = [name for name, each in globals().items() if type(each) is _Alias]

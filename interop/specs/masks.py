@@ -1,9 +1,44 @@
-"""Masks: which choices are allowed."""
+"""Masks: which choices are allowed, and the base of the specs that have them."""
 
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor
+
+from interop.specs.spec import TensorSpec, refused
+
+
+class Choices(TensorSpec):
+    """Choices, of which a mask may allow some."""
+
+    domain = "discrete"
+    _parts: ClassVar[tuple[str, ...]] = ("_allowed",)
+    _allowed: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which choices are allowed; None for all."""
+        return self._allowed
+
+    def update_mask(self, mask: Any) -> None:
+        """Set which choices are allowed, in place; None for all.
+
+        Raises:
+            RuntimeError: the mask cannot be expanded to the shape that the class names.
+            ValueError: nothing is allowed.
+        """
+        self._allowed = None if mask is None else as_mask(mask, self._mask_shape(), self.device)
+
+    _mask_shape = refused("there is no mask of what is allowed")
+
+    def unchanged(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """The value, which has this form already."""
+        self._assert_safe(val, safe)
+        return val
+
+    def itself(self) -> Self:
+        """The spec, whose values have this form already."""
+        return self
 
 
 def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:
@@ -12,9 +47,8 @@ def as_mask(mask: Any, shape: Size, device: Any) -> Tensor:
     try:
         made = given.expand(shape)
     except RuntimeError:
-        raise RuntimeError(
-            f"Cannot expand mask to the desired shape. The mask has shape {list(given.shape)}, needed is {list(shape)}"
-        ) from None
+        text = f"Cannot expand mask to the desired shape. It is {list(given.shape)}, needed is {list(shape)}"
+        raise RuntimeError(text) from None
     if made.numel() and not made.any():
         raise ValueError(f"the mask of shape {list(given.shape)} allows nothing: it has no True")
     return made.clone()

@@ -8,7 +8,8 @@ from torch import Size, Tensor
 from interop.specs import shapes
 from interop.specs.boxes import BoxList
 from interop.specs.categorical import Categorical
-from interop.specs.masks import any_allowed, as_mask
+from interop.specs.masks import as_mask
+from interop.specs.spec import refused
 
 
 class MultiCategorical(Categorical):
@@ -16,29 +17,21 @@ class MultiCategorical(Categorical):
 
     Args:
         nvec: the sizes: an int, a sequence, or a tensor of any number of dims.
-        shape: by default that of nvec; its last size is that of nvec.
-        device: by default torch's default device.
+        shape: by default that of nvec. ValueError where it does not end as that.
         dtype: int64 by default.
         mask: which choices are allowed, True, a bool tensor that can be expanded to [*shape[:-1], sum(nvec)]: those of each
             entry one after the other.
         remove_singleton: draw scalars where the shape is [1].
-
-    Raises:
-        ValueError: the shape does not end as that of nvec, or a size is below 1.
     """
 
-    _parts = ("nvec", "_allowed")
-    _allowed: Tensor | None = None  # [*shape, largest size]: the mask of each entry
+    rigid = True
+    _compared = ("shape", "dtype", "device", "domain")
+    _parts = ("nvec", "_allowed")  # the mask is that of each entry, [*shape, largest size]
 
     def __init__(
-        self,
-        nvec: Any,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
+        self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.int64, mask: Any = None,
         remove_singleton: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         sizes = torch.as_tensor(nvec, dtype=torch.int64)
         sizes = sizes if sizes.ndim else sizes.unsqueeze(0)
         self._set(sizes.shape if shape is None else shape, device, dtype)
@@ -47,13 +40,13 @@ class MultiCategorical(Categorical):
         if sizes.numel() and sizes.min() < 1:
             raise ValueError(f"the sizes in nvec must be at least 1, got {sizes.tolist()}")
         self.nvec = sizes.to(self.device).expand(shapes.concrete(self.shape))
+        self._values = sizes.prod()
         self.remove_singleton = bool(remove_singleton)
         if mask is not None:
             self.update_mask(mask)
 
     @property
     def space(self) -> BoxList:
-        """A box for each entry."""
         return BoxList.from_nvec(self.nvec)
 
     @property
@@ -62,23 +55,14 @@ class MultiCategorical(Categorical):
         raise AttributeError("MultiCategorical has no n: the sizes are in nvec")
 
     @property
-    def mask(self) -> Tensor | None:  # type: ignore[override]
-        """Which choices are allowed, [*shape[:-1], sum(nvec)]; None for all. RuntimeError where rows differ in nvec."""
+    def mask(self) -> Tensor | None:
         if self._allowed is None:
             return None
         return torch.cat([self._allowed[..., at, :size] for at, size in enumerate(self._row("mask"))], -1)
 
-    def set_provisional_n(self, n: int) -> None:
-        """NotImplementedError: the sizes are known."""
-        raise NotImplementedError("the sizes of a MultiCategorical are in nvec, which is known")
+    set_provisional_n = refused("the sizes are in nvec, which is known")
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set which choices are allowed, in place; None for all.
-
-        Raises:
-            RuntimeError: the mask cannot be expanded to [*shape[:-1], sum(nvec)], or rows differ in nvec.
-            ValueError: nothing is allowed.
-        """
+    def update_mask(self, mask: Any) -> None:
         if mask is None:
             self._allowed = None
             return
@@ -90,74 +74,52 @@ class MultiCategorical(Categorical):
 
     def _row(self, what: str) -> list[int]:
         """The sizes along the last dim. RuntimeError where they differ between rows."""
-        rows = self.nvec.reshape(-1, self.nvec.shape[-1])
-        if not (rows == rows[:1]).all():
+        if not self._is_even:
             raise RuntimeError(f"a {what} needs the same sizes in every row, nvec is {self.nvec.tolist()}")
-        return [int(each) for each in rows[0]]
+        return [int(each) for each in self.nvec.reshape(-1, self.nvec.shape[-1])[0]]
 
-    # ------------------------------------------------------------------ values
+    @property
+    def _is_even(self) -> bool:
+        """Whether all rows have the same sizes."""
+        rows = self.nvec.reshape(-1, self.nvec.shape[-1])
+        return bool((rows == rows[:1]).all())
 
     @property
     def _is_scalar(self) -> bool:
         return self.remove_singleton and self.shape == (1,)
 
-    def _draw(self, lead: Size) -> Tensor:
-        size = Size((*lead, *self.nvec.shape))
-        if self._allowed is None:
-            share = torch.rand(size, dtype=torch.float64, device=self.device)
-            drawn = torch.minimum((share * self.nvec).to(torch.int64), self.nvec - 1)
-        else:
-            drawn = any_allowed(self._allowed.expand(*size, -1))
-        return (drawn.squeeze(-1) if self._is_scalar else drawn).to(self.dtype)
+    @property
+    def _limit(self) -> Tensor:
+        return self.nvec
 
-    def _looks_right(self, val: Any) -> bool:
-        if self._is_scalar and isinstance(val, Tensor) and val.dtype == self.dtype:
-            return True
-        return super()._looks_right(val)
+    def _free_draw(self, size: Size) -> Tensor:
+        share = torch.rand(size, dtype=torch.float64, device=self.device)
+        return torch.minimum((share * self.nvec).to(torch.int64), self.nvec - 1)
+
+    def _draw(self, lead: Size) -> Tensor:
+        drawn = super()._draw(lead)
+        return drawn.squeeze(-1) if self._is_scalar else drawn
+
+    def _fits(self, shape: Size) -> bool:
+        return self._is_scalar or super()._fits(shape)
 
     def _entries(self, val: Tensor) -> Tensor:
         """A value with the dims of the spec: scalars get theirs back."""
         return val.unsqueeze(-1) if self._is_scalar and val.shape[-1:] != (1,) else val
 
-    def _has(self, val: Any) -> bool:
-        if not self._looks_right(val):
-            return False
-        val = self._entries(val)
-        inside = bool(((val >= 0) & (val < self.nvec)).all())
-        if val.is_floating_point():
-            inside = inside and bool((val == val.round()).all())
-        return inside and (self._allowed is None or bool(self._allows(val).all()))
-
-    def _allows(self, val: Tensor) -> Tensor:
-        assert self._allowed is not None
-        return self._allowed.expand(*val.shape, -1).gather(-1, val.to(torch.int64).unsqueeze(-1)).squeeze(-1)
-
-    def _corrected(self, val: Tensor) -> Tensor:
-        """Rounded and clamped; a forbidden choice becomes any allowed one."""
-        whole = self._entries(val.nan_to_num(0).round() if val.is_floating_point() else val)
-        number = torch.minimum(whole.clamp(min=0), (self.nvec - 1).to(whole.dtype)).to(self.dtype)
-        if self._allowed is not None:
-            other = any_allowed(self._allowed.expand(*number.shape, -1)).to(self.dtype)
-            number = torch.where(self._allows(number), number, other)
-        return number.reshape(val.shape)
-
     def cardinality(self) -> Tensor:  # type: ignore[override]
-        """The product of all sizes."""
-        return self.nvec.prod()
+        """The product of the sizes that were given: rows that were expanded from one have the same values."""
+        return self._values
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """All combinations of a row of entries, [number, *shape], the same in every row. The first entry is the slowest.
 
-        Raises:
-            NotImplementedError: the allowed ones are asked for.
-            RuntimeError: there is a mask, or rows differ in nvec.
+        RuntimeError where there is a mask, ValueError where rows differ in nvec.
         """
         if use_mask:
             raise NotImplementedError("MultiCategorical does not list allowed values: filter with is_in()")
         if self._allowed is not None:
-            raise RuntimeError(
-                "the values of a MultiCategorical with a mask cannot be enumerated: remove the mask first"
-            )
+            raise RuntimeError("the values of a MultiCategorical with a mask are not listed: remove the mask first")
         try:
             sizes = self._row("list of values")
         except RuntimeError as error:
@@ -165,25 +127,17 @@ class MultiCategorical(Categorical):
         every = torch.cartesian_prod(*(torch.arange(size, dtype=self.dtype, device=self.device) for size in sizes))
         return every.reshape(-1, *(1 for _ in self.shape[1:]), len(sizes)).expand(-1, *self.nvec.shape)
 
-    def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
-        """NotImplementedError: a value has several choices."""
-        raise NotImplementedError("a value of MultiCategorical has several choices: it is no index")
-
-    # ------------------------------------------------------------------ the other encoding
+    index = refused("a value has several choices, it is no index")
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Any:
         """A value as one-hot vectors one behind the other, bool [..., sum(nvec)]; nested where rows differ in nvec."""
         self._assert_safe(val, safe)
         val = self._entries(val).to(torch.int64)
-        if self.nvec.ndim > 1 and not (self.nvec == self.nvec.reshape(-1, self.nvec.shape[-1])[0]).all():
-            lead = val.ndim - self.nvec.ndim
-            if lead:
-                raise RuntimeError(
-                    f"rows differ in nvec: values with leading dims, {list(val.shape)}, have no one-hot form"
-                )
-            return torch.nested.nested_tensor(
-                [one.to_one_hot(each) for one, each in zip(self.unbind(), val, strict=True)]
-            )
+        if not self._is_even:
+            if val.ndim != self.nvec.ndim:
+                raise RuntimeError(f"rows differ in nvec: values of shape {list(val.shape)} have no one-hot form")
+            rows = zip(self.unbind(), val, strict=True)
+            return torch.nested.nested_tensor([one.to_one_hot(each) for one, each in rows])
         hot = [torch.nn.functional.one_hot(val[..., at], size) for at, size in enumerate(self._row("one-hot form"))]
         return torch.cat(hot, -1).to(torch.bool)
 
@@ -191,28 +145,20 @@ class MultiCategorical(Categorical):
         """The spec of what `to_one_hot` returns: a `MultiOneHot`, or a stack of them where rows differ in nvec."""
         from interop.specs.one_hot import MultiOneHot
 
-        if self.nvec.ndim > 1 and not (self.nvec == self.nvec.reshape(-1, self.nvec.shape[-1])[0]).all():
+        if not self._is_even:
             return torch.stack([each.to_one_hot_spec() for each in self.unbind()], 0)
         sizes = self._row("one-hot form")
         return MultiOneHot(sizes, (*self.shape[:-1], sum(sizes)), self.device, mask=self.mask)
 
-    # ------------------------------------------------------------------ shapes
-
-    def unsqueeze(self, dim: int) -> Self:
-        """The spec with a new dim of size 1. ValueError behind the last dim."""
-        if dim in (-1, self.ndim):
-            raise ValueError("Final dimension of MultiCategorical must remain unchanged, cannot add one behind it")
-        return super().unsqueeze(dim)
-
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A spec for each index of a dim. ValueError for the last one: index it instead."""
-        if shapes.dim_of(dim, self.ndim) == self.ndim - 1:
-            raise ValueError("Final dimension of MultiCategorical must remain unchanged: it cannot be unbound")
-        return super().unbind(dim)
-
     def _selected(self, index: Any) -> Self:
         made = super()._selected(index)
-        return made if made.shape else made.unflatten_scalar()
+        made = made if made.shape else made.unflatten_scalar()
+        sizes = made.nvec
+        for dim in range(sizes.ndim - 1):
+            first = sizes[(slice(None),) * dim + (slice(1),)]
+            sizes = first if (sizes == first).all() else sizes
+        made.__dict__["_values"] = sizes.prod()
+        return made
 
     def unflatten_scalar(self) -> Self:
         """The spec of one entry with a dim of size 1."""

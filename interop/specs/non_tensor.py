@@ -7,7 +7,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_ten
 from torch import Size, Tensor
 
 from interop.specs import shapes
-from interop.specs.spec import TensorSpec, as_device
+from interop.specs.spec import TensorSpec, as_device, refused
 
 
 class NonTensor(TensorSpec):
@@ -23,14 +23,9 @@ class NonTensor(TensorSpec):
     """
 
     def __init__(
-        self,
-        shape: Any = (1,),
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        example_data: Any = None,
-        batched: bool | None = None,
-        feature_dims: int | None = None,
-    ) -> None:
+        self, shape: Any = (1,), device: Any = None, dtype: torch.dtype | None = None, example_data: Any = None,
+        batched: bool | None = None, feature_dims: int | None = None,
+    ) -> None:  # fmt: skip
         if batched is not None and feature_dims is not None:
             raise ValueError(f"give one of batched and feature_dims, got {batched} and {feature_dims}")
         self.shape = shapes.as_shape(shape)
@@ -45,9 +40,10 @@ class NonTensor(TensorSpec):
         return self.feature_dims == 0
 
     def _made(self, how: str, lead: Size) -> Any:
-        at = self.ndim - self.feature_dims
-        value: Any = NonTensorData(self.example_data, batch_size=self.shape[at:], device=self.device)
-        for size in reversed((*lead, *self.shape[:at])):
+        whole = Size((*lead, *self.shape))
+        at = 0 if 0 in whole else len(whole) - self.feature_dims  # an empty stack would have no dims behind
+        value: Any = NonTensorData(self.example_data, batch_size=whole[at:], device=self.device)
+        for size in reversed(whole[:at]):
             value = NonTensorStack(*(value.clone() for _ in range(size)), stack_dim=0)
         return value
 
@@ -66,17 +62,8 @@ class NonTensor(TensorSpec):
         return NonTensorData(val, batch_size=self.shape, device=None if ignore_device else self.device)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """The value itself."""
         self._assert_safe(val, safe)
         return val
-
-    # ------------------------------------------------------------------ shapes: dims in front of an object's are stacked
-
-    def _regrouped(self, new: Size) -> Self:
-        return self._of_shape(new)
-
-    def _expanded(self, new: Size) -> Self:
-        return self._of_shape(new)
 
     def _selected(self, index: Any) -> Self:
         return self._of_shape(shapes.indexed(self.shape, shapes.normalized(self.shape, index)))
@@ -85,9 +72,9 @@ class NonTensor(TensorSpec):
         whole = self.feature_dims == self.ndim
         return self._replaced(shape=new, feature_dims=len(new) if whole else min(self.feature_dims, len(new)))
 
-    def make_neg_dim(self, dim: int) -> None:
-        """NotImplementedError: batch sizes are known."""
-        raise NotImplementedError("a NonTensor has no dynamic dims")
+    _regrouped = _expanded = _of_shape
+
+    make_neg_dim = refused("batch sizes are known, no dim is dynamic")
 
     def to(self, dest: Any) -> Self:
         """The spec on another device; itself for a dtype."""
@@ -96,7 +83,6 @@ class NonTensor(TensorSpec):
         return self._replaced(device=as_device(dest))
 
     def clear_device_(self) -> Self:
-        """Forget the device, in place."""
         self.device = None
         return self
 

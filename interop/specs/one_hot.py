@@ -1,5 +1,6 @@
 """Choices as one-hot vectors."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -10,48 +11,33 @@ from torch import Size, Tensor
 from interop.specs import shapes
 from interop.specs.boxes import BoxList, CategoricalBox
 from interop.specs.categorical import Categorical, sizes_of
-from interop.specs.masks import any_allowed, as_mask
+from interop.specs.masks import Choices, any_allowed
 from interop.specs.spec import TensorSpec
 
 
-class OneHot(TensorSpec):
+class OneHot(Choices):
     """One-hot vectors in the last dim: one of n entries is 1, the others are 0.
 
     `encode` takes the choices, as ints, lists, arrays or tensors of ints. AssertionError for one that is not below n.
 
     Args:
         n: the size of the last dim.
-        shape: (n,) by default.
-        device: by default torch's default device.
+        shape: (n,) by default. ValueError where the last size is another.
         dtype: bool by default.
         use_register: let `encode` take any numbers, and number them in the order in which they come.
         mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
-
-    Raises:
-        ValueError: the last size of `shape` is not n.
     """
 
-    domain = "discrete"
     structural = 1
-    _parts = ("mask",)
-    _compared = ("shape", "dtype", "device", "domain", "space", "use_register")
-    mask: Tensor | None = None
+    rigid = True
+    _compared = ("shape", "dtype", "device", "domain", "_sizes", "use_register")
 
     def __init__(
-        self,
-        n: int,
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = torch.bool,
-        use_register: bool = False,
-        mask: Tensor | None = None,
-    ) -> None:
-        self._set_groups([n], shape, device, dtype, use_register, mask)
-
-    def _set_groups(
-        self, sizes: Sequence[int], shape: Any, device: Any, dtype: Any, use_register: bool, mask: Tensor | None
-    ) -> None:
-        self._sizes, total = sizes_of(sizes), sum(sizes_of(sizes))
+        self, n: Any, shape: Any = None, device: Any = None, dtype: Any = torch.bool,
+        use_register: bool = False, mask: Any = None,
+    ) -> None:  # fmt: skip
+        self._sizes = sizes_of(self._groups(n))
+        total = sum(self._sizes)
         self._set((total,) if shape is None else shape, device, dtype or torch.bool)
         if self.shape[-1:] != (total,):
             raise ValueError(f"the last dim of {type(self).__name__} must be {total}, got shape={list(self.shape)}")
@@ -60,9 +46,11 @@ class OneHot(TensorSpec):
         if mask is not None:
             self.update_mask(mask)
 
+    def _groups(self, n: Any) -> Any:
+        return [n]
+
     @property
     def space(self) -> Any:
-        """The box with the number of choices."""
         return CategoricalBox(self.n)
 
     @property
@@ -70,19 +58,12 @@ class OneHot(TensorSpec):
         """The size of the last dim."""
         return self.shape[-1]
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set which entries are allowed, in place; None for all.
+    def update_mask(self, mask: Any) -> None:
+        mask = None if mask is None else torch.as_tensor(mask)
+        super().update_mask(mask.flatten() if mask is not None and mask.numel() == self.n else mask)
 
-        Raises:
-            RuntimeError: the mask cannot be expanded to the shape of the spec.
-            ValueError: nothing is allowed.
-        """
-        if mask is not None:
-            mask = torch.as_tensor(mask)
-            mask = as_mask(mask.flatten() if mask.numel() == self.n else mask, shapes.concrete(self.shape), self.device)
-        self.mask = mask
-
-    # ------------------------------------------------------------------ values
+    def _mask_shape(self) -> Size:
+        return shapes.concrete(self.shape)
 
     def _hot(self, choices: Sequence[Tensor]) -> Tensor:
         """The vectors of a choice in each group, int64 [...]; bool [..., total]. Zeros for a choice that there is not."""
@@ -92,24 +73,22 @@ class OneHot(TensorSpec):
 
     def _draw(self, lead: Size) -> Tensor:
         size = (*lead, *shapes.concrete(self._free(self.shape)))
-        if self.mask is None:
+        if self._allowed is None:
             chosen = [torch.randint(each, size, device=self.device) for each in self._sizes]
         else:
-            chosen = [any_allowed(each) for each in self.mask.expand(*size, -1).split(self._sizes, -1)]
+            chosen = [any_allowed(each) for each in self._allowed.expand(*size, -1).split(self._sizes, -1)]
         return self._hot(chosen).to(self.dtype)
 
-    def _has(self, val: Any) -> bool:
-        if not self._looks_right(val):
-            return False
+    def _contains(self, val: Tensor) -> bool:
         hot = val if val.dtype == torch.bool else val != 0
         if not (hot is val or bool((val == hot).all())):
             return False
         one_each = all(bool((group.sum(-1) == 1).all()) for group in hot.split(self._sizes, -1))
-        return one_each and (self.mask is None or not bool((hot & ~self.mask).any()))
+        return one_each and (self._allowed is None or not bool((hot & ~self._allowed).any()))
 
     def _corrected(self, val: Tensor) -> Tensor:
         """A random one of the entries that are not 0 and allowed, else any allowed one. RuntimeError for only zeros."""
-        allowed = torch.ones_like(val, dtype=torch.bool) if self.mask is None else self.mask.expand(val.shape)
+        allowed = torch.ones_like(val, dtype=torch.bool) if self._allowed is None else self._allowed.expand(val.shape)
         chosen = []
         for hot, open_ in zip((val != 0).split(self._sizes, -1), allowed.split(self._sizes, -1), strict=True):
             if not hot.any(-1).all():
@@ -119,15 +98,12 @@ class OneHot(TensorSpec):
         return self._hot(chosen).to(self.dtype)
 
     def cardinality(self) -> Any:
-        """n."""
         return self.n
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """The vectors, [n, *shape], the same in all places."""
         if use_mask:
-            raise NotImplementedError(
-                f"{type(self).__name__} does not list allowed values: use its to_categorical_spec()"
-            )
+            raise NotImplementedError("one-hot specs do not list allowed values: use to_categorical_spec()")
         shape = shapes.concrete(self.shape)
         every = torch.cartesian_prod(*(torch.arange(size, device=self.device) for size in self._sizes))
         hot = self._hot(every.reshape(-1, len(self._sizes)).unbind(-1)).to(self.dtype)
@@ -135,28 +111,22 @@ class OneHot(TensorSpec):
 
     def index(self, index: Tensor, tensor_to_index: Tensor) -> Tensor:
         """The entries of a tensor at the hot places, along its last dim; one for each group of the vector."""
-        places, start = [], 0
-        for group in index.split(self._sizes, -1):
-            places.append(group.to(torch.int8).argmax(-1) + start)
-            start += group.shape[-1]
-        found = torch.stack(places, -1)
+        starts = itertools.accumulate(self._sizes[:-1], initial=0)
+        groups = zip(index.split(self._sizes, -1), starts, strict=True)
+        found = torch.stack([group.to(torch.int8).argmax(-1) + start for group, start in groups], -1)
         return tensor_to_index.expand(*found.shape[:-1], *tensor_to_index.shape[-1:]).gather(-1, found)
-
-    # ------------------------------------------------------------------ raw values
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         if self.use_register:
             val = self._registered(val)
-        hot = self._hot([self._choices(val, ignore_device)])
-        if not hot.any(-1).all():
-            raise AssertionError(
-                f"Value must be less than action space. Needed are integers of [0, {self.n}), got {val}"
-            )
-        return hot.to(self.dtype)
+        chosen = self._choices(val, ignore_device)
+        hot = self._hot([chosen])
+        if int(hot.count_nonzero()) != chosen.numel():
+            raise AssertionError(f"Value must be less than action space: of [0, {self.n}), got {val!r:.200}")
+        return hot if self.dtype == torch.bool else hot.to(self.dtype)
 
     def _choices(self, val: Any, ignore_device: bool) -> Tensor:
-        val = np.asarray(val) if isinstance(val, list | tuple) else val
-        return self._as_tensor(val, torch.int64, ignore_device).to(torch.int64)
+        return self._as_tensor(np.asarray(val) if isinstance(val, list | tuple) else val, torch.int64, ignore_device)
 
     def _registered(self, val: Any) -> Any:
         if isinstance(val, list | tuple | np.ndarray | Tensor) and np.ndim(val):
@@ -174,30 +144,21 @@ class OneHot(TensorSpec):
         known = list(self._register)
         return np.asarray([known[each] for each in np.atleast_1d(chosen).flat]).reshape(chosen.shape)[()]
 
-    # ------------------------------------------------------------------ the other encoding
-
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """The choices of one-hot vectors, int64 without the last dim."""
         self._assert_safe(val, safe)
         return val.to(torch.int8).argmax(-1)
 
     def to_categorical_spec(self) -> TensorSpec:
-        """The spec of what `to_categorical` returns."""
         return Categorical(self.n, self.shape[:-1], self.device, mask=self.mask)
 
-    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """The value itself."""
-        self._assert_safe(val, safe)
-        return val
+    to_one_hot, to_one_hot_spec = Choices.unchanged, Choices.itself
 
-    def to_one_hot_spec(self) -> Self:
-        """The spec itself."""
-        return self
-
-    # ------------------------------------------------------------------ shapes, comparison
+    def _replaced(self, **fields: Any) -> Self:
+        return super()._replaced(**{"_register": dict(self._register), **fields})
 
     def _regrouped(self, new: Size) -> Self:
-        if new[-1:] == self.shape[-1:] or self.mask is not None or len(self._sizes) > 1:
+        if new[-1:] == self.shape[-1:] or self._allowed is not None or len(self._sizes) > 1:
             return super()._regrouped(new)
         return self._replaced(shape=new, _sizes=[new[-1]])  # the last size is n from then on
 
@@ -206,48 +167,36 @@ class MultiOneHot(OneHot):
     """Several one-hot vectors, one behind the other in the last dim.
 
     Args:
-        nvec: the size of each.
-        shape: (sum(nvec),) by default.
-        device: by default torch's default device.
-        dtype: bool by default.
-        use_register: let `encode` take any numbers; not together with more than one vector.
-        mask: which entries are allowed, True, a bool tensor that can be expanded to `shape`.
-
-    Raises:
-        ValueError: the last size of `shape` is not the sum of nvec.
+        nvec: the size of each; their sum is that of the last dim.
+        shape, device, dtype, use_register, mask: as of `OneHot`.
     """
 
     def __init__(
-        self,
-        nvec: Sequence[int],
-        shape: Any = None,
-        device: Any = None,
-        dtype: torch.dtype | None = torch.bool,
-        use_register: bool = False,
-        mask: Tensor | None = None,
-    ) -> None:
+        self, nvec: Any, shape: Any = None, device: Any = None, dtype: Any = torch.bool,
+        use_register: bool = False, mask: Any = None,
+    ) -> None:  # fmt: skip
         self.nvec = nvec
-        self._set_groups(nvec, shape, device, dtype, use_register, mask)
+        super().__init__(nvec, shape, device, dtype, use_register, mask)
+
+    def _groups(self, n: Any) -> Any:
+        return n
 
     @property
     def space(self) -> BoxList:
-        """A box for each vector."""
         return BoxList([CategoricalBox(size) for size in self._sizes])
 
     def cardinality(self) -> Tensor:
-        """The product of nvec."""
         return torch.tensor(self._sizes).prod()
 
     def _encoded(self, val: Any, ignore_device: bool) -> Tensor:
         chosen = self._choices(val, ignore_device)
-        if (
-            chosen.shape[-1:] != (len(self._sizes),)
-            or not ((chosen >= 0) & (chosen < chosen.new_tensor(self._sizes))).all()
-        ):
+        hot = self._hot(chosen.unbind(-1)) if chosen.shape[-1:] == (len(self._sizes),) else None
+        if hot is None or int(hot.count_nonzero()) != chosen.numel():
+            sizes = self._sizes
             raise RuntimeError(
-                f"needed is one integer for each of {len(self._sizes)} groups, below {self._sizes}, got {val!r:.200}"
+                f"needed is one integer for each of {len(sizes)} groups, below {sizes}, got {val!r:.200}"
             )
-        return self._shaped(self._hot(chosen.unbind(-1)).to(self.dtype))
+        return self._shaped(hot.to(self.dtype))
 
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """The choices, int64 [..., len(nvec)]."""
@@ -255,7 +204,6 @@ class MultiOneHot(OneHot):
         return torch.stack([each.to(torch.int8).argmax(-1) for each in val.split(self._sizes, -1)], -1)
 
     def to_categorical_spec(self) -> TensorSpec:
-        """The spec of what `to_categorical` returns."""
         from interop.specs.multi_categorical import MultiCategorical
 
         return MultiCategorical(self.nvec, (*self.shape[:-1], len(self._sizes)), self.device, mask=self.mask)

@@ -62,10 +62,10 @@ def expanded(shape: Size, new: Size) -> Size:
     tail = new[len(new) - len(shape) :] if len(new) >= len(shape) else None
     if tail is None or any(size not in (old, -1 if old == -1 else size if old == 1 else old)
                            for old, size in zip(shape, tail, strict=True)):  # fmt: skip
-        raise ValueError(
-            f"The last {len(shape)} of the expanded shape {list(new)} must match the shape of the spec, {list(shape)}: only "
-            "a size of 1 can be expanded"
+        text = (
+            f"The last {len(shape)} of the expanded shape {list(new)} must match the shape of the spec, {list(shape)}"
         )
+        raise ValueError(f"{text}: only a size of 1 can be expanded")
     return new
 
 
@@ -92,7 +92,7 @@ def without(shape: Size, at: int) -> Size:
 
 
 def reshaped(shape: Size, new: Size) -> Size:
-    """The shape after `reshape`, in which one -1 stands for what remains. ValueError where the sizes do not fit."""
+    """The shape after `reshape`, in which one -1 stands for what remains. RuntimeError where the sizes do not fit."""
     if new == shape:
         return new
     items, known = math.prod(concrete(shape)), math.prod(size for size in new if size != -1)
@@ -101,7 +101,7 @@ def reshaped(shape: Size, new: Size) -> Size:
     if sorted(size for size in shape if size == -1) != [size for size in new if size == -1] or (
         items != math.prod(concrete(new))
     ):
-        raise ValueError(f"a spec of shape {list(shape)} cannot be reshaped to {list(new)}")
+        raise RuntimeError(f"a spec of shape {list(shape)} cannot be reshaped to {list(new)}")
     return new
 
 
@@ -168,18 +168,24 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def indexed(shape: Size, index: tuple[Any, ...]) -> Size:
-    """The shape of what a normalized index selects of a tensor of this shape, as NumPy does."""
+    """The shape of what a normalized index selects of a tensor of this shape, as torch does."""
     if -1 not in shape:
         return _shape_of(shape, index)
+    index = first_of_dynamic(shape, index)
+    one, two = (_shape_of(Size([each if size == -1 else size for size in shape]), index) for each in (1, 2))
+    return Size([-1 if a != b else a for a, b in zip(one, two, strict=True)])
+
+
+def first_of_dynamic(shape: Size, index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The index with 0 for an integer at a dynamic dim. IndexError for anything else there but ':'."""
     at, parts = 0, []
     for part in index:
         is_dynamic = part is not None and shape[at] == -1
-        if is_dynamic and part != slice(None) and not isinstance(part, int):
+        if is_dynamic and not isinstance(part, int) and not (isinstance(part, slice) and part == slice(None)):
             raise IndexError(f"dim {at} is dynamic (-1): it takes an integer or ':', for its size is not known")
         parts.append(0 if is_dynamic and isinstance(part, int) else part)
         at += _dims_of(part)
-    one, two = (_shape_of(Size([each if size == -1 else size for size in shape]), tuple(parts)) for each in (1, 2))
-    return Size([-1 if a != b else a for a, b in zip(one, two, strict=True)])
+    return tuple(parts)
 
 
 def _dims_of(part: Any) -> int:
@@ -188,27 +194,27 @@ def _dims_of(part: Any) -> int:
     return part.ndim if is_mask else 0 if part is None else 1
 
 
-_NUMBER: np.ndarray = np.zeros((), np.int8)
-
-
 def _shape_of(shape: Size, index: tuple[Any, ...]) -> Size:
-    return Size(np.broadcast_to(_NUMBER, tuple(shape))[index].shape)
+    whole: np.ndarray = np.ndarray(
+        tuple(shape), np.int8, b"0", strides=(0,) * len(shape)
+    )  # one byte, whatever the shape
+    return Size(_of_array(whole, index).shape)
+
+
+def _of_array(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
+    """What an index selects, with the dims in the order that torch gives them: integers are taken before arrays."""
+    if any(isinstance(part, np.ndarray) for part in index):
+        first: list[Any] = []
+        for part in index:
+            first += [part] if isinstance(part, int) else [slice(None)] * _dims_of(part)
+        whole, index = whole[tuple(first)], tuple(part for part in index if not isinstance(part, int))
+    return whole[index]
 
 
 def select(tensor: Tensor, index: tuple[Any, ...]) -> Tensor:
     """What a normalized index selects of a tensor, which may have more dims behind those that the index names."""
-    if all(
-        part is None or isinstance(part, int) or (isinstance(part, slice) and (part.step or 1) > 0) for part in index
-    ):
+    if not any(isinstance(part, np.ndarray) or (isinstance(part, slice) and (part.step or 1) < 0) for part in index):
         return tensor[index]
-    at, parts = 0, []
-    for part in index:
-        if isinstance(part, slice) and (part.step or 1) < 0:  # torch has no negative steps
-            places = range(*part.indices(tensor.shape[at]))
-            tensor = tensor.index_select(at, torch.tensor(places, dtype=torch.int64, device=tensor.device))
-            part = slice(None)
-        elif isinstance(part, np.ndarray):
-            part = torch.as_tensor(part, device=tensor.device)
-        parts.append(part)
-        at += _dims_of(part)
-    return tensor[tuple(parts)]
+    ndim = sum(map(_dims_of, index))
+    places = _of_array(np.arange(tensor.shape[:ndim].numel()).reshape(tensor.shape[:ndim]), index)
+    return tensor.flatten(0, ndim - 1)[torch.as_tensor(places.copy(), device=tensor.device)]

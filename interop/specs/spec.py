@@ -1,8 +1,10 @@
 """What every spec has: shape, device, dtype and domain, shape operations, indexing, checks, and the torch functions."""
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,7 +13,8 @@ from torch import Size, Tensor
 
 from interop.specs import shapes
 
-_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}  # of torch, and what each does with specs
+Function = Callable[..., Any]
+_FUNCTIONS: dict[Function, Function] = {}  # of torch, and what each does with specs
 _CHECKS = os.environ.get("CHECK_SPEC_ENCODE", "0").strip().lower() in ("1", "true")
 
 
@@ -21,29 +24,27 @@ class TensorSpec:
     Values may have more dims before those of the spec. A spec is a value: its methods return others, and leave it as it is;
     only `make_neg_dim`, `update_mask` and `set_provisional_n` change it.
 
-    A leaf defines `_has`, `_draw` and `_corrected`, and names in `_parts` the tensors that describe its values. The
+    A leaf defines `_contains`, `_draw` and `_corrected`, and names in `_parts` the tensors that describe its values. The
     first dims of these are those of the spec, without its last `structural` ones. Shape operations apply to them.
 
     Attributes:
         shape: of a value; -1 for a dynamic dim, whose size differs from value to value.
-        device: where values are.
+        device: where values are; torch's default device unless one is given.
         dtype: of values.
         domain: "continuous", "discrete", "composite" or None.
         structural: how many of the last dims are one value: an index does not address them.
-        rigid: whether shape operations keep the structural dims as they are.
+        rigid: whether shape operations keep the last dim as it is.
     """
 
     shape: Size
     device: torch.device | None
     dtype: torch.dtype | None
     domain: str | None = None
-    structural: ClassVar[int] = 0
-    rigid: ClassVar[bool] = True
+    structural: int = 0
+    rigid: bool = False
     _parts: ClassVar[tuple[str, ...]] = ()
     _compared: ClassVar[tuple[str, ...]] = ("shape", "dtype", "device", "domain")
     _memo: dict[Any, Any] | None = None
-
-    __hash__ = None  # type: ignore[assignment]  # specs are compared by value, and some methods change them
 
     def _set(self, shape: Any, device: Any, dtype: torch.dtype | None) -> None:
         self.shape = shapes.as_shape(shape)
@@ -57,12 +58,10 @@ class TensorSpec:
 
     @property
     def ndim(self) -> int:
-        """The number of dims."""
         return len(self.shape)
 
     def ndimension(self) -> int:
-        """The same as `ndim`."""
-        return self.ndim
+        return len(self.shape)
 
     # ------------------------------------------------------------------ values
 
@@ -82,7 +81,7 @@ class TensorSpec:
 
     def _made(self, how: str, lead: Size) -> Any:
         """A value: "rand", "zero" or "one"."""
-        if how == "rand":
+        if how == "rand" and 0 not in self.shape:  # otherwise there is nothing to draw
             return self._draw(lead)
         size = (*lead, *shapes.concrete(self.shape))
         return torch.full(size, how == "one", dtype=self.dtype, device=self.device)
@@ -97,14 +96,30 @@ class TensorSpec:
     contains = is_in
 
     def _has(self, val: Any) -> bool:
-        return self._looks_right(val)
+        is_like = isinstance(val, Tensor) and val.dtype == self.dtype and self._fits(val.shape)
+        return is_like and (not val.numel() or self._contains(val))
 
-    def _looks_right(self, val: Any) -> bool:
-        return isinstance(val, Tensor) and val.dtype == self.dtype and shapes.fits(self.shape, val.shape)
+    def _contains(self, val: Tensor) -> bool:
+        """Whether a tensor of the dtype and shape is in the range."""
+        return True
+
+    def _fits(self, shape: Size) -> bool:
+        return shapes.fits(self.shape, shape)
 
     def project(self, val: Any) -> Any:
-        """The value itself where it is in the spec, otherwise a corrected copy."""
-        return val if self._has(val) else self._corrected(val)
+        """The value itself where it is in the spec, otherwise a corrected copy.
+
+        Raises:
+            RuntimeError: the value is of another shape.
+            TypeError: it is no tensor.
+        """
+        if self._has(val):
+            return val
+        if not isinstance(val, Tensor):
+            raise TypeError(f"{type(self).__name__} projects tensors, got {_about(val)}")
+        if not self._fits(val.shape):
+            raise RuntimeError(f"{_about(val)} cannot be projected: its shape must end as {list(self.shape)}")
+        return self._corrected(val)
 
     def _corrected(self, val: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot correct a value that is not in it: {_about(val)}")
@@ -133,11 +148,10 @@ class TensorSpec:
             RuntimeError: the value does not have as many elements as the spec.
             AssertionError: the value is not in the spec, with CHECK_SPEC_ENCODE=1 in the environment.
         """
-        if self._memo is None:
+        if self._memo is None or isinstance(val, Tensor):
             made = self._encoded(val, ignore_device)
         else:
-            found = val.tobytes() if isinstance(val, np.ndarray) else tuple(val) if isinstance(val, list) else val
-            key = type(val), ignore_device, found
+            key = ignore_device, pickle.dumps(val)
             if key not in self._memo:
                 self._memo[key] = self._encoded(val, ignore_device)
             made = self._memo[key].clone()
@@ -158,7 +172,7 @@ class TensorSpec:
             return torch.as_tensor(val, dtype=dtype, device=device)
         if val.ndim and min(val.strides) < 0:
             val = val.copy()
-        made = torch.as_tensor(val)  # without a device and a dtype it takes a third of the time
+        made = torch.from_numpy(val)  # a third of the time of as_tensor with a device and a dtype
         return made if made.dtype == dtype and device == made.device else made.to(device, dtype)
 
     def _shaped(self, val: Tensor) -> Tensor:
@@ -166,10 +180,7 @@ class TensorSpec:
         if val.shape == shape or (val.ndim == len(shape) and shapes.fits(shape, val.shape)):
             return val
         if val.numel() != shapes.concrete(shape).numel():
-            raise RuntimeError(
-                f"Shape mismatch: the value has shape {list(val.shape)}, which is incompatible with the shape of the spec, "
-                f"{list(shape)}"
-            )
+            raise RuntimeError(f"Shape mismatch: the value has shape {list(val.shape)}, the spec has {list(shape)}")
         return val.reshape(shapes.concrete(shape))
 
     def memoize_encode(self, mode: bool = True) -> None:
@@ -177,7 +188,6 @@ class TensorSpec:
         self._memo = {} if mode else None
 
     def erase_memoize_cache(self) -> None:
-        """Forget the results of `encode` that were kept."""
         if self._memo is not None:
             self._memo = {}
 
@@ -210,6 +220,8 @@ class TensorSpec:
         """A copy in which some attributes are others."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
+        if self._memo is not None:
+            fields["_memo"] = {}
         made.__dict__.update(fields)
         return made
 
@@ -224,9 +236,9 @@ class TensorSpec:
         """The dims that shape operations may change."""
         return shape[: len(shape) - self.structural]
 
-    def _kept(self, free: Size) -> Size:
-        """A whole shape of free dims."""
-        return Size((*free, *self.shape[len(self.shape) - self.structural :]))
+    def _keep_last(self, is_kept: bool) -> None:
+        if not is_kept:
+            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, it is {self.shape[-1:]}")
 
     def expand(self, *shape: Any) -> Self:
         """The spec with more leading dims, and with dims of size 1 made larger. ValueError where others differ."""
@@ -234,25 +246,20 @@ class TensorSpec:
         return self if new == self.shape else self._expanded(new)
 
     def _expanded(self, new: Size) -> Self:
+        self._keep_last(not self.rigid or new[-1:] == self.shape[-1:])
         free = shapes.concrete(self._free(new))
         return self._changed(new, lambda part, lead: part.expand(*free, *part.shape[lead:]))
 
-    def _reshaped(self, new: Size) -> Self:
+    def _regrouped(self, new: Size) -> Self:
+        """The spec with the same values in other dims."""
+        self._keep_last(not self.rigid or new[-1:] == self.shape[-1:])
+        if new == self.shape:
+            return self
         free = shapes.concrete(self._free(new))
         return self._changed(new, lambda part, lead: part.reshape(*free, *part.shape[lead:]))
 
-    def _regrouped(self, new: Size) -> Self:
-        """The spec with the same values in other dims."""
-        if self.rigid:
-            self._check_last(new)
-        return self if new == self.shape else self._reshaped(new)
-
-    def _check_last(self, new: Size) -> None:
-        if self.structural and new[-1:] != self.shape[-1:]:
-            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged, got {list(new)}")
-
     def reshape(self, *shape: Any) -> Self:
-        """The spec in another shape; one -1 stands for what remains."""
+        """The spec in another shape; one -1 stands for what remains. RuntimeError where the sizes do not fit."""
         return self._regrouped(shapes.reshaped(self.shape, shapes.of_arguments(shape)))
 
     view = reshape
@@ -266,30 +273,23 @@ class TensorSpec:
         return self._regrouped(shapes.unflattened(self.shape, dim, sizes))
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """The spec without a dim of size 1, or without all of them."""
-        if self.rigid and self.structural and self.shape[-1] == 1 and dim in (None, -1, self.ndim - 1):
-            self._check_last(self.shape[:-1])
+        """The spec without a dim of size 1, or without all of them. Of a rigid spec the last dim must not be one."""
+        self._keep_last(not self.rigid or self.shape[-1] != 1 or dim not in (None, -1, self.ndim - 1))
         return self._regrouped(shapes.squeezed(self.shape, dim))
 
     def unsqueeze(self, dim: int) -> Self:
-        """The spec with a new dim of size 1."""
+        """The spec with a new dim of size 1, of a rigid spec not behind the others."""
         new = shapes.unsqueezed(self.shape, dim)
-        if self.rigid and dim in (-1, self.ndim):
-            self._check_last(new)
+        self._keep_last(not self.rigid or dim not in (-1, self.ndim))
         return self._regrouped(new)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A spec for each index of a dim, without that dim. ValueError for the structural last dim, or a dynamic one."""
+        """A spec for each index of a dim, without that dim. ValueError for a last dim that must stay, or a dynamic one."""
         at = shapes.dim_of(dim, self.ndim)
-        self._check_free(at, "unbound")
+        self._keep_last(at < self.ndim - 1 or not (self.structural or self.rigid))
         if self.shape[at] == -1:
             raise ValueError(f"dim {dim} of {list(self.shape)} is dynamic (-1): how many specs it has is not known")
-        before: tuple[Any, ...] = (slice(None),) * at
-        return tuple(self._selected((*before, place)) for place in range(self.shape[at]))
-
-    def _check_free(self, at: int, done: str) -> None:
-        if at >= self.ndim - self.structural:
-            raise ValueError(f"Final dimension of {type(self).__name__} must remain unchanged: it cannot be {done}")
+        return tuple(self._selected((slice(None),) * at + (place,)) for place in range(self.shape[at]))
 
     def __getitem__(self, index: Any) -> Any:
         return self._selected(index)
@@ -298,14 +298,16 @@ class TensorSpec:
         """The spec of what an index selects of a value, along the dims that are not structural."""
         free = self._free(self.shape)
         index = shapes.normalized(free, index)
-        new = self._kept(shapes.indexed(free, index))
+        new = Size((*shapes.indexed(free, index), *self.shape[len(free) :]))
+        if -1 in free:
+            index = shapes.first_of_dynamic(free, index)
         return self._changed(new, lambda part, lead: shapes.select(part, index))
 
     def index_select(self, dim: int, index: Tensor) -> Self:
         """The spec of what `torch.index_select` makes of a value."""
         at = shapes.dim_of(dim, self.ndim)
-        self._check_free(at, "indexed")
-        return self._selected((*((slice(None),) * at), index))
+        self._keep_last(at < self.ndim - self.structural)
+        return self._selected((slice(None),) * at + (index,))
 
     def make_neg_dim(self, dim: int) -> None:
         """Make a dim dynamic, in place. ValueError where there is none."""
@@ -313,15 +315,24 @@ class TensorSpec:
             raise ValueError(f"dim {dim} is not in [{-self.ndim}, {self.ndim - 1}]")
         at = dim % self.ndim
         new = Size([*self.shape[:at], -1, *self.shape[at + 1 :]])
-        self.__dict__.update(
-            self._changed(new, lambda part, lead: part.narrow(at, 0, 1) if at < lead else part).__dict__
-        )
+        made = self._changed(new, lambda part, lead: part.narrow(at, 0, 1) if at < lead else part)
+        self.__dict__.update(vars(made))
 
     def emptied(self, shape: Size) -> Self:
         """A spec of the same class and of another shape, which has sizes of 0: there are no values to describe."""
         return self._changed(shape, lambda part, lead: part.new_zeros((*self._free(shape), *part.shape[lead:])))
 
     # ------------------------------------------------------------------ copies
+
+    def children(self) -> Iterable["TensorSpec"]:
+        """The specs directly in it."""
+        return ()
+
+    def nodes(self) -> Iterator["TensorSpec"]:
+        """The spec, and those in it at any depth."""
+        yield self
+        for each in self.children():
+            yield from each.nodes()
 
     def to(self, dest: Any) -> Self:
         """The spec on another device, or of another dtype; itself where nothing changes."""
@@ -338,28 +349,20 @@ class TensorSpec:
         return self._replaced(dtype=dtype)
 
     def cpu(self) -> Self:
-        """The spec on the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None) -> Self:
         """The spec on a CUDA device, by default the current one."""
-        return self.to(
-            "cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device
-        )
+        given = "cuda" if device is None else device
+        return self.to(torch.device("cuda", given) if isinstance(given, int) else given)
 
     def clone(self) -> Self:
         """An equal spec that shares nothing which `make_neg_dim` or `update_mask` changes."""
-        return self._replaced(_memo=None if self._memo is None else {})
+        return self._replaced()
 
     def clear_device_(self) -> Self:
         """Nothing for a spec of tensors, which are always on some device."""
         return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return made
 
     # ------------------------------------------------------------------ comparison, text
 
@@ -375,18 +378,15 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"space={self.space}", f"device={self.device}", f"dtype={self.dtype}"]
-        text = ",\n".join([*fields, f"domain={self.domain}"]).replace("\n", "\n    ")
-        return f"{type(self).__name__}(\n    {text})"
+        return block(type(self).__name__, [*fields, f"domain={self.domain}"])
 
     # ------------------------------------------------------------------ torch
 
     @classmethod
-    def implements_for_spec(
-        cls, torch_function: Callable[..., Any]
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def implements_for_spec(cls, torch_function: Function) -> Callable[[Function], Function]:
         """A decorator: the function is called where a function of torch is given a spec."""
 
-        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def register(function: Function) -> Function:
             _FUNCTIONS[torch_function] = function
             return function
 
@@ -394,18 +394,45 @@ class TensorSpec:
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Function, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         function = _FUNCTIONS.get(func)
         return NotImplemented if function is None else function(*args, **(kwargs or {}))
 
 
+def refused(text: str) -> Any:
+    """A method, of a class that cannot have it: NotImplementedError with a text that says why."""
+
+    def method(self: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__}: {text}")
+
+    return method
+
+
+@contextlib.contextmanager
+def all_or_nothing(spec: TensorSpec) -> Iterator[None]:
+    """Bring a spec and those in it back as they were when an error ends a change in place."""
+    before = [(vars(each), {name: copy.copy(value) if isinstance(value, dict | list) else value
+                            for name, value in vars(each).items()}) for each in spec.nodes()]  # fmt: skip
+    try:
+        yield
+    except BaseException:
+        for fields, kept in before:
+            fields.clear()
+            fields.update(kept)
+        raise
+
+
 def as_device(device: Any) -> torch.device:
     """The device with a number where it needs one; the default one for None."""
     found = torch.get_default_device() if device is None else torch.device(device)
-    return (
-        torch.device(found.type, torch.cuda.current_device()) if found.type == "cuda" and found.index is None else found
-    )
+    needs_number = found.type == "cuda" and found.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if needs_number else found
+
+
+def block(title: str, rows: list[str]) -> str:
+    """A text of several lines: the title, and the rows in brackets."""
+    return f"{title}(\n    " + ",\n".join(rows).replace("\n", "\n    ") + ")"
 
 
 def _about(value: Any) -> str:
@@ -419,7 +446,7 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
         return one is other
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.allclose(one, other) if one.is_floating_point() else torch.equal(one, other)
+    return torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other))
 
 
 TensorSpec.implements_for_spec(torch.squeeze)(lambda input, dim=None: input.squeeze(dim))

@@ -1,15 +1,16 @@
 """Specs that differ, stacked lazily; and `torch.stack` of specs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
+import numpy as np
 import torch
-from tensordict import lazy_stack
+from tensordict import is_tensor_collection, lazy_stack
 from torch import Size, Tensor
 
 from interop.specs import shapes
 from interop.specs.composite import Composite, Entry
-from interop.specs.spec import TensorSpec
+from interop.specs.spec import TensorSpec, all_or_nothing, block, refused
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -69,7 +70,6 @@ class LazyStack(TensorSpec):
 
     @property
     def dim(self) -> int:
-        """The dim along which the specs are stacked."""
         return self.stack_dim
 
     def __len__(self) -> int:
@@ -77,11 +77,13 @@ class LazyStack(TensorSpec):
             raise RuntimeError("the first dim is dynamic (-1): its size is not known")
         return self.shape[0]
 
+    def _of_member(self, at: int) -> int:
+        """A dim of the stack as one of its members."""
+        return at - (at > self.stack_dim)
+
     def _of_members(self, change: Callable[[Any], Any], dim: int | None = None) -> Any:
         kind: Any = type(self)
         return kind(*map(change, self.members), dim=self.stack_dim if dim is None else dim)
-
-    # ------------------------------------------------------------------ values
 
     def _values(self, val: Any) -> list[Any]:
         """The value for each member."""
@@ -94,27 +96,21 @@ class LazyStack(TensorSpec):
     def _has(self, val: Any) -> bool:
         if isinstance(val, Tensor) and not val.is_nested and not shapes.fits(self.shape, val.shape):
             return False
+        if not isinstance(val, Tensor | list | tuple) and not is_tensor_collection(val):
+            return False
         parts = self._values(val)
         return len(parts) == len(self.members) and all(
             each.is_in(part) for each, part in zip(self.members, parts, strict=True)
         )
 
-    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """NotImplementedError: members encode values of their own."""
-        raise NotImplementedError("a lazy stack cannot encode: its members can, stack.unbind(stack.dim)")
-
-    def cardinality(self) -> Any:
-        """NotImplementedError: members have cardinalities of their own."""
-        raise NotImplementedError("a lazy stack has no cardinality: its members have, stack.unbind(stack.dim)")
+    encode = refused("the members can encode, stack.unbind(stack.dim)")
+    cardinality = refused("the members have a cardinality, stack.unbind(stack.dim)")
+    index_select = refused("index the stack along its stack dim")
+    _regrouped = refused("squeeze, unsqueeze, expand or unbind a lazy stack, it cannot be reshaped")
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """The values of the members, stacked. RuntimeError where they have different numbers of them."""
         return torch.stack([each.enumerate(use_mask) for each in self.members], self.stack_dim + 1)
-
-    # ------------------------------------------------------------------ shapes
-
-    def _regrouped(self, new: Size, *_: Any) -> Self:
-        raise NotImplementedError("a lazy stack cannot be reshaped: squeeze, unsqueeze, expand or unbind it")
 
     def expand(self, *shape: Any) -> Any:
         """The stack with more leading dims, and with dims of size 1 made larger, but for the stack dim."""
@@ -126,13 +122,12 @@ class LazyStack(TensorSpec):
         return self._of_members(lambda each: each.expand(_with_own(rest, each.shape)), at)
 
     def unsqueeze(self, dim: int) -> Any:
-        """The stack with a new dim of size 1."""
         at = dim % len(shapes.unsqueezed(self.shape, dim))
-        is_behind = at > self.stack_dim
-        return self._of_members(lambda each: each.unsqueeze(at - is_behind), self.stack_dim + (not is_behind))
+        return self._of_members(
+            lambda each: each.unsqueeze(self._of_member(at)), self.stack_dim + (at <= self.stack_dim)
+        )
 
     def squeeze(self, dim: int | None = None) -> Any:
-        """The stack without a dim of size 1, or without all of them."""
         if dim is None:
             made: Any = self
             for at in reversed(range(self.ndim)):
@@ -143,8 +138,7 @@ class LazyStack(TensorSpec):
             return self
         if at == self.stack_dim:
             return self.members[0]
-        is_behind = at > self.stack_dim
-        return self._of_members(lambda each: each.squeeze(at - is_behind), self.stack_dim - (not is_behind))
+        return self._of_members(lambda each: each.squeeze(self._of_member(at)), self.stack_dim - (at < self.stack_dim))
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The members, or along another dim stacks of their parts. ValueError for a dynamic dim, or one that is not."""
@@ -153,9 +147,8 @@ class LazyStack(TensorSpec):
         at = dim % self.ndim
         if at == self.stack_dim:
             return tuple(self.members)
-        is_behind = at > self.stack_dim
-        parts = [each.unbind(at - is_behind) for each in self.members]
-        return tuple(stack(each, self.stack_dim - (not is_behind)) for each in zip(*parts, strict=True))
+        parts = [each.unbind(self._of_member(at)) for each in self.members]
+        return tuple(stack(each, self.stack_dim - (at < self.stack_dim)) for each in zip(*parts, strict=True))
 
     def _selected(self, index: Any) -> Any:
         """A member, or a stack of some. IndexError for an index of other dims."""
@@ -171,36 +164,31 @@ class LazyStack(TensorSpec):
             raise IndexError(f"a lazy stack is indexed along its stack dim, {at} of {list(self.shape)}, got {index!r}")
         if len(parts) <= at:
             return self
-        chosen = range(len(self.members))[parts[at]] if isinstance(parts[at], int | slice) else [
-            int(each) for each in torch.arange(len(self.members))[torch.as_tensor(parts[at])].reshape(-1)
-        ]  # fmt: skip
-        if isinstance(chosen, int):
-            return self.members[chosen]
-        if not len(chosen):
+        part = parts[at] if isinstance(parts[at], int | slice) else np.asarray(parts[at])
+        chosen = np.arange(len(self.members))[part]
+        if not chosen.ndim:
+            return self.members[int(chosen)]
+        if not chosen.size:
             raise IndexError(f"the index {index!r} selects no member of the stack")
-        return stack([self.members[place] for place in chosen], at)
-
-    def index_select(self, dim: int, index: Tensor) -> Any:
-        """NotImplementedError: index the stack dim."""
-        raise NotImplementedError("torch.index_select of a lazy stack: index it along its stack dim")
+        return stack([self.members[place] for place in chosen.flat], at)
 
     def make_neg_dim(self, dim: int) -> None:
         """Make a dim of every member dynamic, in place. ValueError for the stack dim."""
         at = dim % self.ndim if -self.ndim <= dim < self.ndim else self.stack_dim
         if at == self.stack_dim:
             raise ValueError(f"dim {dim} is not there, or the stack dim, {self.stack_dim}: it cannot be made dynamic")
-        for each in self.members:
-            each.make_neg_dim(at - (at > self.stack_dim))
+        with all_or_nothing(self):
+            for each in self.members:
+                each.make_neg_dim(self._of_member(at))
         self.__dict__["shape" if "shape" in self.__dict__ else "_shape"] = self._stacked_shape()
 
-    # ------------------------------------------------------------------ copies, comparison
+    def children(self) -> Iterator[TensorSpec]:
+        return iter(self.members)
 
     def to(self, dest: Any) -> Any:
-        """The members on another device, or of another dtype."""
         return self if dest is None else self._of_members(lambda each: each.to(dest))
 
     def clone(self) -> Any:
-        """A stack of clones of the members."""
         return self._of_members(lambda each: each.clone())
 
     def _is_like(self, other: Any) -> bool:
@@ -221,23 +209,20 @@ class Stacked(LazyStack):
         self.shape = self._set_members(specs, dim)
         self.device, self.dtype, self.domain = specs[0].device, specs[0].dtype, specs[0].domain
 
-    @property
-    def space(self) -> Any:
-        """NotImplementedError: members have boxes of their own."""
-        raise NotImplementedError("a lazy stack has no space: its members have, stack.unbind(stack.dim)")
+    space = property(refused("the members have boxes, stack.unbind(stack.dim)"))
 
     def _made(self, how: str, lead: Size) -> Tensor:
         values = [getattr(each, how)(lead) for each in self.members]
         if len({each.shape for each in values}) == 1:
             return torch.stack(values, self.stack_dim + len(lead))
         if lead or self.stack_dim:
-            raise RuntimeError(
-                "Cannot create a nested tensor with a stack dimension other than 0: values of different shapes are nested "
-                f"along the first dim, here the stack has dim {self.stack_dim} behind {len(lead)} leading dims"
-            )
+            text = "Cannot create a nested tensor with a stack dimension other than 0"
+            raise RuntimeError(f"{text}: here it is {self.stack_dim}, behind {len(lead)} leading dims")
         return torch.nested.nested_tensor(values)
 
-    def _corrected(self, val: Any) -> Any:
+    def project(self, val: Any) -> Any:
+        if self._has(val):
+            return val
         parts = [each.project(part) for each, part in zip(self.members, self._values(val), strict=True)]
         is_ragged = len({each.shape for each in parts}) > 1
         return torch.nested.nested_tensor(parts) if is_ragged else torch.stack(parts, self.stack_dim - self.ndim)
@@ -251,7 +236,7 @@ class Stacked(LazyStack):
 
     def __repr__(self) -> str:
         fields = [f"shape={self.shape}", f"device={self.device}", f"dtype={self.dtype}", f"domain={self.domain}"]
-        return f"Stacked{type(self.members[0]).__name__}(\n    " + ",\n    ".join(fields) + ")"
+        return block(f"Stacked{type(self.members[0]).__name__}", fields)
 
 
 class StackedComposite(LazyStack, Composite):
@@ -268,8 +253,6 @@ class StackedComposite(LazyStack, Composite):
         shape, devices = self._set_members(composites, dim), {each.device for each in composites}
         Composite.__init__(self, shape=shape, device=devices.pop() if len(devices) == 1 else None)
 
-    # ------------------------------------------------------------------ entries
-
     def _roots(self) -> Iterator[tuple[str, Entry]]:
         common = set.intersection(*(set(each.keys()) for each in self.members))
         return ((name, self.entry(name)) for name in sorted(common))
@@ -282,15 +265,17 @@ class StackedComposite(LazyStack, Composite):
 
     def _put(self, name: str, spec: Entry) -> None:
         parts = [None] * len(self.members) if spec is None else spec.unbind(self.stack_dim)
-        for each, part in zip(self.members, parts, strict=True):
-            each.set(name, part)
+        with all_or_nothing(self):
+            for each, part in zip(self.members, parts, strict=True):
+                each.set(name, part)
 
     def _drop(self, name: str) -> None:
         holders = [each for each in self.members if name in each]
         if not holders:
             raise KeyError(f"{name!r} must be present in at least one of the stacked Composites")
-        for each in holders:
-            del each[name]
+        with all_or_nothing(self):
+            for each in holders:
+                del each[name]
 
     def exclusive(self) -> dict[int, dict[str, Entry]]:
         """The entries that not all members have, by the number of the member."""
@@ -301,33 +286,10 @@ class StackedComposite(LazyStack, Composite):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
 
-    def _in_members(self, method: str, *args: Any) -> None:
-        for each in self.members:
-            getattr(each, method)(*args)
-
-    def clear_device_(self) -> Self:
-        """Let entries be on several devices, in place."""
-        self._in_members("clear_device_")
-        return super().clear_device_()
-
-    def lock_(self, recurse: bool | None = None) -> Self:
-        """Refuse changes of entries, also of the members unless `recurse` is False."""
-        if recurse is not False:
-            self._in_members("lock_")
-        return super().lock_(recurse)
-
-    def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow changes again, also of the members unless `recurse` is False."""
-        super().unlock_(recurse)
-        if recurse is not False:
-            self._in_members("unlock_")
-        return self
+    _set_shape = refused("the shape of a stack follows from its members, it cannot be set")
 
     def empty(self) -> Any:
-        """The stack without entries."""
         return self._of_members(lambda each: each.empty())
-
-    # ------------------------------------------------------------------ values
 
     def _made(self, how: str, lead: Size) -> Any:
         return lazy_stack([getattr(each, how)(lead) for each in self.members], self.stack_dim + len(lead))
@@ -338,7 +300,6 @@ class StackedComposite(LazyStack, Composite):
         return lazy_stack(parts, self.stack_dim + val.ndim - self.ndim)
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:
-        """TypeError where the dtype of an entry is another."""
         for each, part in zip(self.members, self._values(value), strict=True):
             each.type_check(part, selected_keys)
 
@@ -348,15 +309,9 @@ class StackedComposite(LazyStack, Composite):
 
     def __repr__(self) -> str:
         fields = [f"{key}: {entry}" for key, entry in self.items()]
-        own = [
-            f"{place} -> {key}: {each}" for place, entries in self.exclusive().items() for key, each in entries.items()
-        ]
-        groups = [
-            f"{name}={{\n" + ",\n".join(rows) + "}" for name, rows in (("fields", fields), ("exclusive_fields", own))
-        ]
+        own = [f"{place} -> {key}: {each}" for place, all_ in self.exclusive().items() for key, each in all_.items()]
         rest = [f"device={self.device}", f"shape={self.shape}", f"stack_dim={self.stack_dim}"]
-        text = ",\n".join([*(each.replace("\n", "\n    ") for each in groups), *rest])
-        return "StackedComposite(\n    " + text.replace("\n", "\n    ") + ")"
+        return block("StackedComposite", [block("fields=", fields), block("exclusive_fields=", own), *rest])
 
 
 def _with_own(new: Size, shape: Size) -> Size:
