@@ -7,7 +7,7 @@ import torch
 from torch import Size, Tensor
 
 from interop.specs import shapes
-from interop.specs.boxes import CategoricalBox
+from interop.specs.boxes import CategoricalBox, limits
 from interop.specs.masks import Choices, any_allowed
 from interop.specs.spec import TensorSpec, refused
 
@@ -72,7 +72,7 @@ class Categorical(Choices):
         limit, val = self._limit, self._entries(val)
         if limit is None:
             return True
-        inside = (val >= 0) & (val < limit)
+        inside = (val >= 0) & (val <= limit - 1)  # n itself may be more than the dtype holds
         if val.is_floating_point():
             inside &= val == val.round()
         return bool(inside.all()) and (self._allowed is None or bool(self._allows(val).all()))
@@ -164,8 +164,8 @@ def _count(n: Any, dtype: torch.dtype | None) -> int:
     count = int(n)
     if count < 1 and count != -1:
         raise ValueError(f"n must be at least 1, or -1 for not known yet, got {count}")
-    if dtype == torch.bool and count > 2:
-        raise ValueError(f"bools are at most 2 choices, got n={count}")
+    if dtype is not None and count - 1 > limits(dtype)[1]:
+        raise ValueError(f"{dtype} holds at most {limits(dtype)[1] + 1} choices, got n={count}")
     return count
 
 

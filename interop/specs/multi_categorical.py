@@ -6,7 +6,7 @@ import torch
 from torch import Size, Tensor
 
 from interop.specs import shapes
-from interop.specs.boxes import BoxList
+from interop.specs.boxes import BoxList, limits
 from interop.specs.categorical import Categorical
 from interop.specs.masks import as_mask
 from interop.specs.spec import refused
@@ -39,6 +39,8 @@ class MultiCategorical(Categorical):
             raise ValueError(f"the shape must end as that of nvec, {list(sizes.shape)}, got {list(self.shape)}")
         if sizes.numel() and sizes.min() < 1:
             raise ValueError(f"the sizes in nvec must be at least 1, got {sizes.tolist()}")
+        if sizes.numel() and int(sizes.max()) - 1 > limits(dtype)[1]:
+            raise ValueError(f"{dtype} holds at most {limits(dtype)[1] + 1} choices, got nvec={sizes.tolist()}")
         self.nvec = sizes.to(self.device).expand(shapes.concrete(self.shape))
         self._values = sizes.prod()
         self.remove_singleton = bool(remove_singleton)

@@ -40,6 +40,8 @@ CONSTRUCTIONS = {
     "Categorical of fewer": (lambda: Categorical(-2), ValueError, "at least 1"),
     "Categorical of a float": (lambda: Categorical(2.5), TypeError, "2.5"),
     "Categorical of three bools": (lambda: Categorical(3, dtype=torch.bool), ValueError, "n=3"),
+    "Categorical of 129 in int8": (lambda: Categorical(129, dtype=torch.int8), ValueError, "at most 128 choices"),
+    "MultiCategorical of 257 bytes": (lambda: MultiCategorical([2, 257], dtype=torch.uint8), ValueError, "at most 256"),
     "OneHot of none": (lambda: OneHot(0), ValueError, "at least 1"),
     "OneHot of another shape": (lambda: OneHot(3, shape=(3, 4)), ValueError, "must be 3"),
     "MultiOneHot with an empty group": (lambda: MultiOneHot([2, 0]), ValueError, "at least 1"),

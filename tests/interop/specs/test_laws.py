@@ -13,8 +13,10 @@ from torch import Tensor
 
 from interop.specs import (
     Bounded,
+    Categorical,
     Choice,
     Composite,
+    MultiCategorical,
     NonTensor,
     OneHot,
     Stacked,
@@ -556,3 +558,11 @@ def test_a_choice_between_objects():
     assert not spec.is_in(NonTensorData("d", batch_size=(2,)))
     assert spec == spec.clone() != Choice([NonTensorData("a", batch_size=(2,))])
     assert Choice([make("Categorical"), make("Categorical")]).cardinality() == 8
+
+
+@pytest.mark.parametrize(
+    "spec", [Categorical(128, dtype=torch.int8), MultiCategorical([256], dtype=torch.uint8)], ids=repr
+)
+def test_the_largest_number_of_a_dtype_is_a_choice(spec):
+    assert spec.is_in(torch.full(spec.shape, torch.iinfo(spec.dtype).max, dtype=spec.dtype))
+    assert spec.is_in(spec.rand((1000,)))
