@@ -52,6 +52,7 @@ def test_a_full_disk() -> None:
     assert result["ENOSPC"] > 20 and result["saved"] > 20
 
 
+@pytest.mark.slow
 def test_what_was_not_flushed_may_be_lost() -> None:
     result = losing.run(900, 1, few())
     check(result, 900)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 
+@pytest.mark.slow
 def test_forty_writers_are_killed():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.faults.memmap", "--kills", "40", "--seed", "7"],

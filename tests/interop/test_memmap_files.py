@@ -156,6 +156,7 @@ def test_given_memory_maps_stay_the_files_that_they_are(tmp_path):
     assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 7, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_child_forked_before_the_memory_moved_does_not_write_to_the_old():
     code = """
         import os, torch

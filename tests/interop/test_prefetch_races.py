@@ -171,6 +171,7 @@ def test_prefetch_is_not_shared_later_on():
     assert buffer.share(False) is buffer
 
 
+@pytest.mark.slow
 def test_a_forked_child_draws_ahead_on_its_own():
     out = in_a_fresh_interpreter("""
         import multiprocessing

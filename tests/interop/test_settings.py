@@ -60,6 +60,7 @@ def untouched() -> Iterator[None]:
         jax.config.update(name, value)
 
 
+@pytest.mark.slow
 def test_the_next_process_finds_programs_compiled_but_for_one_that_is_damaged(tmp_path):
     assert hits(tmp_path) == 0
     kept = sorted(tmp_path.glob("fbuf/*/*-cache"))

@@ -225,6 +225,7 @@ def test_sharing_can_be_switched_on_and_off():
     assert len(buffer) == 1
 
 
+@pytest.mark.slow
 def test_only_the_maker_of_files_removes_them(tmp_path):
     out = in_a_fresh_interpreter(f"""
         import multiprocessing
