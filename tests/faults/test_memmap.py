@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 @pytest.mark.slow
 def test_forty_writers_are_killed():
