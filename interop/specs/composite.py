@@ -431,21 +431,23 @@ class Composite(TensorSpec):
             KeyError: there is no such entry.
             RuntimeError: a value is None, or does not fit its spec; the message names the key.
         """
-        made = {}
+        made, fits, shape, ndim = {}, True, self._shape, len(self._shape)
         for key, value in val.items():
             if value is None:
                 raise RuntimeError(f"Composite.encode cannot be used with missing values: {key!r} is None")
-            entry = self.entry(key)
-            if entry is None:
+            entry = self._specs.get(key)
+            if entry is None and self.entry(key) is None:
                 raise KeyError(f"{key!r} has no spec (None), it cannot be encoded")
+            assert entry is not None
             try:
-                made[key] = entry.encode(value, ignore_device=ignore_device)
+                made[key] = each = entry.encode(value, ignore_device=ignore_device)
             except RuntimeError as error:
                 raise RuntimeError(f"encoding {key!r} failed: {error}") from error
-        device, ndim = None if ignore_device else self._device, self.ndim
-        if all(each.shape[:ndim] == self._shape for each in made.values()):
-            return of_entries(made, self._shape, device)
-        return TensorDict(made, batch_size=self.shape, device=device)  # raises, and says of which entry
+            fits = fits and each.shape[:ndim] == shape
+        device = None if ignore_device else self._device
+        if fits:
+            return of_entries(made, shape, device)
+        return TensorDict(made, batch_size=shape, device=device)  # raises, and says of which entry
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> dict[str, Any]:
         self._assert_safe(val, safe)
