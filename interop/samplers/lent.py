@@ -1,6 +1,6 @@
 """A state that programs take over and give back, which no signal can lose."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
@@ -43,13 +43,7 @@ class Lent:
     def to(self, program: Callable[..., Any], rule: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run program(rule, state, *given), which returns the leaves of the new state and more; what more that is."""
         arguments = ((each,) for each in (rule, self.state, *given))
-        sizes = program, *map(np.shape, given)
-        if sizes in self._ran:
-            self._returned.extend(map(program, *arguments))
-        else:
-            with uninterrupted():
-                self._returned.extend(map(program, *arguments))
-            self._ran.add(sizes)
+        self._run(self._returned, program, arguments, (program, *map(np.shape, given)))
         more = tuple(self._returned[-1][1:])
         assert self.state is not None
         return more
@@ -58,16 +52,19 @@ class Lent:
         """Run `compiled.assign_and_draw`; what it has drawn."""
         moved, still = self.halves
         given = (rule,), (self._structure,), (moved,), (still,), (batch_size,), (words,)
-        sizes = batch_size, words.size
-        if sizes in self._ran:
-            self._parts.extend(map(program, *given))
-        else:
-            with uninterrupted():
-                self._parts.extend(map(program, *given))
-            self._ran.add(sizes)
+        self._run(self._parts, program, given, (batch_size, words.size))
         drawn = self._parts[-1][1]
         self._take()
         return drawn
+
+    def _run(self, kept: list[Any], program: Callable[..., Any], arguments: Iterable[Any], sizes: Hashable) -> None:
+        """Put into a list what a program returns; `sizes` tell whether it is compiled."""
+        if sizes in self._ran:
+            kept.extend(map(program, *arguments))
+            return
+        with uninterrupted():
+            kept.extend(map(program, *arguments))
+        self._ran.add(sizes)
 
     def shown_to(self, program: Callable[..., Any], rule: Any, batch_size: int, words: Any) -> Any:
         """Run `compiled.draw_weighed`, which leaves the state as it is; what it has drawn."""

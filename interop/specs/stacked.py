@@ -254,8 +254,11 @@ class StackedComposite(LazyStack, Composite):
         Composite.__init__(self, shape=shape, device=devices.pop() if len(devices) == 1 else None)
 
     def _roots(self) -> Iterator[tuple[str, Entry]]:
-        common = set.intersection(*(set(each.keys()) for each in self.members))
-        return ((name, self.entry(name)) for name in sorted(common))
+        return ((name, self.entry(name)) for name in sorted(self._common()))
+
+    def _common(self) -> set[str]:
+        """The keys that all members have."""
+        return set.intersection(*(set(each.keys()) for each in self.members))
 
     def entry(self, name: str) -> Entry:
         """The stack of the members' entries. KeyError where not all have it."""
@@ -279,7 +282,7 @@ class StackedComposite(LazyStack, Composite):
 
     def exclusive(self) -> dict[int, dict[str, Entry]]:
         """The entries that not all members have, by the number of the member."""
-        common = set.intersection(*(set(each.keys()) for each in self.members))
+        common = self._common()
         own = [{key: entry for key, entry in each.items() if key not in common} for each in self.members]
         return {place: entries for place, entries in enumerate(own) if entries}
 
