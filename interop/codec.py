@@ -2,16 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
 from torch import Tensor
 
 from interop.bridge import DTYPES
+from interop.packed import PackedValues
 from interop.pytrees import row_of
+from interop.varied import Leaf, Values, Varied, described
 
 _UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
 _EMPTY: Any = _UNCHECKED(batch_size=torch.Size([]))
@@ -20,11 +29,6 @@ _PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size"
 _shape, _dtype, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("layout")
 _is_nested, _address = attrgetter("is_nested"), Tensor.data_ptr
 Path = tuple[str | int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """One tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,20 +61,44 @@ class Layout:
 
     root: Branch | Leaf
     leaves: tuple[LeafSpec, ...]
+    values: PackedValues | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )  # of entries that vary in size
     _last_fit: ClassVar[tuple[Any, ...]] = ()  # leading dims of data that fitted; shapes and dtypes of its leaves
 
     @classmethod
-    def of(cls, data: Any, dims: int) -> "Layout":
-        """The layout of data whose leaves all begin with the same `dims` leading dims."""
+    def of(cls, data: Any, dims: int, ragged: Collection[Path] = ()) -> "Layout":
+        """The layout of data whose leaves all begin with the same `dims` leading dims.
+
+        Tensors at `ragged` paths have rows of any length, in the dim after those.
+        """
         leaves: list[LeafSpec] = []
-        return cls(_describe(data, dims, (), leaves), tuple(leaves))
+        root = _describe(data, dims, (), leaves, ragged)
+        return cls(root, tuple(leaves), PackedValues() if _varied(root, ()) else None)
+
+    @functools.cached_property
+    def varied(self) -> dict[Path, Varied]:
+        """The entries whose values differ in size, by path. What `values` keeps for them is stored as spans."""
+        return dict(_varied(self.root, ()))
+
+    def keeping(self, values: PackedValues | None) -> Self:
+        """The same layout with `values` kept elsewhere."""
+        return self if values is self.values else dataclasses.replace(self, values=values)
+
+    def of_spans(self) -> "Layout":
+        """The layout of items that hold spans in the place of varied entries."""
+        return Layout(_of_spans(self.root), self.leaves)
+
+    def spans(self, leaves: Sequence[Any]) -> dict[Path, Any]:
+        """Which of the leaves are the spans of varied entries."""
+        return {path: leaves[self.places[path]] for path in self.varied}
 
     def flatten(self, data: Any, dims: int) -> list[Tensor]:
         """The tensors of data in the order of `leaves`; KeyError, TypeError or RuntimeError where data does not fit."""
         plain = self._gathered(data)
         if plain and self._fits(plain, dims):
             return plain
-        found: list[Tensor] = []
+        found: list[Any] = []
         _collect(self.root, data, (), found)
         lead = found[0].shape[:dims] if found else ()
         for spec, leaf in zip(self.leaves, found, strict=True):
@@ -88,7 +116,9 @@ class Layout:
                 raise RuntimeError(
                     f"{spec.name}: items are {spec.dtype}, got {leaf.dtype}: cast it first; nothing was written"
                 )
-        return found
+        if self.values is None:
+            return found
+        return [leaf.packed(self.values) if isinstance(leaf, Values) else leaf for leaf in found]
 
     def _fits(self, found: list[Tensor], dims: int) -> bool:
         """Whether these tensors, one for each leaf, are what `flatten` takes; where not it says why."""
@@ -143,6 +173,8 @@ class Layout:
             for key, child in zip(node.keys, node.children, strict=True):
                 places[(*path, key)] = count
                 count += 1
+                if isinstance(child, Varied):
+                    return None
                 if not isinstance(child, Leaf):
                     waiting.append(((*path, key), child))
             count += 1  # the last one came twice: a getter of one would give no tuple
@@ -151,7 +183,7 @@ class Layout:
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
-        return _build(self.root, iter(leaves), torch.Size(batch_size), device)
+        return _build(self.root, iter(leaves), torch.Size(batch_size), device, self.values)
 
     def wider(self, data: object, dims: int) -> "Layout":
         """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
@@ -160,10 +192,11 @@ class Layout:
             not self.is_tensordict
             or not isinstance(data, TensorDictBase)
             or not found.places.keys() > self.places.keys()
+            or found.varied.keys() != self.varied.keys()
         ):
             return self
         self.flatten(data.select(*self.places), dims)
-        return found
+        return found.keeping(self.values)
 
     @functools.cached_property
     def places(self) -> dict[Path, int]:
@@ -180,12 +213,14 @@ class Layout:
         return isinstance(self.root, Branch) and (self.root.kind is TensorDict or is_tensorclass(self.root.kind))
 
 
-def stack_items(items: Sequence[Any]) -> Any:
-    """A root-level list as one batch: its items stacked along a new first dim."""
+def stack_items(items: Sequence[Any], ragged: Collection[Path] = ()) -> Any:
+    """A root-level list as one batch: its items stacked along a new first dim. A list of texts is one."""
     if not items:
         raise RuntimeError("Expected at least one element in extend.")
+    if isinstance(items[0], str | bytes):
+        return items
     try:
-        layout = Layout.of(items[0], 0)
+        layout = Layout.of(items[0], 0, ragged)
         columns = zip(*(layout.flatten(item, 0) for item in items), strict=True)
         return layout.build([torch.stack(column) for column in columns], (len(items),))
     except (RuntimeError, TypeError, KeyError) as error:
@@ -198,21 +233,37 @@ def stack_items(items: Sequence[Any]) -> Any:
 def same_kinds(one: Branch | Leaf, other: Branch | Leaf) -> bool:
     """Whether two structures of the same leaves give data of the same kinds."""
     if isinstance(one, Leaf) or isinstance(other, Leaf):
-        return type(one) is type(other)
+        return one == other
     children = dict(zip(other.keys, other.children, strict=True))
     return one.kind is other.kind and all(
         key in children and same_kinds(child, children[key]) for key, child in zip(one.keys, one.children, strict=True)
     )
 
 
-def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec]) -> Branch | Leaf:
+def _of_spans(node: Branch | Leaf) -> Branch | Leaf:
+    if not isinstance(node, Branch):
+        return Leaf()
+    return dataclasses.replace(node, children=tuple(map(_of_spans, node.children)))
+
+
+def _varied(node: Branch | Leaf, path: Path) -> list[tuple[Path, Varied]]:
+    if not isinstance(node, Branch):
+        return [(path, node)] if isinstance(node, Varied) else []
+    return [each for key, child in zip(node.keys, node.children, strict=True) for each in _varied(child, (*path, key))]
+
+
+def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: Collection[Path] = ()) -> Branch | Leaf:
+    varied = described(data, dims, path in ragged, _where(path))
+    if varied is not None:
+        leaves.append(LeafSpec(path, varied[1], torch.int64))
+        return varied[0]
     if isinstance(data, Tensor):
         _refuse_unusual(data, path)
         leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
         return Leaf()
     kind, items = _open(data, path)
     keys = tuple(items)
-    children = tuple(_describe(items[key], dims, (*path, key), leaves) for key in keys)
+    children = tuple(_describe(items[key], dims, (*path, key), leaves, ragged) for key in keys)
     if not is_tensor_collection(data):
         return Branch(_remade(kind) if issubclass(kind, dict) else kind, keys, children)
     names = tuple((data._tensordict if is_tensorclass(data) else data).names[dims:])
@@ -227,7 +278,10 @@ def _remade(kind: type) -> type:
         return dict
 
 
-def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) -> None:
+def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> None:
+    if isinstance(node, Varied):
+        found.append(node.take(data, _where(path)))
+        return
     if isinstance(node, Leaf):
         if not isinstance(data, Tensor):
             raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
@@ -252,8 +306,10 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Tensor]) ->
 
 def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
     """The kind of a container and what it holds by key."""
-    if isinstance(data, NonTensorData | NonTensorStack):
-        raise TypeError(f"{_where(path)}: a tensor storage cannot hold non-tensor data; use ListStorage")
+    if is_non_tensor(data):
+        raise TypeError(f"{_where(path)}: items hold no text or other values here; nothing was written")
+    if isinstance(data, LazyStackedTensorDict):
+        return TensorDict, {key: _column(data, key) for key in data.keys()}  # noqa: SIM118
     if is_tensor_collection(data):
         return (type(data) if is_tensorclass(data) else TensorDict), dict(data.items())
     if isinstance(data, dict):
@@ -266,10 +322,32 @@ def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
     )
 
 
-def _build(node: Branch | Leaf, leaves: Iterator[Tensor], batch: torch.Size, device: torch.device | None) -> Any:
+def _column(data: LazyStackedTensorDict, key: str) -> Any:
+    """An entry of a lazy stack, whose rows may differ in length."""
+    try:
+        return data.get(key)
+    except RuntimeError:
+        return data.get(key, as_nested_tensor=True)
+
+
+def _build(
+    node: Branch | Leaf,
+    leaves: Iterator[Tensor],
+    batch: torch.Size,
+    device: torch.device | None,
+    packed: PackedValues | None = None,
+    plain: bool = True,
+) -> Any:
+    if isinstance(node, Varied):
+        assert packed is not None
+        return node.build(next(leaves), packed, device, plain)
     if isinstance(node, Leaf):
         return next(leaves)
-    values = [next(leaves) if type(child) is Leaf else _build(child, leaves, batch, device) for child in node.children]
+    plain = not is_tensor_collection(node.kind)
+    values = [
+        next(leaves) if type(child) is Leaf else _build(child, leaves, batch, device, packed, plain)
+        for child in node.children
+    ]
     if node.kind is TensorDict and not node.names:
         shape = torch.Size((*batch, *node.batch)) if node.batch else batch
         return of_entries(zip(node.keys, values, strict=True), shape, device)

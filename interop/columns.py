@@ -34,6 +34,8 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
         raise KeyError(
             f"{key!r} is not stored as a tensor; stored are {', '.join(spec.name for spec in layout.leaves)}"
         )
+    if path in layout.varied:
+        raise TypeError(f"{key!r} holds text or ragged rows, which have no column; a tensor is needed here")
     return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
 
 

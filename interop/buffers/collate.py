@@ -18,7 +18,8 @@ def identity(data: Any) -> Any:
 
 
 def stack(items: list[Any]) -> Any:
-    """Items stacked along a new first dim, leaf by leaf; unlike tensordicts lazily. TypeError for other objects."""
+    """Items stacked along a new first dim, leaf by leaf; unlike tensordicts lazily, texts as a list. TypeError for other
+    objects."""
     first = items[0] if items else None
     if first is None and not items:
         raise RuntimeError("cannot make a batch of no items")
@@ -31,6 +32,8 @@ def stack(items: list[Any]) -> Any:
             return lazy_stack(_of_one_device([item.clone() for item in items]))
     if isinstance(first, Tensor):
         return torch.stack(items)
+    if isinstance(first, str | bytes):
+        return items
     if isinstance(first, dict):
         _same(items, lambda item: item.keys())
         return {key: stack([item[key] for item in items]) for key in first}

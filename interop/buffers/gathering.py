@@ -220,7 +220,10 @@ def asked(
 
 def _comes_as_stored(member: Any, collate_fn: Callable[[Any], Any]) -> bool:
     """Whether nothing more is done to what was read."""
+    layout = member._storage._layout if isinstance(member._storage, TensorStorage) else None
     plain = not len(member._transform) and not member._pin_memory and not member._revises
+    if layout is not None and layout.varied:
+        return False  # its values are kept apart from those of other members
     return plain and collate_fn is collate.identity
 
 

@@ -66,9 +66,10 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             raise ValueError("a LazyFrameStorage has each frame once already: save it by a TensorStorageCheckpointer")
         if storage._layout is None:
             raise RuntimeError("Cannot save a non-initialized storage.")
-        if not storage._layout.is_tensordict:
+        if not storage._layout.is_tensordict or storage._layout.varied:
             raise ValueError(
-                f"a {type(self).__name__} saves tensordicts; use a TensorStorageCheckpointer for other items"
+                f"a {type(self).__name__} saves tensordicts, without text and ragged rows; use a "
+                "TensorStorageCheckpointer for other items"
             )
 
     def _keys(self, closed: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from interop.bridge import DTYPES
 from interop.checkpoint.torch_names import NAMES, dtype_named
 from interop.codec import Branch, Layout, Leaf, LeafSpec
+from interop.varied import Varied
 
 _KINDS: dict[str, Any] = {"tensordict": TensorDict, "dict": dict, "tuple": tuple, "list": list}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -68,6 +69,8 @@ def layout_of(saved: Any, where: str) -> Layout:
 
 
 def _saved(node: Branch | Leaf) -> Any:
+    if isinstance(node, Varied):
+        return {"varied": None if node.dtype is None else NAMES[node.dtype], "shape": list(node.shape)}
     if isinstance(node, Leaf):
         return None
     return {
@@ -86,6 +89,10 @@ def _node(saved: Any, path: tuple[Any, ...], paths: list[Any], where: str, depth
     if depth > 100:
         raise CheckpointCorrupt(f"{where}: items are nested too deeply")
     fields = Fields(saved, where)
+    if "varied" in fields:
+        paths.append(path)
+        dtype = fields.any("varied")
+        return Varied(None if dtype is None else dtype_stored(dtype, where), fields.wholes("shape"))
     name, keys = fields.text("kind"), _path(fields.items("keys"), where)
     kind = _KINDS.get(name) or class_named(name, _is_container, where)
     if issubclass(kind, tuple | list) and keys != tuple(range(len(keys))):

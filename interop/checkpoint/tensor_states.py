@@ -15,6 +15,7 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout, Leaf, LeafSpec, same_kinds
 from interop.interrupts import uninterrupted
+from interop.packed import PackedValues
 
 
 def saved_ring(storage: Any) -> dict[str, Any]:
@@ -35,11 +36,23 @@ def saved_rows(storage: Any) -> dict[str, Any]:
         return {"layout": None}
     filled = storage._filled_rows
     leaves = [as_array(leaf) for leaf in storage._rows.at(filled, slice(None))]
-    return {
-        "layout": saved_layout(storage._layout),
-        "ring": saved_ring(storage),
-        "columns": Columns(leaves, storage._row_count),
-    }
+    layout = storage._layout
+    values = {"values": packed_leaves(layout, leaves)} if layout.varied else {}
+    columns = Columns(leaves, storage._row_count)
+    return {"layout": saved_layout(layout), "ring": saved_ring(storage), "columns": columns, **values}
+
+
+def packed_leaves(layout: Layout, leaves: list[np.ndarray]) -> np.ndarray:
+    """The bytes of varied entries without gaps. In the list their spans are replaced by spans in these."""
+    assert layout.values is not None
+    spans = layout.spans(leaves)
+    data, packed = layout.values.packed(np.concatenate([each.reshape(-1, 2) for each in spans.values()]))
+    start = 0
+    for path, each in spans.items():
+        stop = start + each.size // 2
+        leaves[layout.places[path]] = packed[start:stop].reshape(each.shape)
+        start = stop
+    return data
 
 
 def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
@@ -56,10 +69,11 @@ def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
     expected = [(_array_dtype(leaf.dtype), (*ring.lanes, *leaf.shape)) for leaf in layout.leaves]
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
+    values = fields.array("values", np.uint8, (None,)) if layout.varied else None
     plan = Plan(storage, layout, ring, rule, where)
     if storage.fixed_layout is None and getattr(storage, "existsok", False):
         columns.check()  # before new files take the place of those that are there
-    return plan.filled_by(lambda arrays: columns.read_into(arrays))
+    return plan.filled_by(lambda arrays: columns.read_into(arrays), values)
 
 
 def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Callable[[], None]:
@@ -76,13 +90,15 @@ def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Ca
         shape = list(leaves[0].shape[: found.ndim]) if leaves else []
         raise CheckpointMismatch(f"{where}: data of shape {shape} for {found.filled} rows of {list(found.lanes)}")
     plan = Plan(storage, layout, found, rule, where)
+    columns = [as_array(leaf) for leaf in leaves]
+    values = packed_leaves(layout, columns) if layout.varied else None
 
     def fill(arrays: Sequence[np.ndarray | None]) -> None:
-        for array, leaf in zip(arrays, leaves, strict=True):
+        for array, column in zip(arrays, columns, strict=True):
             if array is not None:
-                array[...] = as_array(leaf)
+                array[...] = column
 
-    return plan.filled_by(fill)
+    return plan.filled_by(fill, values)
 
 
 def refuse_frames(storage: Any) -> None:
@@ -112,7 +128,7 @@ class Plan:
     """How saved rows go into a storage: into new memory of its own where it has none, else over what it holds."""
 
     def __init__(self, storage: Any, layout: Layout, ring: Ring, rule: Rule, where: str) -> None:
-        self._storage, self._saved, self._ring = storage, layout, ring
+        self._storage, self._saved, self._ring, self._where = storage, layout, ring, where
         self._fresh = storage.fixed_layout is None and not storage.takes(layout, ring.lanes)
         self._layout = layout if self._fresh else storage._layout
         differences = self._differences(rule)
@@ -147,8 +163,13 @@ class Plan:
             found.append("its items are made of other kinds of containers")
         return sorted(found)
 
-    def filled_by(self, fill: Callable[[Sequence[np.ndarray | None]], None]) -> "Restored":
-        """Read the rows; `fill` is given an array [filled, *lanes, ...] for each saved leaf, None where it is not wanted."""
+    def filled_by(
+        self, fill: Callable[[Sequence[np.ndarray | None]], None], values: np.ndarray | None = None
+    ) -> "Restored":
+        """Read the rows; `fill` is given an array [filled, *lanes, ...] for each saved leaf, None where it is not wanted.
+
+        Varied entries are spans in `values`.
+        """
         storage, ring = self._storage, self._ring
         lead = (ring.capacity, *ring.lanes)
         rows, device = None, storage.device
@@ -159,7 +180,8 @@ class Plan:
                 with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
                     storage.give_up_memory()
                     rows = storage._memory(self._layout, lead)
-            held = self._read(rows, fill)
+            self._layout = self._layout.keeping(storage.values_for(self._layout))
+            held = self._read(rows, fill, values)
         except BaseException:
             storage.device = device
             if rows is not None:
@@ -167,7 +189,9 @@ class Plan:
             raise
         return Restored(storage, self._layout, rows, held, ring)
 
-    def _read(self, rows: Any, fill: Callable[[Sequence[np.ndarray | None]], None]) -> list[Tensor]:
+    def _read(
+        self, rows: Any, fill: Callable[[Sequence[np.ndarray | None]], None], values: np.ndarray | None
+    ) -> list[Tensor]:
         """The leaves of the target, filled; those that are rows already need not be written to them."""
         filled = self._ring.filled
         direct = rows is not None and rows.in_place
@@ -183,6 +207,13 @@ class Plan:
                 arrays.append(np.empty((filled, *self._ring.lanes, *spec.shape), _array_dtype(spec.dtype)))
         (self._storage._rows if rows is None else rows).reserve(filled)
         fill(arrays)
+        if values is not None and self._layout.values is not None:
+            wanted = [each for each in self._saved.spans(arrays).values() if each is not None]
+            if any(((each < 0) | (each[..., :1] + (each[..., 1:] >> 2) > values.size)).any() for each in wanted):
+                raise CheckpointCorrupt(f"{self._where}: text or ragged rows lie outside of what was saved")
+            address = self._layout.values.append_whole(values)
+            for each in wanted:
+                each[..., 0] += address
         if direct:
             return []
         held = dict(zip((spec.path for spec in self._saved.leaves), arrays, strict=True))
@@ -245,7 +276,12 @@ def state_of(storage: Any) -> dict[str, Any]:
     if storage._rows is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
     leaves = [leaf.clone() for leaf in storage._rows.at(storage._filled_rows, slice(None))]
-    layout = saved_layout(storage._layout)
+    layout, values = saved_layout(storage._layout), {}
+    if storage._layout.varied:
+        spans = [as_array(leaf) for leaf in leaves]
+        values["_values"] = torch.from_numpy(packed_leaves(storage._layout, spans).copy())
+        for path, each in storage._layout.spans(spans).items():
+            leaves[storage._layout.places[path]] = torch.from_numpy(each)
     content: Any = leaves
     if storage._layout.is_tensordict:
         content = {}
@@ -262,6 +298,7 @@ def state_of(storage: Any) -> dict[str, Any]:
         "_len": len(storage),
         "_layout": layout,
         "_ring": saved_ring(storage),
+        **values,
     }
 
 
@@ -283,6 +320,14 @@ def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
             zip(shapes, dtypes, strict=True)
         ):
             raise CheckpointCorrupt(f"{where}: the tensors in '_storage' are not those of the '_layout'")
+        if layout.varied:
+            kept = PackedValues()
+            layout = layout.keeping(kept)
+            values = Fields({"_values": as_array(fields.any("_values"))}, where).array("_values", np.uint8, (None,))
+            address = kept.append_whole(values)
+            places = {layout.places[path] for path in layout.varied}
+            shift = torch.tensor([address, 0])
+            leaves = [leaf + shift if place in places else leaf for place, leaf in enumerate(leaves)]
         return restoring_data(storage, layout.build(leaves, (found.filled, *found.lanes)), ring)
     data = _opened(content, storage.ndim, where)  # as others write it: all rows, filled or not
     lead = tuple(data.shape[: storage.ndim])

@@ -13,6 +13,7 @@ from interop.codec import Branch, Layout, Leaf, of_entries
 from interop.keys import as_path
 from interop.storages import TensorStorage
 from interop.storages.rows import TorchRows
+from interop.varied import Varied
 
 _KEPT = 8  # kinds of batches
 
@@ -98,7 +99,7 @@ def _open(node: Any, path: tuple[Any, ...], nodes: dict[Any, dict[Any, Any]], pl
     for key, child in zip(node.keys, node.children, strict=True):
         inner = (*path, key)
         entries[key] = places[inner] if isinstance(child, Leaf) else inner
-        if not isinstance(child, Leaf) and not _open(child, inner, nodes, places):
+        if isinstance(child, Varied) or (not isinstance(child, Leaf) and not _open(child, inner, nodes, places)):
             return False
     return True
 

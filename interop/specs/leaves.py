@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from interop.specs.composite import Composite
+from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec
 from interop.specs.stacked import StackedComposite
 
@@ -13,6 +14,7 @@ def converted(
     leaf: Callable[[TensorSpec, str], Any],
     node: Callable[[Composite, dict[str, Any]], Any],
     at: str = "the spec",
+    objects: Callable[[NonTensor], Any] | None = None,
 ) -> Any:
     """What `leaf` makes of a spec of tensors or, for a Composite, `node` of what was made of its entries.
 
@@ -21,6 +23,7 @@ def converted(
         leaf: is given a spec, whose sizes are known, and its place for an error.
         node: is given a Composite, and its entries converted.
         at: the place of the spec.
+        objects: is given specs of Python objects, which are a TypeError without it.
 
     Raises:
         TypeError: an entry is None or describes no tensors, or the members of a lazy stack have different keys.
@@ -29,7 +32,9 @@ def converted(
     if isinstance(spec, StackedComposite) and spec.exclusive():
         raise TypeError(f"{at} is a lazy stack of specs with different keys: convert its members, unbind(stack_dim)")
     if isinstance(spec, Composite):
-        return node(spec, {key: converted(each, leaf, node, f"{at}[{key!r}]") for key, each in spec.items()})
+        return node(spec, {key: converted(each, leaf, node, f"{at}[{key!r}]", objects) for key, each in spec.items()})
+    if isinstance(spec, NonTensor) and objects is not None:
+        return objects(spec)
     if not isinstance(spec, TensorSpec) or spec.dtype is None:
         raise TypeError(
             f"{at} is {type(spec).__name__}, which describes no tensors: delete it from a clone of the spec"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from interop.checkpoint import tensor_states
 from interop.checkpoint.rule import EXACT, Rule
+from interop.codec import Layout
 from interop.interrupts import uninterrupted
 from interop.processes import starting_a_worker
 from interop.shared_int import LocalInt, SharedInt
@@ -22,6 +23,7 @@ class Copyable(Storage):
     """Rows that are saved, loaded, copied, pickled and shared. See `TensorStorage`."""
 
     _rows: Rows | None
+    _layout: Layout | None
     _lanes: tuple[int, ...]
     _length: SharedInt | LocalInt
     _per_row: int
@@ -65,7 +67,9 @@ class Copyable(Storage):
         if rows is None:
             length = self._length if starting_a_worker() else copy.copy(self._length)
             return {**state, "_length": length, "_tensors": None}
-        in_jax = isinstance(rows, JaxRows)
+        in_jax, layout = isinstance(rows, JaxRows), self._layout
+        if not starting_a_worker() and layout is not None and layout.values is not None:
+            state["_layout"] = layout.keeping(layout.values.copied())
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
             tensors = rows.copies(self._length.value // self._per_row)
             return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ class Files:
         self._beside: dict[Path, Path] = {}  # where a file is until it takes its place
         self._made: dict[Path, tuple[int, int]] = {}  # device and inode: another may have taken the name since
         self._folders: list[Path] = []
+        self.contents: Path | None = None  # a folder that goes with the files, whatever is in it
 
     def folder(self, path: Path) -> None:
         """Make a folder, where it is missing."""
@@ -106,6 +108,8 @@ class Files:
                     removed = True
             except FileNotFoundError:
                 continue
+        if removed and self.contents is not None and not self.contents.is_symlink():
+            shutil.rmtree(self.contents, ignore_errors=True)
         for folder in reversed(self._folders):
             try:
                 folder.rmdir()

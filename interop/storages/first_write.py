@@ -32,6 +32,7 @@ class FirstWrite:
 
     def __init__(self, owner: Any, cleanup: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="interop_storage_init_"))
+        self.values = self.folder / "values"  # of text and ragged rows
         self.epoch = SharedInt()
         if cleanup:
             weakref.finalize(owner, _remove, self.folder, os.getpid())
@@ -60,7 +61,7 @@ class FirstWrite:
         self.refuse_gone()
         places = [(getattr(each, "filename", None), tuple(each.shape), each.dtype) for each in tensors]
         beside = self.folder / f"{_DESCRIPTION}.{os.getpid()}"
-        beside.write_bytes(pickle.dumps((layout, lead, places, self.epoch.value)))
+        beside.write_bytes(pickle.dumps((layout.keeping(None), lead, places, self.epoch.value)))
         os.replace(beside, self.folder / _DESCRIPTION)
 
     def found(self) -> tuple[Layout, tuple[int, ...], list[Tensor]] | None:
@@ -77,6 +78,7 @@ class FirstWrite:
         self.withdraw()
         for path in self.folder.glob("*.memmap"):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.values, ignore_errors=True)
 
     def withdraw(self) -> None:
         """Have nothing be found of what was published and not used."""

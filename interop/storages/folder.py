@@ -24,7 +24,8 @@ from interop.storages.files import Files, check_folders, write
 from interop.storages.undo import commits_of
 
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
-OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES)
+VALUES = "storage.values"  # a folder
+OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES, VALUES)
 _FORMAT = 1
 _LONGEST = 1 << 26  # bytes of a description
 

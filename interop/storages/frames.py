@@ -140,6 +140,15 @@ class LazyFrameStorage(TensorStorage):
             )
         return tuple(_signal(layout, key) for key in named)
 
+    def _layout_of(self, data: Any, dims: int) -> Layout:
+        layout = super()._layout_of(data, dims)
+        if layout.varied:
+            raise TypeError(
+                f"a LazyFrameStorage holds tensors alike in shape, {list(layout.varied)} are text or ragged rows: use a "
+                "LazyTensorStorage"
+            )
+        return layout
+
     def refuse_edit(self, paths: Iterable[Path]) -> None:
         rows = self._rows
         if isinstance(rows, FrameRows):

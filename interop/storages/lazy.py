@@ -3,7 +3,8 @@
 import dataclasses
 import mmap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ class LazyTensorStorage(TensorStorage):
             allocates memory-mapped files in a temporary folder, and the others have them from their next use on.
         cleanup_memmap: remove that folder with the storage, or the process, that was built first; those who have the files
             open keep them.
+        ragged: keys of entries whose rows may have any length along their first dim, from the first item on; they are kept
+            one behind the other and read as jagged nested tensors. Nested tensors need not be named here.
         fill: by key, what rows from before get where a later batch has keys that the first one had not; expanded to the
             shape of an item.
     """
@@ -54,11 +57,13 @@ class LazyTensorStorage(TensorStorage):
         shared_init: bool = False,
         cleanup_memmap: bool = True,
         fill: Mapping[Any, Any] | None = None,
+        ragged: Collection[Any] = (),
     ) -> None:
         if shared_init:
             device = self._check_shared_init(device, compilable, consolidated)
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
         self._fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
+        self._ragged = frozenset(map(as_path, ragged))
         self._consolidated = consolidated
         self._cleanup_memmap = cleanup_memmap
         self.shared_init = shared_init
@@ -101,6 +106,9 @@ class LazyTensorStorage(TensorStorage):
         if self._rows is None and (found := self._first.found()) is not None:
             layout, lead, tensors = found
             self._adopt(layout, TorchRows(tensors, lead[1:]))
+
+    def _values_folder(self) -> Path | None:
+        return None if self._first is None else self._first.values
 
     def may_renew(self) -> bool:
         return self._first is not None or self._access.processes is None
@@ -169,8 +177,10 @@ class LazyTensorStorage(TensorStorage):
         return shares
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        if self._consolidated and not layout.is_tensordict:
-            raise ValueError("consolidated=True needs items that are tensordicts")
+        if self._consolidated and (layout.varied or not layout.is_tensordict):
+            raise ValueError(
+                "consolidated=True needs items that are tensordicts of tensors, without text or ragged rows"
+            )
         if self._first is None:
             planning.refuse(self._planned(layout, lead))
         rows = self._fresh(layout.leaves, lead)

@@ -3,8 +3,9 @@
 import json
 import math
 import os
+import shutil
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,7 +19,7 @@ from interop.codec import Layout, LeafSpec
 from interop.processes import starting_a_worker
 from interop.storages import journal, planning
 from interop.storages.files import Files
-from interop.storages.folder import OWN, PRIORITIES, STATE, Owner, files_below, is_there, make, reserve_again
+from interop.storages.folder import OWN, PRIORITIES, STATE, VALUES, Owner, files_below, is_there, make, reserve_again
 from interop.storages.journal import Journal, ReadOnly
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.maps import anonymous, bytes_of, file_names, from_file
@@ -54,7 +55,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         auto_cleanup: remove the files when the storage goes or the interpreter ends; by default only without
             `scratch_dir`. A process that a signal kills, SIGTERM among them, leaves its files.
         shared_init: make a storage without items in `scratch_dir` at once, to be given to processes before the first write.
-        fill: as for `LazyTensorStorage`.
+        fill, ragged: as for `LazyTensorStorage`.
     """
 
     _MAPPED = True
@@ -71,10 +72,19 @@ class LazyMemmapStorage(LazyTensorStorage):
         auto_cleanup: bool | None = None,
         shared_init: bool = False,
         fill: Mapping[Any, Any] | None = None,
+        ragged: Collection[Any] = (),
     ) -> None:
         if device not in ("auto", None) and torch.device(device).type != "cpu":
             raise ValueError(f"memory maps are on the CPU, got device={device}: cast samples to it with a transform")
-        super().__init__(max_size, device="cpu", ndim=ndim, compilable=compilable, shared_init=shared_init, fill=fill)
+        super().__init__(
+            max_size,
+            device="cpu",
+            ndim=ndim,
+            compilable=compilable,
+            shared_init=shared_init,
+            fill=fill,
+            ragged=ragged,
+        )
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
@@ -202,12 +212,21 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._owner is not None:
             reserve_again(root / STATE, sizes[STATE])
             sizes[STATE] = os.path.getsize(root / STATE)
+        is_new = self._owner is None
         self._owner, made = make(root, sizes, texts, self._described(layout, lead), self.existsok, self._owner)
+        if is_new:
+            shutil.rmtree(root / VALUES, ignore_errors=True)  # of the storage that this one replaces
         self._files = self._files or made
+        self._files.contents = root / VALUES
         self._journal = self._journal or Journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
             self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal, self._owner)
+
+    def _values_folder(self) -> Path | None:
+        if self._owner is not None and self._owner.is_open:
+            return self._owner.folder() / VALUES
+        return super()._values_folder() if self.scratch_dir is None else Path(self.scratch_dir) / VALUES
 
     def _vacate(self) -> None:
         """Remove the files of the rows, of which none is stored: what is left is a storage of items without leaves."""
@@ -305,7 +324,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         stand_ins = [
             torch.zeros((), dtype=spec.dtype, device="cpu").expand(*lead, *spec.shape) for spec in layout.leaves
         ]
-        whole = layout.build(stand_ins, lead, torch.device("cpu"))
+        whole = layout.of_spans().build(stand_ins, lead, torch.device("cpu"))
         whole = whole.to_tensordict(retain_none=False) if is_tensorclass(whole) else whole
         texts = {}
         for folder, node in _folders(whole, ""):
@@ -337,6 +356,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._layout is None or state["_tensors"] is None:
             return {**state, "scratch_dir": f"{root}/"}
         named = zip(file_names(self._layout.leaves), state["_tensors"], strict=True)
+        state["_layout"] = self._layout.keeping(self.values_for(self._layout))
         state["_tensors"] = [from_file(root / name, tuple(held.shape), held.dtype) for name, held in named]
         return {**state, "scratch_dir": f"{root}/"}
 

@@ -14,6 +14,7 @@ from interop.storages.folder import (
     LOCK,
     PRIORITIES,
     STATE,
+    VALUES,
     Owner,
     check_size,
     description,
@@ -89,6 +90,7 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
                 reserve_again(root / name)
             storage._files = Files()
             storage._files.adopt(files_below(root, {*owner.listed, LOCK}))
+            storage._files.contents = root / VALUES
         tensors = [
             from_file(root / name, shape, spec.dtype, private=not writes)
             for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)

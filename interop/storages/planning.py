@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from fbuf import free_memory
 from fbuf.memory_plan import Plan, Share
@@ -56,6 +56,7 @@ def plan(shares: Iterable[Share]) -> Plan:
 
 def row_of(spec: TensorSpec, ndim: int) -> Any:
     """Zeros like a spec describes, [1, *spec.shape], whose elements share memory: a row of a storage with `ndim` item dims.
+    Where the spec has Python objects the row has text.
 
     TypeError for what is no tensor. ValueError for a dynamic dim, or a Composite with fewer than ndim - 1 dims.
     """
@@ -73,7 +74,7 @@ def row_of(spec: TensorSpec, ndim: int) -> Any:
             f"the storage has ndim={ndim}: the spec of a row begins with {ndim - 1} dims, such as [environments], got shape "
             f"{list(spec.shape)}. Use spec.expand(environments)"
         )
-    return converted(spec, leaf, node)
+    return converted(spec, leaf, node, objects=lambda spec: NonTensorData("", batch_size=(1, *spec.shape)))
 
 
 def example(data: Any, ndim: int) -> Any:

@@ -7,7 +7,6 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.codec import Layout
 from interop.index import as_int, as_tensor, in_range, indexed, is_basic, spelled_out
 from interop.storages.copyable import Copyable
 from interop.storages.rows import Rows
@@ -16,7 +15,6 @@ from interop.storages.rows import Rows
 class Readable(Copyable):
     """Rows that are read at any index. See `TensorStorage`."""
 
-    _layout: Layout | None
     device: torch.device | str
 
     def get(self, index: Any) -> Any:

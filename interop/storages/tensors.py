@@ -4,6 +4,7 @@ import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
-from interop.codec import Layout, LeafSpec, Path, stack_items
+from interop.codec import Layout, LeafSpec, stack_items
+from interop.codec import Path as KeyPath
 from interop.index import as_int, indexed, reach, resolved, whole_rows
 from interop.interrupts import uninterrupted
+from interop.keys import as_path
 from interop.numbers import whole
+from interop.packed import PackedValues
 from interop.shared_int import counter
 from interop.specs.spec import TensorSpec
 from interop.storages import guarded, planning
@@ -42,8 +46,9 @@ class TensorStorage(Readable):
     _last: Any = None
     _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
-    _fill: Mapping[Path, Tensor] | None = None  # what rows get under keys that come with a later batch
+    _fill: Mapping[KeyPath, Tensor] | None = None  # what rows get under keys that come with a later batch
     _keeps_layout = False  # whether the memory was allocated for items of a spec, and takes no others
+    _ragged: frozenset[KeyPath] = frozenset()  # entries whose rows may have any length
 
     def __init__(
         self,
@@ -83,6 +88,8 @@ class TensorStorage(Readable):
         self._length.value = self.max_size
 
     def _adopt(self, layout: Layout, rows: Rows) -> None:
+        if layout.varied:
+            layout = layout.keeping(self.values_for(layout))
         self._layout, self._rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
         if self._journal is not None:
             self._journal.guard(self)
@@ -93,6 +100,43 @@ class TensorStorage(Readable):
             except BaseException:  # there is no memory for it
                 self._disown()
                 raise
+
+    def values_for(self, layout: Layout) -> PackedValues | None:
+        """Where text and ragged rows of items of this layout are kept."""
+        folder, held = self._values_folder(), layout.values
+        if not layout.varied or (held is not None and held.folder == folder):
+            return held
+        return PackedValues(folder)
+
+    def _values_folder(self) -> Path | None:
+        """The folder in which processes that share the storage find these; None where they are in memory."""
+        return None
+
+    def _start_sharing(self) -> None:
+        if self._layout is not None and self._layout.values is not None:
+            folder = self._values_folder()
+            if folder is None:
+                raise RuntimeError(
+                    f"text and ragged rows of this {type(self).__name__} are in memory of this process: use a "
+                    "LazyMemmapStorage, or a LazyTensorStorage with compilable=False, to share them"
+                )
+            self._layout.values.move_to(folder)
+        super()._start_sharing()
+
+    def editable(self, given: Any) -> Any:
+        if self._layout is not None and self._layout.varied:
+            named = {as_path(key) for key in given.keys()} if isinstance(given, Mapping | TensorDictBase) else set()  # noqa: SIM118
+            hit = [path for path in self._layout.varied if any(path[: len(key)] == key for key in named)]
+            if hit:
+                raise RuntimeError(
+                    f"{', '.join(map(str, hit))}: text and ragged rows are not edited in place: write whole items, by "
+                    "rb[index] = data; nothing was written"
+                )
+        return super().editable(given)
+
+    def _layout_of(self, data: Any, dims: int) -> Layout:
+        """The layout of items like those of data, which has so many leading dims."""
+        return Layout.of(data, dims, self._ragged)
 
     def give_up_memory(self) -> None:
         """Have no memory, where nothing is stored: that for the next items is allocated anew."""
@@ -142,7 +186,7 @@ class TensorStorage(Readable):
         """Whether memory is to be allocated for items like those of data, which has so many leading dims."""
         if self.fixed_layout is not None:
             return False
-        return not self.takes(Layout.of(data, dims), self._lanes_of(data, dims == self.ndim))
+        return not self.takes(self._layout_of(data, dims), self._lanes_of(data, dims == self.ndim))
 
     def row_capacity(self, data: Any) -> int:
         if self.ndim == 1 or data is None or not self._needs_memory(data, self.ndim):
@@ -153,6 +197,8 @@ class TensorStorage(Readable):
         """The lanes that data written first has: a batch of rows, a list of them, or one row."""
         if isinstance(data, list) and data:
             data, batch = data[0], False
+        if self.ndim == 1:
+            return ()
         shape = _some(Layout.of(data, 0).flatten(data, 0))[0].shape
         if len(shape) < batch + self.ndim - 1:
             raise RuntimeError(f"the storage has ndim={self.ndim}: data of shape {list(shape)} has too few dims")
@@ -216,8 +262,8 @@ class TensorStorage(Readable):
             return self._planned(self._layout, (self._row_count, *self._lanes))
         if data is None:
             raise RuntimeError("nothing was written yet: give plan() the data that will be, as extend() takes it")
-        data = stack_items(data[:1]) if isinstance(data, list) else planning.example(data, self.ndim)
-        layout = Layout.of(data, self.ndim)
+        data = self._stacked(data[:1]) if isinstance(data, list) else planning.example(data, self.ndim)
+        layout = self._layout_of(data, self.ndim)
         lanes = self._lanes_of(data, batch=True)
         device = _some(layout.flatten(data, self.ndim))[0].device
         return self._planned(layout, (_rows_for(self._max_size, math.prod(lanes)), *lanes), device)
@@ -231,6 +277,12 @@ class TensorStorage(Readable):
         """The same, or what another process has allocated."""
         return self._allocate(layout, lead)
 
+    def _stacked(self, data: Any) -> Any:
+        """A list of items as one batch of them."""
+        if not isinstance(data, list):
+            return data
+        return stack_items(data, self._ragged if self._layout is None else {*self._ragged, *self._layout.varied})
+
     def admit(
         self, data: Any, dims: int, new: bool, lead: tuple[int, ...] | None = None, whole: bool = False
     ) -> list[Tensor]:
@@ -240,7 +292,11 @@ class TensorStorage(Readable):
         TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored does not
         change.
         """
-        layout = Layout.of(data, dims) if new or self._layout is None else self._layout
+        layout = self._layout_of(data, dims) if new or self._layout is None else self._layout
+        if layout.values is not None and not new:
+            self.refuse_edit(())  # before anything is appended
+            if layout.values.due:
+                self._reclaim(layout.values)
         try:
             leaves = _some(layout.flatten(data, dims))
         except KeyError:
@@ -262,6 +318,9 @@ class TensorStorage(Readable):
                 with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
                     memory = self._memory(layout, (rows, *lanes))
                     memory.reserve(found[0] if dims == self.ndim else 1)
+                    kept = layout.keeping(self.values_for(layout))
+                    if kept is not layout:  # the folder of these exists by now
+                        layout, leaves = kept, kept.flatten(data, dims)
                     self._adopt(layout, memory)
             except Exception:
                 self.device = wanted  # the next data may be elsewhere, where there is room
@@ -276,6 +335,23 @@ class TensorStorage(Readable):
         assert self._layout is not None
         layout = self._layout.wider(data, self.ndim)
         self._widen(layout, layout.flatten(data, self.ndim))
+
+    def _reclaim(self, values: PackedValues) -> None:
+        """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
+        layout, rows, filled = self._layout, self._own_rows(), self._filled_rows
+        assert layout is not None
+        spans = {path: _spans(held) for path, held in layout.spans(rows.at(filled, slice(None))).items()}
+        sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
+        if self._OF_FRAMES or not sparse.size:
+            return
+        within = [values.within(each, sparse).reshape(filled, -1).any(1) for each in spans.values()]
+        places = torch.from_numpy(np.flatnonzero(np.any(within, 0)))
+        leaves = rows.at(filled, places.to(rows.device))
+        for path in spans:
+            held = leaves[layout.places[path]]
+            moved = torch.from_numpy(values.again(_spans(held).reshape(-1, 2)))
+            leaves[layout.places[path]] = moved.reshape(held.shape).to(held.device)
+        self._write_at(places, leaves, None, self._row_count, False)
 
     def _filling(self, spec: LeafSpec) -> Tensor:
         """What stored rows get under a new key."""
@@ -327,7 +403,7 @@ class TensorStorage(Readable):
 
         `advance(index, count, count)` is called for those that were written, in parts where the whole is large.
         """
-        data = _stacked(data)
+        data = self._stacked(data)
         new = self._needs_memory(data, self.ndim)
         leaves = self.admit(data, self.ndim, new)
         if leaves[0].shape[0] != index.shape[0]:
@@ -352,7 +428,7 @@ class TensorStorage(Readable):
         Of equal places the last wins. IndexError for rows out of range, RuntimeError where the length would grow over
         rows that were never written, and the errors of `admit`: then nothing was written. O(batch).
         """
-        data, dims = _stacked(data), self.ndim - (as_int(cursor) is not None)
+        data, dims = self._stacked(data), self.ndim - (as_int(cursor) is not None)
         new = self._rows is None if type(cursor) is tuple else self._needs_memory(data, dims)
         lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
         rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self._filled_rows
@@ -464,8 +540,9 @@ def _named(rows: Any) -> np.ndarray:
     return rows.reshape(-1).numpy() if isinstance(rows, Tensor) else np.array([rows])
 
 
-def _stacked(data: Any) -> Any:
-    return stack_items(data) if isinstance(data, list) else data
+def _spans(held: Tensor) -> np.ndarray:
+    found: np.ndarray = held.detach().cpu().numpy()
+    return found
 
 
 def _some(leaves: list[Tensor]) -> list[Tensor]:

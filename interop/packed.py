@@ -1,0 +1,286 @@
+"""Values of different lengths, such as texts, kept one behind the other as bytes in append-only segments."""
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_OFFSET = 40  # bits of an address that count bytes in a segment; those above are the number of the segment
+_KIND = 2  # bits of a length that tell the kind of value
+_LEAST, _MOST = 1 << 20, 1 << 26  # bytes of a segment, unless one value is larger
+_TEXT, _BYTES, _INTEGERS, _JSON = range(4)
+_PLAIN = {str, int, float, bool, type(None)}
+
+
+class PackedValues:
+    """Byte strings by span. A span is two int64: the address, and the length shifted by two bits with the kind of value.
+
+    Bytes are appended, never changed. A process appends to segments of its own, so that writers need no common position.
+    What no span names any more is given back by `reclaim`, a whole segment at a time. Callers take turns: methods that
+    append or reclaim are called while the lock of the storage is held.
+
+    Args:
+        folder: where segments are files that several processes map; None for memory of this process.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._segments: dict[int, np.ndarray] = {}
+        self._current = -1  # the segment that this process appends to
+        self._pid = os.getpid()
+        self._used = 0  # bytes of it
+        self._appended = 0  # bytes since the last scan
+        self._live = 0  # bytes that the last scan found
+        self._dead: set[int] = set()  # segments in which it found none
+
+    # ------------------------------------------------------------------ writing
+
+    def append(self, data: Any, lengths: np.ndarray, kinds: int | Sequence[int] | np.ndarray = 0) -> np.ndarray:
+        """Append byte strings that lie one behind the other in data; returns their spans, int64 [n, 2]. O(bytes).
+
+        OSError where the disk has no room.
+        """
+        ends = np.cumsum(lengths)
+        spans = np.empty((len(lengths), 2), np.int64)
+        spans[:, 1] = lengths << _KIND | np.asarray(kinds, np.int64)
+        start, before, whole = 0, 0, memoryview(data)
+        while start < len(lengths):
+            room = self._room(int(lengths[start]), whole.nbytes - before)
+            stop = int(np.searchsorted(ends, before + room, "right"))
+            size = int(ends[stop - 1]) - before
+            address = self._write(whole[before : before + size], size)
+            spans[start:stop, 0] = address + (ends[start:stop] - lengths[start:stop] - before)
+            start, before = stop, before + size
+        return spans
+
+    def append_whole(self, data: np.ndarray) -> int:
+        """Append bytes, uint8 [n], that stay together; returns their address."""
+        self._room(data.size, data.size)
+        return self._write(np.ascontiguousarray(data), data.size)
+
+    def _room(self, least: int, all_of_it: int) -> int:
+        """The bytes free in the current segment, which is a new one where `least` do not fit."""
+        if self._pid != os.getpid():
+            self._pid, self._current = os.getpid(), -1
+        held = self._segments.get(self._current)
+        if held is not None and self.folder is not None and not self._path(self._current).exists():
+            held = None  # another process found nothing in it that is used
+        if held is None or held.size - self._used < least:
+            size = max(_LEAST, least, min(_MOST, max(self._live // 8, all_of_it)))
+            self._current, held = self._new_segment(size)
+            self._used = 0
+        return held.size - self._used
+
+    def _write(self, data: Any, size: int) -> int:
+        held, start = self._segments[self._current], self._used
+        if self.folder is not None and size and hasattr(os, "posix_fallocate"):
+            handle = os.open(self._path(self._current), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(handle, start, size)  # to write where the disk has no room would kill the process
+            finally:
+                os.close(handle)
+        held[start : start + size] = np.frombuffer(data, np.uint8)
+        self._used += size
+        self._appended += size
+        return self._current << _OFFSET | start
+
+    def _new_segment(self, size: int) -> tuple[int, np.ndarray]:
+        number = max(self._numbers(), default=-1) + 1
+        if self.folder is None:
+            self._segments[number] = np.empty(size, np.uint8)
+            return number, self._segments[number]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(handle, size)
+            self._segments[number] = np.frombuffer(mmap.mmap(handle, size), np.uint8)
+        finally:
+            os.close(handle)
+        return number, self._segments[number]
+
+    def _path(self, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{number:08d}.bytes"
+
+    def _numbers(self) -> Iterable[int]:
+        """The segments that exist."""
+        if self.folder is None:
+            return list(self._segments)
+        return [int(path.stem) for path in self.folder.glob("*.bytes") if path.stem.isdecimal()]
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, spans: np.ndarray) -> list[memoryview]:
+        """The byte strings of spans, int64 [n, 2], as views that nobody writes to. RuntimeError for one that is gone."""
+        numbers, starts = (spans[:, 0] >> _OFFSET).tolist(), (spans[:, 0] & ((1 << _OFFSET) - 1)).tolist()
+        sizes = (spans[:, 1] >> _KIND).tolist()
+        held = {number: self._view(number) for number in set(numbers) if any(sizes)}
+        nothing = memoryview(b"")
+        return [
+            held[number][start : start + size] if size else nothing
+            for number, start, size in zip(numbers, starts, sizes, strict=True)
+        ]
+
+    def _view(self, number: int) -> memoryview:
+        found = self._segments.get(number)
+        if found is None:
+            found = self._segments[number] = self._opened(number)
+        return found.data
+
+    def _opened(self, number: int) -> np.ndarray:
+        try:
+            handle = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC) if self.folder is not None else -1
+        except FileNotFoundError:
+            handle = -1
+        if handle < 0:
+            raise RuntimeError(
+                f"segment {number} of the packed values is not there: the rows were written over while they were read, or "
+                f"files of {self.folder or 'the storage'} were removed. Read again"
+            )
+        try:
+            return np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), np.uint8)
+        finally:
+            os.close(handle)
+
+    def packed(self, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of spans, int64 [n, 2], without gaps, and their spans in these. Equal spans share their bytes."""
+        different, back = np.unique(spans, axis=0, return_inverse=True)
+        lengths = different[:, 1] >> _KIND
+        data = np.frombuffer(b"".join(self.read(different)), np.uint8)
+        different[:, 0] = np.cumsum(lengths) - lengths
+        return data, different[back.reshape(-1)]
+
+    # ------------------------------------------------------------------ space
+
+    @property
+    def due(self) -> bool:
+        """Whether a quarter of what the last scan found in use was appended since: a scan costs O(1) a row then."""
+        return self._appended > max(_LEAST, self._live // 4)
+
+    def reclaim(self, spans: Iterable[np.ndarray]) -> np.ndarray:
+        """Remove segments that no span names, now and at the call before; returns those that should be emptied.
+
+        A segment waits for a second call since a write that is rolled back may bring its spans back. The last segment
+        stays, so that no number comes twice.
+
+        Args:
+            spans: all that are in use, int64 [n, 2] each.
+        """
+        used: dict[int, int] = {}
+        for each in spans:
+            numbers, back = np.unique(each[:, 0] >> _OFFSET, return_inverse=True)
+            sizes = np.bincount(back.reshape(-1), weights=each[:, 1] >> _KIND, minlength=numbers.size)
+            for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
+                used[number] = used.get(number, 0) + int(size)
+        there = sorted(self._numbers())
+        dead = {number for number in there[:-1] if not used.get(number) and number != self._current}
+        for number in dead & self._dead:
+            self._remove(number)
+        for number in self._segments.keys() - set(there):
+            del self._segments[number]
+        self._dead, self._appended, self._live = dead, 0, sum(used.values())
+        whole = {n: self._size(n) for n in there[:-1] if used.get(n) and n != self._current}
+        wasted = sum(whole.values()) - sum(used[number] for number in whole)
+        sparse = [number for number, size in whole.items() if used[number] < size // 2]
+        return np.array(sparse if wasted > max(_LEAST, self._live // 2) else [], np.int64)
+
+    def _size(self, number: int) -> int:
+        return self._view(number).nbytes
+
+    def _remove(self, number: int) -> None:
+        self._segments.pop(number, None)
+        if self.folder is not None:
+            self._path(number).unlink(missing_ok=True)
+
+    @staticmethod
+    def within(spans: np.ndarray, segments: np.ndarray) -> np.ndarray:
+        """Whether spans [..., 2] are in one of these segments: bool [...]."""
+        return np.isin(spans[..., 0] >> _OFFSET, segments) & (spans[..., 1] >> _KIND > 0)
+
+    def again(self, spans: np.ndarray) -> np.ndarray:
+        """Append the bytes of spans, int64 [n, 2], once more; returns where they are now."""
+        return self.append(b"".join(self.read(spans)), spans[:, 1] >> _KIND, spans[:, 1] & ((1 << _KIND) - 1))
+
+    def move_to(self, folder: Path) -> None:
+        """Have the segments be files of an empty folder, under the same addresses."""
+        if self.folder == folder:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        moved = PackedValues(folder)
+        for number, held in self._segments.items():
+            moved._path(number).write_bytes(held.data)
+        self.folder, self._segments, self._current = folder, {}, -1
+
+    def copied(self) -> "PackedValues":
+        """A copy in memory of this process, under the same addresses."""
+        copy = PackedValues()
+        copy._segments = {number: np.array(self._view(number)) for number in sorted(self._numbers())}
+        return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of files where they are, of memory the bytes."""
+        return {**self.__dict__, "_segments": {} if self.folder else self._segments, "_current": -1, "_used": 0}
+
+
+# ---------------------------------------------------------------------- Python values
+
+
+def encoded(values: Sequence[Any]) -> tuple[bytes, np.ndarray, int | list[int]]:
+    """Values as bytes one behind the other, the length of each, and the kinds. TypeError for what is of no such kind.
+
+    str, bytes, lists of int64, and None, bool, int, float, list and dict with text keys of all these but bytes.
+    """
+    if set(map(type, values)) == {str}:
+        joined = "".join(values)
+        if joined.isascii():
+            return joined.encode(), _lengths(values), _TEXT
+    data, kinds = [], []
+    for value in values:
+        if type(value) is str:
+            kind, found = _TEXT, value.encode("utf-8", "surrogatepass")
+        elif type(value) is bytes:
+            kind, found = _BYTES, value
+        elif type(value) is list and value and all(type(each) is int and -(2**63) <= each < 2**63 for each in value):
+            kind, found = _INTEGERS, np.array(value, np.int64).tobytes()
+        else:
+            _refuse_other(value, 0)
+            kind, found = _JSON, json.dumps(value, separators=(",", ":")).encode()
+        kinds.append(kind)
+        data.append(found)
+    return b"".join(data), _lengths(data), kinds
+
+
+def _lengths(values: Sequence[Any]) -> np.ndarray:
+    return np.fromiter(map(len, values), np.int64, len(values))
+
+
+def decoded(data: Sequence[memoryview], kinds: np.ndarray) -> list[Any]:
+    """The values again."""
+    return [_DECODERS[kind](each) for kind, each in zip((kinds & ((1 << _KIND) - 1)).tolist(), data, strict=True)]
+
+
+_DECODERS: list[Callable[[memoryview], Any]] = [
+    lambda data: str(data, "utf-8", "surrogatepass"),
+    bytes,
+    lambda data: np.frombuffer(data, np.int64).tolist(),
+    lambda data: json.loads(bytes(data)),
+]
+
+
+def _refuse_other(value: Any, depth: int) -> None:
+    kind = type(value)
+    if kind is list and depth < 64:
+        for each in value:
+            _refuse_other(each, depth + 1)
+    elif kind is dict and depth < 64 and all(type(key) is str for key in value):
+        for each in value.values():
+            _refuse_other(each, depth + 1)
+    elif kind not in _PLAIN:
+        what = "a dict with keys that are no texts" if kind is dict else f"a value of type {kind.__name__}"
+        raise TypeError(
+            f"a tensor storage keeps text, bytes, None, numbers, and lists and dicts of these, got {what}; use ListStorage"
+        )
