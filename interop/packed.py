@@ -118,7 +118,8 @@ class PackedValues:
         """The byte strings of spans, int64 [n, 2], as views that nobody writes to. RuntimeError for one that is gone."""
         numbers, starts = (spans[:, 0] >> _OFFSET).tolist(), (spans[:, 0] & ((1 << _OFFSET) - 1)).tolist()
         sizes = (spans[:, 1] >> _KIND).tolist()
-        held = {number: self._view(number) for number in set(numbers) if any(sizes)}
+        used = {number for number, size in zip(numbers, sizes, strict=True) if size}
+        held = {number: self._view(number) for number in used}
         nothing = memoryview(b"")
         return [
             held[number][start : start + size] if size else nothing
@@ -155,6 +156,11 @@ class PackedValues:
         return data, different[back.reshape(-1)]
 
     # ------------------------------------------------------------------ space
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all segments."""
+        return sum(self._view(number).nbytes for number in self._numbers())
 
     @property
     def due(self) -> bool:

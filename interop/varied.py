@@ -105,6 +105,10 @@ class Values:
 def described(data: Any, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
     """What varied entry data is, with `dims` leading dims, and the shape of an item's spans; None for other data."""
     if _is_python(data) and (dims or not isinstance(data, list)):
+        if len(_shape_of(data)) < dims:
+            raise TypeError(
+                f"{name}: extend() takes a batch, got one {type(data).__name__}: use add(), or a list of them"
+            )
         return Varied(), (*_shape_of(data)[dims:], 2)
     if isinstance(data, Tensor) and (is_ragged or data.is_nested):
         if data.is_nested and (data.layout != torch.jagged or data.ndim < 2 or dims != 1 or _odd_dim(data)):
@@ -162,7 +166,7 @@ def _nested(values: list[Any], shape: tuple[int, ...], plain: bool) -> Any:
         parts = values if plain else _non_tensors(values)
     if plain:
         return parts
-    return NonTensorStack(*parts) if parts else NonTensorData(None, batch_size=shape)
+    return NonTensorStack(*parts) if parts else NonTensorData([], batch_size=shape)
 
 
 def _non_tensors(values: list[Any]) -> list[NonTensorData]:

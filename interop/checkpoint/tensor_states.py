@@ -209,8 +209,7 @@ class Plan:
         fill(arrays)
         if values is not None and self._layout.values is not None:
             wanted = [each for each in self._saved.spans(arrays).values() if each is not None]
-            if any(((each < 0) | (each[..., :1] + (each[..., 1:] >> 2) > values.size)).any() for each in wanted):
-                raise CheckpointCorrupt(f"{self._where}: text or ragged rows lie outside of what was saved")
+            _check_spans(wanted, values.size, self._where)
             address = self._layout.values.append_whole(values)
             for each in wanted:
                 each[..., 0] += address
@@ -324,6 +323,7 @@ def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
             kept = PackedValues()
             layout = layout.keeping(kept)
             values = Fields({"_values": as_array(fields.any("_values"))}, where).array("_values", np.uint8, (None,))
+            _check_spans([as_array(leaf) for leaf in layout.spans(leaves).values()], values.size, where)
             address = kept.append_whole(values)
             places = {layout.places[path] for path in layout.varied}
             shift = torch.tensor([address, 0])
@@ -337,6 +337,14 @@ def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
     capacity = -(-storage._max_size // max(per_row, 1))
     ring = {"ndim": storage.ndim, "lanes": list(lead[1:]), "capacity": capacity, "filled": filled}
     return restoring_data(storage, data[:filled], {**ring, "written": filled, "end": filled % capacity})
+
+
+def _check_spans(spans: Sequence[np.ndarray], size: int, where: str) -> None:
+    """CheckpointCorrupt for spans that do not lie within so many bytes."""
+    for each in spans:
+        starts, lengths = each[..., 0], each[..., 1] >> 2
+        if ((starts < 0) | (lengths < 0) | (starts > size) | (lengths > size - starts)).any():
+            raise CheckpointCorrupt(f"{where}: text or ragged rows lie outside of what was saved")
 
 
 def _at(content: Any, path: Sequence[Any]) -> Any:

@@ -25,13 +25,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter
+from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter, packed
 from interop.samplers.given import flat_slots
 from interop.storages import journal
-from tests.faults.writes import CAPACITY, Call, State, leaves, program, rows, run
+from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
 STARTS = ("new", "half full", "wrapped")
-_GUARDS = ("undo.py", "priorities.py", "guarded.py", "rows.py")
+_GUARDS = ("packed.py", "undo.py", "priorities.py", "guarded.py", "rows.py")
 _HERE = str(Path(__file__).resolve().parents[2] / "interop") + os.sep
 
 
@@ -51,6 +51,9 @@ class Noted(RandomSampler):
             self.highest = kept.read(len(storage))[1]
             self._top(kept)
         return kept
+
+    def take_over(self, storage):
+        """The items that are there have priorities."""
 
     def _top(self, kept):
         kept.give(np.zeros(0, np.int64), 0.0, self.highest)
@@ -188,6 +191,7 @@ def found(folder, lanes):
     for key in ("floats", "bytes", ("next", "flag"), ("next", "half")):
         one = wanted[key[0]][key[1]] if isinstance(key, tuple) else wanted[key]
         assert torch.equal(torch.as_tensor(stored[key]).float(), one.float()), f"torn rows: {key} of {ids.tolist()}"
+    assert not ids.numel() or stored["text"] == each_text(stored["id"].tolist()), f"torn rows: text of {ids.tolist()}"
     kept = storage._keeps_priorities()
     priorities, highest, _ = kept.read(length)
     assert not storage._journal.active and not kept.active
@@ -234,13 +238,14 @@ def template(folder, start, lanes):
 def many(kills, seed, quiet=False):
     """Kill so many children; how often what was found."""
     rng, counts = random.Random(seed), Counter()
-    sizes = journal._LARGEST, journal._PAGE
+    sizes, least = (journal._LARGEST, journal._PAGE), packed._LEAST
     root = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     begun, folder, report = root / "begun", root / "folder", root / "report"
     try:
         while counts["kills"] < kills:
             lanes, start, in_parts = rng.choice([1, 2]), rng.choice(STARTS), rng.random() < 0.3
             journal._LARGEST, journal._PAGE = (200, 8) if in_parts else sizes
+            packed._LEAST = rng.choice([16, 100, least])  # bytes of a segment
             shutil.rmtree(begun, ignore_errors=True)
             state = template(begun, start, lanes)
             everywhere = start == "new" and rng.random() < 0.3  # the first write: at each file operation
@@ -274,7 +279,7 @@ def many(kills, seed, quiet=False):
             if not quiet:
                 print(dict(counts), flush=True)
     finally:
-        journal._LARGEST, journal._PAGE = sizes
+        (journal._LARGEST, journal._PAGE), packed._LEAST = sizes, least
         shutil.rmtree(root, ignore_errors=True)
     return counts
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 CAPACITY = 12
 
@@ -20,8 +20,19 @@ def leaves(ids):
     }
 
 
+def text(number):
+    return f"row {number}, " * (number % 4)
+
+
 def rows(ids):
-    return TensorDict(leaves(ids), torch.as_tensor(ids).shape)
+    ids = torch.as_tensor(ids)
+    texts = NonTensorStack.from_list(each_text(ids.tolist()))
+    return TensorDict({**leaves(ids), "text": texts}, ids.shape)
+
+
+def each_text(ids):
+    """The texts of nested lists of ids."""
+    return [each_text(each) if isinstance(each, list) else text(each) for each in ids]
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def test_unequal_leading_dims_are_refused(storage, first, data):
 
 
 @pytest.mark.parametrize(
-    "data", [3.5, "text", None, np.zeros((2, 3)), range(3), {"a": 1.0}, {"a": np.zeros(3)}, {}, ()], ids=repr
+    "data", [3.5, None, np.zeros((2, 3)), range(3), {"a": 1.0}, {"a": np.zeros(3)}, {}, ()], ids=repr
 )
 def test_what_is_no_tensor_is_refused_by_tensor_storages(data):
     buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY))

@@ -199,12 +199,18 @@ def test_named_tuples_are_items_of_a_list():
 
 def test_what_cannot_be_stacked_is_a_type_error():
     buffer = ReplayBuffer(storage=ListStorage(5))
-    buffer.extend(["a", "b"])
+    buffer.extend([None, 3])
     with pytest.raises(TypeError, match="collate_fn"):
         buffer.sample(2)
     with pytest.raises(TypeError, match="collate_fn"):
         buffer[:]
-    assert buffer[0] == "a"
+    assert buffer[1] == 3
+
+
+def test_texts_come_as_a_list():
+    buffer = ReplayBuffer(storage=ListStorage(5))
+    buffer.extend(["a", "b"])
+    assert buffer[:] == ["a", "b"] and set(buffer.sample(8)) == {"a", "b"}
 
 
 def test_the_collate_function_gets_the_list_except_for_an_int():

@@ -185,11 +185,21 @@ def test_an_emptied_storage_is_allocated_anew(make) -> None:
     assert (buffer[:] == rows).all()
 
 
+def test_objects_of_a_spec_are_stored_as_text_and_the_like(tmp_path) -> None:
+    for storage in (LazyTensorStorage(4), LazyMemmapStorage(4, scratch_dir=tmp_path)):
+        storage.allocate(Composite(a=NonTensor(()), b=Unbounded(2)))
+        buffer = ReplayBuffer(storage=storage)
+        with pytest.raises(KeyError):
+            buffer.extend(TensorDict({"b": torch.zeros(1, 2)}, [1]))
+        buffer.extend(TensorDict({"a": ["text", "more"], "b": torch.zeros(2, 2)}, [2]))
+        assert buffer[:]["a"] == ["text", "more"]
+
+
 @pytest.mark.parametrize(
     ("spec", "error", "text"),
     [
         (Composite(a=Unbounded((2, -1))), ValueError, r"\['a'\] has a dynamic dim"),
-        (Composite(a=NonTensor()), TypeError, r"\['a'\] is NonTensor"),
+        (Composite(a=None), TypeError, r"\['a'\] is NoneType"),
         (TensorDict(a=torch.zeros(2)), TypeError, "the spec is TensorDict"),
         (HUGE, (NotEnoughMemoryError, OSError), "free"),
     ],

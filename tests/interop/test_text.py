@@ -1,0 +1,361 @@
+"""Text, other Python values and ragged rows in every storage: as a plain list would keep them."""
+
+import copy
+import io
+import pickle
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
+
+from fbuf.checkpoint import CheckpointCorrupt
+from interop import (
+    H5StorageCheckpointer,
+    LazyFrameStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TensorStorage,
+    packed,
+)
+
+CAPACITY = 12
+STORAGES = {
+    "tensors": lambda folder: LazyTensorStorage(CAPACITY),
+    "anonymous": lambda folder: LazyMemmapStorage(CAPACITY),
+    "files": lambda folder: LazyMemmapStorage(CAPACITY, scratch_dir=folder / str(random.random())),
+    "list": lambda folder: ListStorage(CAPACITY),
+    "lazy stack": lambda folder: LazyStackStorage(CAPACITY),
+}
+TENSORS = ["tensors", "anonymous", "files"]
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+values = plain | st.text(max_size=300) | st.binary(max_size=40) | st.just("\ud800 half")
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch):
+    """Segments of few bytes, so that they are filled, reclaimed and emptied."""
+    monkeypatch.setattr(packed, "_LEAST", 64)
+
+
+def rows(number, texts):
+    """Items of an id and a value each."""
+    held = NonTensorStack(*map(NonTensorData, texts))
+    ids = torch.arange(number, number + len(texts))
+    return TensorDict({"id": ids, "inner": {"text": held}}, [len(texts)])
+
+
+def check(buffer, model):
+    """The model has the value of each id."""
+    stored = buffer[:]
+    ids = stored["id"].tolist()
+    found = stored["inner", "text"]
+    for number, value in zip(ids, found, strict=True):
+        assert value == model[number] and type(value) is type(model[number])
+    for place, number in enumerate(ids):
+        assert buffer[place]["inner", "text"] == model[number]
+    return ids
+
+
+# ------------------------------------------------------------------ one law over all storages
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_values_come_back_whatever_is_done(kind, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("text")
+    make = lambda: ReplayBuffer(storage=STORAGES[kind](folder), batch_size=3)  # noqa: E731
+    buffer, model, fresh = make(), {}, 0
+    for _ in range(data.draw(st.integers(1, 8))):
+        step = data.draw(st.sampled_from(["extend", "extend", "add", "set", "empty", "dump", "state", "copy"]))
+        if step in ("extend", "add") or not len(buffer):
+            texts = data.draw(st.lists(values, min_size=1, max_size=1 if step == "add" else CAPACITY + 3))
+            new = rows(fresh, texts)
+            buffer.add(new[0]) if step == "add" else buffer.extend(new)
+            model.update(enumerate(texts, fresh))
+            fresh += len(texts)
+        elif step == "set":
+            count = data.draw(st.integers(1, len(buffer)))
+            texts = [data.draw(values) for _ in range(count)]
+            buffer[:count] = rows(fresh, texts)
+            model.update(enumerate(texts, fresh))
+            fresh += count
+        elif step == "empty":
+            buffer.empty()
+        elif step == "copy":
+            before, buffer = buffer, data.draw(st.sampled_from([copy.deepcopy, clone]))(buffer)
+            before.extend(rows(-1, ["of another"]))  # which the copy does not see
+        else:
+            other = make()
+            if data.draw(st.booleans()):
+                other.extend(rows(-5, ["stays", "not"]))
+            if step == "dump":
+                path = folder / str(random.random())
+                buffer.dumps(path)
+                other.loads(path)
+            else:
+                other.load_state_dict(reloaded(buffer.state_dict()))
+            buffer = other
+        if len(buffer):
+            check(buffer, model)
+            batch = buffer.sample()
+            assert [model[number] for number in batch["id"].tolist()] == list(batch["inner", "text"])
+    assert len(buffer) <= CAPACITY
+
+
+def clone(buffer):
+    return pickle.loads(pickle.dumps(buffer))
+
+
+def reloaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool, torch.float32])
+def test_ragged_rows_come_back(kind, dtype, tmp_path):
+    rng = random.Random(0)
+    buffer, model = ReplayBuffer(storage=STORAGES[kind](tmp_path), batch_size=5), []
+    for width in (1, 4, 20, 2):
+        ragged = [torch.randn(rng.randrange(7), 2).mul(9).to(dtype) for _ in range(width)]
+        nested = torch.nested.nested_tensor(ragged, layout=torch.jagged)
+        buffer.extend(TensorDict({"rows": nested, "id": torch.arange(width) + len(model)}, [width]))
+        model += ragged
+    buffer.extend(lazy_stack([TensorDict({"rows": model[n][:1], "id": torch.tensor(n + 100)}) for n in (4, 1)]))
+    buffer.extend(TensorDict({"rows": torch.ones(1, 3, 2).to(dtype), "id": torch.tensor([200])}, [1]))
+    model = {**dict(enumerate(model)), 104: model[4][:1], 101: model[1][:1], 200: torch.ones(3, 2).to(dtype)}
+    path = tmp_path / "dump"
+    buffer.dumps(path)
+    loaded = ReplayBuffer(storage=STORAGES[kind](tmp_path))
+    loaded.loads(path)
+    for each in (buffer[:], buffer.sample(), buffer[torch.tensor([3, 3, 0])], buffer[2:3], loaded[:]):
+        for number, found in zip(each["id"].tolist(), each["rows"].unbind(), strict=True):
+            assert found.dtype == dtype and torch.equal(found, model[number])
+    assert torch.equal(buffer[0]["rows"], model[buffer[0]["id"].item()])
+    assert buffer[torch.zeros(0, dtype=torch.int64)]["rows"].shape[0] == 0
+
+
+def test_declared_ragged_rows_are_added_one_by_one():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8, ragged=[("a", "tokens")]), batch_size=2)
+    for length in (3, 0, 5):
+        buffer.add(TensorDict({"a": {"tokens": torch.arange(length)}, "b": torch.zeros(2)}))
+    buffer.extend([TensorDict({"a": {"tokens": torch.arange(n)}, "b": torch.ones(2)}) for n in (2, 7)])
+    assert [len(each) for each in buffer[:]["a", "tokens"].unbind()] == [3, 0, 5, 2, 7]
+
+
+# ------------------------------------------------------------------ kinds of items
+
+
+@tensorclass
+class Sample:
+    text: str
+    score: torch.Tensor
+
+
+def test_texts_are_entries_of_every_kind_of_item(tmp_path):
+    for kind in TENSORS:
+        make = lambda kind=kind: ReplayBuffer(storage=STORAGES[kind](tmp_path), batch_size=2)  # noqa: E731
+        texts = make()
+        texts.extend(["a", "é", ""])
+        texts.add("d")
+        assert texts[:] == ["a", "é", "", "d"] and texts[1] == "é" and set(texts.sample()) <= {"a", "é", "", "d"}
+        trees = make()
+        trees.add({"t": b"x", "n": (torch.zeros(2), "y")})
+        trees.extend({"t": [b"1", b"2"], "n": (torch.ones(2, 2), ["3", "4"])})
+        assert trees[:]["t"] == [b"x", b"1", b"2"] and trees[2]["n"][1] == "4"
+        samples = make()
+        samples.extend(Sample(text=["p", "q"], score=torch.ones(2), batch_size=[2]))
+        assert isinstance(samples[:], Sample) and list(samples[:].text) == ["p", "q"] and samples[1].text == "q"
+        same = make()
+        same.extend(TensorDict({"env": NonTensorData("CartPole", batch_size=[9]), "x": torch.zeros(9)}, [9]))
+        assert same.sample()["env"] == ["CartPole"] * 2
+
+
+def test_texts_of_several_item_dims():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=4)
+    texts = [[f"{env}/{t}" for t in range(6)] for env in range(3)]
+    data = TensorDict({"text": NonTensorStack.from_list(texts), "n": torch.arange(18).reshape(3, 6)}, [3, 6])
+    buffer.extend(data)
+    stored = buffer[:]
+    for found, number in zip(flat(stored["text"]), stored["n"].reshape(-1).tolist(), strict=True):
+        assert found == f"{number // 6}/{number % 6}"
+    batch = buffer.sample()
+    assert batch["text"] == [f"{n // 6}/{n % 6}" for n in batch["n"].tolist()]
+
+
+def flat(nested):
+    return [each for inner in nested for each in inner]
+
+
+def test_a_storage_around_texts_of_the_user():
+    buffer = ReplayBuffer(storage=TensorStorage(rows(0, ["a", "b", "c"])), batch_size=2)
+    buffer[1] = rows(7, ["new"])[0]
+    assert check(buffer, {0: "a", 7: "new", 2: "c"}) == [0, 7, 2]
+
+
+# ------------------------------------------------------------------ what reads them
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: PrioritizedSampler(40, 0.7, 0.5),
+        SamplerWithoutReplacement,
+        lambda: SliceSampler(slice_len=2, traj_key="traj", strict_length=False),
+    ],
+    ids=["prioritized", "without replacement", "slices"],
+)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_samplers_and_prefetch_read_texts(sampler, prefetch):
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40), sampler=sampler(), batch_size=4, prefetch=prefetch or None
+    )
+    model = {}
+    for start in range(0, 200, 10):
+        texts = [f"text {n}" for n in range(start, start + 10)]
+        data = rows(start, texts).set("traj", torch.full((10,), start))
+        buffer.extend(data)
+        model.update(enumerate(texts, start))
+        batch = buffer.sample()
+        assert batch["inner", "text"] == [model[n] for n in batch["id"].tolist()]
+        if not prefetch:  # others were read before the write
+            assert torch.equal(buffer[batch["index"].reshape(-1)]["id"], batch["id"])
+
+
+def test_members_of_an_ensemble_keep_their_texts_apart():
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=8)
+    for place, member in enumerate(members):
+        member.extend(rows(10 * place, [f"{place}: {n}" for n in range(8)]))
+    batch = ensemble.sample()
+    for place, part in enumerate(batch.unbind(0)):
+        assert part["inner", "text"] == [f"{place}: {n - 10 * place}" for n in part["id"].tolist()]
+
+
+# ------------------------------------------------------------------ space
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("write", ["around the ring", "anywhere"])
+def test_space_of_texts_that_were_written_over_is_used_again(kind, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "_LEAST", 1 << 10)
+    rng = random.Random(1)
+    storage = STORAGES[kind](tmp_path)
+    buffer, model = ReplayBuffer(storage=storage), {}
+    for step in range(400):
+        text = f"{step} " + "x" * rng.randrange(1000)
+        model[step] = text
+        if write == "around the ring" or len(buffer) < CAPACITY:
+            buffer.extend(rows(step, [text]))
+        else:
+            buffer[rng.randrange(CAPACITY // 2)] = rows(step, [text])[0]  # the other rows are never written again
+    check(buffer, model)
+    assert storage._layout.values.bytes < 4 * sum(len(model[n]) for n in buffer[:]["id"].tolist()) + (8 << 10)
+
+
+def test_ten_thousand_texts_take_little_more_than_their_bytes():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10_000))
+    buffer.extend([f"{n:08d}" + "x" * 192 for n in range(10_000)])
+    values = buffer.storage._layout.values
+    assert values.bytes + 16 * 10_000 <= 1.1 * 200 * 10_000
+
+
+def test_chats_of_a_hundred_thousand_turns_are_saved_exactly(tmp_path):
+    rng, chats, turns = random.Random(2), [], 0
+    while turns < 100_000:
+        size = rng.randint(1, 9)
+        chats.append([{"role": "user" if n % 2 else "assistant", "content": f"turn {n} é"} for n in range(size)])
+        turns += size
+    for storage in (ListStorage, LazyTensorStorage):
+        buffer = ReplayBuffer(storage=storage(len(chats)), collate_fn=list if storage is ListStorage else None)
+        items = chats if storage is ListStorage else TensorDict({"chat": of_values(chats)}, [len(chats)])
+        buffer.extend(items)
+        buffer.dumps(tmp_path / storage.__name__)
+        loaded = ReplayBuffer(storage=storage(len(chats)), collate_fn=list if storage is ListStorage else None)
+        loaded.loads(tmp_path / storage.__name__)
+        assert list(loaded[:] if storage is ListStorage else loaded[:]["chat"]) == chats
+
+
+def of_values(each):
+    return NonTensorStack(*map(NonTensorData, each))
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        (rows(0, [{1, 2}]), TypeError, "set.*ListStorage"),
+        (rows(0, [{1: "a"}]), TypeError, "keys that are no texts"),
+        (rows(0, [("a", 1)]), TypeError, "tuple"),
+        (TensorDict({"id": torch.zeros(2).long(), "inner": {"text": torch.zeros(2)}}, [2]), TypeError, "text"),
+        (rows(0, ["a"]).set("more", of_values(["b"])), KeyError, "more"),
+        (rows(0, ["a"]).update({"id": of_values(["b"])}), TypeError, "id"),
+    ],
+    ids=["set", "keys", "tuple", "tensor", "another key", "text for a tensor"],
+)
+@pytest.mark.parametrize("kind", TENSORS)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(data, error, match, kind, tmp_path):
+    buffer = ReplayBuffer(storage=STORAGES[kind](tmp_path))
+    buffer.extend(rows(0, ["a", "b"]))
+    with pytest.raises(error, match=match):
+        buffer.extend(data)
+    assert check(buffer, {0: "a", 1: "b"}) == [0, 1] and buffer.write_count == 2
+
+
+def test_calls_that_texts_do_not_take_say_so(tmp_path):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
+    with pytest.raises(TypeError, match="add"):
+        buffer.extend("one text")
+    buffer.extend(rows(0, ["a", "b"]))
+    with pytest.raises(RuntimeError, match=r"rb\[index\] = data"):
+        buffer.set_(("inner", "text"), ["c", "d"])
+    with pytest.raises(ValueError, match="TensorStorageCheckpointer"):
+        H5StorageCheckpointer().dumps(buffer.storage, tmp_path / "h5")
+    with pytest.raises(TypeError, match="LazyTensorStorage"):
+        ReplayBuffer(storage=LazyFrameStorage(8, obs_key="obs", stack=2)).extend(rows(0, ["a"]))
+    with pytest.raises(ValueError, match="consolidated"):
+        ReplayBuffer(storage=LazyTensorStorage(8, consolidated=True)).extend(rows(0, ["a"]))
+    ragged = TensorDict({"r": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)}, [1])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
+    buffer.extend(ragged)
+    for wrong, error in ((torch.ones(1, 2).double(), "float64"), (torch.ones(1, 2, 2), "shape")):
+        with pytest.raises(RuntimeError, match=error):
+            buffer.extend(TensorDict({"r": wrong}, [1]))
+
+
+def test_spans_that_point_outside_are_corrupt():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
+    buffer.extend(rows(0, ["abc", "de"]))
+    for place, value in ((0, -1), (0, 1 << 45), (1, 1 << 20)):
+        state = buffer.state_dict()
+        state["_storage"]["_storage"]["inner"]["text"][1, place] = value
+        other = ReplayBuffer(storage=LazyTensorStorage(8))
+        with pytest.raises(CheckpointCorrupt):
+            other.load_state_dict(state)
+        assert len(other) == 0
+
+
+def test_a_lazy_stack_keeps_its_kind():
+    buffer = ReplayBuffer(storage=LazyStackStorage(8))
+    buffer.extend(lazy_stack([TensorDict({"t": torch.zeros(n), "s": "x" * n}) for n in (1, 2)]))
+    assert isinstance(buffer[:], LazyStackedTensorDict) and buffer[:]["s"] == ["x", "xx"]
