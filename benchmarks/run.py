@@ -40,6 +40,7 @@ SCRIPTS = (
     "cat_frames",
     "ted",
     "specs",
+    "text",
     "first_batch",
     "scaling",
     "gpu",

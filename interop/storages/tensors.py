@@ -259,14 +259,17 @@ class TensorStorage(Readable):
 
     def _shares(self, data: Any) -> list[Share]:
         if self._rows is not None and self._layout is not None:
-            return self._planned(self._layout, (self._row_count, *self._lanes))
+            shares = self._planned(self._layout, (self._row_count, *self._lanes))
+            values = self._layout.values
+            return shares if values is None else [*shares, _share(values.folder, values.bytes)]
         if data is None:
             raise RuntimeError("nothing was written yet: give plan() the data that will be, as extend() takes it")
         data = self._stacked(data[:1]) if isinstance(data, list) else planning.example(data, self.ndim)
         layout = self._layout_of(data, self.ndim)
         lanes = self._lanes_of(data, batch=True)
         device = _some(layout.flatten(data, self.ndim))[0].device
-        return self._planned(layout, (_rows_for(self._max_size, math.prod(lanes)), *lanes), device)
+        shares = self._planned(layout, (_rows_for(self._max_size, math.prod(lanes)), *lanes), device)
+        return [*shares, _share(self._values_folder(), None)] if layout.varied else shares
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
         """What leaves of shape [*lead, ...] take; `found` is where the first data is."""
@@ -538,6 +541,10 @@ def _named(rows: Any) -> np.ndarray:
     if isinstance(rows, slice):
         return np.arange(rows.start, rows.stop, rows.step or 1)
     return rows.reshape(-1).numpy() if isinstance(rows, Tensor) else np.array([rows])
+
+
+def _share(folder: Path | None, size: int | None) -> Share:
+    return Share("values", "of text and ragged rows", "cpu" if folder is None else str(folder), size)
 
 
 def _spans(held: Tensor) -> np.ndarray:
