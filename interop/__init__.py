@@ -4,7 +4,7 @@ from interop import _settings  # noqa: F401  # first: it must see whether JAX wa
 
 # isort: split
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
-from interop import specs
+from interop import llm, specs
 from interop.bridge import to_jax, to_torch
 from interop.buffers import (
     ConditionalUpdateResult,
@@ -25,6 +25,7 @@ from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.nested import NestedStorageCheckpointer
+from interop.llm import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
@@ -137,5 +138,6 @@ __all__ = [
     "to_torch",
 ]
 __all__ += specs.__all__
+__all__ += llm.__all__
 
 untraced(*(each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, _UNTRACED)))

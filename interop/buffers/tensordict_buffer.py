@@ -1,5 +1,6 @@
 """A replay buffer of tensordicts, which carry their index and priorities along."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -137,7 +138,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if locked:
             data.unlock_()
         shape = data.batch_size
+        plain = isinstance(data, TensorDictBase)  # others are tensorclasses, which have no entries but their fields
+        known = info.keys() if plain else info.keys() & {field.name for field in dataclasses.fields(data)}
         for key, value in info.items():
+            if key not in known:
+                continue
             if not apart and _put_as_is(data, key, as_entry(value), shape):
                 continue
             if isinstance(value, tuple):

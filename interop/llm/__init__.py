@@ -1,0 +1,31 @@
+"""Language data: tokenized datasets, rollouts of language models, and the KL penalty. Needs the extra `llm`."""
+
+import sys
+
+from interop.llm import rollout as utils
+from interop.llm.dataset import TokenizedDatasetLoader, create_infinite_iterator, get_dataloader
+from interop.llm.kl import AdaptiveKLController, ConstantKLController
+from interop.llm.prompt import PromptData
+from interop.llm.reward import PairwiseDataset, RewardData
+from interop.llm.rollout import RolloutFromModel
+from interop.llm.sequences import LLMData, LLMInput, LLMOutput
+from interop.llm.tokenizers import PromptTensorDictTokenizer, TensorDictTokenizer
+
+sys.modules[f"{__name__}.utils"] = utils  # what torchrl calls the module of rollouts
+
+__all__ = [
+    "AdaptiveKLController",
+    "ConstantKLController",
+    "LLMData",
+    "LLMInput",
+    "LLMOutput",
+    "PairwiseDataset",
+    "PromptData",
+    "PromptTensorDictTokenizer",
+    "RewardData",
+    "RolloutFromModel",
+    "TensorDictTokenizer",
+    "TokenizedDatasetLoader",
+    "create_infinite_iterator",
+    "get_dataloader",
+]

@@ -1,0 +1,186 @@
+"""Tokenized datasets, kept as memory-mapped tensors, and batches of them."""
+
+import functools
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from interop.buffers import TensorDictReplayBuffer
+from interop.llm.memmaps import published, to_memmap
+from interop.llm.optional import required
+from interop.llm.tokenizers import TensorDictTokenizer as TensorDictTokenizer
+from interop.samplers import SamplerWithoutReplacement
+from interop.storages import TensorStorage
+
+StrPath = str | os.PathLike[str]
+
+_DROPPED = ("text", "prompt", "label", "valid_sample")
+_SCHEMA = 1  # of the record of what a folder was made from
+
+
+class TokenizedDatasetLoader:
+    """A dataset of the Hugging Face hub or of a disk, tokenized once and memory-mapped from then on.
+
+    The tensors are in `<root_dir>/<name>/<split>/<max_length>`, where the name is that of the dataset without its owner,
+    up to the first "-". They are made in a folder beside it that is renamed when complete: a process that is killed leaves
+    nothing that is read later. Of several processes one makes them while the others wait.
+
+    Args:
+        split: "train", "valid" or another split of the dataset.
+        max_length: the length of the sequences, in tokens.
+        dataset_name: the name in the hub, or with `from_disk` the folder of a saved `DatasetDict`.
+        tokenizer_fn: called as `tokenizer_fn(tokenizer, max_length=..., return_tensordict=False)`; it returns what turns a
+            batch of rows into columns of numbers, as `TensorDictTokenizer` does.
+        pre_tokenization_hook: dataset -> dataset, applied to the rows before they are tokenized.
+        root_dir: by default `fbuf/data` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+        valid_size: the rows kept of a split whose name starts with "valid"; the hook sees these only.
+        num_workers: processes that tokenize, by default half the cores.
+        tokenizer_class: has `from_pretrained`; by default `transformers.AutoTokenizer`.
+        tokenizer_model_name: what the tokenizer is loaded from, by default "gpt2".
+    """
+
+    def __init__(
+        self, split: str, max_length: int, dataset_name: str, tokenizer_fn: Callable[..., Callable[[Any], Any]],
+        pre_tokenization_hook: Callable[[Any], Any] | None = None, root_dir: StrPath | None = None,
+        from_disk: bool = False, valid_size: int = 2000, num_workers: int | None = None,
+        tokenizer_class: Any = None, tokenizer_model_name: str | None = None,
+    ) -> None:  # fmt: skip
+        name = Path(dataset_name).name.split("-", 1)[0]
+        if not name or max_length < 1 or valid_size < 1:
+            raise ValueError(
+                "dataset_name must have a name before the first '-', max_length and valid_size be at least 1, got "
+                f"{dataset_name!r}, {max_length} and {valid_size}"
+            )
+        self.split, self.max_length, self.dataset_name = split, max_length, dataset_name
+        self.tokenizer_fn, self.pre_tokenization_hook = tokenizer_fn, pre_tokenization_hook
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fbuf" / "data"
+        self.root_dir = Path(root_dir or root)
+        self.from_disk, self.valid_size = from_disk, valid_size
+        self.num_workers = num_workers or max((os.cpu_count() or 1) // 2, 1)
+        self.tokenizer_class, self.tokenizer_model_name = tokenizer_class, tokenizer_model_name or "gpt2"
+        self._folder = self.root_dir / name / split / str(max_length)
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, loaded when it is first needed. Its pad token is its end-of-text token."""
+        return self.make_tokenizer(tokenizer_class=self.tokenizer_class, tokenizer_model_name=self.tokenizer_model_name)
+
+    @staticmethod
+    def make_tokenizer(*, tokenizer_class: Any = None, tokenizer_model_name: str = "gpt2") -> Any:
+        """A tokenizer that pads with its end-of-text token. ValueError where it has none."""
+        tokenizer_class = tokenizer_class or required("transformers").AutoTokenizer
+        tokenizer = tokenizer_class.from_pretrained(tokenizer_model_name)
+        if tokenizer.eos_token is None:
+            raise ValueError(
+                f"the tokenizer {tokenizer_model_name!r} has no end-of-text token, which is to pad: set one"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def load(self) -> TensorDictBase:
+        """The memory-mapped tensors, of batch size [rows]; made first where they are missing.
+
+        Columns are those that `tokenizer_fn` returns and those of the dataset, but for text, prompt, label, valid_sample.
+
+        ValueError where the folder was made from another dataset, tokenizer or hook of that name, where a column is not of
+        numbers, and where no rows are left; nothing is written then.
+        """
+        return published(self._folder, self._made_from(), self._make)
+
+    def _made_from(self) -> dict[str, Any]:
+        name = os.path.abspath(self.dataset_name) if self.from_disk else self.dataset_name
+        return {
+            "schema": _SCHEMA,
+            "dataset_name": name,
+            "valid_size": self.valid_size if self.split.startswith("valid") else None,
+            "tokenizer_fn": _name(self.tokenizer_fn),
+            "pre_tokenization_hook": _name(self.pre_tokenization_hook),
+            "tokenizer_class": _name(self.tokenizer_class),
+            "tokenizer_model_name": self.tokenizer_model_name,
+        }
+
+    def _make(self, scratch: Path) -> None:
+        tokenize = self.tokenizer_fn(self.tokenizer, max_length=self.max_length, return_tensordict=False)
+        dataset = self._rows().map(
+            tokenize,
+            batched=True,
+            num_proc=self.num_workers if self.num_workers > 1 else None,
+            load_from_cache_file=False,  # and nothing is left beside the dataset
+            cache_file_name=os.fspath(scratch / "tokens.arrow"),
+            new_fingerprint=scratch.name,
+            desc="Tokenizing",
+        )
+        features = [column for column in dataset.features if column not in _DROPPED]
+        self.dataset_to_tensordict(dataset, scratch / "data", features=features)
+
+    def _rows(self) -> Any:
+        """The rows of the split, as the hook leaves them."""
+        datasets = required("datasets")
+        if self.from_disk:
+            dataset = datasets.load_from_disk(self.dataset_name)[self.split]
+        else:
+            dataset = datasets.load_dataset(self.dataset_name, split=self.split)
+        if self.split.startswith("valid"):
+            dataset = dataset.select(range(min(self.valid_size, len(dataset))))
+        if self.pre_tokenization_hook is not None:
+            dataset = self.pre_tokenization_hook(dataset)
+        if len(dataset) == 0:
+            raise ValueError(f"no rows of {self.dataset_name!r}, split {self.split!r}, are left to tokenize")
+        return dataset
+
+    dataset_to_tensordict = staticmethod(to_memmap)
+
+
+def create_infinite_iterator(iterator: Iterable[Any]) -> Iterator[Any]:
+    """The elements of an iterable, over and over. ValueError where an iteration gives none, as the second of a generator."""
+    while True:
+        empty = True
+        for each in iterator:
+            empty = False
+            yield each
+        if empty:
+            raise ValueError("there is nothing to iterate over: pass an iterable that gives elements each time")
+
+
+def get_dataloader(
+    batch_size: int, block_size: int, tensorclass_type: Any, device: torch.device | str,
+    dataset_name: str | None = None, infinite: bool = True, prefetch: int = 0, split: str = "train",
+    root_dir: StrPath | None = None, from_disk: bool = False, num_workers: int | None = None,
+) -> Any:  # fmt: skip
+    """Batches of a tokenized dataset: each row once an epoch, in random order; the last, smaller batch is left out.
+
+    Args:
+        batch_size: rows of a batch.
+        block_size: the length of a sequence, `max_length` of `from_dataset`.
+        tensorclass_type: a class with `from_dataset(split=, dataset_name=, max_length=, root_dir=, from_disk=,
+            num_workers=)`, as `PromptData` and `PairwiseDataset`. Batches are instances of what it returns.
+        device: where the batches are.
+        infinite: whether to return a generator of batches without an end, rather than the `TensorDictReplayBuffer`.
+        prefetch: batches that are read ahead.
+
+    The other arguments are those of `TokenizedDatasetLoader`. ValueError where there are fewer rows than `batch_size`.
+    """
+    data = tensorclass_type.from_dataset(
+        split=split, dataset_name=dataset_name, max_length=block_size, root_dir=root_dir, from_disk=from_disk,
+        num_workers=num_workers,
+    )  # fmt: skip
+    if len(data) < batch_size:
+        raise ValueError(f"a batch of {batch_size} rows needs as many, the dataset has {len(data)}")
+    buffer = TensorDictReplayBuffer(
+        storage=TensorStorage(data),
+        collate_fn=operator.methodcaller("to", torch.device(device)),
+        sampler=SamplerWithoutReplacement(drop_last=True),
+        batch_size=batch_size,
+        prefetch=prefetch,
+    )
+    return create_infinite_iterator(buffer) if infinite else buffer
+
+
+def _name(given: Any) -> str | None:
+    """The name of a class or function, the same in every process."""
+    return None if given is None else getattr(given, "__qualname__", type(given).__qualname__)

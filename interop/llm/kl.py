@@ -1,0 +1,79 @@
+"""The coefficient of the KL penalty: constant, or adapted to a target."""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class KLControllerBase(abc.ABC):
+    """The coefficient of a penalty, `coef`, which is also written to `kl_coef` of a model where one is given.
+
+    AttributeError for a model without that attribute.
+    """
+
+    def __init__(self, coef: float | None, model: Any) -> None:
+        try:
+            held = None if model is None else model.kl_coef
+        except AttributeError:
+            name = type(self).__name__
+            raise AttributeError(f"Model input to {name} doesn't have attribute 'kl_coef'") from None
+        if (coef := held if coef is None else coef) is None:
+            raise ValueError(f"{type(self).__name__} needs kl_coef, or a model that has one")
+        self.model = model
+        self._set(coef)
+
+    @abc.abstractmethod
+    def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
+        """The coefficient after these values: mean rewards of the KL penalty, that is -coef * KL, one a rollout."""
+
+    def _set(self, coef: float) -> float:
+        self.coef = coef
+        if self.model is not None:
+            self.model.kl_coef = coef
+        return coef
+
+
+class ConstantKLController(KLControllerBase):
+    """A coefficient that stays what it is: `kl_coef`, by default that of the model; ValueError where neither is given."""
+
+    def __init__(self, *, kl_coef: float | None = None, model: Any = None) -> None:
+        super().__init__(kl_coef, model)
+
+    def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
+        return self._set(self.coef)
+
+
+class AdaptiveKLController(KLControllerBase):
+    """A coefficient that grows while the KL divergence is above `target` and shrinks below it (arXiv:1909.08593, 2.2).
+
+    With n values of mean m, `coef *= 1 + clip(-m / coef / target - 1, -0.2, 0.2) * n / horizon`.
+
+    ValueError where `init_kl_coef`, `target` or `horizon` is not above 0; in `update` where values are missing or not
+    finite, or so many that the coefficient would not stay positive: it is then unchanged.
+    """
+
+    def __init__(self, *, init_kl_coef: float, target: float, horizon: int, model: Any = None) -> None:
+        for name, value in {"init_kl_coef": init_kl_coef, "target": target, "horizon": horizon}.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        self.target, self.horizon = target, horizon
+        super().__init__(init_kl_coef, model)
+
+    def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
+        values = [float(torch.as_tensor(each).detach()) for each in (() if kl_values is None else kl_values)]
+        if not values or not all(map(math.isfinite, values)):
+            raise ValueError(
+                f"AdaptiveKLController.update() needs finite KL values since the last update, got {values}"
+            )
+        n, kl = len(values), -math.fsum(values) / len(values) / self.coef
+        factor = 1 + min(max(kl / self.target - 1, -0.2), 0.2) * n / self.horizon
+        if factor <= 0:
+            raise ValueError(
+                f"{n} KL values would make the coefficient {self.coef * factor}: update more often, or use a horizon "
+                f"above {n / 5}"
+            )
+        return self._set(self.coef * factor)

@@ -1,0 +1,155 @@
+"""A dataset as memory-mapped tensors, in a folder that is there as a whole or not at all."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from fbuf.checkpoint.folder_lock import FolderLock
+
+_ROWS = 4096  # of a dataset that are in memory at once
+_RECORD = "made_from.json"  # the last file written to a folder
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+
+
+def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> TensorDictBase:
+    """The memory-mapped tensors of a folder, made first by `make(scratch)` where the folder is missing or incomplete.
+
+    `make` writes the tensors to the folder `scratch / "data"`, which one rename puts in place: a process that is killed
+    leaves no folder, and what it did leave is removed by the next. One process makes a folder at a time; others wait for
+    it. A folder without the record that is written last is incomplete, whoever made it, and is replaced.
+
+    ValueError where the folder was made from something else than `made_from`.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not _is_complete(folder, made_from):
+        lock = FolderLock(folder.parent)
+        lock.acquire()
+        try:
+            if not _is_complete(folder, made_from):  # another process made it meanwhile
+                _make(folder, made_from, make)
+        finally:
+            lock.release()
+    return TensorDict.load_memmap(folder)
+
+
+def _is_complete(folder: Path, made_from: Mapping[str, Any]) -> bool:
+    try:
+        found = json.loads((folder / _RECORD).read_bytes())
+    except FileNotFoundError:
+        return False
+    if found != made_from:
+        differ = {
+            key: (found.get(key), made_from.get(key)) for key in made_from if found.get(key) != made_from.get(key)
+        }
+        raise ValueError(
+            f"{folder} was made from something else: {differ} (there, asked for). Pass another root_dir, or remove it"
+        )
+    return True
+
+
+def _make(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> None:
+    for left in folder.parent.iterdir():  # by processes that were killed: the lock is ours
+        if _SCRATCH.fullmatch(left.name):
+            shutil.rmtree(left)
+    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    scratch.mkdir()
+    try:
+        make(scratch)
+        data = scratch / "data"
+        (data / _RECORD).write_text(json.dumps(made_from))
+        for each in [*data.rglob("*"), data]:
+            _flush(each)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(scratch / "incomplete")
+        data.rename(folder)
+        _flush(folder.parent)
+    finally:
+        shutil.rmtree(scratch)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def to_memmap(
+    dataset: Any, data_dir: str | os.PathLike[str], prefix: NestedKey | None = None,
+    features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: NestedKey | None = None,
+) -> TensorDictBase:  # fmt: skip
+    """Columns of a dataset as memory-mapped tensors. Of a `datasets.Dataset` 4,096 rows are in memory at a time.
+
+    Args:
+        dataset: a `datasets.Dataset`, a TensorDict, or a mapping of names to lists, which needs `features`.
+        data_dir: the folder that the files are written to.
+        prefix: the key under which the columns are.
+        features: the columns, by default `dataset.features`; all entries of a TensorDict.
+        batch_dims: leading dims of the columns that are their batch size.
+        valid_mask_key: a column of bools; only rows where it is True are kept.
+
+    Returns:
+        A TensorDict of batch size [] with the columns under `prefix`; without a prefix the columns themselves.
+
+    Raises:
+        KeyError: a column is missing.
+        ValueError: rows of a column differ in length, a column is not of numbers, or no row is left.
+    """
+    known = list(dataset.keys() if isinstance(dataset, Mapping | TensorDictBase) else dataset.features)
+    features = known if features is None else list(features)
+    mask = [] if valid_mask_key is None else [valid_mask_key]
+    if missing := [name for name in [*features, *mask] if name not in known]:
+        raise KeyError(f"the dataset has no columns {missing}, it has {known}")
+    kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool) if mask else None
+    source = _columns(dataset, features)
+    total = len(source) if kept is None else int(kept.sum())
+    if total == 0 or not features:
+        raise ValueError(f"there is nothing to write: {len(source)} rows, {total} of them valid, columns {features}")
+    path = (prefix,) if isinstance(prefix, str) else tuple(prefix or ())
+    out: Any = None
+    written = 0
+    for start in range(0, len(source), _ROWS):
+        rows = _tensors(source[start : start + _ROWS], features)
+        if out is None:
+            like = rows.apply(lambda each: each.new_empty(()).expand(total, *each.shape[1:]), batch_size=[total])
+            like.auto_batch_size_(batch_dims)
+            out = (TensorDict({path: like}) if path else like).memmap_like(os.fspath(data_dir))
+        rows = rows if kept is None else rows[kept[start : start + _ROWS]]
+        (out[path] if path else out)[written : written + len(rows)] = rows.auto_batch_size_(batch_dims)
+        written += len(rows)
+    return out
+
+
+def _columns(dataset: Any, features: Sequence[NestedKey]) -> Any:
+    """What has a length, and gives rows by a slice."""
+    if isinstance(dataset, TensorDictBase):
+        return dataset.select(*features)
+    if isinstance(dataset, Mapping):
+        return TensorDict({name: torch.as_tensor(dataset[name]) for name in features}).auto_batch_size_(1)
+    return dataset.select_columns(list(features)).with_format("torch")
+
+
+def _tensors(rows: Any, features: Sequence[NestedKey]) -> TensorDictBase:
+    if isinstance(rows, TensorDictBase):
+        return rows
+    for name in features:
+        if isinstance(rows[name], Tensor):
+            continue
+        if all(isinstance(each, Tensor) for each in rows[name]):
+            sizes = sorted({each.shape for each in rows[name]})
+            raise ValueError(f"the rows of {name!r} differ in shape, {list(sizes[0])} and {list(sizes[-1])}: pad them")
+        kind = type(rows[name][0]).__name__
+        raise ValueError(f"the column {name!r} holds {kind}, not numbers: leave it out by features=, or drop it before")
+    return TensorDict({name: rows[name] for name in features}).auto_batch_size_(1)
