@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorClass
+from tensordict import NonTensorData, NonTensorStack, tensorclass
 from torch import Size, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,7 +40,8 @@ def _rows(key: str, values: list[Any], size: Size) -> Any:
 
 
 @_with_lists
-class LLMInput(TensorClass, nocast=True):
+@tensorclass(nocast=True)
+class LLMInput:
     """What a language model is given.
 
     - tokens: int64 [*B, T], the prompts. attention_mask: of that shape.
@@ -54,7 +55,8 @@ class LLMInput(TensorClass, nocast=True):
 
 
 @_with_lists
-class LLMOutput(TensorClass, nocast=True):
+@tensorclass(nocast=True)
+class LLMOutput:
     """What a language model returns.
 
     - tokens: int64 [*B, T_in], the prompts. tokens_response: int64 [*B, T_out], the generated tokens.
@@ -72,7 +74,7 @@ class LLMOutput(TensorClass, nocast=True):
     text: str | list[str] | None = None
 
     @classmethod
-    def from_vllm_output(cls, vllm_output: Any, *, pad_token_id: int = 0) -> LLMOutput:
+    def from_vllm_output(cls: Any, vllm_output: Any, *, pad_token_id: int = 0) -> LLMOutput:
         """From a `RequestOutput` of vLLM or several, with batch size [R]: one row for each of their completions.
 
         Tokens are padded on the right by `pad_token_id`, log-probabilities, where all completions have them, by 0; the
@@ -104,7 +106,8 @@ class LLMOutput(TensorClass, nocast=True):
 
 
 @_with_lists
-class LLMData(TensorClass, nocast=True):
+@tensorclass(nocast=True)
+class LLMData:
     """A prompt and its response: the fields of `LLMInput` and `LLMOutput`; `text` is the prompt."""
 
     tokens: Tensor | None = None
