@@ -18,7 +18,9 @@ class WordTokenizer:
     def from_pretrained(cls, name: str) -> "WordTokenizer":
         return cls()
 
-    def __call__(self, text: Any, max_length: int = 0, padding: Any = False, truncation: bool = False) -> dict[str, Any]:
+    def __call__(
+        self, text: Any, max_length: int = 0, padding: Any = False, truncation: bool = False
+    ) -> dict[str, Any]:
         if isinstance(text, str):
             return {name: rows[0] for name, rows in self([text], max_length, padding, truncation).items()}
         ids = [[1 + len(word) for word in each.split()] for each in text]
@@ -42,7 +44,9 @@ class TableModel:
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(logits=self.table[input_ids % 7])
 
-    def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: Any) -> SimpleNamespace:
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: Any
+    ) -> SimpleNamespace:
         assert self.new is not None
         self.given = input_ids, attention_mask, generation_config
         sequences = torch.cat([input_ids, self.new], 1)

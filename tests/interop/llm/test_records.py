@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -120,7 +118,9 @@ def test_masked_labels() -> None:
     data = PromptData(ids, torch.ones_like(ids), torch.tensor([2, 6]), labels=ids, loss=torch.ones(()), batch_size=[])
     masked = data.mask_label(7)
     assert masked.input_ids.tolist() == [[0, 1, 7, 7, 7, 7], [6, 7, 8, 9, 10, 11]] and masked.batch_size == ()
-    assert masked.attention_mask.tolist() == [[1, 1, 0, 0, 0, 0], [1] * 6] and masked.attention_mask.dtype == torch.int64
+    assert (
+        masked.attention_mask.tolist() == [[1, 1, 0, 0, 0, 0], [1] * 6] and masked.attention_mask.dtype == torch.int64
+    )
     assert masked.labels is None and masked.loss == 1 and masked.prompt_rindex is data.prompt_rindex
     assert data.mask_label().input_ids[0, 2] == 50256
 
@@ -181,28 +181,3 @@ def test_bad_samples_and_tokenizers() -> None:
     without.pad_token_id, without.eos_token_id = 0, None  # type: ignore[assignment]
     with pytest.raises(ValueError, match="no end-of-text token"):
         prompted(without, 3)
-
-
-def test_the_earlier_name_warns_and_nothing_is_imported_before_it_is_used() -> None:
-    code = """
-import sys, warnings
-import interop
-from interop.llm.utils import RolloutFromModel
-assert not {"transformers", "datasets", "tokenizers"} & {*sys.modules}
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import interop.rlhf.reward
-    from interop.rlhf import TensorDictTokenizer
-assert [each.category for each in caught] == [DeprecationWarning], caught
-assert interop.rlhf.reward is interop.llm.reward and TensorDictTokenizer is interop.TensorDictTokenizer
-sys.modules["datasets"] = sys.modules["transformers"] = None
-for call in (lambda: interop.llm.reward.pre_tokenization_hook(type("D", (), {"iter": lambda *_, **__: []})()),
-             interop.TokenizedDatasetLoader.make_tokenizer):
-    try:
-        call()
-    except ImportError as error:
-        assert "pip install 'fbuf[llm]'" in str(error)
-    else:
-        raise AssertionError
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
