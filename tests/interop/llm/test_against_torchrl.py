@@ -35,7 +35,7 @@ def test_tokenizers(most: int, as_tensors: bool) -> None:
             for side in (ours, theirs)
         )
         assert {*made.keys()} == {*expected.keys()}
-        for entry in made.keys():
+        for entry in made.keys():  # noqa: SIM118
             assert torch.equal(torch.as_tensor(made[entry]), torch.as_tensor(expected[entry])), entry
 
 

@@ -132,11 +132,11 @@ def test_tokens_of_any_tokenizer(texts: list[str], most: int, padding: str | boo
     width = most if padding == "max_length" or not texts else max(map(len, rows))
     make = interop.TensorDictTokenizer(WordTokenizer(), most, padding=padding, truncation=truncation)
     if max(map(len, rows), default=0) > most or (not padding and len({*map(len, rows)}) > 1):
-        with pytest.raises(ValueError, match="more than max_length|a tensor needs one length"):
+        with pytest.raises(ValueError, match=r"more than max_length|a tensor needs one length"):
             make({"text": texts})
         return
     made = make({"text": texts})
-    assert made.batch_size == (len(texts),) and {made[name].dtype for name in made.keys()} == {torch.int64}
+    assert made.batch_size == (len(texts),) and {each.dtype for each in made.values()} == {torch.int64}
     assert made["input_ids"].shape == made["attention_mask"].shape == (len(texts), width)
     assert made["input_ids"].tolist() == [row + [0] * (width - len(row)) for row in rows]
     assert made["attention_mask"].sum(-1).tolist() == [len(row) for row in rows]
@@ -153,7 +153,7 @@ def test_prompts_and_labels_of_any_tokenizer(pairs: list[tuple[str, str]], most:
     if as_tensors:
         assert made.batch_size == (len(pairs),)
         assert [made[name].dtype for name in ("prompt_rindex", "valid_sample")] == [torch.int64, torch.bool]
-        made = {name: made[name].tolist() for name in made.keys()}
+        made = {name: rows.tolist() for name, rows in made.items()}
     if pairs or as_tensors:
         assert made["input_ids"] == [row + [0] * (most - len(row)) for row in both]
     assert list(made["prompt_rindex"]) == [min(len(ask.split()), most) - 1 for ask, _ in pairs]
