@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import re
-import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from fbuf.checkpoint.folder_lock import FolderLock
 
 _ROWS = 4096  # of a dataset that are in memory at once
 _RECORD = "made_from.json"  # the last file written to a folder
-_SCRATCH = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> TensorDictBase:
@@ -48,21 +45,16 @@ def _is_complete(folder: Path, made_from: Mapping[str, Any]) -> bool:
         found = json.loads((folder / _RECORD).read_bytes())
     except FileNotFoundError:
         return False
-    if found != made_from:
-        differ = {
-            key: (found.get(key), made_from.get(key)) for key in made_from if found.get(key) != made_from.get(key)
-        }
-        raise ValueError(
-            f"{folder} was made from something else: {differ} (there, asked for). Pass another root_dir, or remove it"
-        )
+    if differ := [key for key, value in made_from.items() if found.get(key) != value]:
+        there, asked = ({key: each.get(key) for key in differ} for each in (found, made_from))
+        raise ValueError(f"{folder} was made from {there}, not {asked}: pass another root_dir, or remove the folder")
     return True
 
 
 def _make(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> None:
-    for left in folder.parent.iterdir():  # by processes that were killed: the lock is ours
-        if _SCRATCH.fullmatch(left.name):
-            shutil.rmtree(left)
-    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    for left in folder.parent.glob(".*.making"):  # by processes that were killed: the lock is ours
+        shutil.rmtree(left)
+    scratch = folder.parent / f".{folder.name}.making"
     scratch.mkdir()
     try:
         make(scratch)
@@ -88,7 +80,7 @@ def _flush(path: Path) -> None:
 
 def to_memmap(
     dataset: Any, data_dir: str | os.PathLike[str], prefix: NestedKey | None = None,
-    features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: NestedKey | None = None,
+    features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: str | None = None,
 ) -> TensorDictBase:  # fmt: skip
     """Columns of a dataset as memory-mapped tensors. Of a `datasets.Dataset` 4,096 rows are in memory at a time.
 
@@ -107,14 +99,15 @@ def to_memmap(
         KeyError: a column is missing.
         ValueError: rows of a column differ in length, a column is not of numbers, or no row is left.
     """
-    known = list(dataset.keys() if isinstance(dataset, Mapping | TensorDictBase) else dataset.features)
-    features = known if features is None else list(features)
-    mask = [] if valid_mask_key is None else [valid_mask_key]
-    if missing := [name for name in [*features, *mask] if name not in known]:
-        raise KeyError(f"the dataset has no columns {missing}, it has {known}")
-    kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool) if mask else None
+    known = [*dataset.keys()] if isinstance(dataset, Mapping | TensorDictBase) else [*dataset.features]
+    features = known if features is None else [*features]
+    if missing := {*features, valid_mask_key} - {*known, None}:
+        raise KeyError(f"the dataset has no columns {[*missing]}, it has {known}")
     source = _columns(dataset, features)
-    total = len(source) if kept is None else int(kept.sum())
+    kept = torch.ones(len(source), dtype=torch.bool)
+    if valid_mask_key is not None:
+        kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool)
+    total = int(kept.sum())
     if total == 0 or not features:
         raise ValueError(f"there is nothing to write: {len(source)} rows, {total} of them valid, columns {features}")
     path = (prefix,) if isinstance(prefix, str) else tuple(prefix or ())
@@ -122,12 +115,16 @@ def to_memmap(
     written = 0
     for start in range(0, len(source), _ROWS):
         rows = _tensors(source[start : start + _ROWS], features)
+        shapes = {key: [*each.shape[1:]] for key, each in rows.items(True, True)}
         if out is None:
+            first = shapes
             like = rows.apply(lambda each: each.new_empty(()).expand(total, *each.shape[1:]), batch_size=[total])
             like.auto_batch_size_(batch_dims)
             out = (TensorDict({path: like}) if path else like).memmap_like(os.fspath(data_dir))
-        rows = rows if kept is None else rows[kept[start : start + _ROWS]]
-        (out[path] if path else out)[written : written + len(rows)] = rows.auto_batch_size_(batch_dims)
+        if shapes != first:
+            raise ValueError(f"the rows of a column differ in shape, there are {first} and {shapes}: pad them")
+        rows = rows[kept[start : start + _ROWS]].auto_batch_size_(batch_dims)
+        (out[path] if path else out)[written : written + len(rows)] = rows
         written += len(rows)
     return out
 
@@ -145,11 +142,10 @@ def _tensors(rows: Any, features: Sequence[NestedKey]) -> TensorDictBase:
     if isinstance(rows, TensorDictBase):
         return rows
     for name in features:
-        if isinstance(rows[name], Tensor):
-            continue
-        if all(isinstance(each, Tensor) for each in rows[name]):
-            sizes = sorted({each.shape for each in rows[name]})
-            raise ValueError(f"the rows of {name!r} differ in shape, {list(sizes[0])} and {list(sizes[-1])}: pad them")
-        kind = type(rows[name][0]).__name__
-        raise ValueError(f"the column {name!r} holds {kind}, not numbers: leave it out by features=, or drop it before")
+        if not isinstance(rows[name], Tensor):
+            shapes = {str([*each.shape]) if isinstance(each, Tensor) else type(each).__name__ for each in rows[name]}
+            raise ValueError(
+                f"the rows of a column must be numbers of one shape, those of {name!r} are {sorted(shapes)}: pad them, or "
+                "leave the column out"
+            )
     return TensorDict({name: rows[name] for name in features}).auto_batch_size_(1)

@@ -137,22 +137,10 @@ class RolloutFromModel:
         clipped = score.clamp(-self.score_clip, self.score_clip).to(reward_kl).reshape(-1, 1, 1)
         reward_raw = torch.where(first | last, clipped, 0)
         self._kl_queue.append(reward_kl.mean())
-        following = {
-            "input_ids": texts[:, 1:],
-            "attention_mask": masks[:, 1:],
-            "done": first | last,
-            "terminated": first & ~last,
-            "reward": reward_raw + reward_kl,
-            "reward_raw": reward_raw,
-            "reward_kl": reward_kl,
-        }
-        step = {
-            "action": action.squeeze(-1),
-            "input_ids": texts[:, :-1],
-            "attention_mask": masks[:, :-1],
-            "sample_log_prob": log_probs,
-            "next": following,
-        }
+        rewards = {"reward": reward_raw + reward_kl, "reward_raw": reward_raw, "reward_kl": reward_kl}
+        ending = {"done": first | last, "terminated": first & ~last}
+        now, after = ({"input_ids": texts[:, i : N + i], "attention_mask": masks[:, i : N + i]} for i in (0, 1))
+        step = {"action": action.squeeze(-1), "sample_log_prob": log_probs, **now, "next": after | ending | rewards}
         return TensorDict(step, [*log_ratio.shape], device=device, names=[None, "time"])
 
     def step_scheduler(self) -> None:
