@@ -41,6 +41,7 @@ SCRIPTS = (
     "ted",
     "specs",
     "text",
+    "language",
     "first_batch",
     "scaling",
     "gpu",

@@ -133,6 +133,16 @@ TARGETS = (
         "specs",
         dict.fromkeys(("rand", "zero", "is_in", "project", "encode", "expand", "clone", "index"), 2.0),
     ),
+    *_against(
+        "torchrl",
+        "language",
+        {
+            f"{kind}, {n} of {length} tokens": 1.5
+            for kind in ("prompts", "pairs")
+            for length in (128, 550)
+            for n in (8, 32)
+        },
+    ),
     Target("first_batch", "seconds: import", (), 1.0),
     Target("first_batch", "seconds: first batch of 256, nothing cached", (), 1.5),
     Target("first_batch", "seconds: first batch of 256, cached", (), 0.5),

@@ -78,6 +78,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
+@torch.no_grad()
 def to_memmap(
     dataset: Any, data_dir: str | os.PathLike[str], prefix: NestedKey | None = None,
     features: Sequence[str] | None = None, batch_dims: int = 1, valid_mask_key: str | None = None,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import MemoryMappedTensor, TensorDict
+from tensordict import MemoryMappedTensor, TensorDict, tensorclass
 
 import interop
 from interop import PairwiseDataset, PromptData, RewardData, RolloutFromModel, TokenizedDatasetLoader, get_dataloader
@@ -198,9 +198,12 @@ def test_columns_as_memory_maps(prefix: Any, tmp_path: pathlib.Path) -> None:
     assert sorted((whole[prefix] if prefix else whole).keys()) == ["kept", "x", "y"]
     two = convert({"x": columns["x"]}, tmp_path / "c", prefix, batch_dims=2)
     assert (two[prefix] if prefix else two).batch_size == (n, 2)
-    nested = TensorDict({"x": torch.ones(3), "in": {"y": torch.zeros(3, 2)}}, [3])
+    kinds = {str(kind): torch.arange(6).reshape(2, 3).T.to(kind) for kind in (torch.bool, torch.uint8, torch.bfloat16)}
+    nested = TensorDict({"x": torch.ones(3, requires_grad=True), "in": kinds}, [3])
     again = convert(nested, tmp_path / "d", prefix)
-    assert ((again[prefix] if prefix else again) == nested).all()
+    again = again[prefix] if prefix else again
+    assert (again == nested).all() and not again["x"].requires_grad
+    assert all(again["in", kind].dtype == each.dtype for kind, each in kinds.items())
 
 
 def test_columns_that_are_no_tensors(tmp_path: pathlib.Path) -> None:
@@ -248,6 +251,18 @@ def test_batches_are_epochs_of_tensorclasses(prefetch: int) -> None:
             assert (batch.labels == batch.input_ids).all() and batch.device == torch.device("cpu")
     with pytest.raises(ValueError, match="a batch of 21 rows"):
         get_dataloader(21, 4, Rows, "cpu")
+
+
+@tensorclass
+class Numbered:
+    value: torch.Tensor
+    index: torch.Tensor
+
+
+def test_a_field_takes_what_the_sampler_tells_of_it() -> None:
+    rows = Numbered(torch.arange(9), torch.zeros(9, dtype=torch.int64), batch_size=[9])
+    batch = interop.TensorDictReplayBuffer(storage=interop.TensorStorage(rows), batch_size=20).sample()
+    assert type(batch) is Numbered and torch.equal(batch.index, batch.value) and batch.index.any()
 
 
 def test_an_iterator_without_an_end() -> None:
