@@ -49,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["<u>", "<e>"])
     backend.train_from_iterator(WORDS, trainer)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<e>").save_pretrained(path / "tokenizer")
+    names = ["input_ids", "attention_mask"]
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<e>", model_input_names=names)
+    made.save_pretrained(path / "tokenizer")
     rows = [{"prompt": " ".join(WORDS[: 1 + n % 9]), "label": " w3" * (n % 4), "n": n} for n in range(30)]
     train = datasets.Dataset.from_list(rows)
     datasets.DatasetDict({"train": train, "valid1": train}).save_to_disk(path / "asks-and-answers")
@@ -347,7 +349,7 @@ def test_generation_is_as_likely_as_the_model_says(models: list[Any], tokenizer:
     assert ((found - expected) ** 2 / expected).sum() < 35  # 10 degrees of freedom: 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_are_those_of_a_plain_loop(
     models: list[Any], tokenizer: Any, batch: PromptData, dtype: torch.dtype
 ) -> None:
