@@ -28,7 +28,8 @@ class TokenizedDatasetLoader:
 
     The tensors are in `<root_dir>/<name>/<split>/<max_length>`, where the name is that of the dataset without its owner,
     up to the first "-". They are made in a folder beside it that is renamed when complete: a process that is killed leaves
-    nothing that is read later. Of several processes one makes them while the others wait.
+    nothing that is read later. Of several processes one makes them while the others wait. A folder that torchrl has made,
+    which does not say whether it is complete, is made again.
 
     Args:
         split: "train", "valid" or another split of the dataset.
