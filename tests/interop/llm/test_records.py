@@ -81,6 +81,8 @@ def test_lists_follow_their_rows(kind: type) -> None:
     assert kind(tokens=torch.ones(2, 1, 1), text=[["a"], ["b"]], batch_size=[2, 1])[1, 0].text == "b"
     alone = kind(tokens=torch.ones(2), token_list=[1, 2], text="a", batch_size=[])
     assert alone.token_list == [1, 2] and alone.text == "a" and alone.to_tensordict()["text"] == "a"
+    other = kind(tokens=torch.ones(2), token_list=[3], text="b", batch_size=[])
+    assert torch.stack([alone, other]).token_list == [[1, 2], [3]]
     with pytest.raises(ValueError, match="text has 2 values for a batch of size"):
         data.text = texts[:2]
     assert data.text == texts
