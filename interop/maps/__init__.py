@@ -1,0 +1,1 @@
+"""Maps from keys to tensordicts."""
