@@ -25,6 +25,15 @@ from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.nested import NestedStorageCheckpointer
+from interop.maps import (
+    BinaryToDecimal,
+    HashToInt,
+    QueryModule,
+    RandomProjectionHash,
+    SipHash,
+    TensorDictMap,
+    TensorMap,
+)
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
@@ -69,6 +78,7 @@ _UNTRACED = (ReplayBuffer, Storage, Sampler, Writer)
 
 __all__ = [
     "DEFAULT_DONE_KEYS",
+    "BinaryToDecimal",
     "CheckpointCorrupt",
     "CheckpointError",
     "CheckpointMismatch",
@@ -84,6 +94,7 @@ __all__ = [
     "H5Split",
     "H5StorageCheckpointer",
     "HERReplayBuffer",
+    "HashToInt",
     "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LambdaScheduler",
@@ -100,6 +111,8 @@ __all__ = [
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "QueryModule",
+    "RandomProjectionHash",
     "RandomSampler",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
@@ -110,6 +123,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SchedulerList",
     "Sequence",
+    "SipHash",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",
@@ -121,10 +135,12 @@ __all__ = [
     "TED2Flat",
     "TED2Nested",
     "TEDError",
+    "TensorDictMap",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
+    "TensorMap",
     "TensorStorage",
     "TensorStorageCheckpointer",
     "Transition",

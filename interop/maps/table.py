@@ -14,10 +14,10 @@ _LONGEST = 2**32 - 2  # rows that an entry of 32 bits can number
 class KeyTable:
     """Numbers distinct rows of bytes from 0, in the order of their first appearance. In host memory, not thread-safe.
 
-    Open addressing with triangular probing, at most half full. An entry holds half of a row's hash and the row's number. Rows
-    whose hashes agree are compared in full, so no two different rows share a number. Each step of a lookup handles all rows of
-    the batch that are not resolved yet: a batch takes about log2(batch) steps of NumPy, O(batch) in total. The first batch
-    sets the width of all rows.
+    Open addressing with triangular probing, at most a third full. An entry holds half of a row's hash and its number. Rows
+    whose hashes agree are compared in full, so no two different rows share a number. Each step of a lookup handles all rows
+    of the batch that are not resolved yet: O(batch) in total, in about log(batch) steps. The first batch sets the width of
+    all rows.
 
     Args:
         max_size: the largest number of rows; None: it grows, up to 2**32 - 2.
@@ -84,26 +84,24 @@ class KeyTable:
 
     def _find(self, words: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         numbers = np.full(len(words), -1, np.int64)
-        if not self._size:
-            return numbers
-        places, marks = self._starts(hashes)
-        left: np.ndarray | None = None  # rows not resolved yet; None: all
+        rows = np.arange(len(words)) if self._size else numbers[:0]  # not resolved yet
+        places, marks = self._starts(hashes[: len(rows)])
         step = 0
-        while True:
-            entries = self._entries[places]
-            hits = np.flatnonzero(entries & ~_LOW == marks)
-            if hits.size:
-                rows = hits if left is None else left[hits]
-                found = (entries[hits] & _LOW).astype(np.int64) - 1
-                equal = (found >= 0) & _equal(self._words[found], words[rows])  # a mark may be 0, as of an empty entry
-                numbers[rows[equal]] = found[equal]
-                entries[hits[equal]] = 0  # resolved
-            open_ = np.flatnonzero(entries)
-            if not open_.size:
-                return numbers
+        while rows.size:
+            entries = self._entries.take(places)
+            found = (entries & _LOW).view(np.int64) - 1
+            same = (entries ^ marks) <= _LOW
+            same &= _equal(self._words.take(found, axis=0, mode="clip"), words)
+            numbers[rows] = np.where(same, found, -1)
             step += 1
-            left = open_ if left is None else left[open_]
-            places, marks = self._next(places[open_], step), marks[open_]
+            left = (entries.astype(bool) > same).nonzero()[0]
+            rows, places, marks, words = (
+                rows[left],
+                self._next(places[left], step),
+                marks[left],
+                words.take(left, axis=0),
+            )
+        return numbers
 
     def _insert(self, words: np.ndarray, hashes: np.ndarray, limit: int) -> np.ndarray:
         """Store rows of which none is stored; they may repeat each other. Their numbers."""
@@ -130,8 +128,8 @@ class KeyTable:
     def _occupy(self, hashes: np.ndarray, words: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Put rows into free entries under the numbers behind the stored ones. With words equal rows get one entry.
 
-        Rows that reach a free entry in the same step compete for it, the first one of the batch wins. Equal rows take the same
-        steps, so they all meet the first of them. Returns for each row the row that it equals and the place in `_entries`.
+        Rows that reach a free entry in the same step compete for it, the first one of the batch wins. Equal rows take the
+        same steps, so they all meet the first of them. Returns for each row the first row that it equals, and its entry.
         """
         owners, taken = np.empty((2, len(hashes)), np.int64)
         provisional = _entry(hashes, self._size + np.arange(len(hashes)))
@@ -148,7 +146,7 @@ class KeyTable:
             else:
                 resolved = (numbers >= 0) & (entries & ~_LOW == marks)
                 maybe = np.flatnonzero(resolved & (numbers != left))
-                resolved[maybe] = _equal(words[numbers[maybe]], words[left[maybe]])
+                resolved[maybe] = _equal(words.take(numbers[maybe], axis=0), words.take(left[maybe], axis=0))
             owners[left[resolved]], taken[left[resolved]] = numbers[resolved], places[resolved]
             step += 1
             open_ = ~resolved
@@ -157,7 +155,7 @@ class KeyTable:
 
     def _rebuild(self, size: int) -> None:
         """Have room for `size` rows. After the removal of rows, remove their entries."""
-        length = max(16, 1 << (2 * size - 1).bit_length()) if size else 16
+        length = max(16, 1 << (3 * size - 1).bit_length()) if size else 16
         if size > self._size and length <= len(self._entries):
             return
         stored, self._size = self._size, 0
@@ -226,9 +224,9 @@ def _as_words(rows: np.ndarray) -> np.ndarray:
     return padded.view(np.uint64)
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whether rows of words are equal. Over the first axis of a copy it is five times as fast as over the last."""
-    return np.logical_and.reduce((one == other).T.copy(), axis=0)
+def _equal(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether rows of words are equal. A copy is reduced over its first axis, five times as fast as over the last."""
+    return np.logical_and.reduce((some == others).T.copy(), axis=0)
 
 
 def _entry(hashes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
