@@ -93,7 +93,9 @@ class HashTable:
     def _length(self, state: HashTableState, keys: Any, items: Any = None) -> int:
         """Rows of a batch, checked against the state while tracing."""
         if state.hashes.shape != (self.capacity,):
-            raise ValueError(f"the table has capacity {self.capacity}, the state {state.hashes.shape[0]}: another made it")
+            raise ValueError(
+                f"the table has capacity {self.capacity}, the state {state.hashes.shape[0]}: another made it"
+            )
         count = checks.batch_length(state.keys, keys, (), 0)
         if items is not None and (other := checks.batch_length(state.items, items, (), 0)) != count:
             raise ValueError(f"{count} keys were given for {other} items")
