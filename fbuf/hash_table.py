@@ -60,8 +60,8 @@ class HashTable:
     ) -> tuple[HashTableState, Int[Array, " batch"], Bool[Array, " batch"]]:
         """Store items under keys. Of equal keys in a batch the last wins.
 
-        Returns the slot of each key, and whether it is stored: new keys that come when the table is full are not, and have the
-        slot -1. A batch of more than `capacity` keys is inserted one by one.
+        Returns the slot of each key, and whether it is stored. New keys that come when the table is full are not, and have
+        the slot -1. A batch of more keys than `capacity` may be inserted one by one.
         """
         if not self._length(state, keys, items):
             return state, jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.bool_)
@@ -193,9 +193,10 @@ def _probe(
 ) -> tuple[HashTableState, Int[Array, " batch"]]:
     """The place in the entries of each active key, or an empty one if it is not stored.
 
-    With `claims` a new key takes the empty entry: it is then `capacity` + its row. Rows that reach an empty entry in one turn
-    compete for it and the first wins. Rows with equal keys take the same steps, so they all end where the first of them is.
-    The loops carry the arrays that they only read, behind a barrier: what a loop closes over XLA copies before it is written.
+    With `claims` a new key takes the empty entry: it is then `capacity` + its row. Rows that reach an empty entry in one
+    turn compete for it and the first wins. Rows with equal keys take the same steps, so all end where the first of them is.
+    The loops carry the arrays that they only read, behind a barrier: XLA copies what a loop closes over if it is written
+    later.
     """
     capacity, mask = state.hashes.shape[0], len(state.entries) - 1
     rows = jnp.arange(len(words), dtype=jnp.int32)

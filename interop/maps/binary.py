@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class BinaryToDecimal(nn.Module):
     """Reads groups of bits, most significant first, as numbers, and sums the numbers of a row.
 
-    The result is 1-d, one number for each row of all leading dims; sums of integers are int64. Different rows may have the same
+    The result is 1-d, one number for each row of all leading dims; sums of integers are int64. Different rows may have one
     sum.
 
     Args:

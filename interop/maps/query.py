@@ -20,8 +20,8 @@ HashModule = Callable[[Tensor], Tensor]
 class QueryModule(TensorDictModuleBase):
     """Writes an index and a hash of some entries, the keys, into a tensordict of any batch size, such as [] or [B, T].
 
-    Equal rows of keys have one index, in every call; new rows get the next one, from 0. The bytes of all keys identify a row:
-    two different rows never share an index, whatever their hashes are. The first rows fix the shapes and dtypes of the keys.
+    Equal rows of keys have one index, in every call; new rows get the next one, from 0. The bytes of all keys identify a
+    row: two different rows never share an index, whatever their hashes are. The first rows fix shapes and dtypes of keys.
 
     Args:
         in_keys: the keys; they are tensors.
