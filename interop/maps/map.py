@@ -265,7 +265,6 @@ class TensorDictMap(TensorMap):
 
     def _merged(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
         """What `write_fn` makes of new values; each repetition of a row is merged with the result of the one before."""
-        assert self.write_fn is not None
         order = np.argsort(rows, kind="stable")
         starts = np.flatnonzero(np.diff(rows[order], prepend=-1))  # of runs of equal rows
         counts = np.diff(starts, append=len(rows))
@@ -278,18 +277,25 @@ class TensorDictMap(TensorMap):
         for step in range(int(counts.max())):
             now = np.flatnonzero(step_of == step)
             if step:
-                merged = [self.write_fn(_at(new, now), _at(results[-1], slot[previous[now]]))]
+                merged = [self._call(_at(new, now), _at(results[-1], slot[previous[now]]))]
             else:
                 fresh, stored = now[~known[now]], now[known[now]]
-                merged = [self.write_fn(_at(new, fresh))] if fresh.size else []
+                merged = [self._call(_at(new, fresh))] if fresh.size else []
                 if stored.size:
                     old = self.collate_fn(self.storage.get(torch.from_numpy(rows[stored])))
-                    merged.append(self.write_fn(_at(new, stored), old))
+                    merged.append(self._call(_at(new, stored), old))
                 now = np.concatenate([fresh, stored])
             slot[now] = np.arange(len(now))
             results.append(merged[0] if len(merged) == 1 else torch.cat(merged))
             places.append(now)
         return _at(results[0] if len(results) == 1 else torch.cat(results), np.argsort(np.concatenate(places)))
+
+    def _call(self, new: TensorDictBase, *old: TensorDictBase) -> TensorDictBase:
+        assert self.write_fn is not None
+        merged: TensorDictBase = self.write_fn(new, *old)
+        if merged.batch_size[:1] != new.batch_size[:1]:
+            raise ValueError(f"write_fn must return {len(new)} rows, got the batch size {list(merged.batch_size)}")
+        return merged
 
     # ------------------------------------------------------------------ checkpoints
 

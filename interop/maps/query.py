@@ -93,7 +93,7 @@ class QueryModule(TensorDictModuleBase):
         rows = [tensor.reshape(batch.numel(), *tensor.shape[len(batch) :]) for tensor in self._keys_of(tensordict)]
         hashes = [_checked(module, row) for module, row in zip(self.hash_module.values(), rows, strict=True)]
         found = hashes[0] if len(hashes) == 1 else _checked(self.aggregator, torch.stack(hashes, -1))
-        return found.reshape(*batch, *found.shape[1:])
+        return found.reshape((*batch, *found.shape[1:]))
 
     def indices(self, tensordict: TensorDictBase, *, extend: bool = False, limit: int | None = None) -> Tensor:
         """The index of each row: int64 in the batch size, on the CPU. O(batch).
