@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("device")
 
 KEY = {"bits": np.zeros(3, np.uint8), "x": np.float32(0), "on": np.bool_(0)}
 FLOATS = np.array([0.0, -0.0, np.nan, 1.5], np.float32)
-SIZES = (1, 4, 40)
+SIZES = (1, 14)
 STEPS = st.lists(
     st.tuples(st.sampled_from(["insert", "insert", "update", "find"]), st.sampled_from(SIZES), st.integers(0, 99)),
     max_size=6,
@@ -44,7 +44,7 @@ def methods(request, monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("capacity", [1, 6, 13])
+@pytest.mark.parametrize("capacity", [5, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 13))])
 def test_a_table_is_a_dict_of_at_most_capacity_keys(methods, capacity):
     insert, update, find = methods
     table = HashTable(capacity)
@@ -78,12 +78,16 @@ def test_a_table_is_a_dict_of_at_most_capacity_keys(methods, capacity):
 
 
 def test_keys_of_every_dtype_are_told_apart_by_their_bits():
-    for dtype in ("bool", "uint8", "int16", "float16", "bfloat16", "float32", "int32", "complex64"):
-        table = HashTable(9)
-        keys = jnp.arange(3).at[2].set(0).astype(dtype)[:, None, None] * jnp.ones((1, 5, 1), dtype)
-        state, slots, _ = table.insert(table.init(keys[0], np.zeros(2)), keys, np.zeros((3, 2)))
-        assert slots.tolist() == [0, 1, 0]
+    table = HashTable(9)
+    for dtype in (np.bool_, np.uint8, np.float16, jnp.bfloat16, np.int32):
+        keys = np.asarray([0, 1, 0])[:, None, None].repeat(5, 1).astype(dtype)
+        state = table.init(keys[0], np.zeros(2))
+        words = np.asarray(hash_table._words(keys)).view(np.uint8)
+        assert [row[: keys[0].nbytes].tobytes() for row in words] == [row.tobytes() for row in keys]
         assert table.find(state, keys[:0])[0].shape == table.insert(state, keys[:0], np.zeros((0, 2)))[1].shape == (0,)
+    keys = np.asarray([0, 1j, 0], np.complex64)
+    _, slots, _ = table.insert(table.init(keys[0], np.zeros(2)), keys, np.zeros((3, 2)))
+    assert slots.tolist() == [0, 1, 0]
 
 
 def test_many_keys_are_found():
