@@ -78,11 +78,8 @@ def test_hashes_are_the_same_in_every_process_and_differ_between_near_rows():
     near = [*signs.view(np.uint8), *np.arange(2000, dtype=np.float32).repeat(12).reshape(-1, 12).view(np.uint8)]
     found = hash_rows(np.stack(near)[1:])  # the row of ones is in both
     assert len(np.unique(found)) == len(found)
-    for half in (
-        found & 0xFFFF,
-        found >> 48 & 0xFFFF,
-    ):  # as even as random words: 6,000 in 65,536 leave 5,730 different
-        assert 5600 < len(np.unique(half)) < 5850
+    for bits in (found & 0xFFFF, found >> 48 & 0xFFFF):  # of random ones 5,820 would differ
+        assert len(np.unique(bits)) > 5700
     assert len({hash_rows(np.zeros((1, width), np.uint8))[0] for width in range(20)}) == 20
 
 
