@@ -39,6 +39,7 @@ SCRIPTS = (
     "multi_step",
     "cat_frames",
     "ted",
+    "maps",
     "specs",
     "text",
     "language",

@@ -5,6 +5,7 @@ from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
 from fbuf.frames import Frames, FrameState
+from fbuf.hash_table import HashTable, HashTableState
 from fbuf.highest_ranked import HighestRanked, HighestRankedState
 from fbuf.memory_plan import NotEnoughDiskError, NotEnoughMemoryError, Plan, Share, plan
 from fbuf.mixture import Mixture, MixtureDraw
@@ -38,6 +39,8 @@ __all__ = [
     "FifoState",
     "FrameState",
     "Frames",
+    "HashTable",
+    "HashTableState",
     "HighestRanked",
     "HighestRankedState",
     "Mixture",

@@ -4,7 +4,7 @@ from interop import _settings  # noqa: F401  # first: it must see whether JAX wa
 
 # isort: split
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
-from interop import llm, specs
+from interop import llm, maps, specs
 from interop.bridge import to_jax, to_torch
 from interop.buffers import (
     ConditionalUpdateResult,
@@ -26,6 +26,7 @@ from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.llm import *  # noqa: F403
+from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
@@ -139,5 +140,6 @@ __all__ = [
 ]
 __all__ += specs.__all__
 __all__ += llm.__all__
+__all__ += maps.__all__
 
 untraced(*(each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, _UNTRACED)))

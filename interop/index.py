@@ -79,6 +79,8 @@ def indexed(shape: tuple[int, ...], index: Any) -> tuple[int, ...]:
     """The shape that indexing an array of `shape` gives; IndexError out of range, but for an int. Touches no memory."""
     if isinstance(index, int):
         return shape[1:]
+    if isinstance(index, Tensor) and index.dtype == torch.int64:  # torch would gather, in threads
+        return (*in_range(index, shape[0]).shape, *shape[1:])
     return tuple(torch.empty((), dtype=torch.bool, device="cpu").expand(shape)[index].shape)
 
 

@@ -270,6 +270,12 @@ class Storage(Component):
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} does not define __len__()")
 
+    def empty(self) -> None:
+        """Forget all items; the memory is kept. A storage with buffers is emptied by the `empty` of a buffer instead."""
+        with self._access.turn(), self._step():
+            self.refuse_a_stranger()
+            self._empty()
+
     def attach(self, buffer: Any) -> None:
         """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
         self._listen_to(buffer)

@@ -1,0 +1,45 @@
+"""Binary features as numbers."""
+
+import torch
+from torch import Tensor, nn
+
+
+class BinaryToDecimal(nn.Module):
+    """Reads groups of bits, most significant first, as numbers, and sums the numbers of a row.
+
+    The result is 1-d, one number for each row of all leading dims; sums of integers are int64. Different rows may have one
+    sum.
+
+    Args:
+        num_bits: bits in a group. The last dim of features is a multiple of it.
+        device: of the weights of the bits.
+        dtype: of these weights. ValueError if an integer dtype does not hold them.
+        convert_to_binary: features above 0 count as 1, others as 0. Without it features are 0 or 1 already.
+    """
+
+    bases: Tensor
+
+    def __init__(
+        self,
+        num_bits: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.int64,
+        convert_to_binary: bool = False,
+    ) -> None:
+        super().__init__()
+        largest = 2**63 if dtype.is_floating_point else torch.iinfo(dtype).max
+        if num_bits < 1 or 2 ** (num_bits - 1) > largest:
+            raise ValueError(f"num_bits must be at least 1, and 2**(num_bits - 1) fit in {dtype}, got {num_bits}")
+        self.num_bits = num_bits
+        self.convert_to_binary = convert_to_binary
+        bases = torch.tensor([2**bit for bit in reversed(range(num_bits))], device=device, dtype=dtype)
+        self.register_buffer("bases", bases, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Numbers [rows] of features [..., F]. ValueError where F is no multiple of `num_bits`."""
+        size = features.shape[-1] if features.ndim else 0
+        if not size or size % self.num_bits:
+            raise ValueError(f"the last dim must be a multiple of num_bits={self.num_bits}, got {list(features.shape)}")
+        bits = features > 0 if self.convert_to_binary else features
+        groups = bits.reshape(-1, size // self.num_bits, self.num_bits)
+        return (groups.to(self.bases.dtype) * self.bases).sum(-1).sum(-1)

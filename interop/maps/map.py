@@ -1,0 +1,364 @@
+"""Maps from rows of keys to rows of values in a storage."""
+
+import abc
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
+from interop.checkpoint.values import decode, encode
+from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
+from interop.maps.query import QueryModule
+from interop.storages.lazy import LazyTensorStorage
+from interop.storages.lock import Lock
+from interop.storages.storage import Storage
+
+_KIND = "tensordict map"
+
+
+class TensorMap(abc.ABC):
+    """What every map from keys to values does."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Forget all keys."""
+
+    @abc.abstractmethod
+    def __getitem__(self, key: Any) -> Any:
+        """The values of keys. KeyError for unknown ones."""
+
+    @abc.abstractmethod
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Store values under keys."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """The number of keys that have a value."""
+
+    @abc.abstractmethod
+    def contains(self, key: Any) -> Tensor:
+        """Whether keys have a value: bool, in their batch size."""
+
+    def __contains__(self, key: Any) -> bool:
+        return bool(self.contains(key))
+
+
+class TensorDictMap(TensorMap):
+    """Rows of values in a storage, by rows of keys. Batches of any size, such as [] or [B, T]. O(batch), thread-safe.
+
+    Writing stores `_index` and `_hash` in the tensordict of keys (`query_module.out_keys`); the index is the row of the
+    storage. Of equal keys in a batch the last one wins. After an error, also of the storage, map and keys are as before.
+
+    Args:
+        query_module: numbers the keys. Numbers that it gives elsewhere are rows that this map cannot use.
+        storage: where the values are, for this map alone; its `max_size` is the largest number of keys.
+        collate_fn: makes a batch of what the storage returns for a tensor of rows. Default: lists are stacked.
+        out_keys: the entries of values that are stored; others are ignored. Default: all.
+        write_fn: called as `write_fn(new)` with the values of new keys, and as `write_fn(new, old)` with those of known
+            keys and their stored values; what it returns is stored, and written into the values. Rows with equal keys are
+            passed one after another.
+    """
+
+    def __init__(
+        self,
+        *,
+        query_module: QueryModule,
+        storage: Storage,
+        collate_fn: Callable[[Any], Any] | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        write_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        self.query_module = query_module
+        self.storage = storage
+        self.collate_fn = _stacked if collate_fn is None else collate_fn
+        self.write_fn = write_fn
+        self._out_keys = None if out_keys is None else list(out_keys)
+        self._count = 0
+        # By row of the storage: the place in its batch at which the row was written last, -1 for a row without a value.
+        self._written = np.empty(0, np.int64)
+        self._lock = Lock()
+
+    @classmethod
+    def from_tensordict_pair(
+        cls,
+        source: TensorDictBase,
+        dest: TensorDictBase,
+        in_keys: Sequence[NestedKey],
+        out_keys: Sequence[NestedKey] | None = None,
+        max_size: int = 1000,
+        storage_constructor: Callable[..., Storage] | None = None,
+        hash_module: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        write_fn: Callable[..., Any] | None = None,
+        consolidated: bool | None = None,
+    ) -> Self:
+        """An empty map for keys like those of `source` and values like `dest`; `map[source] = dest` writes them.
+
+        Args:
+            source: has the `in_keys`. Without a `hash_module` those with more than 16 features are hashed by
+                `RandomProjectionHash`, others by `SipHash`.
+            dest: the values; not read.
+            in_keys: see `QueryModule`.
+            out_keys: see `TensorDictMap`.
+            max_size: of the default storage, a `LazyTensorStorage`.
+            storage_constructor: called without arguments, or with `consolidated` if that is not None.
+            hash_module: see `QueryModule`.
+            collate_fn: see `TensorDictMap`.
+            write_fn: see `TensorDictMap`.
+            consolidated: passed to the constructor of the storage.
+        """
+        if hash_module is None:
+            hash_module = [
+                RandomProjectionHash()
+                if value.ndim > source.ndim and value.shape[-1] > DEFAULT_COMPONENTS
+                else SipHash()
+                for value in map(source.get, in_keys)
+            ]
+        if storage_constructor is None:
+            storage: Storage = LazyTensorStorage(max_size, consolidated=bool(consolidated))
+        else:
+            storage = storage_constructor(**({} if consolidated is None else {"consolidated": consolidated}))
+        query = QueryModule(in_keys, hash_module=hash_module)
+        return cls(query_module=query, storage=storage, collate_fn=collate_fn, out_keys=out_keys, write_fn=write_fn)
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The keys of the query module."""
+        keys: list[NestedKey] = self.query_module.in_keys
+        return keys
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The entries of values: those given, or of the first stored value. AttributeError while none is stored."""
+        if self._out_keys is None:
+            if not len(self):
+                raise AttributeError("out_keys are known once a value is stored, or given to the constructor")
+            return list(self.storage.get(int(np.flatnonzero(self._written >= 0)[0])).keys(True, True))
+        return self._out_keys
+
+    @property
+    def index_key(self) -> NestedKey:
+        """Where a write stores the rows of the storage in the keys."""
+        return self.query_module.index_key
+
+    @property
+    def max_size(self) -> int:
+        """The largest number of keys."""
+        return self.storage.max_size
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __bool__(self) -> bool:
+        return True  # a map without keys is one
+
+    def clear(self) -> None:
+        """Forget all keys and values; a tensor storage keeps its memory."""
+        with self._lock:
+            self.storage.empty()
+            self.query_module.truncate(0)
+            self._written, self._count = self._written[:0], 0
+
+    def contains(self, key: TensorDictBase) -> Tensor:
+        """Whether keys have a value: bool, in their batch size."""
+        with self._lock:
+            return torch.from_numpy(self._has(self._find(key))).reshape(key.batch_size)
+
+    def __getitem__(self, key: TensorDictBase) -> Any:
+        """The values of keys, in their batch size; keys are not modified. KeyError naming unknown ones."""
+        with self._lock:
+            rows = self._find(key)
+            if not self._has(rows).all():
+                raise KeyError(self._unknown(key, rows))
+            found = self.collate_fn(self.storage.get(torch.from_numpy(rows)))
+        return found if key.ndim == 1 else found[0] if not key.ndim else found.reshape(*key.batch_size)
+
+    def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
+        """Store values under keys of the same batch size.
+
+        IndexError if there is no room for all new keys, ValueError for another batch size, RuntimeError for a locked
+        tensordict of keys, and the errors of `QueryModule.indices` and of the storage. Then nothing is stored.
+        """
+        batch, query = key.batch_size, self.query_module
+        if value.batch_size[: len(batch)] != batch:
+            raise ValueError(f"keys have the batch size {list(batch)}, values {list(value.batch_size)}")
+        if key.is_locked:
+            raise RuntimeError("the tensordict of keys is locked, and a write stores the index in it: unlock it")
+        given = value if self._out_keys is None else value.select(*self._out_keys, strict=False)
+        new = given if len(batch) == 1 else given.reshape(batch.numel(), *value.batch_size[len(batch) :])
+        with self._lock:
+            hashes, before = query.hashes(key), query.size
+            index = query.indices(key, extend=True, limit=self.max_size)
+            try:
+                stored = self._write(index.reshape(-1).cpu().numpy(), new)
+            except BaseException:
+                query.truncate(before)
+                raise
+        if stored is not new:
+            value.update(stored if len(batch) == 1 else stored[0] if not batch else stored.reshape(value.batch_size))
+        key.set(query.index_key, index)
+        key.set(query.hash_key, hashes)
+
+    def _find(self, key: TensorDictBase) -> np.ndarray:
+        return self.query_module.indices(key).reshape(-1).cpu().numpy()
+
+    def _has(self, rows: np.ndarray) -> np.ndarray:
+        """Whether rows have a value."""
+        if not len(self._written):
+            return np.zeros(len(rows), np.bool_)
+        in_range = (rows >= 0) & (rows < len(self._written))
+        return in_range & (self._written.take(rows, mode="clip") >= 0)
+
+    def _unknown(self, key: TensorDictBase, rows: np.ndarray) -> str:
+        unknown = np.flatnonzero(~self._has(rows))
+        places = [tuple(map(int, np.unravel_index(place, key.batch_size))) for place in unknown[:3]]
+        first = {name: key.get(name)[places[0]].flatten()[:6].tolist() for name in self.in_keys}
+        return (
+            f"{len(unknown)} of {len(rows)} keys have no value, at {places} in the batch; the first begins with {first}. "
+            "Ask contains() before"
+        )
+
+    def _write(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
+        """Store values at rows. Returns what is stored of each."""
+        if not rows.size:
+            return new
+        if rows.min() < 0 or rows.max() >= self.max_size:
+            raise IndexError(f"the storage has {self.max_size} rows, the query module gave the index {rows.max()}")
+        stored = new if self.write_fn is None else self._merged(rows, new)
+        if (length := int(rows.max()) + 1) > len(self._written):
+            longer = np.full(max(length, min(2 * length, self.max_size)), -1, np.int64)
+            longer[: len(self._written)] = self._written
+            self._written = longer
+        before, order = self._written.take(rows), np.arange(len(rows))
+        self._written[rows] = order  # of equal rows the last one is kept
+        last = self._written.take(rows) == order
+        kept = order if last.all() else np.flatnonzero(last)
+        fresh = before[kept] < 0
+        try:
+            self._store(rows, stored, kept[fresh], new=True)
+            self._store(rows, stored, kept[~fresh], new=False)
+        except BaseException:
+            self._written[rows] = before
+            raise
+        self._count += int(np.count_nonzero(fresh))
+        return stored
+
+    def _store(self, rows: np.ndarray, values: TensorDictBase, places: np.ndarray, *, new: bool) -> None:
+        """Write the values at places, whose rows are all different and all new or all known, into the storage.
+
+        New rows are written as a slice where they follow each other, known ones as edits: both cost a storage less.
+        """
+        if not places.size:
+            return
+        if len(places) < len(rows):
+            places = places[np.argsort(rows[places])]  # a list storage appends in the order of its rows
+            rows, values = rows[places], _at(values, places)
+        start, stop = int(rows[0]), int(rows[-1]) + 1
+        run = stop - start == len(rows) and bool((np.diff(rows) == 1).all())  # as new rows are
+        self.storage.set(slice(start, stop) if run else torch.from_numpy(rows), values, set_cursor=new)
+
+    def _merged(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
+        """What `write_fn` makes of new values; each repetition of a row is merged with the result of the one before."""
+        order = np.argsort(rows, kind="stable")
+        starts = np.flatnonzero(np.diff(rows[order], prepend=-1))  # of runs of equal rows
+        counts = np.diff(starts, append=len(rows))
+        step_of, previous, slot = np.empty((3, len(rows)), np.int64)
+        step_of[order] = np.arange(len(rows)) - np.repeat(starts, counts)  # how often the row came before
+        previous[order[1:]] = order[:-1]  # where it came before, if it did
+        known = self._has(rows)
+        places: list[np.ndarray] = []
+        results: list[TensorDictBase] = []
+        for step in range(int(counts.max())):
+            now = np.flatnonzero(step_of == step)
+            if step:
+                merged = [self._call(_at(new, now), _at(results[-1], slot[previous[now]]))]
+            else:
+                fresh, stored = now[~known[now]], now[known[now]]
+                merged = [self._call(_at(new, fresh))] if fresh.size else []
+                if stored.size:
+                    old = self.collate_fn(self.storage.get(torch.from_numpy(rows[stored])))
+                    merged.append(self._call(_at(new, stored), old))
+                now = np.concatenate([fresh, stored])
+            slot[now] = np.arange(len(now))
+            results.append(merged[0] if len(merged) == 1 else torch.cat(merged))
+            places.append(now)
+        return _at(results[0] if len(results) == 1 else torch.cat(results), np.argsort(np.concatenate(places)))
+
+    def _call(self, new: TensorDictBase, *old: TensorDictBase) -> TensorDictBase:
+        assert self.write_fn is not None
+        merged: TensorDictBase = self.write_fn(new, *old)
+        if merged.batch_size[:1] != new.batch_size[:1]:
+            raise ValueError(f"write_fn must return {len(new)} rows, got the batch size {list(merged.batch_size)}")
+        return merged
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of keys and values, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        with self._lock:
+            return {
+                "query": copy.deepcopy(self.query_module.state_dict()),
+                "written": torch.from_numpy(self._written >= 0),
+                "storage": self.storage.state_dict() if self._count else None,
+            }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Copy what `state_dict` returned into a map built alike. After an error nothing has changed."""
+        with self._lock:
+            saved = state_dict["storage"]
+            fill = self.storage.empty if saved is None else lambda: self.storage.load_state_dict(saved)
+            self._restoring(state_dict["query"], state_dict["written"], fill)()
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save keys and values in a folder: whole and flushed, or not at all. `write_fn` and `collate_fn` are not saved."""
+        with Writing(path) as out, self._lock:
+            if self._count:
+                self.storage.dumps(out.folder("storage"))
+            state = encode(dict(self.query_module.state_dict()), "the query module")
+            out.write({"kind": _KIND, "query": state, "written": self._written >= 0, "stored": self._count > 0})
+
+    def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
+        """Load what `dumps` saved into a map built alike. After an error nothing has changed.
+
+        FileNotFoundError without a checkpoint, `CheckpointCorrupt` for damage, `CheckpointMismatch` for another kind.
+        """
+
+        def use(source: Source) -> Callable[[], None]:
+            fields = Fields(source.tree, str(source.path))
+            if fields.text("kind") != _KIND:
+                raise CheckpointMismatch(f"{source.path}: was saved from a {fields.text('kind')}, not from a {_KIND}")
+            query = decode(fields.any("query"), where=f"{source.path}, query module")
+            written = torch.from_numpy(np.array(fields.array("written", np.bool_, (None,))))
+            folder = source.folder("storage") if fields.flag("stored") else None
+            fill = self.storage.empty if folder is None else lambda: self.storage.loads(folder, verify=verify)
+            return self._restoring(query, written, fill)
+
+        with self._lock:
+            load(path, use, verify)()
+
+    def _restoring(self, query: Mapping[str, Any], written: Tensor, fill: Callable[[], None]) -> Callable[[], None]:
+        """Check the state of a query module; what is returned puts it in, after `fill` has the values."""
+        trial = copy.deepcopy(self.query_module)
+        trial.load_state_dict(query)
+
+        def put() -> None:
+            fill()
+            self.query_module.load_state_dict(query)
+            self._written = written.numpy().astype(np.int64) - 1
+            self._count = int(written.sum())
+
+        return put
+
+
+def _stacked(found: Any) -> Any:
+    return torch.stack(found) if isinstance(found, list) else found
+
+
+def _at(data: TensorDictBase, places: np.ndarray) -> TensorDictBase:
+    return data[torch.from_numpy(places)]

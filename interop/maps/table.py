@@ -1,0 +1,249 @@
+"""A hash table from rows of bytes to consecutive ints, for whole batches of rows."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HIGH = np.uint64(32)
+_LONGEST = 2**32 - 2  # rows that an entry of 32 bits can number
+
+
+class KeyTable:
+    """Numbers distinct rows of bytes from 0, in the order of their first appearance. In host memory, not thread-safe.
+
+    Open addressing with triangular probing, at most a third full. An entry holds half of a row's hash and its number. Rows
+    whose hashes agree are compared in full, so no two different rows share a number. Each step of a lookup handles all rows
+    of the batch that are not resolved yet: O(batch) in total, in about log(batch) steps. The first batch sets the width of
+    all rows.
+
+    Args:
+        max_size: the largest number of rows; None: it grows, up to 2**32 - 2.
+    """
+
+    def __init__(self, max_size: int | None = None) -> None:
+        self._max_size = _LONGEST if max_size is None else max_size
+        self._width: int | None = None  # bytes of a row
+        self._size = 0
+        self._entries = np.zeros(16, np.uint64)  # high half: of the hash; low half: number + 1; 0 is empty
+        self._hashes = np.empty(0, np.int64)  # [allocated]
+        self._words = np.empty((0, 1), np.uint64)  # [allocated, words of a row]
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """`hash_rows` of the stored rows: int64 [len], read-only."""
+        return _read_only(self._hashes[: self._size])
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The stored rows: uint8 [len, width], read-only."""
+        return _read_only(self._words[: self._size].view(np.uint8)[:, : self._width or 0])
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The numbers of rows uint8 [B, W]: int64 [B], -1 for a row that is not stored."""
+        words = self._words_of(keys)
+        return self._find(words, _hash_words(words, keys.shape[1]))
+
+    def insert(self, keys: np.ndarray, limit: int | None = None) -> np.ndarray:
+        """The numbers of rows uint8 [B, W]: int64 [B]. New rows are stored; equal rows of a batch get one number.
+
+        IndexError if more rows than `max_size`, or `limit`, would be stored; then none is.
+        """
+        words = self._words_of(keys)
+        hashes = _hash_words(words, keys.shape[1])
+        numbers = self._find(words, hashes)
+        new = np.flatnonzero(numbers < 0)
+        if new.size:
+            limit = self._max_size if limit is None else min(limit, self._max_size)
+            numbers[new] = self._insert(words[new], hashes[new], limit)
+            self._width = keys.shape[1]
+        return numbers
+
+    def truncate(self, size: int) -> None:
+        """Forget all rows but the first `size`. O(size)."""
+        self._size = min(size, self._size)
+        if not self._size:
+            self._width = None
+        self._rebuild(self._size)
+
+    def clear(self) -> None:
+        """Forget all rows. The next batch may have another width."""
+        self.truncate(0)
+
+    def _words_of(self, keys: np.ndarray) -> np.ndarray:
+        if keys.ndim != 2 or keys.dtype != np.uint8:
+            raise TypeError(f"keys must be rows of bytes, uint8 [B, W], got {keys.dtype} {list(keys.shape)}")
+        if self._width not in (None, keys.shape[1]):
+            raise ValueError(f"the stored keys have {self._width} bytes each, got keys of {keys.shape[1]}")
+        return _as_words(keys)
+
+    def _find(self, words: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+        numbers = np.full(len(words), -1, np.int64)
+        rows = np.arange(len(words)) if self._size else numbers[:0]  # not resolved yet
+        places, marks = self._starts(hashes[: len(rows)])
+        step = 0
+        while rows.size:
+            entries = self._entries.take(places)
+            found = (entries & _LOW).view(np.int64) - 1
+            same = (entries ^ marks) <= _LOW
+            same &= _equal(self._words.take(found, axis=0, mode="clip"), words)
+            numbers[rows] = np.where(same, found, -1)
+            step += 1
+            left = (entries.astype(bool) > same).nonzero()[0]
+            rows, places, marks, words = (
+                rows[left],
+                self._next(places[left], step),
+                marks[left],
+                words.take(left, axis=0),
+            )
+        return numbers
+
+    def _insert(self, words: np.ndarray, hashes: np.ndarray, limit: int) -> np.ndarray:
+        """Store rows of which none is stored; they may repeat each other. Their numbers."""
+        self._rebuild(self._size + len(words))
+        owners, taken = self._occupy(hashes, words)
+        first = owners == np.arange(len(words))
+        count = int(np.count_nonzero(first))
+        if self._size + count > limit:
+            self._entries[taken[first]] = 0  # the newest entries: no probe sequence leads through them to an older one
+            raise IndexError(
+                f"{count} new keys do not fit beside the {self._size} stored ones: there is room for {limit}. "
+                "Use a larger max_size, or clear() first"
+            )
+        numbers = self._size + np.cumsum(first) - 1
+        self._entries[taken[first]] = _entry(hashes[first], numbers[first])
+        stop = self._size + count
+        self._hashes = _grown(self._hashes, self._size, stop, hashes.shape[1:])
+        self._words = _grown(self._words, self._size, stop, words.shape[1:])
+        self._hashes[self._size : stop] = hashes[first]
+        self._words[self._size : stop] = words[first]
+        self._size = stop
+        return numbers[owners]
+
+    def _occupy(self, hashes: np.ndarray, words: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Put rows into free entries under the numbers behind the stored ones. With words equal rows get one entry.
+
+        Rows that reach a free entry in the same step compete for it, the first one of the batch wins. Equal rows take the
+        same steps, so they all meet the first of them. Returns for each row the first row that it equals, and its entry.
+        """
+        owners, taken = np.empty((2, len(hashes)), np.int64)
+        provisional = _entry(hashes, self._size + np.arange(len(hashes)))
+        left = np.arange(len(hashes))
+        places, marks = self._starts(hashes)
+        step = 0
+        while left.size:
+            free = np.flatnonzero(self._entries[places] == 0)[::-1]
+            self._entries[places[free]] = provisional[left[free]]  # of equal places the last is kept: the first row
+            entries = self._entries[places]
+            numbers = (entries & _LOW).astype(np.int64) - 1 - self._size
+            if words is None:
+                resolved = numbers == left
+            else:
+                resolved = (numbers >= 0) & (entries & ~_LOW == marks)
+                maybe = np.flatnonzero(resolved & (numbers != left))
+                resolved[maybe] = _equal(words.take(numbers[maybe], axis=0), words.take(left[maybe], axis=0))
+            owners[left[resolved]], taken[left[resolved]] = numbers[resolved], places[resolved]
+            step += 1
+            open_ = ~resolved
+            left, marks, places = left[open_], marks[open_], self._next(places[open_], step)
+        return owners, taken
+
+    def _rebuild(self, size: int) -> None:
+        """Have room for `size` rows. After the removal of rows, remove their entries."""
+        length = max(16, 1 << (3 * size - 1).bit_length()) if size else 16
+        if size > self._size and length <= len(self._entries):
+            return
+        stored, self._size = self._size, 0
+        self._entries = np.zeros(length, np.uint64)
+        self._occupy(self._hashes[:stored], None)
+        self._size = stored
+
+    def _starts(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        bits = hashes.view(np.uint64)
+        return (bits & np.uint64(len(self._entries) - 1)).view(np.int64), bits & ~_LOW
+
+    def _next(self, places: np.ndarray, step: int) -> np.ndarray:
+        return (places + step) & (len(self._entries) - 1)
+
+
+def row_bytes(tensors: Sequence[Tensor], batch: torch.Size) -> np.ndarray:
+    """The bytes of each row of several tensors side by side: uint8 [B, W], the batch dims flattened.
+
+    Values are not converted: 0.0 and -0.0, or 1 and 1.0, differ. A single contiguous tensor on the CPU is not copied.
+    """
+    count = batch.numel()
+    parts = []
+    for tensor in tensors:
+        if tensor.shape[: len(batch)] != batch:
+            raise ValueError(f"a key of shape {list(tensor.shape)} does not have the batch dims {list(batch)}")
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        features = flat.numel() // count if count else flat.shape[len(batch) :].numel()
+        parts.append(flat.view(-1).view(torch.uint8).numpy().reshape(count, features * flat.element_size()))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def hash_rows(rows: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of each row of uint8 [B, W]: int64 [B], the same in every process. O(bytes).
+
+    Each half is a multilinear hash of the 32-bit words of a row and its length with fixed random multipliers of 64 bits
+    (Lemire & Kaser 2014, "Strongly universal string hashing is fast", arXiv:1202.4961). Different rows collide with a chance
+    of 2^-64. It is not keyed: who knows the multipliers can make rows that collide.
+    """
+    return _hash_words(_as_words(rows), rows.shape[1])
+
+
+def _hash_words(words: np.ndarray, width: int) -> np.ndarray:
+    multipliers = _multipliers(2 * words.shape[1] + 1)
+    halves = multipliers[:, 1:] @ words.view(np.uint32).astype(np.uint64).T + multipliers[:, :1] * np.uint64(width + 1)
+    return ((halves[0] & ~_LOW) | (halves[1] >> _HIGH)).view(np.int64)
+
+
+_known: dict[int, np.ndarray] = {}
+
+
+def _multipliers(count: int) -> np.ndarray:
+    """uint64 [2, count]: the same for every process; NumPy keeps the streams of its bit generators."""
+    if count not in _known:
+        _known[count] = np.ascontiguousarray(np.random.PCG64(0x5EED).random_raw(2 * count).reshape(count, 2).T)
+    return _known[count]
+
+
+def _as_words(rows: np.ndarray) -> np.ndarray:
+    """Rows of bytes as uint64 [B, at least 1], padded with zeros. A view where the width allows."""
+    B, W = rows.shape
+    words = max(1, -(-W // 8))
+    if 8 * words == W and rows.flags.c_contiguous:
+        return rows.view(np.uint64)
+    padded = np.zeros((B, 8 * words), np.uint8)
+    padded[:, :W] = rows
+    return padded.view(np.uint64)
+
+
+def _equal(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether rows of words are equal. A copy is reduced over its first axis, five times as fast as over the last."""
+    return np.logical_and.reduce((some == others).T.copy(), axis=0)
+
+
+def _entry(hashes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    return (hashes.view(np.uint64) & ~_LOW) | (numbers + 1).astype(np.uint64)
+
+
+def _grown(array: np.ndarray, size: int, needed: int, row: tuple[int, ...]) -> np.ndarray:
+    """The array, or a copy of at least twice its length with the first `size` rows."""
+    if needed <= len(array) and array.shape[1:] == row:
+        return array
+    grown = np.empty((max(16, needed, 2 * len(array)), *row), array.dtype)
+    if size:
+        grown[:size] = array[:size]
+    return grown
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array[:]
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,162 @@
+"""The hash table against a dict; full tables, equal keys and hashes; what is compiled."""
+
+import functools
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fbuf import HashTable, hash_table
+
+pytestmark = pytest.mark.usefixtures("device")
+
+KEY = {"bits": np.zeros(3, np.uint8), "x": np.float32(0), "on": np.bool_(0)}
+FLOATS = np.array([0.0, -0.0, np.nan, 1.5], np.float32)
+SIZES = (1, 14)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["insert", "insert", "update", "find"]), st.sampled_from(SIZES), st.integers(0, 99)),
+    max_size=6,
+)
+
+
+def keys_of(numbers):
+    numbers = np.asarray(numbers)
+    bits = np.stack([numbers % 2, numbers // 2 % 2, 0 * numbers], -1).astype(np.uint8)
+    return {"bits": bits, "x": FLOATS[numbers // 4 % 4], "on": numbers % 3 == 0}
+
+
+def one_of_two(words):
+    return words[:, 0] % 2 * jnp.uint32(7)
+
+
+@pytest.fixture(params=["hashed", "equal hashes"])
+def methods(request, monkeypatch):
+    """insert, update and find, compiled apart for each way of hashing."""
+    if request.param == "equal hashes":
+        monkeypatch.setattr(hash_table, "_hashed", one_of_two)
+    jax.clear_caches()
+    yield [jax.jit(method, static_argnums=0) for method in (HashTable.insert, HashTable.update, HashTable.find)]
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("capacity", [5, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 13))])
+def test_a_table_is_a_dict_of_at_most_capacity_keys(methods, capacity):
+    insert, update, find = methods
+    table = HashTable(capacity)
+
+    @settings(max_examples=8)
+    @given(steps=STEPS)
+    def check(steps):
+        state, model = table.init(KEY, np.int32(0)), {}
+        for what, count, seed in steps:
+            numbers = np.random.default_rng(seed).integers(0, 12, count)
+            items = np.arange(count, dtype=np.int32) + 100 * seed
+            slots = {key: slot for slot, key in enumerate(model)}
+            if what == "insert":
+                state, found, valid = insert(table, state, keys_of(numbers), items)
+                for number, item in zip(numbers.tolist(), items.tolist(), strict=True):
+                    if number in model or len(model) < capacity:
+                        slots.setdefault(number, len(model))
+                        model[number] = item
+            elif what == "update":
+                state, found, valid = update(table, state, keys_of(numbers), items)
+                model |= {n: item for n, item in zip(numbers.tolist(), items.tolist(), strict=True) if n in model}
+            else:
+                found, valid = find(table, state, keys_of(numbers))
+            expected = [slots.get(number, -1) for number in numbers.tolist()]
+            assert found.tolist() == expected and valid.tolist() == [slot >= 0 for slot in expected]
+            assert int(state.size) == len(model)
+            assert table.read(state, np.arange(capacity))[: len(model)].tolist() == list(model.values())
+        assert find(table, table.clear(state), keys_of(range(4)))[0].tolist() == [-1] * 4
+
+    check()
+
+
+def test_keys_of_every_dtype_are_told_apart_by_their_bits():
+    table = HashTable(9)
+    for dtype in (np.bool_, np.uint8, np.float16, jnp.bfloat16, np.int32):
+        keys = np.asarray([0, 1, 0])[:, None, None].repeat(5, 1).astype(dtype)
+        state = table.init(keys[0], np.zeros(2))
+        words = np.asarray(hash_table._words(keys)).view(np.uint8)
+        assert [row[: keys[0].nbytes].tobytes() for row in words] == [row.tobytes() for row in keys]
+        assert table.find(state, keys[:0])[0].shape == table.insert(state, keys[:0], np.zeros((0, 2)))[1].shape == (0,)
+    keys = np.asarray([0, 1j, 0], np.complex64)
+    _, slots, _ = table.insert(table.init(keys[0], np.zeros(2)), keys, np.zeros((3, 2)))
+    assert slots.tolist() == [0, 1, 0]
+
+
+def test_many_keys_are_found():
+    table = HashTable(3000)
+    keys = np.random.default_rng(0).integers(-(2**31), 2**31 - 1, (3000, 2), dtype=np.int32)
+    state, slots, valid = table.insert(table.init(keys[0], np.int32(0)), keys, np.arange(3000, dtype=np.int32))
+    assert slots.tolist() == list(range(3000)) and valid.all()
+    order = np.random.default_rng(1).permutation(3000)
+    found, _ = table.find(state, keys[order])
+    assert (np.asarray(table.read(state, found)) == order).all()
+    assert not table.find(state, keys ^ 1)[1].any()
+
+
+def test_under_vmap_and_scan_it_is_the_same():
+    table = HashTable(5)
+    keys = np.random.default_rng(0).integers(0, 7, (3, 4, 6)).astype(np.int32)  # tables, steps, batch
+    items = np.arange(72, dtype=np.float32).reshape(keys.shape)
+
+    def run(keys, items):
+        def step(state, batch):
+            state, *found = table.insert(state, *batch)
+            return state, found
+
+        return jax.lax.scan(step, table.init(np.int32(0), np.float32(0)), (keys, items))
+
+    together = jax.jit(jax.vmap(run))(keys, items)
+    apart = [jax.jit(run)(*each) for each in zip(keys, items, strict=True)]
+    jax.tree.map(lambda one, *others: np.testing.assert_array_equal(one, np.stack(others)), together, *apart)
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("name", ["insert", "update"])
+def test_a_donated_table_is_written_in_place(name, rows):
+    table = HashTable(100_000)
+    state = jax.eval_shape(lambda: table.init(np.zeros(8, np.float32), np.zeros(3)))
+    batch = [jax.ShapeDtypeStruct((rows, size), np.float32) for size in (8, 3)]
+    program = jax.jit(getattr(table, name), donate_argnums=0).lower(state, *batch).compile()
+    memory = program.memory_analysis()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes == size and memory.temp_size_in_bytes < 1e-2 * size
+    assert not re.search(r"= \w+\[\d{6}[^=]* copy(?:-start)?\(", program.as_text())
+
+
+def test_five_equal_tables_are_traced_once():
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def counted(table, state, keys):
+        traces.append(table)
+        return table.insert(state, keys, keys)[0]
+
+    for size in range(5):
+        table = pickle.loads(pickle.dumps(HashTable(6)))
+        state = table.init(np.int32(0), np.int32(0))
+        counted(table, state, np.full(3, size, np.int32))
+    assert len(traces) == 1 and repr(table) == "HashTable(capacity=6)"
+
+
+def test_what_does_not_fit_is_refused():
+    table = HashTable(4)
+    state = table.init(KEY, np.float32(0))
+    for capacity, error in ((0, ValueError), (2**30, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="capacity"):
+            HashTable(capacity)
+    with pytest.raises(ValueError, match="2 keys were given for 3 items"):
+        table.insert(state, keys_of([1, 2]), np.zeros(3, np.float32))
+    with pytest.raises(TypeError, match="'on'"):
+        table.find(state, keys_of([1]) | {"on": np.zeros(1, np.int32)})
+    with pytest.raises(ValueError, match="structure"):
+        table.update(state, {"x": np.zeros(1, np.float32)}, np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match="capacity 5, the state 4"):
+        HashTable(5).find(state, keys_of([1]))
