@@ -28,11 +28,13 @@ from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.maps import (
     BinaryToDecimal,
     HashToInt,
+    MCTSForest,
     QueryModule,
     RandomProjectionHash,
     SipHash,
     TensorDictMap,
     TensorMap,
+    Tree,
 )
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
 from interop.sample_units import SampleUnit, Sequence, Transition
@@ -105,6 +107,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "ListStorageCheckpointer",
+    "MCTSForest",
     "MultiStep",
     "Nested2TED",
     "NestedStorageCheckpointer",
@@ -144,6 +147,7 @@ __all__ = [
     "TensorStorage",
     "TensorStorageCheckpointer",
     "Transition",
+    "Tree",
     "Writer",
     "WriterEnsemble",
     "check_ted",
