@@ -231,6 +231,13 @@ def test_rollouts_with_text_or_more_dims_are_written_as_they_come():
     assert (len(forest), len(forest.get_tree(root(5)).rollout)) == (4, 2)
 
 
+def test_a_rollout_that_cannot_wait_is_written_after_those_that_do():
+    forest = forest_of([rollout([0, 1], [0]), rollout([0, 2], [1])])
+    forest.extend(torch.stack([rollout([0, 5], [1]), rollout([0, 3], [2])]))
+    children = forest.get_tree(root()).children()
+    assert [(each.branching_action, each.node_observation) for each in children] == [(0, 1), (1, 5), (2, 3)]
+
+
 def test_an_unknown_root_is_named():
     with pytest.raises(KeyError, match="extend"):
         MCTSForest().get_tree(root())
