@@ -3,7 +3,7 @@
     python benchmarks/maps.py [--quick] [--json FILE]
 
 Keys are rows of four floats, values rows of eight, all different in a batch, drawn at random
-among those that are stored.
+among those that are stored. A forest is filled by rollouts of one step each, of a tree whose vertices have four children.
 """
 
 import itertools
@@ -17,11 +17,14 @@ import measure
 import torch
 from tensordict import TensorDict
 
+import interop
 import interop.maps
 import interop.storages
 
 KEYS = 1_000_000
 QUICK_KEYS = 10_000
+STEPS = 1_000
+QUICK_STEPS = 100
 BATCHES = 50  # different ones in turn: one alone would stay in the caches
 
 
@@ -30,6 +33,7 @@ class Ours:
 
     TensorDictMap, QueryModule = interop.maps.TensorDictMap, interop.maps.QueryModule
     LazyTensorStorage = interop.storages.LazyTensorStorage
+    MCTSForest = interop.MCTSForest
 
 
 def filled(library: Any, keys: torch.Tensor) -> Any:
@@ -74,6 +78,30 @@ def map_calls(library: Any, keys: torch.Tensor) -> dict[str, Callable[[], Any]]:
     return calls
 
 
+def forest_calls(library: Any, keys: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Every operation on forests of one library."""
+    steps = STEPS if len(keys) == KEYS else QUICK_STEPS
+    number = torch.arange(steps)[:, None]
+    zeros, root = torch.zeros(1, 1), TensorDict({"observation": torch.tensor(0)})
+    rollouts = [
+        TensorDict({"observation": at // 4, "action": at % 4, "next": {"observation": at + 1, "reward": zeros}}, [1])
+        for at in number
+    ]
+
+    def extended() -> Any:
+        forest = library.MCTSForest(max_size=steps)
+        for rollout in rollouts:
+            forest.extend(rollout)
+        return forest
+
+    filled = extended()
+    return {
+        f"forest, {steps} rollouts of one step": extended,
+        f"forest, tree of {steps} vertices": lambda: filled.get_tree(root),
+        f"forest, both for {steps} steps": lambda: extended().get_tree(root),
+    }
+
+
 def main() -> int:
     options = measure.arguments("Maps from keys to tensordicts, beside torchrl's").parse_args()
     libraries: dict[str, Any] = {measure.OURS: Ours}
@@ -84,7 +112,7 @@ def main() -> int:
             libraries["torchrl"] = torchrl
     keys = torch.rand(QUICK_KEYS if options.quick else KEYS, 4)
     timings = []
-    for made in (map_calls,):
+    for made in (map_calls, forest_calls):
         sides = {side: made(library, keys) for side, library in libraries.items()}
         timings += [
             measure.compare(work, {side: each[work] for side, each in sides.items()}, quick=options.quick)

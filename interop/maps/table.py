@@ -183,7 +183,8 @@ def row_bytes(tensors: Sequence[Tensor], batch: torch.Size) -> np.ndarray:
             raise ValueError(f"a key of shape {list(tensor.shape)} does not have the batch dims {list(batch)}")
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         features = flat.numel() // count if count else flat.shape[len(batch) :].numel()
-        parts.append(flat.view(-1).view(torch.uint8).numpy().reshape(count, features * flat.element_size()))
+        flat = flat.as_strided((flat.numel(),), (1,))  # a single element keeps whatever stride it had
+        parts.append(flat.view(torch.uint8).numpy().reshape(count, features * flat.element_size()))
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 

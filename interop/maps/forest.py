@@ -1,0 +1,315 @@
+"""A set of rollouts that share observations, from which trees are built."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tensordict import NestedKey, TensorDictBase, unravel_key
+
+from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
+from interop.checkpoint.stateful import as_arrays, as_tensors
+from interop.maps.map import TensorDictMap, TensorMap
+from interop.maps.node_map import NodeMap
+from interop.maps.pending_steps import PendingSteps
+from interop.maps.query import QueryModule
+from interop.maps.tree import Path, Tree, node_data_of
+from interop.maps.tree_builder import build
+from interop.storages.lazy import LazyTensorStorage
+from interop.storages.lock import Lock
+
+_KIND = "forest"
+_DEFAULT_SIZE = 1000
+Keys = NestedKey | Sequence[NestedKey]
+
+
+class _Keys:
+    """A list of keys as an attribute; a default stands for it until it is set."""
+
+    def __init__(self, *default: str) -> None:
+        self._default = list(default)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, forest: "MCTSForest", owner: type | None = None) -> list[NestedKey]:
+        found = forest.given_keys.get(self._name)
+        return self._default if found is None else found
+
+    def __set__(self, forest: "MCTSForest", value: Any) -> None:
+        if value is None:
+            return
+        if not isinstance(value, str | tuple | list):
+            raise ValueError(f"{self._name} must be a key or a list of keys, got {type(value).__name__}")
+        forest.given_keys[self._name] = [unravel_key(key) for key in (value if isinstance(value, list) else [value])]
+
+
+class MCTSForest:
+    """Rollouts stored by observation and action; `get_tree` gives what was seen from an observation on.
+
+    `data_map` has the "next" entries and actions of each distinct pair of observation and action, the last result of each.
+    `node_map` has for each observation the rows of `data_map` that start there. Both exist from the first write on.
+    Thread-safe.
+
+    Until one of the maps is given or looked at, short rollouts wait to be written in one batch, which is many times as fast.
+    Nothing can be seen of that: they were checked, there is room, and every method writes them before it reads.
+
+    Args:
+        data_map: a `TensorDictMap` from observations and actions; by default one over a `LazyTensorStorage`.
+        node_map: a `NodeMap` of another forest with the same `data_map`, or an empty `TensorDictMap` from observations over
+            a `ListStorage`, into which the entries are written as well, in O(entry).
+        max_size: the largest number of distinct pairs; by default that of the maps given, or 1000.
+        done_keys, reward_keys, observation_keys, action_keys: by default ["done", "terminated", "truncated"], ["reward"],
+            ["observation"] and ["action"]. `get_keys_from_env` sets those that were not given.
+        excluded_keys: entries of rollouts and of their "next" that are not stored.
+        consolidated: passed to the default storage.
+
+    Raises:
+        ValueError: keys of another type; sizes that differ; a `node_map` with entries that is not a `NodeMap`.
+    """
+
+    done_keys = _Keys("done", "terminated", "truncated")
+    reward_keys = _Keys("reward")
+    observation_keys = _Keys("observation")
+    action_keys = _Keys("action")
+    excluded_keys = _Keys()
+
+    def __init__(
+        self,
+        *,
+        data_map: TensorDictMap | None = None,
+        node_map: TensorDictMap | NodeMap | None = None,
+        max_size: int | None = None,
+        done_keys: Keys | None = None,
+        reward_keys: Keys | None = None,
+        observation_keys: Keys | None = None,
+        action_keys: Keys | None = None,
+        excluded_keys: Keys | None = None,
+        consolidated: bool | None = None,
+    ) -> None:
+        self.given_keys: dict[str, list[NestedKey]] = {}
+        self.done_keys, self.reward_keys = done_keys, reward_keys
+        self.observation_keys, self.action_keys = observation_keys, action_keys
+        self.excluded_keys, self.consolidated = excluded_keys, consolidated
+        self._data_map, self._lock = data_map, Lock()
+        self._copy: TensorDictMap | None = None  # of the entries of the nodes
+        self._nodes: NodeMap | None = None
+        self._is_shared = bool(data_map or node_map)  # whether the maps are seen from outside: then nothing waits
+        self._pending: PendingSteps | None = None
+        if isinstance(node_map, NodeMap):
+            self._nodes = node_map
+        elif node_map is not None:
+            if len(node_map):
+                raise ValueError(f"node_map has {len(node_map)} entries: pass an empty one, or a NodeMap")
+            query = node_map.query_module
+            self._copy, self._nodes = node_map, NodeMap(node_map.in_keys, query.hash_to_int and query.hashes)
+        sizes = {
+            size for size in (max_size, data_map and data_map.max_size, self._copy and self._copy.max_size) if size
+        }
+        if len(sizes) > 1:
+            raise ValueError(f"Conflicting max_size: {sorted(sizes)}")
+        self._max_size = sizes.pop() if sizes else None
+
+    @property
+    def max_size(self) -> int | None:
+        """The largest number of distinct pairs of observation and action; None before the first write if not given."""
+        return self._max_size
+
+    @property
+    def data_map(self) -> TensorDictMap | None:
+        """From observations and actions to results; None before the first write."""
+        self._share()
+        return self._data_map
+
+    @property
+    def node_map(self) -> TensorMap | None:
+        """From observations to rows of `data_map`; None before the first write."""
+        self._share()
+        return self._copy or self._nodes
+
+    def __len__(self) -> int:
+        """The number of distinct pairs of observation and action."""
+        with self._lock:
+            self._flush()
+            return 0 if self._data_map is None else len(self._data_map)
+
+    def __bool__(self) -> bool:
+        return True  # a forest without rollouts is one
+
+    def get_keys_from_env(self, env: Any) -> None:
+        """Take the keys that were not given from an environment."""
+        for name in ("reward_keys", "done_keys", "action_keys", "observation_keys"):
+            if name not in self.given_keys:
+                setattr(self, name, list(getattr(env, name)))
+
+    # ------------------------------------------------------------------ writing
+
+    def extend(self, rollout: TensorDictBase, *, return_node: bool = False) -> Tree | None:
+        """Store the steps of a rollout in the TED format, [T] or more dims; the rollout is not modified. O(steps).
+
+        Args:
+            rollout: has observations, actions and "next"; its other entries outside of "next" are not stored.
+            return_node: return the tree from the first observation.
+
+        Raises:
+            KeyError: an observation or action is missing.
+            ValueError: entries of another shape or dtype than before, or a rollout without batch dims.
+            IndexError: more than `max_size` pairs of observation and action. After an error nothing was stored.
+        """
+        with self._lock:
+            if return_node or self._pending is None or not self._pending.add(rollout, self._room()):
+                self._flush()
+                self._write(rollout)
+            return self.get_tree(rollout.reshape(-1)[0]) if return_node else None
+
+    def add(self, step: TensorDictBase, *, return_node: bool = False) -> Tree | None:
+        """Store one step, a tensordict without batch dims. See `extend`."""
+        return self.extend(step.unsqueeze(0), return_node=return_node)
+
+    def _write(self, rollout: TensorDictBase) -> None:
+        if not rollout.ndim:
+            raise ValueError("extend takes rollouts with batch dims: use add for a single step")
+        steps = whole = rollout if rollout.ndim == 1 else rollout.reshape(-1)
+        after = steps.get("next", None)
+        if not isinstance(after, TensorDictBase):
+            raise KeyError("the rollout needs a tensordict 'next', as in the TED format")
+        if self.excluded_keys:
+            steps, after = (each.exclude(*self.excluded_keys) for each in (steps, after))
+        names = [*self.observation_keys, *self.action_keys]
+        missing = [name for name in names if steps.get(name, None) is None]
+        missing += [("next", name) for name in self.observation_keys if after.get(name, None) is None]
+        if missing:
+            raise KeyError(f"the rollout has no {missing}: set observation_keys and action_keys in the constructor")
+        keys, value = steps.select(*names), steps.select(*self.action_keys).set("next", after)
+        data_map, nodes = self._made_maps()
+        write = nodes.prepare(keys, after)
+        data_map[keys] = value
+        query = data_map.query_module
+        write(*(keys[name].cpu().numpy() for name in (query.index_key, query.hash_key)))
+        if self._copy is not None:
+            before = keys.select(*self.observation_keys)
+            self._copy[before] = nodes[before]
+        self._data_map, self._nodes = data_map, nodes
+        if self._pending is None and not self._is_shared:
+            self._pending = PendingSteps.like(whole)
+
+    def _flush(self) -> None:
+        """Write the steps that wait."""
+        steps = None if self._pending is None else self._pending.take()
+        if steps is not None:
+            self._write(steps)
+
+    def _room(self) -> int:
+        """For how many more pairs there is room at least."""
+        return 0 if self._data_map is None else self._data_map.max_size - len(self._data_map)
+
+    def _share(self) -> None:
+        with self._lock:
+            self._flush()
+            self._pending, self._is_shared = None, True
+
+    def _made_maps(self) -> tuple[TensorDictMap, NodeMap]:
+        nodes = NodeMap(self.observation_keys) if self._nodes is None else self._nodes
+        if self._data_map is not None:
+            return self._data_map, nodes
+        self._max_size = self._max_size or _DEFAULT_SIZE
+        query = QueryModule([*self.observation_keys, *self.action_keys])
+        storage = LazyTensorStorage(self._max_size, consolidated=bool(self.consolidated))
+        return TensorDictMap(query_module=query, storage=storage), nodes
+
+    # ------------------------------------------------------------------ reading
+
+    def get_child(self, key: TensorDictBase) -> TensorDictBase:
+        """The results of observations and actions, as `data_map[key]`. KeyError for an unknown pair."""
+        with self._lock:
+            data_map, _ = self._written_maps()
+            found: TensorDictBase = data_map[key]
+            return found
+
+    def get_tree(self, root: TensorDictBase, *, max_depth: int | None = None, compact: bool = True) -> Tree:
+        """What was seen from an observation on, as a tree. O(its steps), whatever its depth.
+
+        Vertices are numbered breadth first, children in the order of their first appearance. A vertex stands for an
+        observation and action: where two vertices lead to one, they share it. Where steps lead back to an earlier
+        observation, a rollout ends before it repeats a step, and an edge is left out by which a vertex would be below
+        itself; `index` still names it.
+
+        Args:
+            root: has the observation, without batch dims or with one element; its other entries are ignored.
+            max_depth: the vertices so many levels below the root are the last that get children; 0: only the root does.
+            compact: have one vertex for a chain of steps between branches; otherwise one for each step.
+
+        Raises:
+            KeyError: no step starts at the observation.
+            ValueError: the observation has another shape or dtype than those stored, or there are several.
+        """
+        if root.numel() != 1 and root.batch_size:
+            raise ValueError(f"the root must be one observation, got a batch of {list(root.batch_size)}: index it")
+        with self._lock:
+            data_map, nodes = self._written_maps()
+            start = root.reshape(()) if root.ndim else root
+            return build(nodes, start, lambda rows: data_map.collate_fn(data_map.storage.get(rows)), max_depth, compact)
+
+    @classmethod
+    def valid_paths(cls, tree: Tree) -> Iterator[Path]:
+        """The same as `tree.valid_paths()`."""
+        return tree.valid_paths()
+
+    def to_string(self, td_root: TensorDictBase, node_format_fn: Callable[[Tree], Any] = node_data_of) -> str:
+        """The tree from an observation as text, see `Tree.to_string`."""
+        return self.get_tree(td_root).to_string(node_format_fn)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all rollouts as tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        with self._lock:
+            data_map, nodes = self._written_maps()
+            return {"data_map": data_map.state_dict(), "nodes": as_tensors(nodes.saved())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Copy what `state_dict` gave into a forest built alike. After an error nothing has changed."""
+        fields = Fields(state_dict, "the state_dict of a forest")
+        nodes = as_arrays(fields.any("nodes"), self)
+        self._restore(
+            nodes, lambda data_map: data_map.load_state_dict(fields.any("data_map")), "the state_dict of a forest"
+        )
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save all rollouts in a folder: whole and flushed, or not at all. KeyError for a forest without rollouts.
+
+        If the process is killed, the folder holds the previous checkpoint or the new one, complete.
+        """
+        with Writing(path) as out, self._lock:
+            data_map, nodes = self._written_maps()
+            data_map.dumps(out.folder("data_map"))
+            out.write({"kind": _KIND, "nodes": nodes.saved()})
+
+    def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
+        """Load what `dumps` saved into a forest built alike, which goes on as the saved one would.
+
+        After an error nothing has changed; nothing in the folder is run. FileNotFoundError if there is no checkpoint,
+        `CheckpointCorrupt` for damage, `CheckpointMismatch` for one of something else.
+        """
+
+        def use(source: Source) -> None:
+            fields = Fields(source.tree, str(source.path))
+            if fields.text("kind") != _KIND:
+                raise CheckpointMismatch(f"{source.path}: was saved from a {fields.text('kind')}, not from a {_KIND}")
+            folder = source.folder("data_map")
+            self._restore(fields.any("nodes"), lambda data_map: data_map.loads(folder, verify=verify), str(source.path))
+
+        load(path, use, verify)
+
+    def _written_maps(self) -> tuple[TensorDictMap, NodeMap]:
+        self._flush()
+        if self._data_map is None or self._nodes is None:
+            raise KeyError("the forest has no rollouts: call extend first")
+        return self._data_map, self._nodes
+
+    def _restore(self, saved: Any, fill: Callable[[TensorDictMap], None], where: str) -> None:
+        with self._lock:
+            data_map, nodes = self._made_maps()
+            put = nodes.restoring(saved, where)
+            fill(data_map)
+            put()
+            self._data_map, self._nodes, self._pending = data_map, nodes, None

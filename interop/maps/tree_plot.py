@@ -1,0 +1,133 @@
+"""Pictures of trees, by plotly or matplotlib."""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from interop.maps.tree import Path, Tree
+
+Labels = Callable[[Tree, Path], str]
+_COLOR, _LINE = "#4C72B0", "#999999"
+_LONGEST = 60  # characters of a label in a picture
+
+
+def plot(
+    tree: Tree, backend: str, figure: str, info: Sequence[str] | None, make_labels: Labels | None, path: str | None
+) -> Any:
+    """A picture of a tree.
+
+    Args:
+        tree: what is drawn; a shared vertex is drawn for each path to it.
+        backend: "plotly" gives a `plotly.graph_objects.Figure`, "matplotlib" a `matplotlib.figure.Figure`.
+        figure: "tree" draws vertices and edges, "box" nested boxes as wide as they have leaves.
+        info: the fields or properties of vertices in the labels, by default "node_id", "visits" and "wins".
+        make_labels: called with a vertex and its path, gives the label.
+        path: a file to write as well: ".html" by plotly, an image by matplotlib; plotly needs Chrome for images.
+
+    Raises:
+        NotImplementedError: another backend or figure.
+        ImportError: the backend is not installed.
+    """
+    if backend not in _BACKENDS:
+        raise NotImplementedError(
+            f"Unknown plotting backend {backend} with figure {figure}: use {' or '.join(_BACKENDS)}"
+        )
+    if figure not in ("tree", "box"):
+        raise NotImplementedError(f"Unknown plotting backend {backend} with figure {figure}: use 'tree' or 'box'")
+    fields = ("node_id", "visits", "wins") if info is None else info
+    vertices = tree.vertices(key_type="path")
+    if make_labels is None:
+        labels = ["\n".join(f"{name}: {_shown(getattr(each, name))}" for name in fields) for each in vertices.values()]
+    else:
+        labels = [str(make_labels(vertex, way)) for way, vertex in vertices.items()]
+    return _BACKENDS[backend](list(vertices), labels, figure, path)
+
+
+def layout(paths: Sequence[Path]) -> tuple[list[float], list[int]]:
+    """Where each path begins from the left, in leaves, and how many leaves are below it; parents come before children."""
+    numbers = {path: number for number, path in enumerate(paths)}
+    widths = [0] * len(paths)
+    for number in reversed(range(len(paths))):
+        widths[number] = widths[number] or 1
+        if paths[number]:
+            widths[numbers[paths[number][:-1]]] += widths[number]
+    lefts, free = [0.0] * len(paths), [0.0] * len(paths)
+    for number, path in enumerate(paths):
+        if path:
+            above = numbers[path[:-1]]
+            lefts[number] = free[above]
+            free[above] += widths[number]
+        free[number] = lefts[number]
+    return lefts, widths
+
+
+def _plotly(paths: list[Path], labels: list[str], figure: str, path: str | None) -> Any:
+    go = _imported("plotly.graph_objects")
+    texts = [label.replace("\n", "<br>") for label in labels]
+    names = [str(each) for each in paths]
+    if figure == "box":
+        above = [str(each[:-1]) if each else "" for each in paths]
+        _, widths = layout(paths)
+        trace = go.Treemap(ids=names, labels=names, parents=above, text=texts, values=widths, branchvalues="total")
+        made = go.Figure(trace)
+    else:
+        centers, depths, edges = _placed(paths)
+        xs = [x for start, stop in edges for x in (centers[start], centers[stop], None)]
+        ys = [y for start, stop in edges for y in (-depths[start], -depths[stop], None)]
+        made = go.Figure(go.Scatter(x=xs, y=ys, mode="lines", line={"color": _LINE}, hoverinfo="skip"))
+        made.add_scatter(
+            x=centers, y=[-depth for depth in depths], mode="markers+text", text=names, textposition="top center",
+            hovertext=texts, hoverinfo="text", marker={"size": 14, "color": _COLOR},
+        )  # fmt: skip
+        made.update_layout(showlegend=False, plot_bgcolor="white", xaxis_visible=False, yaxis_visible=False)
+    if path is not None:
+        is_page = os.fspath(path).endswith(".html")
+        made.write_html(path) if is_page else made.write_image(path)
+    return made
+
+
+def _matplotlib(paths: list[Path], labels: list[str], figure: str, path: str | None) -> Any:
+    figures, patches = _imported("matplotlib.figure"), _imported("matplotlib.patches")
+    lefts, widths = layout(paths)
+    depth = 1 + max(map(len, paths))
+    made = figures.Figure(figsize=(max(4, min(40, 1.5 * widths[0])), max(3, min(40, 1.3 * depth))), layout="tight")
+    axes = made.add_subplot()
+    centers, depths, edges = _placed(paths)
+    for start, stop in edges if figure == "tree" else ():
+        axes.plot([centers[start], centers[stop]], [-depths[start], -depths[stop]], color=_LINE, zorder=1)
+    frame = {"boxstyle": "round", "facecolor": "white", "edgecolor": _COLOR} if figure == "tree" else None
+    for center, level, left, width, label in zip(centers, depths, lefts, widths, labels, strict=True):
+        if figure == "box":
+            axes.add_patch(patches.Rectangle((left, -level - 0.5), width, 1, facecolor="white", edgecolor=_COLOR))
+        axes.text(center, -level, label[:_LONGEST], ha="center", va="center", fontsize=7, bbox=frame, clip_on=True)
+    axes.set(xlim=(0, widths[0]), ylim=(0.5 - depth, 0.5))
+    axes.set_axis_off()
+    if path is not None:
+        made.savefig(path)
+    return made
+
+
+def _placed(paths: list[Path]) -> tuple[list[float], list[int], list[tuple[int, int]]]:
+    """The middle of each path from the left, its depth, and the edges as numbers of paths."""
+    numbers = {path: number for number, path in enumerate(paths)}
+    lefts, widths = layout(paths)
+    centers = [left + width / 2 for left, width in zip(lefts, widths, strict=True)]
+    edges = [(numbers[path[:-1]], number) for number, path in enumerate(paths) if path]
+    return centers, list(map(len, paths)), edges
+
+
+def _shown(value: Any) -> str:
+    return str(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        library = name.partition(".")[0]
+        raise ImportError(f"plots of trees need {library}: install it with `pip install 'fbuf[plot]'`") from error
+
+
+_BACKENDS = {"plotly": _plotly, "matplotlib": _matplotlib}
