@@ -34,6 +34,12 @@ settings.register_profile("fbuf", deadline=None, max_examples=12, derandomize="C
 settings.load_profile("fbuf")
 
 
+def pytest_collection_finish() -> None:
+    """Garbage is looked for in what tests make: the million objects of modules and tests would take half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def clean_environment() -> Iterator[None]:
     """tensordict leaves "None" in a variable that it does not understand when a child process imports it."""
