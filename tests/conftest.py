@@ -23,10 +23,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-MOST_MEMORY, MORE_MEMORY = (
-    2**30,
-    2**28,
-)  # bytes of a worker, and more of them, from which on compiled programs are dropped
+# Bytes of a worker, and more of them, from which on compiled programs are dropped.
+MOST_MEMORY, MORE_MEMORY = 2**31, 2**29
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
