@@ -11,8 +11,9 @@ import pytest
 import torch
 
 _LOOP = """
-import json, os, signal, sys, tempfile, time, traceback, warnings
+import gc, json, os, signal, sys, tempfile, time, traceback, warnings
 import jax, torch, interop, tests.faults.sharing
+gc.freeze()
 warnings.simplefilter("ignore")
 for line in sys.stdin:
     with tempfile.TemporaryFile("w+") as told:

@@ -31,7 +31,9 @@ print(*differences(pathlib.Path(folder)), sep="\\n")
 
 def test_a_storage_of_each_kind_goes_on(tmp_path: Path, in_a_fork: Callable[..., str]) -> None:
     kinds = (("LazyTensorStorage", 1), ("LazyMemmapStorage", 2), ("LazyStackStorage", 1))
-    chosen = [cell for cell in cells(("TensorDictRoundRobinWriter",)) if cell[:2] in kinds]
+    every = [cell for cell in cells(("TensorDictRoundRobinWriter",)) if cell[:2] in kinds]
+    # All samplers in memory, every third one elsewhere.
+    chosen = [cell for i, cell in enumerate(every) if cell.storage == "LazyTensorStorage" or i % 3 == 0]
     assert save_all(tmp_path, iter(chosen), draws=10) > 15
     assert in_a_fork(ELSEWHERE, folder=str(tmp_path)) == "\n"
 
