@@ -23,15 +23,19 @@ import jax
 import pytest
 from hypothesis import settings
 
-MOST_MEMORY, MORE_MEMORY = (
-    2**30,
-    2**28,
-)  # bytes of a worker, and more of them, from which on compiled programs are dropped
+# Bytes of a worker, and more of them, from which on compiled programs are dropped.
+MOST_MEMORY, MORE_MEMORY = 2**31, 2**29
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 settings.register_profile("fbuf", deadline=None, max_examples=12, derandomize="CI" in os.environ)
 settings.load_profile("fbuf")
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is looked for in what tests make: the million objects of modules and tests would take half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ ITEM = {
 }
 STORED = Prioritized(alpha=0.6, eps=0.01, stratified=True, new_items="highest_stored")
 SAMPLERS = [Uniform(), Prioritized(alpha=0.7, eps=0.01), STORED]
+UNIFORM_SLOWLY = [pytest.param(SAMPLERS[0], marks=pytest.mark.slow), SAMPLERS[1]]
 
 
 def numbered(item: Any, shape: tuple[int, ...], start: int) -> Any:
@@ -94,11 +95,11 @@ def check_state(buffer: Buffer, state: BufferState, model: BufferModel) -> None:
     [
         (Buffer(1), [0, 1, 3]),
         (Buffer(3, lanes=(2, 2)), [0, 2, 7]),
-        (Buffer(40), [0, 7, 41]),
-        (Buffer(1, SAMPLERS[1]), [1, 3]),
+        pytest.param(Buffer(40), [0, 7, 41], marks=pytest.mark.slow),
+        pytest.param(Buffer(1, SAMPLERS[1]), [1, 3], marks=pytest.mark.slow),
         (Buffer(5, SAMPLERS[1]), [0, 1, 13]),
         (Buffer(7, SAMPLERS[1], lanes=(2, 2)), [3, 9]),
-        (Buffer(5, STORED), [1]),
+        pytest.param(Buffer(5, STORED), [1], marks=pytest.mark.slow),
         (Buffer(2, STORED, lanes=(3,)), [1]),
     ],
     ids=str,
@@ -204,7 +205,7 @@ def step(buffer: Buffer, state: BufferState, batch: Any, key: jax.Array) -> tupl
     return state, (items, draw)
 
 
-@pytest.mark.parametrize("rule", SAMPLERS[:2], ids=repr)
+@pytest.mark.parametrize("rule", UNIFORM_SLOWLY, ids=repr)
 def test_a_scan_and_a_loop_and_buffers_side_by_side_agree(rule: Any) -> None:
     buffer, turns = Buffer(10, rule, lanes=(2,)), 8
     batches = np.arange(2 * turns * 3 * 2, dtype=np.float32).reshape(2, turns, 3, 2)
@@ -227,7 +228,7 @@ def test_a_scan_and_a_loop_and_buffers_side_by_side_agree(rule: Any) -> None:
         np.testing.assert_allclose(draws[0].probability, draws[1].probability, rtol=1e-6)  # divided in another order
 
 
-@pytest.mark.parametrize("rule", SAMPLERS[:2], ids=repr)
+@pytest.mark.parametrize("rule", UNIFORM_SLOWLY, ids=repr)
 def test_typed_and_raw_keys_draw_the_same(rule: Any) -> None:
     buffer = Buffer(10, rule)
     state, _ = extend(buffer, init(buffer, np.float32(0)), np.arange(7, dtype=np.float32))
@@ -235,7 +236,7 @@ def test_typed_and_raw_keys_draw_the_same(rule: Any) -> None:
     assert_same(sample(buffer, state, raw, 16), sample(buffer, state, jax.random.wrap_key_data(raw), 16))
 
 
-@pytest.mark.parametrize("rule", SAMPLERS[:2], ids=repr)
+@pytest.mark.parametrize("rule", UNIFORM_SLOWLY, ids=repr)
 def test_64_bit_types_change_no_draw(rule: Any) -> None:
     def drawn() -> tuple[BufferState, Any]:
         buffer = Buffer(10, rule, lanes=(2,))

@@ -80,7 +80,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 2, BATCH])
+@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow), BATCH])
 @pytest.mark.parametrize(("build", "buffer"), PROGRAMS, ids=lambda what: what.__name__ if callable(what) else str(what))
 def test_a_donated_buffer_is_written_in_place_and_nothing_that_grows_with_it_is_copied(
     build: Callable[[Buffer, int], Any], buffer: Buffer, rows: int

@@ -44,7 +44,11 @@ class QueueModel:
         return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
 
 
-@pytest.mark.parametrize(("capacity", "lanes"), [(1, ()), (7, ()), (5, (2,)), (3, (2, 2))], ids=str)
+@pytest.mark.parametrize(
+    ("capacity", "lanes"),
+    [(1, ()), pytest.param(7, (), marks=pytest.mark.slow), pytest.param(5, (2,), marks=pytest.mark.slow), (3, (2, 2))],
+    ids=str,
+)
 @given(data=st.data())
 @settings(max_examples=15)
 def test_a_history_returns_what_waits_in_a_queue(capacity: int, lanes: tuple[int, ...], data: st.DataObject) -> None:

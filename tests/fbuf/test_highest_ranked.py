@@ -104,7 +104,16 @@ def test_a_history_leaves_what_one_item_after_the_other_leaves(
         check(buffer, state, model)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint32, np.float16, jnp.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.int8,
+        np.uint32,
+        jnp.bfloat16,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (np.int32, np.float16)),
+    ],
+    ids=str,
+)
 def test_ranks_of_any_real_type_are_compared_as_they_are(dtype: Any) -> None:
     top = np.asarray(np.inf) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
     low = -np.asarray(np.inf) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
@@ -180,7 +189,9 @@ def test_new_items_get_priorities_and_the_others_keep_theirs(new_items: Any, dat
         check(buffer, state, model)
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Shuffled()], ids=repr)
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(Uniform(), marks=pytest.mark.slow), Prioritized(), Shuffled()], ids=repr
+)
 def test_what_stays_is_sampled(sampler: Any) -> None:
     buffer = Buffer(6, sampler, writer=RULE)
     state, slots = extend(buffer, empty(buffer), batch_of([3, np.nan, 1, 2], range(4)))

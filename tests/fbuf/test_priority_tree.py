@@ -17,8 +17,8 @@ from tests.fbuf.model import assert_tree_is_exact as assert_nodes_are_exact
 
 pytestmark = pytest.mark.usefixtures("device")
 
-CAPACITIES = [1, 7, 13, 40]
-EDGES = [1, 7, 8, 9, 63, 64, 65, 1000]
+CAPACITIES = [1, 13, *(pytest.param(capacity, marks=pytest.mark.slow) for capacity in (7, 40))]
+EDGES = [1, 8, 65, 1000, *(pytest.param(capacity, marks=pytest.mark.slow) for capacity in (7, 9, 63, 64))]
 BATCHES = [1, 20]
 PASSED_OVER = [-1.0, float("nan"), float("-inf")]
 
@@ -226,7 +226,7 @@ def test_after_eight_orders_of_magnitude_small_values_count_in_full() -> None:
     assert set(np.asarray(find(tree, mass)).tolist()) == set(kept.tolist())
 
 
-@pytest.mark.parametrize("capacity", [1, 7, 65, 1000])
+@pytest.mark.parametrize("capacity", [1, 65, 1000, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_total_of_huge_values_is_finite(capacity: int) -> None:
     tree = tree_of(np.full(capacity, 3e38))
     assert_tree_is_exact(tree)

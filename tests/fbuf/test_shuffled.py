@@ -86,7 +86,15 @@ def drawn(sizes: list[int], count: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(slots)[:, : len(sizes)], np.asarray(valid)[:, : len(sizes)]
 
 
-@pytest.mark.parametrize(("size", "count", "before"), [(3, 3, 2), (4, 3, 1), (4, 3, 0), (5, 3, 4), (4, 7, 1)])
+@pytest.mark.parametrize(
+    ("size", "count", "before"),
+    [
+        (3, 3, 2),
+        (4, 3, 0),
+        (4, 7, 1),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, 3, 1), (5, 3, 4))),
+    ],
+)
 def test_all_orders_of_an_epoch_are_equally_likely(size: int, count: int, before: int) -> None:
     slots, valid = drawn([size + 1] * before + [size] * -(-size // count), count)
     rows = slots[:, before:][valid[:, before:]].reshape(-1, size)
@@ -147,7 +155,9 @@ def test_swaps_found_at_once_are_those_done_one_by_one(count: int, left: int, bi
     assert filled == {place: held for place, held in stands.items() if place >= count}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(
+    "rule", [RULES[0], RULES[3], *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:3])], ids=repr
+)
 @given(
     happens=st.lists(st.tuples(st.sampled_from([0, 1, 3, 4, 5, 5, 9, 9, 9]), st.sampled_from([1, 4])), max_size=30),
     epoch=st.sampled_from([1, 2**32 - 4]),

@@ -49,7 +49,7 @@ def assert_history(buffer: Buffer, counts: tuple[int, ...], data: Any) -> None:
         play.draw_all()
 
 
-@pytest.mark.parametrize(("buffer", "counts"), CASES[:4], ids=name)  # all of them below
+@pytest.mark.parametrize(("buffer", "counts"), CASES[1:4], ids=name)  # all of them below
 @settings(max_examples=8)
 @given(data=st.data())
 def test_every_legal_slice_and_no_other_is_drawn(buffer: Buffer, counts: tuple[int, ...], data: Any) -> None:
@@ -161,7 +161,9 @@ def test_priorities_of_items_count_from_when_they_are_starts() -> None:
 # -------------------------------------------------------------------------- how and when it was written
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=lambda case: name(case[0]))
+@pytest.mark.parametrize(
+    "case", [pytest.param(CASES[0], marks=pytest.mark.slow), CASES[2], CASES[4]], ids=lambda case: name(case[0])
+)
 def test_many_rows_at_once_are_drawn_from_as_single_rows_are(case: Any) -> None:
     buffer, lanes = case[0], case[0].items_per_row
     random, at_once, one_by_one = np.random.default_rng(1), buffer.init(ITEM), buffer.init(ITEM)
@@ -264,7 +266,11 @@ def test_a_trajectory_may_be_longer_than_steps_can_say(buffer: Buffer, count: in
         write_codes(play, codes)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: name(case[0]))
+@pytest.mark.parametrize(
+    "case",
+    [case if case in CASES[3:] else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=lambda case: name(case[0]),
+)
 def test_nothing_can_be_drawn_from_an_empty_buffer_or_where_all_is_too_short(case: Any) -> None:
     play = Play(case[0])
     for count in (0, case[1][0]):

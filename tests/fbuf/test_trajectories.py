@@ -41,7 +41,7 @@ ENDS, ALL = Trajectories("terminated", "truncated"), Trajectories("terminated", 
 BUFFERS = [
     (Buffer(7, trajectories=ALL), (1, 3, 11)),
     (Buffer(5, trajectories=ENDS, lanes=(2, 1)), (1, 2, 8)),
-    (Buffer(1, trajectories=ALL, lanes=(2,)), (1, 3)),
+    pytest.param(Buffer(1, trajectories=ALL, lanes=(2,)), (1, 3), marks=pytest.mark.slow),
     (Buffer(6, trajectories=Trajectories(id="id")), (1, 6, 13)),
 ]
 

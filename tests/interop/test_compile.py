@@ -31,6 +31,7 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "slices_without_replacement": lambda: SliceSamplerWithoutReplacement(slice_len=4, traj_key="episode"),
     "prioritized_slices": lambda: PrioritizedSliceSampler(CAPACITY, 0.6, 0.4, slice_len=4, traj_key="episode"),
 }
+HARDEST = ("without_replacement", "slices_without_replacement", "prioritized_slices")  # have all state of the others
 
 
 def steps(name: str, compilable: bool, backend: str | None) -> list[float]:
@@ -68,7 +69,9 @@ def steps(name: str, compilable: bool, backend: str | None) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    "name", [each if each in HARDEST else pytest.param(each, marks=pytest.mark.slow) for each in SAMPLERS]
+)
 def test_a_compiled_step_does_what_it_does_uncompiled(name: str) -> None:
     assert steps(name, True, "eager") == steps(name, True, None)
 
@@ -79,10 +82,13 @@ def test_buffers_that_are_not_compilable(name: str) -> None:
     assert steps(name, False, "eager") == steps(name, True, None)
 
 
+def test_a_step_that_autograd_traces() -> None:
+    assert steps("prioritized", False, "aot_eager") == steps("prioritized", False, None)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize(
-    "name", [each if each == "prioritized" else pytest.param(each, marks=pytest.mark.slow) for each in SAMPLERS]
-)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_a_step_for_inductor(name: str) -> None:
     with inductor.patch(compile_threads=1):
         assert steps(name, False, "inductor") == pytest.approx(steps(name, False, None))

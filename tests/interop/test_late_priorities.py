@@ -28,8 +28,10 @@ def settle(buffer) -> None:
     buffer.sampler.state.priorities.block_until_ready()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    ("dtype", "index"),
+    [(torch.float32, torch.int64), (torch.float64, torch.int32), (torch.bfloat16, torch.int32)],
+)
 def test_priorities_are_those_that_the_host_would_set(dtype, index):
     buffer, draw = filled(), np.random.default_rng(0)
     expected = np.ones(10, np.float32)

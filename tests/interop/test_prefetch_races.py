@@ -194,8 +194,8 @@ def test_a_forked_child_draws_ahead_on_its_own():
     assert out == "0\n"
 
 
-def test_a_forked_child_waits_for_a_turn_of_its_parent_not_for_a_thread_that_it_has_not():
-    out = in_a_fresh_interpreter("""
+def test_a_forked_child_waits_for_a_turn_of_its_parent_not_for_a_thread_that_it_has_not(in_a_fork):
+    out = in_a_fork("""
         import multiprocessing
         import threading
         import torch

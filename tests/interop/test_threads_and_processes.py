@@ -165,7 +165,8 @@ def test_a_forked_worker_extends_a_memmap_buffer(drawn, shared):
     assert out == "done\n"
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, pytest.param(LazyMemmapStorage, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
 def test_a_spawned_worker_draws_from_the_buffer_and_extends_it(make):
     """Sharing may move the memory: views of where it was must not be used any more."""
     buffer = TensorDictReplayBuffer(storage=make(21))
@@ -184,15 +185,15 @@ def test_a_spawned_worker_draws_from_the_buffer_and_extends_it(make):
     check_same(buffer.sample(512)["obs"][:, 0].unique(), torch.tensor([0.0, 1.0, 2.0, 3.0, 5.0]))
 
 
-def test_no_row_of_two_workers_is_lost_when_they_take_turns():
+def test_no_row_of_two_processes_is_lost_when_they_take_turns():
     buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(1000), shared=True)
     buffer.extend(flat_td([0] * 4))
-    processes = [SPAWN.Process(target=workers.extend_many, args=(buffer, first, 50)) for first in (100, 200)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    both = SPAWN.Barrier(2)
+    process = SPAWN.Process(target=workers.extend_many, args=(buffer, 100, 50, both))
+    process.start()
+    workers.extend_many(buffer, 200, 50, both)
+    process.join(120)
+    assert process.exitcode == 0
     assert len(buffer) == 404 and buffer.write_count == 404
     check_whole(buffer[:])
     ids, counts = buffer[:]["obs"][:, 0].unique(return_counts=True)

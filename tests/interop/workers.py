@@ -5,7 +5,8 @@ import torch
 from tests.interop.rows import flat_td
 
 
-def extend_many(buffer, first, batches):
+def extend_many(buffer, first, batches, both):
+    both.wait(100)
     for batch in range(batches):
         buffer.extend(flat_td([first + batch] * 4))
 

@@ -55,7 +55,7 @@ def check_goes_on(rb):
     assert rb["a"].tolist() == [2, *[0] * 9, *[1] * 10, 2]
 
 
-@each_start
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])  # with several, below
 def test_a_worker_extends_the_buffer(method):
     rb = filled(LazyMemmapStorage(21))
     assert run(method, worker, rb) == 0

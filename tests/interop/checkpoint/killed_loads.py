@@ -1,11 +1,10 @@
-"""Loads into storages in folders, in processes that are killed; `python -m tests.interop.checkpoint.killed_loads FOLDER`.
+"""Loads into storages in folders, in processes that are killed.
 
 JAX is used in forked children only, so that each of them may. What they leave is looked at by whoever started this.
 """
 
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +119,3 @@ def main(root: Path) -> None:
     for name, (fresh, end, status) in RETURNED.items():
         place = root / name
         assert in_child(lambda place=place, fresh=fresh, end=end: load(place, saved, None, fresh, end)) == status, name
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

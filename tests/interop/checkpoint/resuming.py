@@ -1,10 +1,8 @@
 """Buffers that go on after they were saved, and others that go on from there in a process of their own.
 
-`python -m tests.interop.checkpoint.resuming FOLDER` loads what `save_all` left there and tells what differs.
+`differences` loads what `save_all` left in a folder and tells what differs.
 """
 
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,10 +118,3 @@ def differences(folder: Path) -> list[str]:
             first = next((k for k, (a, b) in enumerate(zip(expected, seen, strict=False)) if not same(a, b)), None)
             found.append(f"{name_of(cell)}: from {first} of {len(expected)} on")
     return found
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    told = differences(Path(sys.argv[1]))
-    print(*told, sep="\n")
-    sys.exit(len(told) > 0)

@@ -1,9 +1,7 @@
 """Loads into storages in folders count as a whole, of a process that is killed or gets a signal; also right after them."""
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,11 @@ from tests.interop.storages.signals import raising, reopened, sent, standing
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(tmp_path_factory: pytest.TempPathFactory, in_a_fork: Callable[..., str]) -> Path:
     """The folders that killed processes have left."""
     root = tmp_path_factory.mktemp("killed")
     new().dumps(root / "c")
-    command = [sys.executable, "-W", "ignore", "-m", killed_loads.__name__, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    in_a_fork(f"import pathlib, {killed_loads.__name__} as here; here.main(pathlib.Path(root))", root=str(root))
     return root
 
 

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import fbuf
 import interop
 
@@ -47,7 +45,7 @@ def _faults(path):
             yield name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
-def test_no_source_runs_what_it_reads(path):
-    name = str(path.relative_to(Path(interop.__file__).parents[1]))
-    assert set(_faults(path)) == READERS.get(name, set())
+def test_no_source_runs_what_it_reads():
+    root = Path(interop.__file__).parents[1]
+    found = {str(path.relative_to(root)): set(_faults(path)) for path in SOURCES}
+    assert {name: faults for name, faults in found.items() if faults} == READERS

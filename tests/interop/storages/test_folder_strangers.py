@@ -11,10 +11,7 @@ import torch
 
 from interop import LazyMemmapStorage, ReplayBuffer, TensorDictReplayBuffer
 from tests.faults.sharing import rows, torn
-from tests.interop.sharing import conftest
 from tests.interop.storages.test_memmap_owners import in_another_process
-
-_clean, in_a_fork = conftest._clean, conftest.in_a_fork  # fixtures
 
 
 def buffer_on(path: Path, ids: Any = None, **options: Any) -> TensorDictReplayBuffer:
