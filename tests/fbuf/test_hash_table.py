@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("device")
 
 KEY = {"bits": np.zeros(3, np.uint8), "x": np.float32(0), "on": np.bool_(0)}
 FLOATS = np.array([0.0, -0.0, np.nan, 1.5], np.float32)
-SIZES = (1, 14)
+SIZES = (1, 8, 20)  # of a table of 16 entries 8 keys are inserted at once, 20 one by one
 STEPS = st.lists(
     st.tuples(st.sampled_from(["insert", "insert", "update", "find"]), st.sampled_from(SIZES), st.integers(0, 99)),
     max_size=6,
@@ -27,11 +27,11 @@ STEPS = st.lists(
 def keys_of(numbers):
     numbers = np.asarray(numbers)
     bits = np.stack([numbers % 2, numbers // 2 % 2, 0 * numbers], -1).astype(np.uint8)
-    return {"bits": bits, "x": FLOATS[numbers // 4 % 4], "on": numbers % 3 == 0}
+    return {"bits": bits, "x": FLOATS[numbers // 4 % 4], "on": numbers >= 16}
 
 
 def one_of_two(words):
-    return words[:, 0] % 2 * jnp.uint32(7)
+    return words[:, 0] % 2 * jnp.uint32(3)  # 0, 1, 3, 6 and 3, 4, 6: they meet
 
 
 @pytest.fixture(params=["hashed", "equal hashes"])
@@ -49,12 +49,12 @@ def test_a_table_is_a_dict_of_at_most_capacity_keys(methods, capacity):
     insert, update, find = methods
     table = HashTable(capacity)
 
-    @settings(max_examples=8)
+    @settings(max_examples=12)
     @given(steps=STEPS)
     def check(steps):
         state, model = table.init(KEY, np.int32(0)), {}
         for what, count, seed in steps:
-            numbers = np.random.default_rng(seed).integers(0, 12, count)
+            numbers = np.random.default_rng(seed).integers(0, 24, count)
             items = np.arange(count, dtype=np.int32) + 100 * seed
             slots = {key: slot for slot, key in enumerate(model)}
             if what == "insert":
@@ -71,8 +71,10 @@ def test_a_table_is_a_dict_of_at_most_capacity_keys(methods, capacity):
             expected = [slots.get(number, -1) for number in numbers.tolist()]
             assert found.tolist() == expected and valid.tolist() == [slot >= 0 for slot in expected]
             assert int(state.size) == len(model)
+            entries = np.asarray(state.entries)
+            assert sorted(entries[entries != np.iinfo(np.int32).max].tolist()) == list(range(len(model)))
             assert table.read(state, np.arange(capacity))[: len(model)].tolist() == list(model.values())
-        assert find(table, table.clear(state), keys_of(range(4)))[0].tolist() == [-1] * 4
+        assert find(table, table.clear(state), keys_of(range(8)))[0].tolist() == [-1] * 8
 
     check()
 
@@ -88,6 +90,18 @@ def test_keys_of_every_dtype_are_told_apart_by_their_bits():
     keys = np.asarray([0, 1j, 0], np.complex64)
     _, slots, _ = table.insert(table.init(keys[0], np.zeros(2)), keys, np.zeros((3, 2)))
     assert slots.tolist() == [0, 1, 0]
+
+
+def test_a_key_behind_one_that_found_no_room_is_found(monkeypatch):
+    monkeypatch.setattr(hash_table, "_hashed", lambda words: words[:, 0])
+    jax.clear_caches()
+    table = HashTable(2)  # of 16 entries: key 16 passes entry 1, which key 1 has taken before
+    keys = np.asarray([0, 16, 1], np.int32)
+    state, slots, valid = table.insert(table.init(keys[0], keys[0]), keys, keys)
+    assert slots.tolist() == [0, 1, -1] and valid.tolist() == [True, True, False]
+    assert table.find(state, keys)[0].tolist() == [0, 1, -1]
+    assert np.asarray(state.entries)[:4].tolist() == [0, 1] + [np.iinfo(np.int32).max] * 2
+    jax.clear_caches()
 
 
 def test_many_keys_are_found():

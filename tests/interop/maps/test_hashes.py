@@ -163,6 +163,8 @@ def test_a_state_dict_restores_a_query_bit_for_bit():
     query.truncate(4)
     assert query.indices(td).tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 4] and other.size == 9
     twice = query.state_dict()
+    query.truncate(0)
+    assert query(keys(1, a=torch.zeros(1, 3), b=[[0.5]]))["_index"].tolist() == [0]  # of other shapes and dtypes
     twice["_extra_state"]["keys"] = twice["_extra_state"]["keys"][[0, 0]]
     with pytest.raises(ValueError, match="1 are different"):
         other.load_state_dict(twice)
