@@ -1,7 +1,8 @@
-"""Have the samplers of this process know of rows that other processes wrote."""
+"""Have the samplers of this process know of rows that other processes wrote, and of edits."""
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -31,3 +32,23 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
             new = torch.arange(storage._filled_rows, device="cpu")
         if len(new):
             buffer.mark_update(buffer._writer._replicate_index(new))
+
+
+def edited(storage: Any, known: int | None) -> tuple[int, np.ndarray]:
+    """How many edits there were, and the flat slots of rows that were edited after the first `known` of them.
+
+    These are all slots, from the oldest row on, where `known` is None or something was edited that is not known row by row.
+    """
+    ledger, length, rows = storage._ledger, len(storage), storage._filled_rows
+    edits: int = ledger.edits
+    if edits == known or not length:
+        return edits, np.zeros(0, np.int64)
+    named = None if known is None else ledger.since(known)
+    if named is None:
+        places = np.roll(np.arange(rows), -ledger.end)
+    else:
+        parts = [np.arange(rows)[each] if isinstance(each, slice) else np.asarray(each).reshape(-1) for each in named]
+        places = np.unique(np.concatenate(parts))
+    lanes = length // rows
+    slots: np.ndarray = (places[places < rows, None] * lanes + np.arange(lanes)).reshape(-1)
+    return edits, slots.astype(np.int64)
