@@ -95,7 +95,7 @@ class Groups:
         every = sorted(set(self._of.values()), key=attrgetter("number"))
         place = {group: at for at, group in enumerate(every)}
         ids = [group.id for group in every]
-        numbers = [id_ for id_ in ids if isinstance(id_, int) and abs(id_) < 2**62]
+        numbers = [id_ for id_ in ids if isinstance(id_, int) and -(2**63) <= id_ < 2**63]
         return {
             "begun": self._begun,
             "numbers": _array(group.number for group in every),
@@ -155,7 +155,7 @@ def _array(values: Iterable[int]) -> np.ndarray:
 def _ids(fields: Fields, count: int) -> list[Id]:
     held = fields.any("ids")
     if isinstance(held, np.ndarray):
-        return integers(fields, "ids", count, -(2**62), 2**62).tolist()
+        return integers(fields, "ids", count, -(2**63), 2**63).tolist()
     ids = fields.items("ids", count)
     if not all(type(id_) in (int, str) for id_ in ids):
         raise fields.wrong("ids", "integers or texts", held)

@@ -104,7 +104,7 @@ class PromptGroupSampler(DrawingSampler):
         self._ran_out = bool(value)
 
     def sampleable(self, storage: Storage) -> int:
-        self._sync(storage)
+        self._try_sync(storage)
         return self.num_ready * self._size
 
     # ------------------------------------------------------------------ draws
@@ -167,11 +167,14 @@ class PromptGroupSampler(DrawingSampler):
             slots = np.concatenate((self._pending[~np.isin(self._pending, slots)], slots))
         self._pending = slots
         if storage is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored: the draw raises it
-                self._sync(storage)
+            self._try_sync(storage)
 
     def take_over(self, storage: Storage) -> None:
         self._empty()
+
+    def _try_sync(self, storage: Storage) -> None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # the rows are stored already: the draw raises
+            self._sync(storage)
 
     def _sync(self, storage: Storage) -> None:
         """Read the ids of rows that were written or edited. What raises leaves them to be read."""

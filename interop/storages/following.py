@@ -35,20 +35,18 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
 
 
 def edited(storage: Any, known: int | None) -> tuple[int, np.ndarray]:
-    """How many edits there were, and the flat slots of rows that were edited after the first `known` of them.
+    """How many edits there were, and the flat slots of rows that were edited after the first `known`, the oldest row first.
 
-    These are all slots, from the oldest row on, where `known` is None or something was edited that is not known row by row.
+    These are all slots where `known` is None, or what was edited is not known row by row.
     """
     ledger, length, rows = storage._ledger, len(storage), storage._filled_rows
     edits: int = ledger.edits
     if edits == known or not length:
         return edits, np.zeros(0, np.int64)
     named = None if known is None else ledger.since(known)
-    if named is None:
-        places = np.roll(np.arange(rows), -ledger.end)
-    else:
-        parts = [np.arange(rows)[each] if isinstance(each, slice) else np.asarray(each).reshape(-1) for each in named]
-        places = np.unique(np.concatenate(parts))
+    changed = np.full(rows, named is None)
+    for each in named or ():
+        changed[each] = True
+    places = (np.flatnonzero(np.roll(changed, -ledger.end)) + ledger.end) % rows
     lanes = length // rows
-    slots: np.ndarray = (places[places < rows, None] * lanes + np.arange(lanes)).reshape(-1)
-    return edits, slots.astype(np.int64)
+    return edits, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)
