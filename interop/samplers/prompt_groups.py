@@ -259,7 +259,12 @@ _ONE_PROCESS = (
 
 def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
     """The ids of items at flat slots. KeyError where there are none; TypeError or ValueError for what can be none."""
-    found = columns.read(storage, key, slots)
+    try:
+        found = columns.read(storage, key, slots)
+    except (KeyError, TypeError):  # it is not stored, or not as a tensor
+        if (texts := columns.texts(storage, key, slots)) is None:
+            raise
+        return list[Id](texts)
     if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
         raise TypeError(f"group ids must be integers or texts, {key!r} holds {found.dtype}")
     if found.numel() != slots.size:

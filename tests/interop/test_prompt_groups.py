@@ -157,6 +157,22 @@ def test_ids_of_every_integer_type_in_every_storage(kind, dtype):
     assert sorted(batch["x"].reshape(2, 2).tolist()) == [[0, 2], [1, 3]]
 
 
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+def test_texts_are_ids_by_their_value(storage, tmp_path):
+    def texts(*values):
+        return TensorDict({"prompt": list(values), "x": torch.arange(len(values))}, [len(values)])
+
+    buffer, other = (made(2, storage=storage, group_key="prompt") for _ in range(2))
+    buffer.extend(texts("Why?", "How?", "Why?", "", "7"))
+    buffer.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    other.extend(texts("", "How?"))
+    assert buffer.sample(2)["x"].tolist() == [0, 2] and len(other) == 6
+    other[2] = texts("7")[0]
+    batch = other.sample(6)
+    assert sorted(batch["prompt"][::2]) == ["", "7", "How?"] and batch["prompt"][::2] == batch["prompt"][1::2]
+
+
 @pytest.mark.parametrize(
     ("storage", "dtype", "ids"),
     [(ListStorage, torch.uint64, [2**64 - 1, 2**64 - 2]), (LazyTensorStorage, torch.int64, [-(2**63), 2**63 - 1])],
@@ -170,6 +186,14 @@ def test_ids_as_large_as_can_be_stay_apart_and_are_saved(storage, dtype, ids, tm
     other.loads(tmp_path / "saved")
     other.extend(two)
     assert len(other) == 4
+
+
+def test_a_list_that_was_made_shorter_has_the_groups_of_what_is_left():
+    buffer = made(2, storage=ListStorage)
+    buffer.extend(rows([0, 1, 1, 2, 2]))
+    buffer.sampler.mark_update([4])  # to be read later
+    buffer.storage.set(slice(1, 3), [])
+    assert len(buffer.storage) == 3 and buffer.sample(2)["prompt_id"].tolist() == [2, 2]
 
 
 def test_lanes_are_written_row_by_row():
@@ -298,9 +322,7 @@ def test_arguments_that_are_refused():
         with pytest.raises(ValueError, match=words):
             made(4, **choices)
     with pytest.raises(ValueError, match="sample_unit"):
-        TensorDictReplayBuffer(
-            storage=LazyTensorStorage(4), sampler=PromptGroupSampler(2), sample_unit=Sequence(2)
-        )
+        TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PromptGroupSampler(2), sample_unit=Sequence(2))
     buffer = made(4)
     buffer.extend(rows([1, 1, 1, 1]))
     with refused(buffer, ValueError, "multiple of group_size=4, got 6"):
