@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from interop import (
     LazyMemmapStorage,
@@ -203,6 +203,10 @@ def test_lanes_are_written_row_by_row():
     batch, info = buffer.sample(6, return_info=True)
     found = {tuple(part.reshape(-1).tolist()) for part in torch.stack(info["index"], -1).reshape(3, 2, 2)}
     assert found == {(0, 0, 1, 0), (0, 1, 2, 0), (1, 1, 2, 1)} and batch["prompt_id"].shape == (6,)
+    changed = buffer.storage.get(2)
+    changed["prompt_id"][:] = 9
+    buffer.storage.set(2, changed, set_cursor=False)  # both lanes
+    assert len(buffer) == 4 and 9 in buffer.sample(4)["prompt_id"]
 
 
 # ------------------------------------------------------------------ draws
@@ -253,6 +257,14 @@ def test_buffers_on_one_storage_agree_about_groups_and_count_their_own_uses():
     assert len(one) == len(two) == 0
 
 
+def test_a_sampler_of_another_storage_begins_anew():
+    before = made(2)
+    before.extend(rows([1, 1, 2]))
+    after = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=before.sampler)
+    after.extend(rows([2]))
+    assert len(after) == 0
+
+
 def test_it_takes_over_a_full_ring_from_the_oldest_row_on():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(rows([1, 1, 1, 2])), buffer.extend(rows([1]))  # the oldest is row 1
@@ -268,10 +280,10 @@ def test_it_takes_over_a_full_ring_from_the_oldest_row_on():
 def test_a_group_is_as_stale_as_its_stalest_row():
     staleness = StalenessAwareSampler(max_staleness=3)
     buffer = made(2, capacity=8, staleness=staleness)
-    buffer.extend(rows([0, 0, 1, 1, 2, 2, 3, 3], torch.tensor([4, 4, 4, 3, 2, 4, 0, 9])))
+    buffer.extend(rows([3, 3, 0, 0, 1, 1, 2, 2], torch.tensor([0, 9, 4, 4, 4, 3, 2, 4])))
     staleness.consumer_version = 4
     drawn = [buffer.sample(2) for _ in range(6000)]
-    counts = torch.stack([each["group_number"][0] for each in drawn]).bincount(minlength=4).numpy()
+    counts = torch.stack([each["prompt_id"][0] for each in drawn]).bincount(minlength=4).numpy()
     weights = 1 / np.array([1, 2, 3])
     assert counts[3] == 0 and stats.chisquare(counts[:3], weights / weights.sum() * 6000).pvalue > 1e-4
     assert all(torch.equal(each["staleness"], 4.0 - each["policy_version"]) for each in drawn)
@@ -298,6 +310,10 @@ def test_staleness_is_saved_and_its_uses_go_on_bit_for_bit(tmp_path):
         each.extend(rows([3, 4, 4], 5))
     for _ in range(4):
         assert (buffer.sample(2) == other.sample(2)).all()
+    buffer.sampler.staleness.consumer_version = 0  # nothing is stale
+    buffer.sample(2 * buffer.sampler.num_ready), buffer.sample(2 * buffer.sampler.num_ready)
+    other.load_state_dict(buffer.state_dict())
+    assert other.sampler.ran_out == buffer.sampler.ran_out is True and not len(other)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="of 1 members, there are 0"):
@@ -348,7 +364,27 @@ def test_what_can_be_no_id_is_refused_by_the_draw_until_it_is_gone(kind, entry, 
             buffer.sample(2)
     if kind == "list":
         buffer.extend(rows([1, 2, 2, 1]))
-        assert len(buffer) == 4 and buffer.sample(4)["prompt_id"].sum() == 6
+        assert sorted(buffer.sample(4)["group_number"].tolist()) == [0, 0, 1, 1]
+
+
+def test_rows_whose_ids_are_not_read_yet_are_saved_as_such():
+    buffer, other = (made(2, capacity=4, storage=ListStorage) for _ in range(2))
+    buffer.extend(rows([1, 1, 2, 2]))
+    bad = TensorDict({"prompt_id": torch.tensor(0.5)})
+    buffer.extend(lazy_stack([rows([1])[0], bad]))
+    other.load_state_dict(buffer.state_dict())
+    for each in (buffer, other):
+        with pytest.raises(TypeError, match="float32"):
+            each.sample(2)
+        each[1] = rows([3])[0]
+        assert len(each) == 2 and each.sample(2)["prompt_id"].tolist() == [2, 2]
+
+
+def test_a_state_of_other_rows_gives_way_to_what_is_stored():
+    buffer, other = made(), made()
+    buffer.extend(rows([1, 1, 2])), other.extend(rows([3, 4, 4]))
+    other.sampler.load_state_dict(buffer.sampler.state_dict())
+    assert other.sample(2)["index"].tolist() == [1, 2]
 
 
 def _read_in_a_worker(buffer, told):
