@@ -127,21 +127,15 @@ class Groups:
             for number, id_, part, used in zip(numbers, _ids(fields, rows.size), parts, uses, strict=True)
         ]
         new._of = {slot: group for group in every for slot in group.slots}
-        for name, complete in (("open", False), ("ready", True)):
-            places = integers(fields, name, None, 0, numbers.size)
-            chosen = [every[place] for place in places]
-            if np.unique(places).size < len(chosen) or any((len(each.slots) == size) != complete for each in chosen):
-                raise fields.wrong(name, "different groups", places)
-            if complete:
-                new.ready = chosen
-            else:
-                new._open = {group.id: group for group in chosen}
-                if len(new._open) < len(chosen):
-                    raise fields.wrong(name, "one group of each id", places)
+        opened, ready = (integers(fields, name, None, 0, numbers.size).tolist() for name in ("open", "ready"))
+        new._open = {every[at].id: every[at] for at in opened}
+        if len(new._open) < len(opened) or any(len(group.slots) == size for group in new._open.values()):
+            raise fields.wrong("open", "incomplete groups, one of each id", opened)
+        if sorted(ready) != [at for at, group in enumerate(every) if new._usable(group)]:
+            raise fields.wrong("ready", "all groups that are complete and not used up", ready)
+        new.ready = [every[at] for at in ready]
         for at, group in enumerate(new.ready):
             group.place = at
-        if any((group.place >= 0) != new._usable(group) for group in every):
-            raise fields.wrong("ready", "all groups that are complete and not used up", len(new.ready))
         return new
 
     def _usable(self, group: Group) -> bool:

@@ -194,7 +194,7 @@ def test_a_list_that_was_made_shorter_has_the_groups_of_what_is_left():
     buffer.extend(rows([0, 1, 1, 2, 2]))
     buffer.sampler.mark_update([4])  # to be read later
     buffer.storage.set(slice(1, 3), [])
-    assert len(buffer.storage) == 3 and buffer.sample(2)["prompt_id"].tolist() == [2, 2]
+    assert len(buffer.storage) == 3 and len(buffer) == 2 and buffer.sample(2)["prompt_id"].tolist() == [2, 2]
 
 
 def test_lanes_are_written_row_by_row():
@@ -369,15 +369,15 @@ def test_what_can_be_no_id_is_refused_by_the_draw_until_it_is_gone(kind, entry, 
 
 def test_rows_whose_ids_are_not_read_yet_are_saved_as_such():
     buffer, other = (made(2, capacity=4, storage=ListStorage) for _ in range(2))
-    buffer.extend(rows([1, 1, 2, 2]))
+    buffer.extend(rows([9, 1, 1, 9]))
     bad = TensorDict({"prompt_id": torch.tensor(0.5)})
-    buffer.extend(lazy_stack([rows([1])[0], bad]))
+    buffer.extend(lazy_stack([bad, rows([1])[0]]))  # the second one is another completion of prompt 1
     other.load_state_dict(buffer.state_dict())
     for each in (buffer, other):
         with pytest.raises(TypeError, match="float32"):
             each.sample(2)
-        each[1] = rows([3])[0]
-        assert len(each) == 2 and each.sample(2)["prompt_id"].tolist() == [2, 2]
+        each[0] = rows([9])[0]
+        assert len(each) == 2 and each.sample(2)["index"].tolist() == [3, 0]
 
 
 def test_a_state_of_other_rows_gives_way_to_what_is_stored():
