@@ -267,9 +267,10 @@ def ids_of(storage: Storage, key: Any, slots: np.ndarray) -> list[Id]:
     try:
         found = columns.read(storage, key, slots)
     except (KeyError, TypeError):  # it is not stored, or not as a tensor
-        if (texts := columns.texts(storage, key, slots)) is None:
-            raise
-        return list[Id](texts)
+        with contextlib.suppress(KeyError, TypeError):
+            if (texts := columns.texts(storage, key, slots)) is not None:
+                return list[Id](texts)
+        raise
     if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
         raise TypeError(f"group ids must be integers or texts, {key!r} holds {found.dtype}")
     if found.numel() != slots.size:
