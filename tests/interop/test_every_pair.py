@@ -108,7 +108,7 @@ def test_an_ensemble_has_members_of_every_kind(buffer: str) -> None:
     cells = []
     for i, layout in enumerate(LAYOUTS + LAYOUTS):
         pairs = [Cell(*layout, sampler, writer, buffer) for sampler in SAMPLERS for writer in WRITERS]
-        cells.append(next(each for each in pairs[(7 * i) % 32 :] + pairs if not reasons(each)))
+        cells.append(next(each for each in pairs[(5 * i) % len(pairs) :] + pairs if not reasons(each)))
     assert {each.sampler for each in cells} == set(SAMPLERS) and {each.writer for each in cells} == set(WRITERS)
     members = [History(cell) for cell in cells]
     for member in members:
