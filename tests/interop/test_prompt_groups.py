@@ -158,7 +158,7 @@ def test_ids_of_every_integer_type_in_every_storage(kind, dtype):
     assert sorted(batch["x"].reshape(2, 2).tolist()) == [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("storage", STORAGES.values())
 def test_texts_are_ids_by_their_value(storage, tmp_path):
     def texts(*values):
         return TensorDict({"prompt": list(values), "x": torch.arange(len(values))}, [len(values)])
