@@ -3,6 +3,7 @@
 To be called while the lock of the storage is held. A key is a name or a tuple of names; slots are flat, over all items.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,20 @@ def whole(storage: Storage, key: Any) -> Tensor:
         return _by_item(storage, key, np.arange(len(storage)))
     assert storage.shape is not None
     return held[: storage.shape[0]].flatten(0, storage.ndim - 1)
+
+
+def texts(storage: Storage, key: Any, slots: np.ndarray) -> list[str] | None:
+    """An entry of the items at slots, [n], where it is one text an item; None where it is something else. O(slots).
+
+    KeyError for an entry that is not stored.
+    """
+    places = np.unravel_index(slots, tuple(storage.shape or ())) if storage.ndim > 1 else (slots,)
+    index = tuple(map(torch.from_numpy, places))
+    found = storage.get(index if storage.ndim > 1 else index[0])
+    for step in as_path(key):
+        found = [item[step] for item in found] if isinstance(found, list) else found[step]
+    is_text = isinstance(found, Iterable) and not isinstance(found, Tensor) and all(type(each) is str for each in found)
+    return list(found) if is_text else None
 
 
 def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:

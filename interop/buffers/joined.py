@@ -93,7 +93,7 @@ class Joined(Saveable):
             room = sampler.max_size if isinstance(sampler, PrioritizedSampler) else 1000
             storage = made("storage", given_storage, Storage, lambda: ListStorage(room, compilable=compilable))
             writer = made("writer", given_writer, Writer, lambda: self._default_writer(compilable))
-            self._check_batches(sampler)
+            sampler.check_batch_size(self._batch_size)
             chain = as_chain(transform_factory() if transform_factory is not None else transform)
             collate_fn = collate_fn or collate.default_for(storage)
             with storage._access.turn():
@@ -105,10 +105,6 @@ class Joined(Saveable):
     @staticmethod
     def _default_writer(compilable: bool) -> Writer:
         return RoundRobinWriter()
-
-    def _check_batches(self, sampler: Sampler) -> None:
-        if getattr(sampler, "drop_last", False) and self._batch_size is None:
-            raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
 
     @staticmethod
     def _check_fit(storage: Storage, sampler: Sampler) -> None:
@@ -241,7 +237,7 @@ class Joined(Saveable):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Put in another sampler, which takes over the stored rows; returns the one before."""
         new = made("sampler", sampler, Sampler)
-        self._check_batches(new)
+        new.check_batch_size(self._batch_size)
         with Turn(self):
             before = self._sampler
             self._join(self._storage, new, self._writer)

@@ -11,6 +11,7 @@ from interop.checkpoint.torchrl_dirs_writers import Highest, NoWriter, RoundRobi
 from interop.samplers import (
     ConsumingSampler,
     PrioritizedSampler,
+    PromptGroupSampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
     StalenessAwareSampler,
@@ -21,7 +22,7 @@ _SAMPLERS: dict[type, tuple[type, str]] = {
     Priorities: (PrioritizedSampler, "a PrioritizedSampler"),
     Members: (SamplerEnsemble, "a SamplerEnsemble"),
 }
-_NOT_READ = (SamplerWithoutReplacement, ConsumingSampler, StalenessAwareSampler)
+_NOT_READ = (SamplerWithoutReplacement, ConsumingSampler, PromptGroupSampler, StalenessAwareSampler)
 _WRITERS: dict[type, tuple[type, str]] = {
     RoundRobin: (RoundRobinWriter, "a RoundRobinWriter"),
     Highest: (TensorDictMaxValueWriter, "a TensorDictMaxValueWriter"),

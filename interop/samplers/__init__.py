@@ -5,6 +5,7 @@ from interop.samplers.drawing import DrawingSampler
 from interop.samplers.ensemble import SamplerEnsemble
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.prioritized_slices import PrioritizedSliceSampler
+from interop.samplers.prompt_groups import PromptGroupSampler
 from interop.samplers.sampler import Sampler
 from interop.samplers.slice_epochs import SliceSamplerWithoutReplacement
 from interop.samplers.slices import SliceSampler
@@ -17,6 +18,7 @@ __all__ = [
     "DrawingSampler",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "PromptGroupSampler",
     "RandomSampler",
     "Sampler",
     "SamplerEnsemble",

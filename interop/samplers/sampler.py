@@ -110,6 +110,11 @@ class Sampler(Stateful, ABC):
     def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for parts of a buffer that nothing could be drawn from in this way."""
 
+    def check_batch_size(self, batch_size: int | None) -> None:
+        """ValueError for batches of this size that cannot be drawn; None where each call has a size of its own."""
+        if batch_size is None and getattr(self, "drop_last", False):
+            raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
+
     def refuse_a_stranger(self) -> None:
         """RuntimeError in a process where the sampler cannot be told of new items."""
 

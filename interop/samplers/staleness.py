@@ -15,6 +15,7 @@ from interop.checkpoint.stateful import Entries, a_key, key_of
 from interop.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.storages import Storage
+from interop.storages.following import standing
 
 _FARTHEST = 2**62  # of versions, so that differences are exact
 
@@ -82,31 +83,31 @@ class StalenessAwareSampler(DrawingSampler):
     def _draw(
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
-        known = self._weighed(storage)
-        chosen = known.draw(batch_size, randomness.generator_of(key))
-        slots = chosen if known.rows is None else known.rows[chosen]
-        staleness = torch.from_numpy(known.staleness[chosen].astype(np.float32))
+        known = self._known_of(storage)
+        slots = known.weighed.draw(batch_size, randomness.generator_of(key))
+        staleness = torch.from_numpy(known.staleness[slots].astype(np.float32))
         return torch.from_numpy(slots), {"staleness": staleness}, []
 
-    def _weighed(self, storage: Storage) -> "_Known":
+    def _known_of(self, storage: Storage) -> "_Known":
         """The weights of all items, made anew where something has changed."""
-        size = stored(storage)
-        ledger = storage._ledger  # knows of the writes of any process
-        changes = (size, ledger.written, ledger.edits)
-        stands_at = (changes, self._consumer_version, self._max_staleness, self.staleness_weight_fn)
+        stored(storage)
+        # What other processes wrote is counted, too.
+        stands_at = (standing(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
         known = self._known
         if known is None or known.storage() is not storage or known.stands_at != stands_at:
-            known = self._known = self._weigh(storage, size, stands_at)
+            staleness = self.staleness_of(storage)
+            known = _Known(weakref.ref(storage), stands_at, staleness, self.weighed(staleness))
+            self._known = known
         return known
 
-    def _weigh(self, storage: Storage, size: int, stands_at: Any) -> "_Known":
-        staleness = self._consumer_version - self._versions(storage, size)
+    def weighed(self, staleness: np.ndarray, what: str = "items") -> "Weighed":
+        """The weights of things of this staleness, [n] for n > 0. RuntimeError where none of them can be drawn."""
         rows = None
         if self._max_staleness >= 0:
             rows = np.flatnonzero(staleness <= self._max_staleness)
             if not rows.size:
                 raise RuntimeError(
-                    f"all {size} items are staler than max_staleness={self._max_staleness} at "
+                    f"all {staleness.size} {what} are staler than max_staleness={self._max_staleness} at "
                     f"consumer_version={self._consumer_version}: increase max_staleness, or collect with newer policies"
                 )
             staleness = staleness[rows]
@@ -114,31 +115,38 @@ class StalenessAwareSampler(DrawingSampler):
         with np.errstate(over="ignore"):
             sums = np.cumsum(weights)
         if not np.isfinite(sums[-1]):
-            raise ValueError("the weights of all items add up to more than a float can hold: scale them down")
+            raise ValueError(f"the weights of all {what} add up to more than a float can hold: scale them down")
         heavy = np.flatnonzero(weights)
         if not heavy.size:
-            raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} items the weight zero")
-        return _Known(weakref.ref(storage), stands_at, rows, staleness, weights, sums, heavy)
+            raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} {what} the weight zero")
+        return Weighed(rows, weights, sums, heavy)
 
-    def _versions(self, storage: Storage, size: int) -> np.ndarray:
+    def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
+        """The staleness of all items, or of those at flat slots, in their shape."""
         try:
-            held = columns.whole(storage, self.version_key)
+            if slots is None:
+                held = columns.whole(storage, self.version_key)
+            else:
+                held = columns.read(storage, self.version_key, slots)
         except KeyError as error:
             raise KeyError(
                 f"there is no {self.version_key!r} in the stored items: have the collector write the version of its policy"
             ) from error
+        shape = (len(storage),) if slots is None else slots.shape
         if held.dtype == torch.bool or held.is_complex():
             raise TypeError(f"versions must be numbers, {self.version_key!r} holds {held.dtype}")
-        if held.numel() != size:
+        if held.numel() != np.prod(shape):
             raise ValueError(
-                f"{self.version_key!r} must have one value an item, it has the shape {list(held.shape[1:])}"
+                f"{self.version_key!r} must have one value an item, it has the shape {list(held.shape[len(shape) :])}"
             )
         if held.is_floating_point():
-            versions = held.reshape(-1).double().cpu().numpy()
+            versions = held.reshape(shape).double().cpu().numpy()
             if not np.isfinite(versions).all():
                 raise ValueError(f"versions must be finite, {self.version_key!r} holds others")
-            return versions
-        return held.reshape(-1).cpu().numpy().astype(np.int64, copy=False)
+        else:
+            versions = held.reshape(shape).cpu().numpy().astype(np.int64, copy=False)
+        staleness: np.ndarray = self._consumer_version - versions
+        return staleness
 
     def _weights(self, staleness: np.ndarray) -> np.ndarray:
         """One finite weight for each, none negative."""
@@ -189,19 +197,20 @@ class StalenessAwareSampler(DrawingSampler):
         )
 
 
-class _Known(NamedTuple):
-    """The weights of the items of a storage at one moment."""
+class Weighed(NamedTuple):
+    """Weights of things that can be drawn."""
 
-    storage: Callable[[], Storage | None]
-    stands_at: Any
-    rows: np.ndarray | None  # the slots of the items below; None for all slots
-    staleness: np.ndarray
+    rows: np.ndarray | None  # the places of the things below; None for all
     weights: np.ndarray
-    sums: np.ndarray  # of the weights up to each item and with it
-    heavy: np.ndarray  # places of weights above zero
+    sums: np.ndarray  # of the weights up to each thing and with it
+    heavy: np.ndarray  # which of them have a weight above zero
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Places of items: each after the other in proportion to the weights of those that are left."""
+        """Places of things: each after the other in proportion to the weights of those that are left."""
+        chosen = self._draw(count, rng)
+        return chosen if self.rows is None else self.rows[chosen]
+
+    def _draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         if count > self.heavy.size:
             return self._find(count, rng)
         chosen = np.zeros(0, np.int64)
@@ -222,6 +231,15 @@ class _Known(NamedTuple):
         """Places drawn in proportion to the weights, each from all of them."""
         found = np.searchsorted(self.sums, rng.random(count) * self.sums[-1], side="right")
         return np.minimum(found, self.heavy[-1])  # a product may round up to the sum of all
+
+
+class _Known(NamedTuple):
+    """The weights of the items of a storage at one moment."""
+
+    storage: Callable[[], Storage | None]
+    stands_at: Any
+    staleness: np.ndarray
+    weighed: Weighed
 
 
 def _first_of_equal(places: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""Have the samplers of this process know of rows that other processes wrote."""
+"""Have the samplers of this process know of rows that other processes wrote, and of edits."""
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -31,3 +32,21 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
             new = torch.arange(storage._filled_rows, device="cpu")
         if len(new):
             buffer.mark_update(buffer._writer._replicate_index(new))
+
+
+def edited(storage: Any, known: int | None) -> tuple[int, np.ndarray]:
+    """How many edits there were, and the flat slots of rows that were edited after the first `known`, the oldest row first.
+
+    These are all slots where `known` is None, or what was edited is not known row by row.
+    """
+    ledger, length, rows = storage._ledger, len(storage), storage._filled_rows
+    edits: int = ledger.edits
+    if edits == known or not length:
+        return edits, np.zeros(0, np.int64)
+    named = None if known is None else ledger.since(known)
+    changed = np.full(rows, named is None)
+    for each in named or ():
+        changed[each] = True
+    places = (np.flatnonzero(np.roll(changed, -ledger.end)) + ledger.end) % rows
+    lanes = length // rows
+    return edits, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)

@@ -1,7 +1,7 @@
 """A storage, a sampler and a writer joined in a buffer, the history they go through, and what must come of it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from interop import (
     ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
@@ -32,9 +33,10 @@ from interop import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
+from tests.interop.group_model import GroupModel
 from tests.interop.rows import check_same, refused
 
-ROWS, LANES, BATCH, LENGTH, STACK = 12, 2, 4, 2, 2
+ROWS, LANES, BATCH, LENGTH, STACK, GROUP = 12, 2, 4, 2, 2, 2
 PRIORITIZED = ("PrioritizedSampler", "PrioritizedSliceSampler")
 SLICES = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
 
@@ -129,6 +131,7 @@ SAMPLERS: dict[str, Callable[[int], Any]] = {
     "PrioritizedSliceSampler": lambda size: PrioritizedSliceSampler(size, 1.0, 1.0, slice_len=LENGTH),
     "ConsumingSampler": lambda size: ConsumingSampler(),
     "StalenessAwareSampler": lambda size: StalenessAwareSampler(max_staleness=1),
+    "PromptGroupSampler": lambda size: PromptGroupSampler(GROUP, group_key="episode"),
 }
 WRITERS: dict[str, Callable[[], Any]] = {
     "RoundRobinWriter": RoundRobinWriter,
@@ -175,8 +178,10 @@ class History:
         self.held: np.ndarray = np.full((ROWS, self.lanes), -1)  # ids by row
         self.cursor = self.time = 0
         self.consumed: set[int] = set()  # rows
+        self.groups = GroupModel(GROUP)
         if len(storage):
             self.held = ids_of(120, ROWS, self.lanes)
+            self._group(range(ROWS))
         self.check_all()
 
     @property
@@ -197,6 +202,7 @@ class History:
         else:
             index = self.buffer.extend(data)
         check_same(index, self._named(wanted))
+        self._group(wanted)
         self.time += count
         self.check_all()
 
@@ -219,6 +225,11 @@ class History:
         self.consumed -= set(rows)
         return rows
 
+    def _group(self, rows: Iterable[int]) -> None:
+        """These were written, in this order; -1 stands for none."""
+        for row, lane in itertools.product((row for row in rows if row >= 0), range(self.lanes)):
+            self.groups.write(row * self.lanes + lane, int(_episodes(self.held[row, lane])[0]))
+
     def _named(self, rows: Any) -> torch.Tensor:
         """Rows as `extend` returns them."""
         rows = torch.as_tensor(rows)
@@ -229,7 +240,9 @@ class History:
     def check_all(self) -> None:
         """All that is stored, and how much there is to draw from."""
         filled = self.filled
-        assert len(self.buffer) == (filled - len(self.consumed)) * self.lanes
+        of_groups = self.cell.sampler == "PromptGroupSampler"
+        ready = GROUP * len(self.groups.ready()) if of_groups else (filled - len(self.consumed)) * self.lanes
+        assert len(self.buffer) == ready
         assert len(self.buffer.storage) == filled * self.lanes
         if filled:
             held = self.held[:filled]
@@ -281,6 +294,8 @@ class History:
             assert len(set(ids)) == len(ids) <= BATCH
         else:
             assert len(ids) == BATCH
+        if sampler == "PromptGroupSampler":
+            self.groups.check((rows * self.lanes + ids // 1000).tolist(), info)
         if sampler in PRIORITIZED:
             weight = info["priority_weight"]
             assert weight.shape == (len(ids),) and weight.min() > 0 and weight.max() <= 1
@@ -373,7 +388,7 @@ class History:
             if count != 3:
                 self.draws()
         self.buffer.empty()
-        self.held[:], self.consumed, self.cursor, self.time = -1, set(), 0, 24
+        self.held[:], self.consumed, self.cursor, self.time, self.groups = -1, set(), 0, 24, GroupModel(GROUP)
         assert self.buffer.write_count == 0
         with refused(self.buffer, RuntimeError, "Cannot sample from an empty storage"):
             self.buffer.sample()

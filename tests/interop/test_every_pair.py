@@ -1,5 +1,6 @@
 """Every storage with every sampler and writer: they work together, or are refused where they are joined."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,12 @@ def test_memory_without_an_index_takes_batches_that_have_one():
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_an_ensemble_has_members_of_every_kind(buffer: str) -> None:
     cells = []
+    # An epoch of so few slices has no two whole batches.
+    short = ("SliceSamplerWithoutReplacement", "ImmutableDatasetWriter")
+    kinds = [each for each in itertools.product(SAMPLERS, WRITERS) if each != short]
     for i, layout in enumerate(LAYOUTS + LAYOUTS):
-        pairs = [Cell(*layout, sampler, writer, buffer) for sampler in SAMPLERS for writer in WRITERS]
-        cells.append(next(each for each in pairs[(7 * i) % 32 :] + pairs if not reasons(each)))
+        pairs = [Cell(*layout, *each, buffer) for each in kinds]
+        cells.append(next(each for each in pairs[(13 * i) % len(pairs) :] + pairs if not reasons(each)))
     assert {each.sampler for each in cells} == set(SAMPLERS) and {each.writer for each in cells} == set(WRITERS)
     members = [History(cell) for cell in cells]
     for member in members:

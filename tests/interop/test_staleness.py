@@ -20,7 +20,7 @@ from interop import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
-from interop.samplers.staleness import _Known
+from interop.samplers.staleness import Weighed
 from tests.interop.rows import ALL_STORAGES, check_same, refused
 
 
@@ -39,7 +39,7 @@ def buffer_of(versions, storage=LazyTensorStorage, seed=0, **choices):
 
 def known(weights):
     weights = np.asarray(weights, float)
-    return _Known(None, None, None, weights, weights, np.cumsum(weights), np.flatnonzero(weights))
+    return Weighed(None, weights, np.cumsum(weights), np.flatnonzero(weights))
 
 
 @pytest.mark.parametrize("storage", ALL_STORAGES)

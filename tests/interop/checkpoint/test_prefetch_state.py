@@ -15,6 +15,7 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
+    PromptGroupSampler,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -61,6 +62,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "slices": lambda: SliceSampler(slice_len=2),
     "slices without replacement": lambda: SliceSamplerWithoutReplacement(slice_len=2, strict_length=False),
     "staleness": StalenessAwareSampler,
+    "groups": lambda: PromptGroupSampler(2, group_key="episode"),
     "own": Own,
     "doubled": Doubled,
 }

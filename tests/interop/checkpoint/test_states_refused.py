@@ -15,6 +15,7 @@ from interop import (
     ConsumingSampler,
     LazyTensorStorage,
     PrioritizedSampler,
+    PromptGroupSampler,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
@@ -165,6 +166,7 @@ PARAMETERS = [
     (SliceSampler(slice_len=4, span=(True, 2)), SliceSampler(slice_len=4), "span"),
     (ConsumingSampler(3), ConsumingSampler(1), "max_sample_count=3"),
     (StalenessAwareSampler(4, version_key="v"), StalenessAwareSampler(), "max_staleness=4.*version_key='v'"),
+    (PromptGroupSampler(3, max_uses=2), PromptGroupSampler(2), "group_size=3 instead of 2, max_uses=2 instead of None"),
     (TensorDictMaxValueWriter("a", "max"), TensorDictMaxValueWriter(), "rank_key='a'.*reduction='max'"),
     (
         SamplerEnsemble(RandomSampler(), RandomSampler(), p=[1, 1]),

@@ -1,0 +1,156 @@
+"""Which stored rows make whole groups, and how often each group was used."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from fbuf.checkpoint import Fields
+from interop.checkpoint.stateful import integers
+
+Id = int | str
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Group:
+    """Rows of one id."""
+
+    number: int  # of all groups ever begun
+    id: Id
+    slots: list[int]  # in the order of writing
+    uses: int = 0
+    place: int = -1  # in `Groups.ready`; -1 for none
+
+
+class Groups:
+    """Groups of `size` rows of one id, in the order of writing. The next row of the id begins another group.
+
+    A row that is written over leaves its group, and the group is broken: the rows that remain in it never become part of
+    another group. A group that was used `most` times is no longer ready. O(1) a row.
+    """
+
+    def __init__(self, size: int, most: int | None) -> None:
+        self.size, self.most = size, most
+        self.ready: list[Group] = []  # complete, and not used up
+        self._open: dict[Id, Group] = {}  # to be completed
+        self._of: dict[int, Group] = {}  # by slot
+        self._begun = 0
+
+    def write(self, slots: Sequence[int], ids: Sequence[Id]) -> None:
+        """Rows with these ids were written to different slots, one after the other."""
+        for slot, id_ in zip(slots, ids, strict=True):
+            self.remove(slot)
+            group = self._open.get(id_)
+            if group is None:
+                group = self._open[id_] = Group(self._begun, id_, [])
+                self._begun += 1
+            group.slots.append(slot)
+            self._of[slot] = group
+            if len(group.slots) == self.size:
+                del self._open[id_]
+                group.place = len(self.ready)
+                self.ready.append(group)
+
+    def remove(self, slot: int) -> None:
+        """What was in the slot is gone."""
+        group = self._of.pop(slot, None)
+        if group is not None:
+            group.slots.remove(slot)
+            self._retire(group)
+            if self._open.get(group.id) is group:
+                del self._open[group.id]
+
+    def truncate(self, length: int) -> None:
+        """What was in slots from `length` on is gone. O(rows)."""
+        for slot in [slot for slot in self._of if slot >= length]:
+            self.remove(slot)
+
+    def use(self, groups: Iterable[Group]) -> None:
+        """Count a use of each of these, which are ready."""
+        for group in groups:
+            group.uses += 1
+            if self.most is not None and group.uses >= self.most:
+                self._retire(group)
+
+    def others(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
+        """The places in `slots` of rows that are not known, or have another id than these."""
+        found = map(self._of.get, slots)
+        pairs = enumerate(zip(found, ids, strict=True))
+        return [place for place, (group, id_) in pairs if group is None or group.id != id_]
+
+    def _retire(self, group: Group) -> None:
+        """The last of those that are ready takes its place."""
+        if group.place >= 0:
+            last = self.ready.pop()
+            if last is not group:
+                last.place, self.ready[group.place] = group.place, last
+            group.place = -1
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def saved(self) -> dict[str, Any]:
+        """A saved tree."""
+        every = sorted(set(self._of.values()), key=attrgetter("number"))
+        place = {group: at for at, group in enumerate(every)}
+        ids = [group.id for group in every]
+        numbers = [id_ for id_ in ids if isinstance(id_, int) and -(2**63) <= id_ < 2**63]
+        return {
+            "begun": self._begun,
+            "numbers": _array(group.number for group in every),
+            "ids": ids if len(numbers) < len(ids) else _array(numbers),
+            "rows": _array(len(group.slots) for group in every),
+            "slots": _array(slot for group in every for slot in group.slots),
+            "uses": _array(group.uses for group in every),
+            "open": _array(map(place.__getitem__, self._open.values())),
+            "ready": _array(map(place.__getitem__, self.ready)),
+        }
+
+    @classmethod
+    def restored(cls, fields: Fields, size: int, most: int | None) -> "Groups":
+        """The groups of a saved tree; CheckpointCorrupt where it has none."""
+        new = cls(size, most)
+        new._begun = fields.whole("begun")
+        numbers = integers(fields, "numbers", None, 0, max(new._begun, 1))
+        rows, uses = (
+            integers(fields, name, numbers.size, least, below)
+            for name, least, below in (("rows", 1, size + 1), ("uses", 0, 2**62))
+        )
+        slots = integers(fields, "slots", int(rows.sum()), 0, 2**48)
+        for name, values in (("numbers", numbers), ("slots", slots)):
+            if np.unique(values).size < values.size:
+                raise fields.wrong(name, "different numbers", values)
+        parts = np.split(slots, np.cumsum(rows)[:-1]) if rows.size else []
+        every = [
+            Group(int(number), id_, part.tolist(), int(used))
+            for number, id_, part, used in zip(numbers, _ids(fields, rows.size), parts, uses, strict=True)
+        ]
+        new._of = {slot: group for group in every for slot in group.slots}
+        opened, ready = (integers(fields, name, None, 0, numbers.size).tolist() for name in ("open", "ready"))
+        new._open = {every[at].id: every[at] for at in opened}
+        if len(new._open) < len(opened) or any(len(group.slots) == size for group in new._open.values()):
+            raise fields.wrong("open", "incomplete groups, one of each id", opened)
+        if sorted(ready) != [at for at, group in enumerate(every) if new._usable(group)]:
+            raise fields.wrong("ready", "all groups that are complete and not used up", ready)
+        new.ready = [every[at] for at in ready]
+        for at, group in enumerate(new.ready):
+            group.place = at
+        return new
+
+    def _usable(self, group: Group) -> bool:
+        return len(group.slots) == self.size and (self.most is None or group.uses < self.most)
+
+
+def _array(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _ids(fields: Fields, count: int) -> list[Id]:
+    held = fields.any("ids")
+    if isinstance(held, np.ndarray):
+        return integers(fields, "ids", count, -(2**63), 2**63).tolist()
+    ids = fields.items("ids", count)
+    if not all(type(id_) in (int, str) for id_ in ids):
+        raise fields.wrong("ids", "integers or texts", held)
+    return ids
