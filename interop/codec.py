@@ -187,16 +187,15 @@ class Layout:
 
     def wider(self, data: object, dims: int) -> "Layout":
         """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
-        found = Layout.of(data, dims)
+        found = Layout.of(data, dims, self.varied)
         if (
             not self.is_tensordict
             or not isinstance(data, TensorDictBase)
             or not found.places.keys() > self.places.keys()
-            or found.varied.keys() != self.varied.keys()
         ):
             return self
         self.flatten(data.select(*self.places), dims)
-        return found.keeping(self.values)
+        return found.keeping(self.values or found.values)
 
     @functools.cached_property
     def places(self) -> dict[Path, int]:

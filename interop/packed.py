@@ -1,8 +1,10 @@
 """Values of different lengths, such as texts, kept one behind the other as bytes in append-only segments."""
 
+import contextlib
 import json
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 
 _OFFSET = 40  # bits of an address that count bytes in a segment; those above are the number of the segment
 _KIND = 2  # bits of a length that tell the kind of value
-_LEAST, _MOST = 1 << 20, 1 << 26  # bytes of a segment, unless one value is larger
+_LEAST, _MOST = 1 << 20, 1 << 30  # bytes of a segment, unless one value is larger; each map takes a descriptor
 _TEXT, _BYTES, _INTEGERS, _JSON = range(4)
 _PLAIN = {str, int, float, bool, type(None)}
 
@@ -24,11 +26,13 @@ class PackedValues:
     append or reclaim are called while the lock of the storage is held.
 
     Args:
-        folder: where segments are files that several processes map; None for memory of this process.
+        folder: where segments are files that several processes map, also after it was renamed; None for memory of this
+            process.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self._handle = -1  # of the folder
         self._segments: dict[int, np.ndarray] = {}
         self._current = -1  # the segment that this process appends to
         self._pid = os.getpid()
@@ -36,6 +40,9 @@ class PackedValues:
         self._appended = 0  # bytes since the last scan
         self._live = 0  # bytes that the last scan found
         self._dead: set[int] = set()  # segments in which it found none
+        if folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._directory()
 
     # ------------------------------------------------------------------ writing
 
@@ -67,9 +74,8 @@ class PackedValues:
         if self._pid != os.getpid():
             self._pid, self._current = os.getpid(), -1
         held = self._segments.get(self._current)
-        if held is not None and self.folder is not None and not self._path(self._current).exists():
-            held = None  # another process found nothing in it that is used
-        if held is None or held.size - self._used < least:
+        gone = self.folder is not None and not os.access(_name(self._current), os.F_OK, dir_fd=self._handle)
+        if held is None or gone or held.size - self._used < least:  # another process may have found nothing used in it
             size = max(_LEAST, least, min(_MOST, max(self._live // 8, all_of_it)))
             self._current, held = self._new_segment(size)
             self._used = 0
@@ -78,7 +84,7 @@ class PackedValues:
     def _write(self, data: Any, size: int) -> int:
         held, start = self._segments[self._current], self._used
         if self.folder is not None and size and hasattr(os, "posix_fallocate"):
-            handle = os.open(self._path(self._current), os.O_RDWR | os.O_CLOEXEC)
+            handle = self._open(self._current, os.O_RDWR)
             try:
                 os.posix_fallocate(handle, start, size)  # to write where the disk has no room would kill the process
             finally:
@@ -93,8 +99,14 @@ class PackedValues:
         if self.folder is None:
             self._segments[number] = np.empty(size, np.uint8)
             return number, self._segments[number]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            if self._handle < 0:
+                self.folder.mkdir(exist_ok=True)
+            handle = self._open(number, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except FileNotFoundError as error:
+            raise RuntimeError(
+                f"{self.folder} was removed, which has the text and ragged rows; nothing was written. Build the storage anew"
+            ) from error
         try:
             os.ftruncate(handle, size)
             self._segments[number] = np.frombuffer(mmap.mmap(handle, size), np.uint8)
@@ -102,15 +114,37 @@ class PackedValues:
             os.close(handle)
         return number, self._segments[number]
 
-    def _path(self, number: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{number:08d}.bytes"
+    def _open(self, number: int, flags: int) -> int:
+        """A descriptor of the file of a segment."""
+        return os.open(_name(number), flags | os.O_CLOEXEC, 0o644, dir_fd=self._directory())
 
-    def _numbers(self) -> Iterable[int]:
+    def _directory(self) -> int:
+        """A descriptor of the folder, whatever its name is by now."""
+        if self._handle < 0:
+            assert self.folder is not None
+            self._handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._handle)
+        return self._handle
+
+    def _numbers(self) -> list[int]:
         """The segments that exist."""
         if self.folder is None:
             return list(self._segments)
-        return [int(path.stem) for path in self.folder.glob("*.bytes") if path.stem.isdecimal()]
+        try:
+            handle = os.open(
+                ".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory()
+            )  # forks share the position of one
+        except FileNotFoundError:
+            return []
+        try:
+            return [int(name[:-6]) for name in os.listdir(handle) if name[-6:] == ".bytes" and name[:-6].isdecimal()]
+        finally:
+            os.close(handle)
+
+    def _forget(self, there: Iterable[int]) -> None:
+        """Unmap segments that another process has removed."""
+        for number in self._segments.keys() - set(there):
+            self._segments.pop(number, None)
 
     # ------------------------------------------------------------------ reading
 
@@ -121,20 +155,27 @@ class PackedValues:
         used = {number for number, size in zip(numbers, sizes, strict=True) if size}
         held = {number: self._view(number) for number in used}
         nothing = memoryview(b"")
-        return [
+        found = [
             held[number][start : start + size] if size else nothing
             for number, start, size in zip(numbers, starts, sizes, strict=True)
         ]
+        if sum(map(len, found)) != sum(sizes):
+            raise RuntimeError(
+                f"{self.folder}: a row ends after its segment: the files are damaged, or it was half-written"
+            )
+        return found
 
     def _view(self, number: int) -> memoryview:
         found = self._segments.get(number)
         if found is None:
-            found = self._segments[number] = self._opened(number)
+            found = self._opened(number)
+            self._forget(self._numbers())
+            self._segments[number] = found
         return found.data
 
     def _opened(self, number: int) -> np.ndarray:
         try:
-            handle = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC) if self.folder is not None else -1
+            handle = self._open(number, os.O_RDONLY) if self.folder is not None else -1
         except FileNotFoundError:
             handle = -1
         if handle < 0:
@@ -186,8 +227,7 @@ class PackedValues:
         dead = {number for number in there[:-1] if not used.get(number) and number != self._current}
         for number in dead & self._dead:
             self._remove(number)
-        for number in self._segments.keys() - set(there):
-            del self._segments[number]
+        self._forget(there)
         self._dead, self._appended, self._live = dead, 0, sum(used.values())
         whole = {n: self._size(n) for n in there[:-1] if used.get(n) and n != self._current}
         wasted = sum(whole.values()) - sum(used[number] for number in whole)
@@ -200,7 +240,8 @@ class PackedValues:
     def _remove(self, number: int) -> None:
         self._segments.pop(number, None)
         if self.folder is not None:
-            self._path(number).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_name(number), dir_fd=self._directory())
 
     @staticmethod
     def within(spans: np.ndarray, segments: np.ndarray) -> np.ndarray:
@@ -215,10 +256,9 @@ class PackedValues:
         """Have the segments be files of an empty folder, under the same addresses."""
         if self.folder == folder:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        moved = PackedValues(folder)
+        folder.mkdir(exist_ok=True)
         for number, held in self._segments.items():
-            moved._path(number).write_bytes(held.data)
+            (folder / _name(number)).write_bytes(held.data)
         self.folder, self._segments, self._current = folder, {}, -1
 
     def copied(self) -> "PackedValues":
@@ -229,7 +269,11 @@ class PackedValues:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of files where they are, of memory the bytes."""
-        return {**self.__dict__, "_segments": {} if self.folder else self._segments, "_current": -1, "_used": 0}
+        return {**self.__dict__, "_segments": {} if self.folder else self._segments, "_current": -1, "_handle": -1}
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}.bytes"
 
 
 # ---------------------------------------------------------------------- Python values

@@ -99,7 +99,7 @@ class Values:
             spans = into.append(b"".join(chosen), lengths)
         else:
             spans = into.append(*encoded(chosen))
-        return torch.from_numpy(spans).expand(len(values), 2).reshape(self.shape)
+        return torch.from_numpy(spans).expand(len(values), 2).reshape(self.shape).contiguous()
 
 
 def described(data: Any, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
@@ -194,4 +194,4 @@ def _rows(data: Any, lead: int) -> list[memoryview]:
 
 
 def _bytes(rows: Tensor) -> memoryview:
-    return rows.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return rows.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
 """The content of tensor storages as a saved tree, and back."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout, Leaf, LeafSpec, same_kinds
 from interop.interrupts import uninterrupted
-from interop.packed import PackedValues
 
 
 def saved_ring(storage: Any) -> dict[str, Any]:
@@ -92,13 +91,18 @@ def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Ca
     plan = Plan(storage, layout, found, rule, where)
     columns = [as_array(leaf) for leaf in leaves]
     values = packed_leaves(layout, columns) if layout.varied else None
+    return plan.filled_by(copying(columns), values)
+
+
+def copying(columns: Iterable[np.ndarray]) -> Callable[[Sequence[np.ndarray | None]], None]:
+    """What copies columns into arrays, where these are not None."""
 
     def fill(arrays: Sequence[np.ndarray | None]) -> None:
         for array, column in zip(arrays, columns, strict=True):
             if array is not None:
                 array[...] = column
 
-    return plan.filled_by(fill, values)
+    return fill
 
 
 def refuse_frames(storage: Any) -> None:
@@ -159,6 +163,8 @@ class Plan:
                 found.append(f"{one.name} has shape {list(one.shape)}, in the storage {list(other.shape)}")
             if one.dtype != other.dtype and not rule.cast:
                 found.append(f"{one.name} is {one.dtype}, in the storage {other.dtype} (cast=True casts it)")
+            if self._saved.varied.get(path) != self._layout.varied.get(path):
+                found.append(f"{one.name} is text, ragged rows or a tensor, in the storage another of these")
         if not found and ours.keys() == theirs.keys() and not same_kinds(self._saved.root, self._layout.root):
             found.append("its items are made of other kinds of containers")
         return sorted(found)
@@ -210,6 +216,9 @@ class Plan:
         if values is not None and self._layout.values is not None:
             wanted = [each for each in self._saved.spans(arrays).values() if each is not None]
             _check_spans(wanted, values.size, self._where)
+            if rows is None and self._layout.values.due:
+                held = self._layout.spans(self._storage._rows.at(self._storage._filled_rows, slice(None)))
+                self._layout.values.reclaim([as_array(each).reshape(-1, 2) for each in held.values()])
             address = self._layout.values.append_whole(values)
             for each in wanted:
                 each[..., 0] += address
@@ -319,16 +328,11 @@ def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
             zip(shapes, dtypes, strict=True)
         ):
             raise CheckpointCorrupt(f"{where}: the tensors in '_storage' are not those of the '_layout'")
+        values = None
         if layout.varied:
-            kept = PackedValues()
-            layout = layout.keeping(kept)
             values = Fields({"_values": as_array(fields.any("_values"))}, where).array("_values", np.uint8, (None,))
-            _check_spans([as_array(leaf) for leaf in layout.spans(leaves).values()], values.size, where)
-            address = kept.append_whole(values)
-            places = {layout.places[path] for path in layout.varied}
-            shift = torch.tensor([address, 0])
-            leaves = [leaf + shift if place in places else leaf for place, leaf in enumerate(leaves)]
-        return restoring_data(storage, layout.build(leaves, (found.filled, *found.lanes)), ring)
+        refuse_frames(storage)
+        return Plan(storage, layout, found, EXACT, where).filled_by(copying(map(as_array, leaves)), values)
     data = _opened(content, storage.ndim, where)  # as others write it: all rows, filled or not
     lead = tuple(data.shape[: storage.ndim])
     per_row = math.prod(lead[1:])

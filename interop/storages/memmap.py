@@ -214,8 +214,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             sizes[STATE] = os.path.getsize(root / STATE)
         is_new = self._owner is None
         self._owner, made = make(root, sizes, texts, self._described(layout, lead), self.existsok, self._owner)
-        if is_new:
-            shutil.rmtree(root / VALUES, ignore_errors=True)  # of the storage that this one replaces
+        if is_new or not layout.leaves:
+            shutil.rmtree(root / VALUES, ignore_errors=True)  # of the items that these replace
         self._files = self._files or made
         self._files.contents = root / VALUES
         self._journal = self._journal or Journal()

@@ -303,9 +303,9 @@ class TensorStorage(Readable):
         try:
             leaves = _some(layout.flatten(data, dims))
         except KeyError:
-            wider = layout.wider(data, dims)
+            wider = self._wider(layout, data, dims)
             added = wider.places.keys() - layout.places.keys()
-            if not added or not (whole or (self._fill and added <= self._fill.keys())):
+            if not added or not (whole or (self._fill and added <= self._fill.keys() - wider.varied.keys())):
                 raise
             layout, leaves = wider, wider.flatten(data, dims)
         found = tuple(leaves[0].shape[:dims])
@@ -334,9 +334,13 @@ class TensorStorage(Readable):
             self._widen(layout, leaves if whole else None)
         return leaves
 
+    def _wider(self, layout: Layout, data: Any, dims: int) -> Layout:
+        wider = layout.wider(data, dims)
+        return wider.keeping(self.values_for(wider))
+
     def add_columns(self, data: TensorDictBase) -> None:
         assert self._layout is not None
-        layout = self._layout.wider(data, self.ndim)
+        layout = self._wider(self._layout, data, self.ndim)
         self._widen(layout, layout.flatten(data, self.ndim))
 
     def _reclaim(self, values: PackedValues) -> None:

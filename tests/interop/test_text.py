@@ -2,8 +2,12 @@
 
 import copy
 import io
+import os
 import pickle
 import random
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 
-from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from interop import (
     H5StorageCheckpointer,
     LazyFrameStorage,
@@ -206,9 +210,35 @@ def flat(nested):
 
 
 def test_a_storage_around_texts_of_the_user():
-    buffer = ReplayBuffer(storage=TensorStorage(rows(0, ["a", "b", "c"])), batch_size=2)
+    buffer = ReplayBuffer(storage=TensorStorage(rows(0, ["a"] * 3)), batch_size=2)
     buffer[1] = rows(7, ["new"])[0]
-    assert check(buffer, {0: "a", 7: "new", 2: "c"}) == [0, 7, 2]
+    assert check(buffer, {0: "a", 7: "new", 2: "a"}) == [0, 7, 2]
+
+
+def test_states_of_emptied_and_of_two_dim_storages_are_loaded():
+    for items, options in ((["a", "b"], {}), ({"r": torch.arange(24).reshape(2, 3, 4)}, {"ndim": 2, "ragged": ["r"]})):
+        buffer, other = (ReplayBuffer(storage=LazyTensorStorage(6, **options), batch_size=2) for _ in range(2))
+        buffer.extend(items)
+        other.load_state_dict(buffer.state_dict())
+        assert len(other) == len(buffer) and type(other.sample()) is type(buffer.sample())
+        buffer.empty()
+        other.load_state_dict(buffer.state_dict())
+        assert len(other) == 0
+
+
+def test_columns_are_added_later_beside_and_of_texts_and_ragged_rows(tmp_path):
+    for kind in TENSORS:
+        buffer = TensorDictReplayBuffer(storage=STORAGES[kind](tmp_path))
+        buffer.extend(TensorDict({"id": torch.arange(2)}, [2]))
+        buffer["inner"] = rows(0, ["a", "b"])["inner"]
+        buffer.extend(buffer[:])
+        assert check(buffer, {0: "a", 1: "b"}) == [0, 1, 0, 1]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8, ragged=["r"], fill={"y": 7, "text": 0}))
+    buffer.add(TensorDict({"r": torch.tensor([2j]).conj()}))
+    buffer.add(TensorDict({"r": torch.zeros(3).cfloat(), "y": torch.tensor(1)}))
+    assert buffer[:]["y"].tolist() == [7, 1] and buffer[0]["r"].tolist() == [-2j]
+    with pytest.raises(KeyError, match="text"):
+        buffer.add(TensorDict({"r": torch.zeros(3).cfloat(), "y": torch.tensor(1), "text": "no text for the others"}))
 
 
 # ------------------------------------------------------------------ what reads them
@@ -269,6 +299,60 @@ def test_space_of_texts_that_were_written_over_is_used_again(kind, write, tmp_pa
             buffer[rng.randrange(CAPACITY // 2)] = rows(step, [text])[0]  # the other rows are never written again
     check(buffer, model)
     assert storage._layout.values.bytes < 4 * sum(len(model[n]) for n in buffer[:]["id"].tolist()) + (8 << 10)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "files"])
+def test_loads_over_and_over_take_no_more_space(kind, tmp_path):
+    buffer = ReplayBuffer(storage=STORAGES[kind](tmp_path))
+    buffer.extend(rows(0, ["x" * 1000] * CAPACITY))
+    buffer[0] = rows(20, ["y" * 999])[0]
+    buffer.dumps(tmp_path / "dump")
+    for _ in range(5):
+        buffer.loads(tmp_path / "dump")
+        buffer.load_state_dict(buffer.state_dict())
+    assert buffer.storage._layout.values.bytes < 12_000
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="tells what is mapped")
+def test_readers_give_back_segments_that_a_writer_removed(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "a"))
+    buffer.extend(rows(0, ["first"]))
+    reader = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "a", "r"))
+    for step in range(40):
+        buffer.extend(rows(step, [f"{step} " * 50]))
+        assert reader[0]["inner", "text"]
+    assert len(re.findall(f"{tmp_path}.*bytes .deleted.", Path("/proc/self/maps").read_text())) < 5
+
+
+def test_items_without_texts_in_their_place_leave_no_files_of_them(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "a"))
+    buffer.extend(rows(0, ["a"]))
+    buffer.empty()
+    buffer.extend(torch.zeros(2))
+    assert not list(tmp_path.rglob("*.bytes"))
+    buffer.empty()
+    buffer.extend(rows(3, ["b"]))
+    assert check(buffer, {3: "b"})
+
+
+def test_a_folder_is_renamed_removed_or_damaged_while_it_is_open(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "a"))
+    buffer.extend(rows(0, ["a", "b"]))
+    reader = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "a", "r"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    buffer[1] = rows(2, ["c" * 100])[0]  # in another segment
+    assert check(buffer, {0: "a", 2: "c" * 100}) == check(reader, {0: "a", 2: "c" * 100}) == [0, 2]
+    assert not (tmp_path / "a").exists()
+    buffer.storage.close()
+    buffer = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "b"))
+    segment = max((tmp_path / "b" / "storage.values").iterdir())
+    os.truncate(segment, 50)
+    with pytest.raises(RuntimeError, match="damaged"):
+        buffer[:]
+    shutil.rmtree(tmp_path / "b")
+    with pytest.raises(RuntimeError, match=r"b/storage\.values was removed"):
+        buffer.extend(rows(3, ["d"]))
+    assert len(buffer) == 2
 
 
 def test_ten_thousand_texts_take_little_more_than_their_bytes():
@@ -353,6 +437,18 @@ def test_spans_that_point_outside_are_corrupt():
         with pytest.raises(CheckpointCorrupt):
             other.load_state_dict(state)
         assert len(other) == 0
+
+
+@pytest.mark.parametrize("other", [torch.ones(2, 2).long(), of_values(["a", "b"])], ids=["tensor", "text"])
+def test_checkpoints_of_other_kinds_of_entries_do_not_fit(other, tmp_path):
+    saved, buffer = (ReplayBuffer(storage=LazyTensorStorage(8)) for _ in range(2))
+    saved.extend(TensorDict({"x": other, "more": torch.ones(2)}, [2]))
+    saved.dumps(tmp_path / "dump")
+    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
+    buffer.extend(TensorDict({"x": ragged}, [2]))
+    with pytest.raises(CheckpointMismatch, match="ragged"):
+        buffer.loads(tmp_path / "dump", strict=False)
+    assert [len(each) for each in buffer[:]["x"].unbind()] == [1, 3]
 
 
 def test_a_lazy_stack_keeps_its_kind():
