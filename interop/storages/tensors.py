@@ -267,7 +267,7 @@ class TensorStorage(Readable):
         data = self._stacked(data[:1]) if isinstance(data, list) else planning.example(data, self.ndim)
         layout = self._layout_of(data, self.ndim)
         lanes = self._lanes_of(data, batch=True)
-        device = _some(layout.flatten(data, self.ndim))[0].device
+        device = _device_of(layout, _some(layout.flatten(data, self.ndim)))
         shares = self._planned(layout, (_rows_for(self._max_size, math.prod(lanes)), *lanes), device)
         return [*shares, _share(self._values_folder(), None)] if layout.varied else shares
 
@@ -315,7 +315,7 @@ class TensorStorage(Readable):
         if new:
             self.give_up_memory()
             wanted, rows = self.device, _rows_for(self._max_size, math.prod(lanes))
-            self.device = leaves[0].device if wanted == "auto" else wanted
+            self.device = _device_of(layout, leaves) if wanted == "auto" else wanted
             try:
                 # The memory outlives what the caller has set; broken off it would be files that nobody knows of.
                 with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
@@ -549,6 +549,12 @@ def _named(rows: Any) -> np.ndarray:
 
 def _share(folder: Path | None, size: int | None) -> Share:
     return Share("values", "of text and ragged rows", "cpu" if folder is None else str(folder), size)
+
+
+def _device_of(layout: Layout, leaves: Sequence[Tensor]) -> torch.device:
+    """That of the first tensor: spans are on the CPU."""
+    tensors = (leaf for spec, leaf in zip(layout.leaves, leaves, strict=True) if spec.path not in layout.varied)
+    return next(tensors, leaves[0]).device
 
 
 def _spans(held: Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
-from interop.codec import Layout, entries_of, of_entries, shallow, stack_items
+from interop.codec import Layout, entries_of, lead_of, of_entries, shallow, stack_items
 from interop.index import as_int, as_tensor
 from interop.pytrees import each_leaf
 from interop.shared_int import SharedInt, counter
@@ -330,11 +330,9 @@ def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
         return (len(data),)
     if type(data) is TensorDict and data.batch_size:
         return tuple(data.batch_size[:ndim])
-    if isinstance(data, Tensor) or is_tensor_collection(data):
-        shape = data.shape
-    else:
-        leaves = Layout.of(data, 0).flatten(data, 0)
-        shape = leaves[0].shape if leaves else torch.Size([])
+    if not isinstance(data, Tensor) and not is_tensor_collection(data):
+        Layout.of(data, 1)  # refuses what cannot be stored
+    shape = lead_of(data)
     if not shape:
         raise RuntimeError("extend() needs data with a leading dim, got one without dims: use add() for a single item")
     return tuple(shape[:ndim])

@@ -183,8 +183,8 @@ def test_texts_are_entries_of_every_kind_of_item(tmp_path):
         assert texts[:] == ["a", "é", "", "d"] and texts[1] == "é" and set(texts.sample()) <= {"a", "é", "", "d"}
         trees = make()
         trees.add({"t": b"x", "n": (torch.zeros(2), "y")})
-        trees.extend({"t": [b"1", b"2"], "n": (torch.ones(2, 2), ["3", "4"])})
-        assert trees[:]["t"] == [b"x", b"1", b"2"] and trees[2]["n"][1] == "4"
+        trees.extend({"t": [b"1", b"2", b""], "n": (torch.ones(3, 2), ["3", "4", "5"])})
+        assert trees[:]["t"] == [b"x", b"1", b"2", b""] and trees[2]["n"][1] == "4"
         samples = make()
         samples.extend(Sample(text=["p", "q"], score=torch.ones(2), batch_size=[2]))
         assert isinstance(samples[:], Sample) and list(samples[:].text) == ["p", "q"] and samples[1].text == "q"
