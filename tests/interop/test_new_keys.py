@@ -167,7 +167,7 @@ BAD = {
         RuntimeError,
     ),
     "a plain dict": (lambda rb, data: rb.storage.__setitem__(slice(None), data.to_dict()), (KeyError, TypeError)),
-    "a text": (lambda rb, data: rb.__setitem__(slice(None), data.set("text", "text")), TypeError),
+    "an object": (lambda rb, data: rb.__setitem__(slice(None), data.set_non_tensor("object", {1})), TypeError),
     "set_": (lambda rb, data: rb.set_("return", data["return"]), KeyError),
     "set_at_": (lambda rb, data: rb.set_at_("return", data["return"], slice(None)), KeyError),
     "extend": (lambda rb, data: rb.extend(data), KeyError),
