@@ -1,14 +1,8 @@
-"""Tests of folders collect garbage, each of them once or twice: cheap where what tests of other files left is frozen."""
-
-import gc
-from collections.abc import Iterator
+"""Tests of folders collect garbage, each of them once or twice."""
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen() -> Iterator[None]:
-    """Nothing that is there before the first test of a file is looked through."""
-    gc.collect()
-    gc.freeze()
-    yield
+def cheap_collection(frozen: None) -> None:
+    """What tests of other files left is frozen."""
