@@ -53,7 +53,9 @@ def bounded_memory() -> Iterator[None]:
     yield
     if _memory() > max(MOST_MEMORY, _after + MORE_MEMORY):
         jax.clear_caches()
+        gc.unfreeze()
         gc.collect()
+        gc.freeze()
         with contextlib.suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)
         _after = _memory()

@@ -1,6 +1,7 @@
 """Draws without a generator of their own are the same in every run. A process that has used neither JAX nor threads of
 torch, from which tests are forked: they may fork themselves, and nothing is imported again."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -48,6 +49,13 @@ def settled_draws() -> Iterator[None]:
     """Seeds torch, which seeds every draw."""
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture(scope="module")
+def frozen() -> None:
+    """For files that collect garbage in each test: nothing that is there before the first one is looked through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

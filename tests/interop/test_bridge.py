@@ -251,6 +251,7 @@ def test_without_a_copy_dense_memory_is_shared(device, count, dtype):
 
 
 @both_ways
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 def test_memory_outlives_the_side_it_came_from(copy, dtype):
     wanted = bits(edges(dtype).repeat(100))

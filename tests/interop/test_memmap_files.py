@@ -16,6 +16,7 @@ from interop.storages import files
 from tests.interop import workers
 from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor, tensors_of
 
+pytestmark = pytest.mark.usefixtures("frozen")
 NUMBER = "_-single-tensor-_.memmap"
 
 

@@ -13,6 +13,8 @@ from interop import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from tests.faults.failing import small_disk
 from tests.faults.sharing import rows
 
+pytestmark = pytest.mark.usefixtures("frozen")
+
 
 def buffer_of(storage):
     return TensorDictReplayBuffer(storage=storage, batch_size=4)

@@ -3,6 +3,9 @@
 import copy
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,17 @@ import torch
 
 from interop import LazyMemmapStorage, ReplayBuffer, TensorDictReplayBuffer
 from tests.faults.sharing import rows, torn
-from tests.interop.storages.test_memmap_owners import in_another_process
+
+
+def in_another_process(code: str, **values: object) -> subprocess.Popen[str]:
+    given = "\n".join(f"{name} = {value!r}" for name, value in values.items())
+    program = "import os, signal, torch\nfrom tests.interop.rows import flat_td\nfrom interop import *\n"
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", f"{program}{given}\n{textwrap.dedent(code)}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def buffer_on(path: Path, ids: Any = None, **options: Any) -> TensorDictReplayBuffer:

@@ -3,9 +3,7 @@
 import gc
 import multiprocessing
 import os
-import subprocess
-import sys
-import textwrap
+import signal
 
 import pytest
 import torch
@@ -53,34 +51,27 @@ def test_a_storage_that_is_made_anew_has_none_of_the_old(tmp_path):
     assert {path.name for path in tmp_path.rglob("*.memmap")} == {"obs.memmap", "done.memmap"}
 
 
-def in_another_process(code, **values):
-    given = "\n".join(f"{name} = {value!r}" for name, value in values.items())
-    program = "import os, signal, torch\nfrom tests.interop.rows import flat_td\nfrom interop import *\n"
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", f"{program}{given}\n{textwrap.dedent(code)}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_another_process_is_refused_until_the_owner_is_killed(tmp_path):
-    code = """
+def _refused_until_killed(folder):
+    """In a process that may fork: the owner is its child."""
+    (reading, writing), owner = os.pipe(), os.fork()
+    if not owner:
         buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=folder), sampler=PrioritizedSampler(5, 0.7, 0.5))
         buffer.extend(flat_td(range(7)))
-        buffer.update_priority(torch.arange(5), torch.tensor([1., 2., 3., 4., 0.5]))
-        print(os.getpid(), flush=True)
-        input()
-    """
-    with in_another_process(code, folder=str(tmp_path)) as owner:
-        pid = int(owner.stdout.readline())
-        with pytest.raises(RuntimeError, match=f"the process {pid}"):
-            LazyMemmapStorage.open(tmp_path)
-        reader = ReplayBuffer(
-            storage=LazyMemmapStorage.open(tmp_path, mode="r"), sampler=PrioritizedSampler(5, 0.7, 0.5)
-        )
-        assert len(reader) == 5 and reader.sampler.priorities.tolist() == [1, 2, 3, 4, 0.5]
-        owner.kill()
+        buffer.update_priority(torch.arange(5), torch.tensor([1.0, 2.0, 3.0, 4.0, 0.5]))
+        os.write(writing, b"x")
+        signal.pause()
+    os.close(writing)
+    assert os.read(reading, 1) == b"x"
+    with pytest.raises(RuntimeError, match=f"the process {owner}"):
+        LazyMemmapStorage.open(folder)
+    reader = ReplayBuffer(storage=LazyMemmapStorage.open(folder, mode="r"), sampler=PrioritizedSampler(5, 0.7, 0.5))
+    assert len(reader) == 5 and reader.sampler.priorities.tolist() == [1, 2, 3, 4, 0.5]
+    os.kill(owner, signal.SIGKILL)
+    os.waitpid(owner, 0)
+
+
+def test_another_process_is_refused_until_the_owner_is_killed(in_a_fork, tmp_path):
+    in_a_fork(f"from {__name__} import _refused_until_killed\n_refused_until_killed(folder)", folder=str(tmp_path))
     buffer = reopened(tmp_path, sampler=PrioritizedSampler(5, 0.7, 0.5))
     check_same(buffer[:], flat_td([5, 6, 2, 3, 4]))
     assert buffer.sampler.priorities.tolist() == [1, 2, 3, 4, 0.5] and buffer.sampler.default_priority == 4
@@ -139,17 +130,24 @@ def test_nothing_can_be_written_to_a_storage_opened_to_read(tmp_path):
     check_same(reopened(tmp_path)[:], flat_td([1, 2]))
 
 
-def test_a_reader_sees_nothing_of_a_step_that_a_killed_process_was_in(tmp_path):
-    code = """
-        buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=folder))
-        buffer.extend(flat_td(range(5)))
-        with buffer.storage._step():
-            buffer.storage.set_run(1, torch.arange(1, 3), flat_td([8, 9]))
-            buffer.storage._length.value = 1
-            os.kill(os.getpid(), signal.SIGKILL)
-    """
-    with in_another_process(code, folder=str(tmp_path)) as owner:
-        owner.wait(120)
+def test_a_reader_sees_nothing_of_a_step_that_a_killed_process_was_in(in_a_fork, tmp_path):
+    in_a_fork(
+        """
+        import os, signal, torch
+        from interop import LazyMemmapStorage, ReplayBuffer
+        from tests.interop.rows import flat_td
+
+        if not (owner := os.fork()):
+            buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=folder))
+            buffer.extend(flat_td(range(5)))
+            with buffer.storage._step():
+                buffer.storage.set_run(1, torch.arange(1, 3), flat_td([8, 9]))
+                buffer.storage._length.value = 1
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]) == -signal.SIGKILL
+        """,
+        folder=str(tmp_path),
+    )
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     check_same(ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path, mode="r"))[:], flat_td(range(5)))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
