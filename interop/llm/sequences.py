@@ -18,7 +18,7 @@ def _with_lists(cls: Class) -> Class:
     plain: Any = cls.set  # type: ignore[attr-defined]
 
     def set(self: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(value, list) and not isinstance(value, NonTensorStack) and key in _LISTS:
+        if isinstance(value, list | tuple) and not isinstance(value, NonTensorStack) and key in _LISTS:
             value = _rows(key, value, self.batch_size)
         return plain(self, key, value, *args, **kwargs)
 
@@ -29,11 +29,14 @@ def _with_lists(cls: Class) -> Class:
 _LISTS = ("token_list", "tokens_response_list", "text", "text_response")
 
 
-def _rows(key: str, values: list[Any], size: Size) -> Any:
+def _rows(key: str, values: Any, size: Size) -> Any:
     if not size:
         return NonTensorData(values)
-    if len(values) != size[0]:
-        raise ValueError(f"{key} has {len(values)} values for a batch of size {list(size)}: give one a row")
+    if isinstance(values, str) or len(values) != size[0]:
+        count = 1 if isinstance(values, str) else len(values)
+        raise ValueError(f"{key} has {count} values for a batch of size {list(size)}: give one a row, in nested lists")
+    if not values:  # tensordict stacks no empty list
+        return NonTensorData([], batch_size=size)
     if len(size) == 1:
         return NonTensorStack(*map(NonTensorData, values))
     return NonTensorStack(*(_rows(key, each, size[1:]) for each in values))

@@ -86,6 +86,12 @@ def test_lists_follow_their_rows(kind: type) -> None:
     with pytest.raises(ValueError, match="text has 2 values for a batch of size"):
         data.text = texts[:2]
     assert data.text == texts
+    data.text = tuple(texts)
+    assert data[1:].text == texts[1:]
+    empty = kind(tokens=torch.ones(0, 2), token_list=[], text=[], batch_size=[0])
+    assert empty.text == empty.token_list == [] and torch.cat([empty, data]).text == texts
+    with pytest.raises(ValueError, match="text has 1 values for a batch of size \\[2\\]: give one a row"):
+        kind(tokens=torch.ones(2, 2, 1), text=["ab", "cd"], batch_size=[2, 2])  # no rows of letters
 
 
 def vllm(prompt: list[int], *responses: tuple[list[int], str], logprobs: bool = True) -> SimpleNamespace:
