@@ -3,7 +3,7 @@
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from tensordict import TensorDictBase
 
 from interop.buffers import TensorDictReplayBuffer
+from interop.class_names import class_of
 from interop.llm.memmaps import published, to_memmap
 from interop.llm.optional import required
 from interop.llm.tokenizers import TensorDictTokenizer as TensorDictTokenizer
+from interop.numbers import whole
 from interop.samplers import SamplerWithoutReplacement
 from interop.storages import TensorStorage
 
@@ -52,15 +54,16 @@ class TokenizedDatasetLoader:
         tokenizer_class: Any = None, tokenizer_model_name: str | None = None,
     ) -> None:  # fmt: skip
         name = Path(dataset_name).name.split("-", 1)[0]
-        if not name or max_length < 1 or valid_size < 1:
+        if name in ("", "..") or Path(split).name != split:
             raise ValueError(
-                "dataset_name must have a name before the first '-', max_length and valid_size be at least 1, got "
-                f"{dataset_name!r}, {max_length} and {valid_size}"
+                "dataset_name must have a name before the first '-', and split be the name of a folder, got "
+                f"{dataset_name!r} and {split!r}"
             )
+        max_length, valid_size = whole("max_length", max_length), whole("valid_size", valid_size)
         self.split, self.max_length, self.dataset_name = split, max_length, dataset_name
         self.tokenizer_fn, self.pre_tokenization_hook = tokenizer_fn, pre_tokenization_hook
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fbuf" / "data"
-        self.root_dir = Path(root_dir or root)
+        self.root_dir = Path(root_dir or root).expanduser()
         self.from_disk, self.valid_size = from_disk, valid_size
         self.num_workers = num_workers or max((os.cpu_count() or 1) // 2, 1)
         self.tokenizer_class, self.tokenizer_model_name = tokenizer_class, tokenizer_model_name or "gpt2"
@@ -68,12 +71,15 @@ class TokenizedDatasetLoader:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer, loaded when it is first needed. Its pad token is its end-of-text token."""
+        """The tokenizer, as `make_tokenizer` makes it when it is first needed."""
         return self.make_tokenizer(tokenizer_class=self.tokenizer_class, tokenizer_model_name=self.tokenizer_model_name)
 
     @staticmethod
     def make_tokenizer(*, tokenizer_class: Any = None, tokenizer_model_name: str = "gpt2") -> Any:
-        """A tokenizer that pads with its end-of-text token. ValueError where it has none."""
+        """A tokenizer that pads with its end-of-text token, and pads and truncates on the right.
+
+        ValueError where it has no end-of-text token.
+        """
         tokenizer_class = tokenizer_class or required("transformers").AutoTokenizer
         tokenizer = tokenizer_class.from_pretrained(tokenizer_model_name)
         if tokenizer.eos_token is None:
@@ -81,6 +87,7 @@ class TokenizedDatasetLoader:
                 f"the tokenizer {tokenizer_model_name!r} has no end-of-text token, which is to pad: set one"
             )
         tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
         return tokenizer
 
     def load(self) -> TensorDictBase:
@@ -89,7 +96,8 @@ class TokenizedDatasetLoader:
         Columns are those that `tokenizer_fn` returns and those of the dataset, but for text, prompt, label, valid_sample.
 
         ValueError where the folder was made from another dataset, tokenizer or hook of that name, where a column is not of
-        numbers, and where no rows are left; nothing is written then.
+        numbers or has None, and where no rows are left; KeyError for a split that is not saved; OSError where the disk is
+        full. Nothing is written then.
         """
         return published(self._folder, self._made_from(), self._make)
 
@@ -123,7 +131,11 @@ class TokenizedDatasetLoader:
         """The rows of the split, as the hook leaves them."""
         datasets = required("datasets")
         if self.from_disk:
-            dataset = datasets.load_from_disk(self.dataset_name)[self.split]
+            splits = datasets.load_from_disk(self.dataset_name)
+            if not isinstance(splits, Mapping) or self.split not in splits:
+                found = [*splits] if isinstance(splits, Mapping) else f"a {class_of(splits)}: save a DatasetDict"
+                raise KeyError(f"{self.dataset_name!r} has no split {self.split!r}, it has {found}")
+            dataset = splits[self.split]
         else:
             dataset = datasets.load_dataset(self.dataset_name, split=self.split)
         if self.split.startswith("valid"):

@@ -14,6 +14,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.checkpoint.folder_lock import FolderLock
+from interop.numbers import whole
+from interop.storages.folder import reserve_again
 
 _ROWS = 4096  # of a dataset that are in memory at once
 _RECORD = "made_from.json"  # the last file written to a folder
@@ -98,16 +100,23 @@ def to_memmap(
 
     Raises:
         KeyError: a column is missing.
-        ValueError: rows of a column differ in length, a column is not of numbers, or no row is left.
+        ValueError: `batch_dims` is below 1, rows of a column differ in shape or columns in length, a column is not of
+            numbers or has None among integers, or no row is left.
+        OSError: the disk has no room for the tensors.
     """
     known = [*dataset.keys()] if isinstance(dataset, Mapping | TensorDictBase) else [*dataset.features]
     features = known if features is None else [*features]
     if missing := {*features, valid_mask_key} - {*known, None}:
         raise KeyError(f"the dataset has no columns {[*missing]}, it has {known}")
+    batch_dims = whole("batch_dims", batch_dims)
     source = _columns(dataset, features)
     kept = torch.ones(len(source), dtype=torch.bool)
     if valid_mask_key is not None:
         kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool)
+        if kept.shape != (len(source),):
+            raise ValueError(
+                f"{valid_mask_key!r} must have one bool for each of {len(source)} rows, got {[*kept.shape]}"
+            )
     total = int(kept.sum())
     if total == 0 or not features:
         raise ValueError(f"there is nothing to write: {len(source)} rows, {total} of them valid, columns {features}")
@@ -115,13 +124,17 @@ def to_memmap(
     out: Any = None
     written = 0
     for start in range(0, len(source), _ROWS):
-        rows = _tensors(source[start : start + _ROWS], features)
+        rows = _tensors(source, slice(start, start + _ROWS), features)
         shapes = {key: [*each.shape[1:]] for key, each in rows.items(True, True)}
         if out is None:
             first = shapes
             like = rows.apply(lambda each: each.new_empty(()).expand(total, *each.shape[1:]), batch_size=[total])
             like.auto_batch_size_(batch_dims)
             out = (TensorDict({path: like}) if path else like).memmap_like(os.fspath(data_dir))
+            for file in Path(data_dir).rglob(
+                "*.memmap"
+            ):  # its size alone takes no space: writes would kill the process
+                reserve_again(file)
         if shapes != first:
             raise ValueError(f"the rows of a column differ in shape, there are {first} and {shapes}: pad them")
         rows = rows[kept[start : start + _ROWS]].auto_batch_size_(batch_dims)
@@ -135,15 +148,22 @@ def _columns(dataset: Any, features: Sequence[NestedKey]) -> Any:
     if isinstance(dataset, TensorDictBase):
         return dataset.select(*features)
     if isinstance(dataset, Mapping):
-        return TensorDict({name: torch.as_tensor(dataset[name]) for name in features}).auto_batch_size_(1)
+        tensors = {name: torch.as_tensor(dataset[name]) for name in features}
+        if len({*(lengths := {name: len(each) for name, each in tensors.items()}).values()}) > 1:
+            raise ValueError(f"columns must have the same length, they have {lengths}")
+        return TensorDict(tensors).auto_batch_size_(1)
     return dataset.select_columns(list(features)).with_format("torch")
 
 
-def _tensors(rows: Any, features: Sequence[NestedKey]) -> TensorDictBase:
+def _tensors(source: Any, which: slice, features: Sequence[NestedKey]) -> TensorDictBase:
+    rows = source[which]
     if isinstance(rows, TensorDictBase):
         return rows
     for name in features:
-        if not isinstance(rows[name], Tensor):
+        if isinstance(rows[name], Tensor):
+            if rows[name].is_floating_point() and "float" not in str(source.features[name]):
+                raise ValueError(f"the column {name!r} of integers has None: fill it, or leave the column out")
+        else:
             shapes = {str([*each.shape]) if isinstance(each, Tensor) else type(each).__name__ for each in rows[name]}
             raise ValueError(
                 f"the rows of a column must be numbers of one shape, those of {name!r} are {sorted(shapes)}: pad them, or "

@@ -62,6 +62,8 @@ def pre_tokenization_hook(dataset: Any, min_length: int = 5) -> Any:
     chosen, rejected = [], []
     for rows in dataset.iter(batch_size=_ROWS):
         for prompt, yes, no in zip(rows["prompt"], rows["chosen"], rows["rejected"], strict=True):
+            if None in (prompt, yes, no):
+                raise TypeError("a pair has None for a text: filter such rows out, or replace it by ''")
             if yes != no and min(len(yes.split()), len(no.split())) >= min_length:
                 chosen.append(f"{prompt}\n{yes}")
                 rejected.append(f"{prompt}\n{no}")

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-from collections.abc import MutableSequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from interop.llm.kl import ConstantKLController as ConstantKLController
 from interop.llm.kl import KLControllerBase
 from interop.llm.optional import required
 from interop.llm.prompt import END_OF_TEXT, PromptData
+from interop.numbers import whole
 
 
 class Generation(NamedTuple):
@@ -53,13 +53,13 @@ class RolloutFromModel:
         score_clip: float = 10.0, kl_scheduler: KLControllerBase | None = None, num_steps: int | None = None,
         *, eos_token_id: int | None = None,
     ) -> None:  # fmt: skip
-        least = {"max_new_tokens": max_new_tokens, "num_steps": 1 if num_steps is None else num_steps}
-        if min(least.values()) < 1 or not score_clip > 0:
-            raise ValueError(f"{least} must be at least 1 and score_clip above 0, got {score_clip}")
+        if not score_clip > 0:
+            raise ValueError(f"score_clip must be above 0, got {score_clip}")
         self.model, self.ref_model, self.reward_model = model, ref_model, reward_model
-        self.max_new_tokens, self.score_clip = max_new_tokens, score_clip
+        self.max_new_tokens, self.score_clip = whole("max_new_tokens", max_new_tokens), score_clip
         self.kl_coef, self.kl_scheduler = kl_coef, kl_scheduler
-        self._kl_queue: MutableSequence[Tensor] = [] if num_steps is None else collections.deque(maxlen=num_steps)
+        kept = None if num_steps is None else whole("num_steps", num_steps)
+        self._kl_queue = collections.deque[Tensor](maxlen=kept)
         if eos_token_id is not None:
             self.EOS_TOKEN_ID = eos_token_id
 
@@ -74,9 +74,10 @@ class RolloutFromModel:
 
         Args:
             batch: input_ids [B, T] and prompt_rindex [B].
-            generation_config: a `transformers.GenerationConfig`; by default tokens are drawn from the whole distribution
-                of the model. Log-probabilities are those of the distribution that is drawn from, after temperature and
-                top-k. N and the end-of-text token are set in a copy of it.
+            generation_config: a `transformers.GenerationConfig`, whose settings of None are those of the model; by default
+                one that draws from the whole distribution, without warping. Log-probabilities are those of the
+                distribution that is drawn from, after temperature and top-k. N and the end-of-text token are set in a
+                copy of it.
         """
         rindex, (B, T), N, eos = batch.prompt_rindex, batch.input_ids.shape, self.max_new_tokens, self.EOS_TOKEN_ID
         if B == 0 or int(rindex.min()) < 1 or int(rindex.max()) > T:
@@ -180,7 +181,7 @@ class RolloutFromModel:
             raise ValueError(
                 f"the model has {vocabulary} tokens, not {self.EOS_TOKEN_ID}, the end of text: pass eos_token_id"
             )
-        config = required("transformers").GenerationConfig(do_sample=True, top_k=0) if given is None else given
+        config = required("transformers").GenerationConfig(**_UNWARPED) if given is None else given
         config = copy.deepcopy(config)
         config.max_new_tokens = self.max_new_tokens
         config.pad_token_id = config.eos_token_id = self.EOS_TOKEN_ID
@@ -207,6 +208,13 @@ class RolloutFromModel:
         if scores.numel() != len(input_ids):
             raise ValueError(f"the reward model must return {len(input_ids)} scores, got {list(scores.shape)}")
         return scores.reshape(-1)
+
+
+# What is left out here comes from the generation config that the model was saved with.
+_UNWARPED = {
+    "do_sample": True, "num_beams": 1, "num_return_sequences": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+}  # fmt: skip
 
 
 def _labels(batch: PromptData) -> Tensor:

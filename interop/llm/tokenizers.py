@@ -1,10 +1,12 @@
 """Text to tensors of token ids, by a tokenizer of `transformers` or any callable like one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from tensordict import TensorDict
+
+from interop.numbers import whole
 
 _UNPADDED = (False, None, "do_not_pad")
 
@@ -16,8 +18,7 @@ class _Tokenization:
         self, tokenizer: Callable[..., Any], max_length: int, key: str, padding: str | bool, truncation: bool,
         return_tensordict: bool, device: torch.device | str | None,
     ) -> None:  # fmt: skip
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        max_length = whole("max_length", max_length)
         if padding not in _UNPADDED and getattr(tokenizer, "pad_token_id", 0) is None:
             raise ValueError(
                 f"{type(tokenizer).__name__} has no pad token, which padding={padding!r} needs: set tokenizer.pad_token, "
@@ -101,7 +102,8 @@ class PromptTensorDictTokenizer(_Tokenization):
     - "valid_sample": bool [N], whether the last of the `max_length` tokens is the end-of-text token. Where this is also
       the pad token, that is whether the whole text has fitted with room to spare.
 
-    Arguments and errors are those of `TensorDictTokenizer`; ValueError also for a tokenizer without an end-of-text token.
+    Arguments and errors are those of `TensorDictTokenizer`; ValueError also for a tokenizer without an end-of-text token,
+    or one that pads or truncates on the left.
     """
 
     def __init__(
@@ -113,6 +115,11 @@ class PromptTensorDictTokenizer(_Tokenization):
         if self._eos is None:
             name = type(tokenizer).__name__
             raise ValueError(f"{name} has no end-of-text token, which valid samples end with: set tokenizer.eos_token")
+        for side in ("padding_side", "truncation_side"):
+            if getattr(tokenizer, side, "right") != "right":
+                raise ValueError(
+                    f"prompt_rindex counts from the first token of a prompt: set tokenizer.{side} to 'right'"
+                )
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         prompts, labels = _texts(sample, self.key), _texts(sample, "label")
@@ -129,7 +136,10 @@ class PromptTensorDictTokenizer(_Tokenization):
 def _texts(sample: Mapping[str, Any], key: str) -> str | list[str]:
     if key not in sample:
         raise KeyError(f"the sample has no entry {key!r}, it has {[*sample.keys()]}")
-    found = sample[key] if isinstance(sample[key], str) else list(sample[key])
-    if wrong := {type(each).__name__ for each in found if not isinstance(each, str)}:
+    found = sample[key]
+    if isinstance(found, str):
+        return found
+    rows = list(found) if isinstance(found, Iterable) else [found]
+    if wrong := {type(each).__name__ for each in rows if not isinstance(each, str)}:
         raise TypeError(f"{key!r} must be a str or a list of str, it has {wrong}")
-    return found
+    return rows

@@ -1,6 +1,7 @@
 """Language data by the real libraries: a trained tokenizer, a small GPT-2, datasets on disk. Nothing is downloaded."""
 
 import contextlib
+import copy
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tensordict import MemoryMappedTensor, TensorDict, tensorclass
 import interop
 from interop import PairwiseDataset, PromptData, RewardData, RolloutFromModel, TokenizedDatasetLoader, get_dataloader
 from interop.llm.reward import pre_tokenization_hook
+from tests.faults.failing import small_disk
 from tests.interop.llm.fakes import TableModel, WordTokenizer, prompts, weighted_sum
 
 transformers = pytest.importorskip("transformers")
@@ -174,6 +176,8 @@ def test_pairs_are_chosen_then_rejected(rows: list[list[str]], least: int) -> No
 def test_pairs_are_halves_of_one_file(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     name, model = str(folder / "pairs"), str(folder / "tokenizer")
     pairs = PairwiseDataset.from_dataset("train", name, 9, tmp_path, True, 1, tokenizer_model_name=model)
+    with pytest.raises(TypeError, match="has None for a text"):
+        pre_tokenization_hook(datasets.Dataset.from_dict({"prompt": [None], "chosen": ["a"], "rejected": ["b"]}))
     text = pre_tokenization_hook(datasets.load_from_disk(name)["train"])["text"]
     chosen, rejected = pairs.chosen_data.input_ids, pairs.rejected_data.input_ids
     assert type(pairs[:2].chosen_data) is RewardData and pairs.batch_size == (len(text) // 2,) and len(text) > 4
@@ -208,9 +212,48 @@ def test_columns_as_memory_maps(prefix: Any, tmp_path: pathlib.Path) -> None:
     assert all(again["in", kind].dtype == each.dtype for kind, each in kinds.items())
 
 
+def test_a_tokenizer_that_pads_or_truncates_on_the_left(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    for side in ("padding_side", "truncation_side"):
+        left = transformers.AutoTokenizer.from_pretrained(folder / "tokenizer", pad_token="<e>", **{side: "left"})
+        with pytest.raises(ValueError, match=f"set tokenizer.{side} to 'right'"):
+            interop.PromptTensorDictTokenizer(left, 4)
+        left.save_pretrained(tmp_path / side)
+        made = TokenizedDatasetLoader.make_tokenizer(tokenizer_model_name=str(tmp_path / side))
+        prompts = interop.PromptTensorDictTokenizer(made, 4)({"prompt": ["w1 w1", "w2"], "label": ["", " w3" * 5]})
+        last = prompts["input_ids"].gather(1, prompts["prompt_rindex"][:, None])
+        assert last[:, 0].tolist() == [made.vocab["w1"], made.vocab["w2"]]
+
+
+def test_splits_that_are_not_there(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    datasets.Dataset.from_dict({"text": ["w1"]}).save_to_disk(tmp_path / "plain")
+    with pytest.raises(KeyError, match=r"no split 'train', it has a datasets.*\.Dataset: save a DatasetDict"):
+        loader(tmp_path, tmp_path, name="plain", tokenizer_model_name=str(folder / "tokenizer")).load()
+    with pytest.raises(KeyError, match=r"no split 'test', it has \['train', 'valid1'\]"):
+        loader(folder, tmp_path, "test").load()
+    for split, name in (("../x", "pairs"), ("train", "pairs/..")):
+        with pytest.raises(ValueError, match="split be the name of a folder"):
+            loader(folder, tmp_path, split, name=name)
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    """A write to a mapped file for which there is no room would kill the process."""
+    with small_disk(tmp_path, "4m") as mounted:
+        if not mounted:
+            pytest.skip("nothing can be mounted here")
+        with pytest.raises(OSError, match="No space left"):
+            convert({"x": torch.ones(2000, 1000)}, tmp_path / "x", features=["x"])
+
+
 def test_columns_that_are_no_tensors(tmp_path: pathlib.Path) -> None:
     dataset = datasets.Dataset.from_dict(
-        {"ragged": [[1], [1, 2]], "text": ["a", "b"], "no": [False, False], "n": [1, 2]}
+        {
+            "ragged": [[1], [1, 2]],
+            "text": ["a", "b"],
+            "no": [False, False],
+            "n": [1, 2],
+            "none": [None, 2],
+            "nones": [[1, 2], [1, None]],
+        }
     )
     refusals: list[tuple[Any, type[Exception], str]] = [
         ({"features": ["ragged"]}, ValueError, r"'ragged' are \['\[1\]', '\[2\]'\]"),
@@ -219,11 +262,21 @@ def test_columns_that_are_no_tensors(tmp_path: pathlib.Path) -> None:
         ({"features": ["n"], "valid_mask_key": "m"}, KeyError, "m"),
         ({"features": ["n"], "valid_mask_key": "no"}, ValueError, "nothing to write: 2 rows, 0 of them"),
         ({"features": []}, ValueError, "nothing to write"),
+        ({"features": ["n"], "batch_dims": 0}, ValueError, "batch_dims must be at least 1"),
+        ({"features": ["none"]}, ValueError, "'none' of integers has None"),
+        ({"features": ["nones"]}, ValueError, "'nones' of integers has None"),
     ]
     for arguments, error, message in refusals:
         with pytest.raises(error, match=message):
             convert(dataset, tmp_path / "x", **arguments)
     assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match=r"same length, they have \{'x': 1, 'y': 2\}"):
+        convert({"x": [1], "y": [1, 2]}, tmp_path / "x")
+    with pytest.raises(ValueError, match="one bool for each of 2 rows"):
+        convert({"x": [1, 2], "kept": [True]}, tmp_path / "x", features=["x"], valid_mask_key="kept")
+    late = datasets.Dataset.from_dict({"x": [1] * 4096 + [None]})
+    with pytest.raises(ValueError, match="'x' of integers has None"):
+        convert(late, tmp_path / "late")
     widths = datasets.Dataset.from_dict({"x": [[1, 2]] * 4096 + [[3]] * 5})
     with pytest.raises(ValueError, match="differ in shape, there are"):
         convert(widths, tmp_path / "x")
@@ -343,7 +396,12 @@ def test_generation_is_as_likely_as_the_model_says(models: list[Any], tokenizer:
     n = 3000
     ids = torch.full((n, 2), 3)
     data = PromptData(ids, torch.ones_like(ids), torch.full((n,), 2), labels=ids, batch_size=[n])
-    generated, *_ = rollouts(models, tokenizer, max_new_tokens=1).generate(data)
+    tuned = copy.deepcopy(models[0])  # a model may be saved with settings, which the default does not take over
+    narrow = {"top_p": 0.1, "top_k": 1, "min_p": 0.9, "temperature": 0.1, "typical_p": 0.1, "epsilon_cutoff": 0.2}
+    tuned.generation_config.update(
+        **narrow, eta_cutoff=0.2, repetition_penalty=9.0, num_beams=2, num_return_sequences=2
+    )
+    generated, *_ = rollouts([tuned, models[1]], tokenizer, max_new_tokens=1).generate(data)
     expected = log_probs(models[0], [3, 3])[-1].exp() * n
     found = generated[:, 2].bincount(minlength=len(tokenizer))
     assert ((found - expected) ** 2 / expected).sum() < 35  # 10 degrees of freedom: 1e-4
@@ -412,8 +470,10 @@ def test_the_coefficient_follows_the_rollouts(models: list[Any], tokenizer: Any,
 
 def test_rollouts_that_cannot_be(models: list[Any], tokenizer: Any, batch: PromptData) -> None:
     for wrong in ({"max_new_tokens": 0}, {"score_clip": 0.0}, {"num_steps": 0}):
-        with pytest.raises(ValueError, match="must be at least 1 and score_clip above 0"):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             rollouts(models, tokenizer, **wrong)
+    with pytest.raises(TypeError, match="max_new_tokens must be an int"):
+        rollouts(models, tokenizer, max_new_tokens=2.5)
     rollout = rollouts(models, tokenizer)
     with pytest.raises(ValueError, match="tokens, not 50256, the end of text: pass eos_token_id"):
         RolloutFromModel(*models, weighted_sum).generate(batch)
