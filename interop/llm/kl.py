@@ -66,9 +66,7 @@ class AdaptiveKLController(KLControllerBase):
     def update(self, kl_values: Sequence[float | Tensor] | Tensor | None = None) -> float:
         values = [float(torch.as_tensor(each).detach()) for each in (() if kl_values is None else kl_values)]
         if not values or not all(map(math.isfinite, values)):
-            raise ValueError(
-                f"AdaptiveKLController.update() needs finite KL values since the last update, got {values}"
-            )
+            raise ValueError(f"AdaptiveKLController.update() needs finite KL values since its last call, got {values}")
         n, kl = len(values), -math.fsum(values) / len(values) / self.coef
         factor = 1 + min(max(kl / self.target - 1, -0.2), 0.2) * n / self.horizon
         if factor <= 0:

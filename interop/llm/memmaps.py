@@ -88,10 +88,10 @@ def to_memmap(
     """Columns of a dataset as memory-mapped tensors. Of a `datasets.Dataset` 4,096 rows are in memory at a time.
 
     Args:
-        dataset: a `datasets.Dataset`, a TensorDict, or a mapping of names to lists, which needs `features`.
+        dataset: a `datasets.Dataset`, a TensorDict, or a mapping of names to lists or tensors.
         data_dir: the folder that the files are written to.
         prefix: the key under which the columns are.
-        features: the columns, by default `dataset.features`; all entries of a TensorDict.
+        features: the columns, by default all.
         batch_dims: leading dims of the columns that are their batch size.
         valid_mask_key: a column of bools; only rows where it is True are kept.
 
@@ -114,9 +114,7 @@ def to_memmap(
     if valid_mask_key is not None:
         kept = torch.as_tensor(dataset[valid_mask_key][:], dtype=torch.bool)
         if kept.shape != (len(source),):
-            raise ValueError(
-                f"{valid_mask_key!r} must have one bool for each of {len(source)} rows, got {[*kept.shape]}"
-            )
+            raise ValueError(f"{valid_mask_key!r} must be bools of {len(source)} rows, its shape is {[*kept.shape]}")
     total = int(kept.sum())
     if total == 0 or not features:
         raise ValueError(f"there is nothing to write: {len(source)} rows, {total} of them valid, columns {features}")
@@ -131,10 +129,8 @@ def to_memmap(
             like = rows.apply(lambda each: each.new_empty(()).expand(total, *each.shape[1:]), batch_size=[total])
             like.auto_batch_size_(batch_dims)
             out = (TensorDict({path: like}) if path else like).memmap_like(os.fspath(data_dir))
-            for file in Path(data_dir).rglob(
-                "*.memmap"
-            ):  # its size alone takes no space: writes would kill the process
-                reserve_again(file)
+            for file in Path(data_dir).rglob("*.memmap"):
+                reserve_again(file)  # a write to a sparse file on a full disk would kill the process
         if shapes != first:
             raise ValueError(f"the rows of a column differ in shape, there are {first} and {shapes}: pad them")
         rows = rows[kept[start : start + _ROWS]].auto_batch_size_(batch_dims)
@@ -149,7 +145,8 @@ def _columns(dataset: Any, features: Sequence[NestedKey]) -> Any:
         return dataset.select(*features)
     if isinstance(dataset, Mapping):
         tensors = {name: torch.as_tensor(dataset[name]) for name in features}
-        if len({*(lengths := {name: len(each) for name, each in tensors.items()}).values()}) > 1:
+        lengths = {name: len(each) for name, each in tensors.items()}
+        if len({*lengths.values()}) > 1:
             raise ValueError(f"columns must have the same length, they have {lengths}")
         return TensorDict(tensors).auto_batch_size_(1)
     return dataset.select_columns(list(features)).with_format("torch")
@@ -160,13 +157,12 @@ def _tensors(source: Any, which: slice, features: Sequence[NestedKey]) -> Tensor
     if isinstance(rows, TensorDictBase):
         return rows
     for name in features:
-        if isinstance(rows[name], Tensor):
-            if rows[name].is_floating_point() and "float" not in str(source.features[name]):
-                raise ValueError(f"the column {name!r} of integers has None: fill it, or leave the column out")
-        else:
+        if not isinstance(rows[name], Tensor):
             shapes = {str([*each.shape]) if isinstance(each, Tensor) else type(each).__name__ for each in rows[name]}
             raise ValueError(
                 f"the rows of a column must be numbers of one shape, those of {name!r} are {sorted(shapes)}: pad them, or "
                 "leave the column out"
             )
+        if rows[name].is_floating_point() and "float" not in str(source.features[name]):
+            raise ValueError(f"the column {name!r} of integers has None: fill it, or leave the column out")
     return TensorDict({name: rows[name] for name in features}).auto_batch_size_(1)

@@ -91,12 +91,9 @@ class LLMOutput:
         responses = [[*completion.token_ids] for _, completion in rows]
         log_probs = None
         if all(completion.logprobs is not None for _, completion in rows):
-            of_rows = (
-                zip(row, completion.logprobs, strict=True) for row, (_, completion) in zip(responses, rows, strict=True)
-            )
-            log_probs = _padded(
-                [[_log_prob(among[token]) for token, among in row] for row in of_rows], 0.0, torch.float32
-            )
+            of_rows = (zip(completion.token_ids, completion.logprobs, strict=True) for _, completion in rows)
+            found = [[_log_prob(among[token]) for token, among in row] for row in of_rows]
+            log_probs = _padded(found, 0.0, torch.float32)
         return cls(
             tokens=_padded(prompts, pad_token_id, torch.int64),
             tokens_response=_padded(responses, pad_token_id, torch.int64),

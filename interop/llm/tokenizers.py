@@ -11,12 +11,32 @@ from interop.numbers import whole
 _UNPADDED = (False, None, "do_not_pad")
 
 
-class _Tokenization:
-    """The arguments that both tokenizers have, checked."""
+class TensorDictTokenizer:
+    """Tokenizes the text of a sample.
+
+    A call returns int64 tensors of shape [max_length] for a str, [N, max_length] for a list of N; batch size [] or [N].
+
+    Args:
+        tokenizer: called as `tokenizer(text, max_length=, padding=, truncation=)`; it returns a mapping of names, among
+            them "input_ids" and "attention_mask", to lists of integers.
+        max_length: the most tokens of a sequence; with `padding="max_length"` the length of each.
+        key: the entry of a sample that holds the text, a str or a list of N.
+        padding: "max_length", "longest" (also True) or False, as in `transformers`.
+        truncation: whether longer sequences are cut to `max_length`.
+        return_tensordict: whether to return a TensorDict, rather than what the tokenizer returned.
+        device: where the tensors of the TensorDict are.
+
+    Raises:
+        ValueError: at construction, `max_length` is below 1, or there is padding and the tokenizer has no pad token; in
+            a call, a sequence is longer than `max_length` and not truncated, or lengths differ and there is no padding
+            but a TensorDict is asked for.
+        KeyError: the sample has no entry `key`.
+        TypeError: the entry is neither a str nor a list of str.
+    """
 
     def __init__(
-        self, tokenizer: Callable[..., Any], max_length: int, key: str, padding: str | bool, truncation: bool,
-        return_tensordict: bool, device: torch.device | str | None,
+        self, tokenizer: Callable[..., Any], max_length: int, key: str = "text", padding: str | bool = "max_length",
+        truncation: bool = True, return_tensordict: bool = True, device: torch.device | str | None = None,
     ) -> None:  # fmt: skip
         max_length = whole("max_length", max_length)
         if padding not in _UNPADDED and getattr(tokenizer, "pad_token_id", 0) is None:
@@ -26,6 +46,12 @@ class _Tokenization:
             )
         self.tokenizer, self.max_length, self.key, self.padding = tokenizer, max_length, key, padding
         self.truncation, self.return_tensordict, self.device = truncation, return_tensordict, device
+
+    def __call__(self, sample: Mapping[str, Any]) -> Any:
+        texts = _texts(sample, self.key)
+        tokens = self._encoded(texts, self.padding)
+        size = [] if isinstance(texts, str) else [len(texts)]
+        return self._as_tensordict(tokens, size) if self.return_tensordict else tokens
 
     def _encoded(self, texts: str | list[str], padding: str | bool) -> Any:
         """What the tokenizer makes of texts, of at most `max_length` tokens each."""
@@ -55,43 +81,7 @@ class _Tokenization:
         return TensorDict(tensors, size, device=self.device)
 
 
-class TensorDictTokenizer(_Tokenization):
-    """Tokenizes the text of a sample.
-
-    A call returns int64 tensors of shape [max_length] for a str, [N, max_length] for a list of N; batch size [] or [N].
-
-    Args:
-        tokenizer: called as `tokenizer(text, max_length=, padding=, truncation=)`; it returns a mapping of names, among
-            them "input_ids" and "attention_mask", to lists of integers.
-        max_length: the most tokens of a sequence; with `padding="max_length"` the length of each.
-        key: the entry of a sample that holds the text, a str or a list of N.
-        padding: "max_length", "longest" (also True) or False, as in `transformers`.
-        truncation: whether longer sequences are cut to `max_length`.
-        return_tensordict: whether to return a TensorDict, rather than what the tokenizer returned.
-        device: where the tensors of the TensorDict are.
-
-    Raises:
-        ValueError: at construction, `max_length` is below 1, or there is padding and the tokenizer has no pad token; in
-            a call, a sequence is longer than `max_length` and not truncated, or lengths differ and there is no padding
-            but a TensorDict is asked for.
-        KeyError: the sample has no entry `key`.
-        TypeError: the entry is neither a str nor a list of str.
-    """
-
-    def __init__(
-        self, tokenizer: Callable[..., Any], max_length: int, key: str = "text", padding: str | bool = "max_length",
-        truncation: bool = True, return_tensordict: bool = True, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(tokenizer, max_length, key, padding, truncation, return_tensordict, device)
-
-    def __call__(self, sample: Mapping[str, Any]) -> Any:
-        texts = _texts(sample, self.key)
-        tokens = self._encoded(texts, self.padding)
-        size = [] if isinstance(texts, str) else [len(texts)]
-        return self._as_tensordict(tokens, size) if self.return_tensordict else tokens
-
-
-class PromptTensorDictTokenizer(_Tokenization):
+class PromptTensorDictTokenizer(TensorDictTokenizer):
     """Tokenizes the prompts of a sample together with their labels, and records where each prompt ends.
 
     A sample has two lists of N str: prompts under `key`, and "label". Prompt and label are joined without a separator.

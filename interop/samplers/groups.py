@@ -37,6 +37,7 @@ class Groups:
         self._open: dict[Id, Group] = {}  # to be completed
         self._of: dict[int, Group] = {}  # by slot
         self._begun = 0
+        self._top = 0  # all slots of rows are below
 
     def write(self, slots: Sequence[int], ids: Sequence[Id]) -> None:
         """Rows with these ids were written to different slots, one after the other."""
@@ -48,13 +49,14 @@ class Groups:
                 self._begun += 1
             group.slots.append(slot)
             self._of[slot] = group
+            self._top = max(self._top, slot + 1)
             if len(group.slots) == self.size:
                 del self._open[id_]
                 group.place = len(self.ready)
                 self.ready.append(group)
 
     def remove(self, slot: int) -> None:
-        """What was in the slot is gone."""
+        """The row in the slot was overwritten or deleted."""
         group = self._of.pop(slot, None)
         if group is not None:
             group.slots.remove(slot)
@@ -63,25 +65,27 @@ class Groups:
                 del self._open[group.id]
 
     def truncate(self, length: int) -> None:
-        """What was in slots from `length` on is gone. O(rows)."""
-        for slot in [slot for slot in self._of if slot >= length]:
-            self.remove(slot)
+        """The rows in slots from `length` on were deleted. O(rows) where there are any."""
+        if length < self._top:
+            for slot in [slot for slot in self._of if slot >= length]:
+                self.remove(slot)
+            self._top = length
 
     def use(self, groups: Iterable[Group]) -> None:
-        """Count a use of each of these, which are ready."""
+        """Count a use of each of these groups, all of them ready."""
         for group in groups:
             group.uses += 1
             if self.most is not None and group.uses >= self.most:
                 self._retire(group)
 
     def others(self, slots: Sequence[int], ids: Sequence[Id]) -> list[int]:
-        """The places in `slots` of rows that are not known, or have another id than these."""
+        """The places in `slots` of rows that are in no group, or in one of another id."""
         found = map(self._of.get, slots)
         pairs = enumerate(zip(found, ids, strict=True))
         return [place for place, (group, id_) in pairs if group is None or group.id != id_]
 
     def _retire(self, group: Group) -> None:
-        """The last of those that are ready takes its place."""
+        """No longer ready: the last group that is ready takes its place."""
         if group.place >= 0:
             last = self.ready.pop()
             if last is not group:
@@ -127,6 +131,7 @@ class Groups:
             for number, id_, part, used in zip(numbers, _ids(fields, rows.size), parts, uses, strict=True)
         ]
         new._of = {slot: group for group in every for slot in group.slots}
+        new._top = max(new._of, default=-1) + 1
         opened, ready = (integers(fields, name, None, 0, numbers.size).tolist() for name in ("open", "ready"))
         new._open = {every[at].id: every[at] for at in opened}
         if len(new._open) < len(opened) or any(len(group.slots) == size for group in new._open.values()):

@@ -31,12 +31,12 @@ class PromptGroupSampler(DrawingSampler):
     """Draws whole groups of completions of one prompt, as GRPO needs them (arXiv:2402.03300).
 
     `group_size` completions with one id, in the order of writing, are a group; the next completion of this id begins another
-    one. They may be written by several calls, and between those of other prompts. A group is served when it is complete.
-    It is not any more when one of its rows was overwritten, and what is left of it joins no other group. An edit that
-    changes an id counts as a write of the row; it is seen at the next write or draw.
+    one. They may be written by several calls, and between those of other prompts. A group can be drawn once it is complete,
+    until one of its rows is overwritten; its other rows then join no other group. An edit that changes an id counts as a
+    write of the row; it is seen at the next write or draw.
 
-    A batch is [groups * group_size], group after group, each in the order of writing. Its groups are different, and drawn
-    uniformly. It comes with "group_number", int64: how many groups were begun before; with `max_uses` also with
+    A batch is [groups * group_size], group after group, each in the order of writing. Groups are drawn uniformly, without
+    replacement. It comes with "group_number", int64: how many groups were begun before; with `max_uses` also with
     "group_uses", int64: how often the group was drawn, this time included. The length of the buffer is the number of
     completions in groups that can be drawn. RuntimeError where fewer groups can be drawn than a batch has.
 
@@ -72,7 +72,7 @@ class PromptGroupSampler(DrawingSampler):
     def _empty(self) -> None:
         self._groups = Groups(self._size, self._most)
         self._pending = _NONE  # slots of rows that were written, whose ids are not read yet
-        self._edits: int | None = None  # of the storage that are known; None for one whose rows are not known
+        self._edits: int | None = None  # edits of the storage that were read; None where all rows have to be read
         self._ran_out = False
 
     @property
@@ -82,12 +82,12 @@ class PromptGroupSampler(DrawingSampler):
 
     @property
     def max_uses(self) -> int | None:
-        """How often a group is drawn; None for no bound."""
+        """Draws after which a group is consumed; None for no bound."""
         return self._most
 
     @property
     def staleness(self) -> StalenessAwareSampler | None:
-        """What says how stale rows are."""
+        """The sampler that says how stale rows are."""
         return self._staleness
 
     @property

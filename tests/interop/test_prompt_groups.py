@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import os
 import pickle
+import time
 import warnings
 
 import numpy as np
@@ -190,11 +191,28 @@ def test_ids_as_large_as_can_be_stay_apart_and_are_saved(storage, dtype, ids, tm
 
 
 def test_a_list_that_was_made_shorter_has_the_groups_of_what_is_left():
-    buffer = made(2, storage=ListStorage)
+    buffer, loaded = (made(2, storage=ListStorage) for _ in range(2))
     buffer.extend(rows([0, 1, 1, 2, 2]))
+    loaded.load_state_dict(buffer.state_dict())
     buffer.sampler.mark_update([4])  # to be read later
-    buffer.storage.set(slice(1, 3), [])
-    assert len(buffer.storage) == 3 and len(buffer) == 2 and buffer.sample(2)["prompt_id"].tolist() == [2, 2]
+    for each in (buffer, loaded):
+        each.storage.set(slice(1, 3), [])
+        assert len(each.storage) == 3 and len(each) == 2 and each.sample(2)["prompt_id"].tolist() == [2, 2]
+
+
+def test_an_edit_and_a_draw_cost_the_same_however_much_is_stored():
+    def seconds(count):
+        buffer = made(2, capacity=count)
+        buffer.extend(rows(np.arange(count // 2).repeat(2)))
+        row, taken = rows([7])[0], []
+        for slot in range(15):
+            begun = time.perf_counter()
+            buffer[slot] = row
+            buffer.sample(4)
+            taken.append(time.perf_counter() - begun)
+        return min(taken)
+
+    assert seconds(200_000) < 5 * seconds(1000)
 
 
 def test_lanes_are_written_row_by_row():

@@ -272,7 +272,7 @@ def test_columns_that_are_no_tensors(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "x").exists()
     with pytest.raises(ValueError, match=r"same length, they have \{'x': 1, 'y': 2\}"):
         convert({"x": [1], "y": [1, 2]}, tmp_path / "x")
-    with pytest.raises(ValueError, match="one bool for each of 2 rows"):
+    with pytest.raises(ValueError, match="must be bools of 2 rows, its shape is"):
         convert({"x": [1, 2], "kept": [True]}, tmp_path / "x", features=["x"], valid_mask_key="kept")
     late = datasets.Dataset.from_dict({"x": [1] * 4096 + [None]})
     with pytest.raises(ValueError, match="'x' of integers has None"):
