@@ -42,7 +42,8 @@ class TokenizedDatasetLoader:
         pre_tokenization_hook: dataset -> dataset, applied to the rows before they are tokenized.
         root_dir: by default `fbuf/data` in `$XDG_CACHE_HOME`, or in `~/.cache`.
         valid_size: the rows kept of a split whose name starts with "valid"; the hook sees these only.
-        num_workers: processes that tokenize, by default half the cores.
+        num_workers: processes that tokenize, by default half the cores. They are forked, of which JAX warns where it was
+            used before; with 1 there are none.
         tokenizer_class: has `from_pretrained`; by default `transformers.AutoTokenizer`.
         tokenizer_model_name: what the tokenizer is loaded from, by default "gpt2".
     """
