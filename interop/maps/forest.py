@@ -184,7 +184,7 @@ class MCTSForest:
         write = nodes.prepare(keys, after)
         data_map[keys] = value
         query = data_map.query_module
-        write(*(keys[name].cpu().numpy() for name in (query.index_key, query.hash_key)))
+        write(keys[query.index_key], keys[query.hash_key])
         if self._copy is not None:
             before = keys.select(*self.observation_keys)
             self._copy[before] = nodes[before]

@@ -40,7 +40,7 @@ class HashToInt(nn.Module):
 
     def clear(self) -> None:
         """Forget all values."""
-        self.table.clear()
+        self.table.truncate(0)
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"keys": stored_keys(self.table)}

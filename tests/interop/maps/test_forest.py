@@ -212,8 +212,8 @@ def test_no_step_is_stored_beyond_max_size_and_an_error_changes_nothing(looked_a
         with pytest.raises((KeyError, ValueError, RuntimeError)):
             forest.extend(wrong)
     after = forest.state_dict()
-    assert torch.equal(before["nodes"]["nodes"], after["nodes"]["nodes"])
-    assert torch.equal(before["nodes"]["keys"], after["nodes"]["keys"])
+    for name in ("keys", "pairs", "counts", "rows"):
+        assert torch.equal(before["nodes"][name], after["nodes"][name])
     forest.extend(rollout([50, 51], [0]))
     assert (len(forest), forest.get_tree(root(50)).node_observation) == (8, 51)
 
@@ -360,13 +360,13 @@ def test_what_was_saved_goes_on_identically(way, tmp_path):
     for each in (forest, made):
         each.extend(rollout([123, 66, 0], [8, 8]))
     assert same(forest, made)
-    assert np.array_equal(forest.node_map.saved()["edges"], made.node_map.saved()["edges"])
+    assert np.array_equal(forest.node_map.saved()["pairs"], made.node_map.saved()["pairs"])
 
 
 def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path):
     forest = small()
     state = forest.state_dict()
-    state["nodes"]["edges"][1] = 0  # lists that lead back
+    state["nodes"]["rows"][0, 0] = 99  # no such node
     target = small()
     with pytest.raises(CheckpointCorrupt, match="not the graph"):
         target.load_state_dict(state)
