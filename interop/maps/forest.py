@@ -6,7 +6,8 @@ from typing import Any
 
 from tensordict import NestedKey, TensorDictBase, unravel_key
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
+from fbuf.checkpoint import Fields, Source, Verify, Writing, load
+from interop.checkpoint.component import described, state_for
 from interop.checkpoint.stateful import as_arrays, as_tensors
 from interop.maps.map import TensorDictMap, TensorMap
 from interop.maps.node_map import NodeMap
@@ -17,7 +18,6 @@ from interop.maps.tree_builder import build
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.lock import Lock
 
-_KIND = "forest"
 _DEFAULT_SIZE = 1000
 Keys = NestedKey | Sequence[NestedKey]
 
@@ -268,11 +268,9 @@ class MCTSForest:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy what `state_dict` gave into a forest built alike. After an error nothing has changed."""
-        fields = Fields(state_dict, "the state_dict of a forest")
-        nodes = as_arrays(fields.any("nodes"), self)
-        self._restore(
-            nodes, lambda data_map: data_map.load_state_dict(fields.any("data_map")), "the state_dict of a forest"
-        )
+        fields = Fields(state_dict, where := "the state_dict of a forest")
+        nodes, values = as_arrays(fields.any("nodes"), self), fields.any("data_map")
+        self._restore(nodes, lambda data_map: data_map.load_state_dict(values), where)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save all rollouts in a folder: whole and flushed, or not at all. KeyError for a forest without rollouts.
@@ -282,7 +280,7 @@ class MCTSForest:
         with Writing(path) as out, self._lock:
             data_map, nodes = self._written_maps()
             data_map.dumps(out.folder("data_map"))
-            out.write({"kind": _KIND, "nodes": nodes.saved()})
+            out.write(described(self, nodes.saved()))
 
     def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
         """Load what `dumps` saved into a forest built alike, which goes on as the saved one would.
@@ -292,11 +290,9 @@ class MCTSForest:
         """
 
         def use(source: Source) -> None:
-            fields = Fields(source.tree, str(source.path))
-            if fields.text("kind") != _KIND:
-                raise CheckpointMismatch(f"{source.path}: was saved from a {fields.text('kind')}, not from a {_KIND}")
-            folder = source.folder("data_map")
-            self._restore(fields.any("nodes"), lambda data_map: data_map.loads(folder, verify=verify), str(source.path))
+            where, folder = str(source.path), source.folder("data_map")
+            saved = state_for(self, source.tree, where)
+            self._restore(saved, lambda data_map: data_map.loads(folder, verify=verify), where)
 
         load(path, use, verify)
 

@@ -181,6 +181,7 @@ def test_the_maps_are_those_of_the_documentation():
     forest, data = small(), rollout(*SMALL[0])
     index = forest.node_map[data[2]]["_index"]
     assert index.tolist() == [2, 5]
+    assert forest.data_map[index]["next", "observation"].tolist() == [989, 235]
     assert forest.node_map[data]["count"].tolist() == [2, 2, 2, 1, 1]
     assert forest.data_map[data]["next"].batch_size == (5,)
     assert torch.equal(forest.get_child(data)["next", "observation"], data["next", "observation"])
@@ -371,7 +372,7 @@ def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path):
     with pytest.raises(CheckpointCorrupt, match="not the graph"):
         target.load_state_dict(state)
     forest.data_map.dumps(tmp_path / "map")
-    with pytest.raises(CheckpointMismatch, match="tensordict map"):
+    with pytest.raises(CheckpointMismatch, match="from a TensorDictMap"):
         target.loads(tmp_path / "map")
     with pytest.raises(FileNotFoundError):
         target.loads(tmp_path / "none")
