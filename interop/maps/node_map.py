@@ -9,11 +9,11 @@ from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictB
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
+from interop.maps.kinds import Kinds, kinds_of
 from interop.maps.map import TensorMap
 from interop.maps.table import row_bytes
 
 _NONE = -1  # a row that leads nowhere yet
-_Form = list[tuple[str, list[int]]]  # dtype and shape of each entry of an observation
 
 
 class NodeMap(TensorMap):
@@ -44,7 +44,7 @@ class NodeMap(TensorMap):
         self._counts: list[int] = []  # by node
         self._targets: list[int] = []  # by row: the node that it leads to
         self._hashes: list[int] = []  # by row
-        self._form: _Form | None = None
+        self._kinds: Kinds | None = None
 
     def __len__(self) -> int:
         """The number of observations where steps start."""
@@ -108,8 +108,7 @@ class NodeMap(TensorMap):
         KeyError for a missing entry, ValueError for one of another shape or dtype than before.
         """
         keys, next_keys = self._keys_of(before), self._keys_of(after)
-        if (form := _form_of(self.in_keys, before)) != (other := _form_of(self.in_keys, after)):
-            raise ValueError(f"{self.in_keys} are {form} before a step and {other} after it: they must agree")
+        kinds_of(self.in_keys, after, kinds_of(self.in_keys, before))
 
         def write(rows: Tensor, hashes: Tensor) -> None:
             nodes = self._made(keys + next_keys, before)
@@ -122,16 +121,14 @@ class NodeMap(TensorMap):
 
     def _keys_of(self, key: TensorDictBase) -> list[bytes]:
         """What tells observations apart."""
-        form = _form_of(self.in_keys, key)
-        if self._form not in (None, form):
-            raise ValueError(f"{self.in_keys} are {form}, the observations that were written {self._form}")
+        kinds_of(self.in_keys, key, self._kinds)
         tensors = [self._identify(key)] if self._identify else [key.get(name) for name in self.in_keys]
         return _as_bytes(row_bytes(tensors, key.batch_size))
 
     def _made(self, keys: list[bytes], like: TensorDictBase) -> list[int]:
         """The nodes of observations, made where they are new."""
         if keys:
-            self._form = _form_of(self.in_keys, like)
+            self._kinds = kinds_of(self.in_keys, like)
         nodes = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
         new = len(self._numbers) - len(self._rows)
         self._rows += [{} for _ in range(new)]
@@ -158,7 +155,7 @@ class NodeMap(TensorMap):
             "pairs": np.array(pairs, np.int64).reshape(-1, 2),
             "counts": np.array(self._counts, np.int64),
             "rows": np.array([self._targets, self._hashes], np.int64),
-            "form": [{"dtype": dtype, "shape": shape} for dtype, shape in self._form or ()],
+            "kinds": [{"dtype": dtype, "shape": shape} for dtype, shape in self._kinds or ()],
         }
 
     def restoring(self, saved: Any, where: str) -> Callable[[], None]:
@@ -178,23 +175,11 @@ class NodeMap(TensorMap):
             raise CheckpointCorrupt(f"{where}: not the graph that was saved")
         for node, row in pairs.tolist():
             made._rows[node][row] = None
-        entries = [Fields(each, where) for each in fields.items("form")]
-        made._form = [(each.text("dtype"), list(each.wholes("shape"))) for each in entries] or None
+        entries = [Fields(each, where) for each in fields.items("kinds")]
+        made._kinds = [(each.text("dtype"), list(each.wholes("shape"))) for each in entries] or None
         return lambda: self.__dict__.update(made.__dict__)
 
 
 def _as_bytes(rows: np.ndarray) -> list[bytes]:
     """Rows of uint8 [B, W] as B bytes objects."""
     return rows.view(f"V{rows.shape[1]}").ravel().tolist() if rows.shape[1] else [b""] * len(rows)
-
-
-def _form_of(names: Sequence[NestedKey], key: TensorDictBase) -> _Form:
-    """The dtypes and shapes of the entries of an observation."""
-    found, dims = [], key.ndim
-    for name in names:
-        value = key.get(name, None)
-        if not isinstance(value, Tensor):
-            there = sorted(map(repr, key.keys(True, True)))
-            raise KeyError(f"the observation needs the tensor {name!r}; there are {there}. Set observation_keys")
-        found.append((str(value.dtype), list(value.shape[dims:])))
-    return found

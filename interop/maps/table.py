@@ -1,6 +1,7 @@
 """A hash table from rows of bytes to consecutive ints, for whole batches of rows."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,6 +27,15 @@ class KeyTable:
         self._entries = np.zeros(16, np.uint64)  # high half: of the hash; low half: number + 1; 0 is empty
         self._words = np.empty((0, 1), np.uint64)  # [allocated, words of a row]
 
+    @classmethod
+    def of(cls, keys: np.ndarray) -> Self:
+        """A table of the `keys` of another one. ValueError where they repeat each other."""
+        made = cls()
+        made.insert(np.ascontiguousarray(keys))
+        if len(made) != len(keys):
+            raise ValueError(f"{len(keys)} keys were saved, of which {len(made)} are different")
+        return made
+
     def __len__(self) -> int:
         return self._size
 
@@ -37,7 +47,7 @@ class KeyTable:
         return rows
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The numbers of rows uint8 [B, W]: int64 [B], -1 for a row that is not stored."""
+        """The numbers of rows uint8 [B, W]: int64 [B], `len(self)` for a row that is not stored."""
         words = self._words_of(keys)
         return self._find(words, _hash_words(words, keys.shape[1]))
 
@@ -49,7 +59,7 @@ class KeyTable:
         words = self._words_of(keys)
         hashes = _hash_words(words, keys.shape[1])
         numbers = self._find(words, hashes)
-        new = np.flatnonzero(numbers < 0)
+        new = np.flatnonzero(numbers == self._size)
         if new.size:
             numbers[new] = self._append(words[new], hashes[new], _LONGEST if limit is None else min(limit, _LONGEST))
             self._width = keys.shape[1]
@@ -69,7 +79,7 @@ class KeyTable:
         return _as_words(keys)
 
     def _find(self, words: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-        numbers = np.full(len(words), -1, np.int64)
+        numbers = np.full(len(words), self._size)
         rows = np.arange(len(words)) if self._size else numbers[:0]  # not resolved yet
         places, marks = self._starts(hashes[: len(rows)]), _entry(hashes[: len(rows)], -1)
         step = 0
@@ -78,7 +88,7 @@ class KeyTable:
             found = (entries & _LOW).view(np.int64) - 1
             same = (entries ^ marks) <= _LOW
             same &= _equal(self._words.take(found, axis=0, mode="clip"), words)
-            numbers[rows] = np.where(same, found, -1)
+            numbers[rows] = np.where(same, found, self._size)
             step += 1
             left = (entries.astype(bool) > same).nonzero()[0]
             rows, places, marks = rows[left], self._next(places[left], step), marks[left]

@@ -30,7 +30,7 @@ def test_a_table_is_a_dict_that_counts(hashed, width, limit, steps):
             keys = np.random.default_rng(seed).integers(0, 3 if width > 2 else 30, (count, width)).astype(np.uint8)
             rows = [row.tobytes() for row in keys]
             if what == "find":
-                assert table.find(keys).tolist() == [model.get(row, -1) for row in rows]
+                assert table.find(keys).tolist() == [model.get(row, len(model)) for row in rows]
             elif what == "truncate":
                 table.truncate(count)
                 model = dict(list(model.items())[:count])
