@@ -32,15 +32,15 @@ class _Keys:
         self._name = name
 
     def __get__(self, forest: "MCTSForest", owner: type | None = None) -> list[NestedKey]:
-        found = forest.given_keys.get(self._name)
-        return self._default if found is None else found
+        return forest.given_keys.get(self._name, self._default)
 
     def __set__(self, forest: "MCTSForest", value: Any) -> None:
-        if value is None:
-            return
-        if not isinstance(value, str | tuple | list):
+        if not isinstance(value, str | tuple | list | None):
             raise ValueError(f"{self._name} must be a key or a list of keys, got {type(value).__name__}")
-        forest.given_keys[self._name] = [unravel_key(key) for key in (value if isinstance(value, list) else [value])]
+        if value is not None:
+            forest.given_keys[self._name] = [
+                unravel_key(key) for key in (value if isinstance(value, list) else [value])
+            ]
 
 
 class MCTSForest:
@@ -152,10 +152,13 @@ class MCTSForest:
 
         Raises:
             KeyError: an observation or action is missing.
-            ValueError: entries of another shape or dtype than before, or a rollout without batch dims.
+            ValueError: entries of another shape or dtype than before, a rollout without batch dims, or, with
+                `return_node`, without steps.
             IndexError: more than `max_size` pairs of observation and action. After an error nothing was stored.
         """
         with self._lock:
+            if return_node and not rollout.batch_size.numel():
+                raise ValueError("a rollout without steps has no first observation: return_node needs one")
             if return_node or self._pending is None or not self._pending.add(rollout, self._room()):
                 self._flush()
                 self._write(rollout)
@@ -242,7 +245,7 @@ class MCTSForest:
             KeyError: no step starts at the observation.
             ValueError: the observation has another shape or dtype than those stored, or there are several.
         """
-        if root.numel() != 1 and root.batch_size:
+        if root.batch_size.numel() != 1:
             raise ValueError(f"the root must be one observation, got a batch of {list(root.batch_size)}: index it")
         with self._lock:
             data_map, nodes = self._written_maps()

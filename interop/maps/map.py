@@ -177,7 +177,12 @@ class TensorDictMap(TensorMap):
             unknown = np.flatnonzero(~self._has(rows))
             if unknown.size:
                 raise KeyError(self._told(key, [np.unravel_index(place, batch) for place in unknown[:3]], unknown.size))
-            found = self.collate_fn(self.storage.get(torch.from_numpy(rows)))
+            if not self._count:
+                raise KeyError("the map has no values that tell the shapes of an empty batch")
+            read = rows if rows.size else np.flatnonzero(self._written >= 0)[:1]
+            found = self.collate_fn(self.storage.get(torch.from_numpy(read)))
+        if not rows.size:
+            found = torch.stack([found[0]])[:0]  # there is no empty list to stack, and no empty lazy stack
         return found if len(batch) == 1 else found.reshape(batch) if batch else found[0]
 
     def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:

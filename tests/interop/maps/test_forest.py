@@ -250,6 +250,8 @@ def test_an_unknown_root_is_named():
         small().get_tree(root(0.0))
     with pytest.raises(ValueError, match="batch"):
         small().get_tree(rollout(*SMALL[0]))
+    with pytest.raises(ValueError, match="batch"):
+        small().get_tree(rollout(*SMALL[0])[:0])
     with pytest.raises(KeyError, match="observation"):
         small().get_tree(TensorDict({"state": torch.tensor(0)}))
 
@@ -275,6 +277,9 @@ def test_return_node_gives_the_tree_from_the_first_observation():
     assert forest.get_tree(rollout([123, 8], [5])).num_children == 4
     assert forest.extend(torch.stack([rollout([1, 2, 3], [0, 1]), rollout([5, 6, 7], [2, 3])])) is None
     assert forest.get_tree(root(5)).rollout["action"].tolist() == [2, 3]
+    forest.extend(rollout([1, 2], [0])[:0])
+    with pytest.raises(ValueError, match="without steps"):
+        forest.extend(rollout([1, 2], [0])[:0], return_node=True)
 
 
 def test_maps_of_the_user_are_written():

@@ -87,6 +87,8 @@ def test_a_map_is_a_dict(storage, write_fn, steps):
 def test_batches_of_any_shape(storage):
     held = a_map(storage)
     assert not hasattr(held, "out_keys")
+    with pytest.raises(KeyError, match="no values"):
+        held[keys_of([])]
     one, grid = keys_of(3), keys_of([[3, 4, 5], [5, 5, 3]])
     held[one] = values_of(30)
     assert one["_index"].shape == one["_hash"].shape == () and one in held and keys_of(4) not in held
@@ -99,7 +101,7 @@ def test_batches_of_any_shape(storage):
     assert held.contains(keys_of([[4], [6]])).tolist() == [[True], [False]]
     assert set(held.out_keys) == {"v", ("w", "x")} and held.in_keys == ["k", "n"] and held.index_key == "_index"
     held[keys_of([])] = values_of([])
-    assert held.contains(keys_of([])).shape == (0,) and len(held) == 3
+    assert held.contains(keys_of([])).shape == (0,) and len(held) == 3 and held[keys_of([])]["v"].shape == (0, 2)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
