@@ -6,7 +6,8 @@ from typing import Any
 
 from tensordict import NestedKey, TensorDictBase, unravel_key
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
+from fbuf.checkpoint import Fields, Source, Verify, Writing, load
+from interop.checkpoint.component import described, state_for
 from interop.checkpoint.stateful import as_arrays, as_tensors
 from interop.maps.map import TensorDictMap, TensorMap
 from interop.maps.node_map import NodeMap
@@ -17,7 +18,6 @@ from interop.maps.tree_builder import build
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.lock import Lock
 
-_KIND = "forest"
 _DEFAULT_SIZE = 1000
 Keys = NestedKey | Sequence[NestedKey]
 
@@ -32,15 +32,15 @@ class _Keys:
         self._name = name
 
     def __get__(self, forest: "MCTSForest", owner: type | None = None) -> list[NestedKey]:
-        found = forest.given_keys.get(self._name)
-        return self._default if found is None else found
+        return forest.given_keys.get(self._name, self._default)
 
     def __set__(self, forest: "MCTSForest", value: Any) -> None:
-        if value is None:
-            return
-        if not isinstance(value, str | tuple | list):
+        if not isinstance(value, str | tuple | list | None):
             raise ValueError(f"{self._name} must be a key or a list of keys, got {type(value).__name__}")
-        forest.given_keys[self._name] = [unravel_key(key) for key in (value if isinstance(value, list) else [value])]
+        if value is not None:
+            forest.given_keys[self._name] = [
+                unravel_key(key) for key in (value if isinstance(value, list) else [value])
+            ]
 
 
 class MCTSForest:
@@ -152,10 +152,13 @@ class MCTSForest:
 
         Raises:
             KeyError: an observation or action is missing.
-            ValueError: entries of another shape or dtype than before, or a rollout without batch dims.
+            ValueError: entries of another shape or dtype than before, a rollout without batch dims, or, with
+                `return_node`, without steps.
             IndexError: more than `max_size` pairs of observation and action. After an error nothing was stored.
         """
         with self._lock:
+            if return_node and not rollout.batch_size.numel():
+                raise ValueError("a rollout without steps has no first observation: return_node needs one")
             if return_node or self._pending is None or not self._pending.add(rollout, self._room()):
                 self._flush()
                 self._write(rollout)
@@ -184,7 +187,7 @@ class MCTSForest:
         write = nodes.prepare(keys, after)
         data_map[keys] = value
         query = data_map.query_module
-        write(*(keys[name].cpu().numpy() for name in (query.index_key, query.hash_key)))
+        write(keys[query.index_key], keys[query.hash_key])
         if self._copy is not None:
             before = keys.select(*self.observation_keys)
             self._copy[before] = nodes[before]
@@ -242,7 +245,7 @@ class MCTSForest:
             KeyError: no step starts at the observation.
             ValueError: the observation has another shape or dtype than those stored, or there are several.
         """
-        if root.numel() != 1 and root.batch_size:
+        if root.batch_size.numel() != 1:
             raise ValueError(f"the root must be one observation, got a batch of {list(root.batch_size)}: index it")
         with self._lock:
             data_map, nodes = self._written_maps()
@@ -268,11 +271,9 @@ class MCTSForest:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy what `state_dict` gave into a forest built alike. After an error nothing has changed."""
-        fields = Fields(state_dict, "the state_dict of a forest")
-        nodes = as_arrays(fields.any("nodes"), self)
-        self._restore(
-            nodes, lambda data_map: data_map.load_state_dict(fields.any("data_map")), "the state_dict of a forest"
-        )
+        fields = Fields(state_dict, where := "the state_dict of a forest")
+        nodes, values = as_arrays(fields.any("nodes"), self), fields.any("data_map")
+        self._restore(nodes, lambda data_map: data_map.load_state_dict(values), where)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save all rollouts in a folder: whole and flushed, or not at all. KeyError for a forest without rollouts.
@@ -282,7 +283,7 @@ class MCTSForest:
         with Writing(path) as out, self._lock:
             data_map, nodes = self._written_maps()
             data_map.dumps(out.folder("data_map"))
-            out.write({"kind": _KIND, "nodes": nodes.saved()})
+            out.write(described(self, nodes.saved()))
 
     def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
         """Load what `dumps` saved into a forest built alike, which goes on as the saved one would.
@@ -292,11 +293,9 @@ class MCTSForest:
         """
 
         def use(source: Source) -> None:
-            fields = Fields(source.tree, str(source.path))
-            if fields.text("kind") != _KIND:
-                raise CheckpointMismatch(f"{source.path}: was saved from a {fields.text('kind')}, not from a {_KIND}")
-            folder = source.folder("data_map")
-            self._restore(fields.any("nodes"), lambda data_map: data_map.loads(folder, verify=verify), str(source.path))
+            where, folder = str(source.path), source.folder("data_map")
+            saved = state_for(self, source.tree, where)
+            self._restore(saved, lambda data_map: data_map.loads(folder, verify=verify), where)
 
         load(path, use, verify)
 

@@ -18,10 +18,10 @@ class HashToInt(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = KeyTable()
+        self._table = KeyTable()
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self._table)
 
     def __bool__(self) -> bool:
         return True  # a module without values is one
@@ -35,34 +35,15 @@ class HashToInt(nn.Module):
         if key.dtype.is_floating_point and not bool((whole == key).all()):
             raise ValueError(f"hash values must be whole numbers, got {key.dtype} with fractions, nan or inf")
         rows = whole.cpu().contiguous().numpy().reshape(-1, 1).view(np.uint8)
-        numbers = self.table.insert(rows) if extend else self.table.find(rows)
-        return numbered(numbers, self.table).reshape(key.shape).to(key.device)
+        numbers = self._table.insert(rows) if extend else self._table.find(rows)
+        return torch.from_numpy(numbers).reshape(key.shape).to(key.device)
 
     def clear(self) -> None:
         """Forget all values."""
-        self.table.clear()
+        self._table.truncate(0)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"keys": stored_keys(self.table)}
+        return {"keys": torch.tensor(self._table.keys)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        self.table = table_of(state["keys"])
-
-
-def numbered(numbers: np.ndarray, table: KeyTable) -> Tensor:
-    """Numbers as a tensor; those of unknown keys, -1, become the length of the table."""
-    return torch.from_numpy(np.where(numbers < 0, len(table), numbers))
-
-
-def stored_keys(table: KeyTable) -> Tensor:
-    """A copy of the rows of a table: uint8 [len, width]."""
-    return torch.from_numpy(table.keys.copy())
-
-
-def table_of(keys: Tensor) -> KeyTable:
-    """A table with these rows. ValueError where they repeat each other."""
-    table = KeyTable()
-    table.insert(keys.cpu().contiguous().numpy())
-    if len(table) != len(keys):
-        raise ValueError(f"{len(keys)} keys were saved, of which {len(table)} are different")
-    return table
+        self._table = KeyTable.of(state["keys"].numpy(force=True))

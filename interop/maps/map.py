@@ -11,15 +11,14 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
+from fbuf.checkpoint import Fields, Source, Verify, Writing, load
+from interop.checkpoint.component import described, state_for
 from interop.checkpoint.values import decode, encode
 from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
 from interop.maps.query import QueryModule
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.lock import Lock
 from interop.storages.storage import Storage
-
-_KIND = "tensordict map"
 
 
 class TensorMap(abc.ABC):
@@ -104,13 +103,10 @@ class TensorDictMap(TensorMap):
             source: has the `in_keys`. Without a `hash_module` those with more than 16 features are hashed by
                 `RandomProjectionHash`, others by `SipHash`.
             dest: the values; not read.
-            in_keys: see `QueryModule`.
-            out_keys: see `TensorDictMap`.
+            in_keys, hash_module: see `QueryModule`.
+            out_keys, collate_fn, write_fn: see `TensorDictMap`.
             max_size: of the default storage, a `LazyTensorStorage`.
             storage_constructor: called without arguments, or with `consolidated` if that is not None.
-            hash_module: see `QueryModule`.
-            collate_fn: see `TensorDictMap`.
-            write_fn: see `TensorDictMap`.
             consolidated: passed to the constructor of the storage.
         """
         if hash_module is None:
@@ -165,19 +161,29 @@ class TensorDictMap(TensorMap):
             self.query_module.truncate(0)
             self._written, self._count = self._written[:0], 0
 
-    def contains(self, key: TensorDictBase) -> Tensor:
-        """Whether keys have a value: bool, in their batch size."""
+    def contains(self, key: TensorDictBase | Tensor | int) -> Tensor:
+        """Whether keys, or rows of the storage, have a value: bool, in their batch size."""
         with self._lock:
-            return torch.from_numpy(self._has(self._find(key))).reshape(key.batch_size)
+            rows, batch = self._find(key)
+            return torch.from_numpy(self._has(rows)).reshape(batch)
 
-    def __getitem__(self, key: TensorDictBase) -> Any:
-        """The values of keys, in their batch size; keys are not modified. KeyError naming unknown ones."""
+    def __getitem__(self, key: TensorDictBase | Tensor | int) -> Any:
+        """The values of keys, in their batch size; keys are not modified. KeyError naming unknown ones.
+
+        Integers are rows of the storage, such as those that a write stored in its keys.
+        """
         with self._lock:
-            rows = self._find(key)
-            if not self._has(rows).all():
-                raise KeyError(self._unknown(key, rows))
-            found = self.collate_fn(self.storage.get(torch.from_numpy(rows)))
-        return found if key.ndim == 1 else found[0] if not key.ndim else found.reshape(*key.batch_size)
+            rows, batch = self._find(key)
+            unknown = np.flatnonzero(~self._has(rows))
+            if unknown.size:
+                raise KeyError(self._told(key, [np.unravel_index(place, batch) for place in unknown[:3]], unknown.size))
+            if not self._count:
+                raise KeyError("the map has no values that tell the shapes of an empty batch")
+            read = rows if rows.size else np.flatnonzero(self._written >= 0)[:1]
+            found = self.collate_fn(self.storage.get(torch.from_numpy(read)))
+        if not rows.size:
+            found = torch.stack([found[0]])[:0]  # there is no empty list to stack, and no empty lazy stack
+        return found if len(batch) == 1 else found.reshape(batch) if batch else found[0]
 
     def __setitem__(self, key: TensorDictBase, value: TensorDictBase) -> None:
         """Store values under keys of the same batch size.
@@ -205,8 +211,15 @@ class TensorDictMap(TensorMap):
         key.set(query.index_key, index)
         key.set(query.hash_key, hashes)
 
-    def _find(self, key: TensorDictBase) -> np.ndarray:
-        return self.query_module.indices(key).reshape(-1).cpu().numpy()
+    def _find(self, key: TensorDictBase | Tensor | int) -> tuple[np.ndarray, torch.Size]:
+        """The rows of keys, in one dim, and their batch size."""
+        if isinstance(key, Tensor | int):
+            index = torch.as_tensor(key)
+            if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+                raise TypeError(f"rows are named by integers, got {index.dtype}")
+        else:
+            index = self.query_module.indices(key)
+        return index.reshape(-1).cpu().numpy().astype(np.int64, copy=False), index.shape
 
     def _has(self, rows: np.ndarray) -> np.ndarray:
         """Whether rows have a value."""
@@ -215,13 +228,15 @@ class TensorDictMap(TensorMap):
         in_range = (rows >= 0) & (rows < len(self._written))
         return in_range & (self._written.take(rows, mode="clip") >= 0)
 
-    def _unknown(self, key: TensorDictBase, rows: np.ndarray) -> str:
-        unknown = np.flatnonzero(~self._has(rows))
-        places = [tuple(map(int, np.unravel_index(place, key.batch_size))) for place in unknown[:3]]
-        first = {name: key.get(name)[places[0]].flatten()[:6].tolist() for name in self.in_keys}
+    def _told(self, key: TensorDictBase | Tensor | int, places: Sequence[Any], count: int) -> str:
+        """That there is no value at so many places of a batch, the first of which are these."""
+        found = [tuple(map(int, place)) for place in places]
+        if isinstance(key, Tensor | int):
+            first: Any = int(torch.as_tensor(key)[found[0]])
+        else:
+            first = {name: key.get(name)[found[0]].flatten()[:6].tolist() for name in self.in_keys}
         return (
-            f"{len(unknown)} of {len(rows)} keys have no value, at {places} in the batch; the first begins with {first}. "
-            "Ask contains() before"
+            f"{count} keys have no value, at {found} in the batch; the first begins with {first}. Ask contains() before"
         )
 
     def _write(self, rows: np.ndarray, new: TensorDictBase) -> TensorDictBase:
@@ -302,26 +317,22 @@ class TensorDictMap(TensorMap):
     def state_dict(self) -> dict[str, Any]:
         """A copy of keys and values, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
         with self._lock:
-            return {
-                "query": copy.deepcopy(self.query_module.state_dict()),
-                "written": torch.from_numpy(self._written >= 0),
-                "storage": self.storage.state_dict() if self._count else None,
-            }
+            query, written = copy.deepcopy(self.query_module.state_dict()), torch.from_numpy(self._written >= 0)
+            return {"query": query, "written": written, "storage": self.storage.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy what `state_dict` returned into a map built alike. After an error nothing has changed."""
+        query, written, stored = (state_dict[name] for name in ("query", "written", "storage"))
         with self._lock:
-            saved = state_dict["storage"]
-            fill = self.storage.empty if saved is None else lambda: self.storage.load_state_dict(saved)
-            self._restoring(state_dict["query"], state_dict["written"], fill)()
+            self._restoring(query, written, lambda: self.storage.load_state_dict(stored))()
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save keys and values in a folder: whole and flushed, or not at all. `write_fn` and `collate_fn` are not saved."""
         with Writing(path) as out, self._lock:
-            if self._count:
+            if self._count:  # a storage that was never written cannot be saved
                 self.storage.dumps(out.folder("storage"))
-            state = encode(dict(self.query_module.state_dict()), "the query module")
-            out.write({"kind": _KIND, "query": state, "written": self._written >= 0, "stored": self._count > 0})
+            query = encode(dict(self.query_module.state_dict()), "the query module")
+            out.write(described(self, {"query": query, "written": self._written >= 0}))
 
     def loads(self, path: str | os.PathLike[str], *, verify: Verify = "full") -> None:
         """Load what `dumps` saved into a map built alike. After an error nothing has changed.
@@ -330,13 +341,11 @@ class TensorDictMap(TensorMap):
         """
 
         def use(source: Source) -> Callable[[], None]:
-            fields = Fields(source.tree, str(source.path))
-            if fields.text("kind") != _KIND:
-                raise CheckpointMismatch(f"{source.path}: was saved from a {fields.text('kind')}, not from a {_KIND}")
+            fields = Fields(state_for(self, source.tree, str(source.path)), str(source.path))
             query = decode(fields.any("query"), where=f"{source.path}, query module")
             written = torch.from_numpy(np.array(fields.array("written", np.bool_, (None,))))
-            folder = source.folder("storage") if fields.flag("stored") else None
-            fill = self.storage.empty if folder is None else lambda: self.storage.loads(folder, verify=verify)
+            folder = source.folder("storage") if written.any() else None
+            fill = (lambda: self.storage.loads(folder, verify=verify)) if folder else self.storage.empty
             return self._restoring(query, written, fill)
 
         with self._lock:
@@ -344,14 +353,12 @@ class TensorDictMap(TensorMap):
 
     def _restoring(self, query: Mapping[str, Any], written: Tensor, fill: Callable[[], None]) -> Callable[[], None]:
         """Check the state of a query module; what is returned puts it in, after `fill` has the values."""
-        trial = copy.deepcopy(self.query_module)
-        trial.load_state_dict(query)
+        copy.deepcopy(self.query_module).load_state_dict(query)
 
         def put() -> None:
             fill()
             self.query_module.load_state_dict(query)
-            self._written = written.numpy().astype(np.int64) - 1
-            self._count = int(written.sum())
+            self._written, self._count = written.numpy().astype(np.int64) - 1, int(written.sum())
 
         return put
 

@@ -9,9 +9,9 @@ from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from interop.keys import known_keys
-from interop.maps.hash_to_int import HashToInt, numbered, stored_keys, table_of
+from interop.maps.hash_to_int import HashToInt
 from interop.maps.hashes import SipHash
+from interop.maps.kinds import Kinds, kinds_of
 from interop.maps.table import KeyTable, row_bytes
 
 HashModule = Callable[[Tensor], Tensor]
@@ -69,7 +69,7 @@ class QueryModule(TensorDictModuleBase):
         self.clone = clone
         self._modules_of_keys = nn.ModuleList(each for each in modules if isinstance(each, nn.Module))
         self._table = KeyTable()
-        self._kinds: list[tuple[str, list[int]]] | None = None  # dtype and shape of a row of each key
+        self._kinds: Kinds | None = None
 
     def forward(
         self, tensordict: TensorDictBase, *, extend: bool = True, write_hash: bool = True, clone: bool | None = None
@@ -106,9 +106,9 @@ class QueryModule(TensorDictModuleBase):
             found: Tensor = self.hash_to_int(self.hashes(tensordict), extend=extend)
             return found
         rows = row_bytes(keys, batch)
-        index = numbered(self._table.insert(rows, limit) if extend else self._table.find(rows), self._table)
+        index = torch.from_numpy(self._table.insert(rows, limit) if extend else self._table.find(rows))
         if extend and self._kinds is None and len(rows):
-            self._kinds = _kinds_of(keys, batch)
+            self._kinds = kinds_of(self.in_keys, tensordict)
         return index.reshape(batch)
 
     @property
@@ -125,35 +125,16 @@ class QueryModule(TensorDictModuleBase):
             self.hash_to_int.clear()
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"kinds": copy.deepcopy(self._kinds), "keys": stored_keys(self._table)}
+        return {"kinds": copy.deepcopy(self._kinds), "keys": torch.tensor(self._table.keys)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._table, self._kinds = table_of(state["keys"]), state["kinds"] and [(*each,) for each in state["kinds"]]
+        kinds = state["kinds"] and [(dtype, shape) for dtype, shape in state["kinds"]]
+        self._table, self._kinds = KeyTable.of(state["keys"].numpy(force=True)), kinds
 
     def _keys_of(self, tensordict: TensorDictBase) -> list[Tensor]:
         """The keys, checked."""
-        keys = []
-        for key in self.in_keys:
-            value = tensordict.get(key, None)
-            if value is None:
-                raise KeyError(f"the key {key!r} is missing; there are {known_keys(tensordict)}")
-            if not isinstance(value, Tensor):
-                raise TypeError(f"the key {key!r} must be a tensor, got {type(value).__name__}")
-            keys.append(value)
-        if self._kinds is not None:
-            for key, stored, found in zip(
-                self.in_keys, self._kinds, _kinds_of(keys, tensordict.batch_size), strict=True
-            ):
-                if stored != found:
-                    raise ValueError(
-                        f"the key {key!r} is {found[0]} of shape {found[1]} in each row, the stored ones are {stored[0]} of "
-                        f"{stored[1]}"
-                    )
-        return keys
-
-
-def _kinds_of(keys: Sequence[Tensor], batch: torch.Size) -> list[tuple[str, list[int]]]:
-    return [(str(key.dtype), list(key.shape[len(batch) :])) for key in keys]
+        kinds_of(self.in_keys, tensordict, self._kinds)
+        return [tensordict.get(key) for key in self.in_keys]
 
 
 def _checked(module: HashModule, rows: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A hash table from rows of bytes to consecutive ints, for whole batches of rows."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,63 +18,58 @@ class KeyTable:
     Open addressing with triangular probing, at most a third full. An entry holds half of a row's hash and its number. Rows
     whose hashes agree are compared in full, so no two different rows share a number. Each step of a lookup handles all rows
     of the batch that are not resolved yet: O(batch) in total, in about log(batch) steps. The first batch sets the width of
-    all rows.
-
-    Args:
-        max_size: the largest number of rows; None: it grows, up to 2**32 - 2.
+    all rows. Of a large table it finds thousands of rows many times as fast as a dict of bytes; a single row is slower.
     """
 
-    def __init__(self, max_size: int | None = None) -> None:
-        self._max_size = _LONGEST if max_size is None else max_size
+    def __init__(self) -> None:
         self._width: int | None = None  # bytes of a row
         self._size = 0
         self._entries = np.zeros(16, np.uint64)  # high half: of the hash; low half: number + 1; 0 is empty
-        self._hashes = np.empty(0, np.int64)  # [allocated]
         self._words = np.empty((0, 1), np.uint64)  # [allocated, words of a row]
+
+    @classmethod
+    def of(cls, keys: np.ndarray) -> Self:
+        """A table of the `keys` of another one. ValueError where they repeat each other."""
+        made = cls()
+        made.insert(np.ascontiguousarray(keys))
+        if len(made) != len(keys):
+            raise ValueError(f"{len(keys)} keys were saved, of which {len(made)} are different")
+        return made
 
     def __len__(self) -> int:
         return self._size
 
     @property
-    def hashes(self) -> np.ndarray:
-        """`hash_rows` of the stored rows: int64 [len], read-only."""
-        return _read_only(self._hashes[: self._size])
-
-    @property
     def keys(self) -> np.ndarray:
         """The stored rows: uint8 [len, width], read-only."""
-        return _read_only(self._words[: self._size].view(np.uint8)[:, : self._width or 0])
+        rows = self._words[: self._size].view(np.uint8)[:, : self._width or 0]
+        rows.flags.writeable = False
+        return rows
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The numbers of rows uint8 [B, W]: int64 [B], -1 for a row that is not stored."""
+        """The numbers of rows uint8 [B, W]: int64 [B], `len(self)` for a row that is not stored."""
         words = self._words_of(keys)
         return self._find(words, _hash_words(words, keys.shape[1]))
 
     def insert(self, keys: np.ndarray, limit: int | None = None) -> np.ndarray:
         """The numbers of rows uint8 [B, W]: int64 [B]. New rows are stored; equal rows of a batch get one number.
 
-        IndexError if more rows than `max_size`, or `limit`, would be stored; then none is.
+        IndexError if more rows than `limit`, or 2**32 - 2, would be stored; then none is.
         """
         words = self._words_of(keys)
         hashes = _hash_words(words, keys.shape[1])
         numbers = self._find(words, hashes)
-        new = np.flatnonzero(numbers < 0)
+        new = np.flatnonzero(numbers == self._size)
         if new.size:
-            limit = self._max_size if limit is None else min(limit, self._max_size)
-            numbers[new] = self._insert(words[new], hashes[new], limit)
+            numbers[new] = self._append(words[new], hashes[new], _LONGEST if limit is None else min(limit, _LONGEST))
             self._width = keys.shape[1]
         return numbers
 
     def truncate(self, size: int) -> None:
-        """Forget all rows but the first `size`. O(size)."""
+        """Forget all rows but the first `size`; after none is left, rows may have another width. O(size)."""
         self._size = min(size, self._size)
-        if not self._size:
-            self._width = None
-        self._rebuild(self._size)
-
-    def clear(self) -> None:
-        """Forget all rows. The next batch may have another width."""
-        self.truncate(0)
+        self._width = self._width if self._size else None
+        self._resize(self._size, self._words.shape[1])
 
     def _words_of(self, keys: np.ndarray) -> np.ndarray:
         if keys.ndim != 2 or keys.dtype != np.uint8:
@@ -83,89 +79,66 @@ class KeyTable:
         return _as_words(keys)
 
     def _find(self, words: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-        numbers = np.full(len(words), -1, np.int64)
+        numbers = np.full(len(words), self._size)
         rows = np.arange(len(words)) if self._size else numbers[:0]  # not resolved yet
-        places, marks = self._starts(hashes[: len(rows)])
+        places, marks = self._starts(hashes[: len(rows)]), _entry(hashes[: len(rows)], -1)
         step = 0
         while rows.size:
             entries = self._entries.take(places)
             found = (entries & _LOW).view(np.int64) - 1
             same = (entries ^ marks) <= _LOW
             same &= _equal(self._words.take(found, axis=0, mode="clip"), words)
-            numbers[rows] = np.where(same, found, -1)
+            numbers[rows] = np.where(same, found, self._size)
             step += 1
             left = (entries.astype(bool) > same).nonzero()[0]
-            rows, places, marks, words = (
-                rows[left],
-                self._next(places[left], step),
-                marks[left],
-                words.take(left, axis=0),
-            )
+            rows, places, marks = rows[left], self._next(places[left], step), marks[left]
+            words = words.take(left, axis=0)
         return numbers
 
-    def _insert(self, words: np.ndarray, hashes: np.ndarray, limit: int) -> np.ndarray:
+    def _append(self, words: np.ndarray, hashes: np.ndarray, limit: int) -> np.ndarray:
         """Store rows of which none is stored; they may repeat each other. Their numbers."""
-        self._rebuild(self._size + len(words))
-        owners, taken = self._occupy(hashes, words)
-        first = owners == np.arange(len(words))
-        count = int(np.count_nonzero(first))
-        if self._size + count > limit:
-            self._entries[taken[first]] = 0  # the newest entries: no probe sequence leads through them to an older one
+        _, first, owners = np.unique(hashes, return_index=True, return_inverse=True)
+        if not _equal(words[first[owners]], words).all():  # different rows have one hash
+            _, first, owners = np.unique(words, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        stop = self._size + len(first)
+        if stop > limit:
             raise IndexError(
-                f"{count} new keys do not fit beside the {self._size} stored ones: there is room for {limit}. "
+                f"{len(first)} new keys do not fit beside the {self._size} stored ones: there is room for {limit}. "
                 "Use a larger max_size, or clear() first"
             )
-        numbers = self._size + np.cumsum(first) - 1
-        self._entries[taken[first]] = _entry(hashes[first], numbers[first])
-        stop = self._size + count
-        self._hashes = _grown(self._hashes, self._size, stop, hashes.shape[1:])
-        self._words = _grown(self._words, self._size, stop, words.shape[1:])
-        self._hashes[self._size : stop] = hashes[first]
-        self._words[self._size : stop] = words[first]
+        if 3 * stop > len(self._entries) or stop > len(self._words):
+            self._resize(stop, words.shape[1])
+        self._words[self._size : stop] = words[first[order]]
+        self._place(hashes[first[order]], self._size)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.arange(self._size, stop)
         self._size = stop
-        return numbers[owners]
+        return numbers[owners.reshape(-1)]
 
-    def _occupy(self, hashes: np.ndarray, words: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Put rows into free entries under the numbers behind the stored ones. With words equal rows get one entry.
-
-        Rows that reach a free entry in the same step compete for it, the first one of the batch wins. Equal rows take the
-        same steps, so they all meet the first of them. Returns for each row the first row that it equals, and its entry.
-        """
-        owners, taken = np.empty((2, len(hashes)), np.int64)
-        provisional = _entry(hashes, self._size + np.arange(len(hashes)))
-        left = np.arange(len(hashes))
-        places, marks = self._starts(hashes)
-        step = 0
-        while left.size:
-            free = np.flatnonzero(self._entries[places] == 0)[::-1]
-            self._entries[places[free]] = provisional[left[free]]  # of equal places the last is kept: the first row
-            entries = self._entries[places]
-            numbers = (entries & _LOW).astype(np.int64) - 1 - self._size
-            if words is None:
-                resolved = numbers == left
-            else:
-                resolved = (numbers >= 0) & (entries & ~_LOW == marks)
-                maybe = np.flatnonzero(resolved & (numbers != left))
-                resolved[maybe] = _equal(words.take(numbers[maybe], axis=0), words.take(left[maybe], axis=0))
-            owners[left[resolved]], taken[left[resolved]] = numbers[resolved], places[resolved]
-            step += 1
-            open_ = ~resolved
-            left, marks, places = left[open_], marks[open_], self._next(places[open_], step)
-        return owners, taken
-
-    def _rebuild(self, size: int) -> None:
-        """Have room for `size` rows. After the removal of rows, remove their entries."""
-        length = max(16, 1 << (3 * size - 1).bit_length()) if size else 16
-        if size > self._size and length <= len(self._entries):
-            return
-        stored, self._size = self._size, 0
+    def _resize(self, size: int, width: int) -> None:
+        """Have room for `size` rows of so many words, and entries for those only that are stored."""
+        length = 1 << max(4, (3 * size).bit_length())
+        kept = self._words[: self._size]
         self._entries = np.zeros(length, np.uint64)
-        self._occupy(self._hashes[:stored], None)
-        self._size = stored
+        self._words = np.empty((length // 3 if size else 0, width), np.uint64)
+        if len(kept):
+            self._words[: len(kept)] = kept
+            self._place(_hash_words(kept, self._width or 0), 0)
 
-    def _starts(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        bits = hashes.view(np.uint64)
-        return (bits & np.uint64(len(self._entries) - 1)).view(np.int64), bits & ~_LOW
+    def _place(self, hashes: np.ndarray, start: int) -> None:
+        """Give numbers from `start` on free entries. Of those that reach one in the same step the last takes it."""
+        entries, places = _entry(hashes, np.arange(start, start + len(hashes))), self._starts(hashes)
+        step = 0
+        while entries.size:
+            free = self._entries[places] == 0
+            self._entries[places[free]] = entries[free]
+            left = self._entries[places] != entries
+            step += 1
+            entries, places = entries[left], self._next(places[left], step)
+
+    def _starts(self, hashes: np.ndarray) -> np.ndarray:
+        return (hashes.view(np.uint64) & np.uint64(len(self._entries) - 1)).view(np.int64)
 
     def _next(self, places: np.ndarray, step: int) -> np.ndarray:
         return (places + step) & (len(self._entries) - 1)
@@ -230,21 +203,5 @@ def _equal(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.logical_and.reduce((some == others).T.copy(), axis=0)
 
 
-def _entry(hashes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    return (hashes.view(np.uint64) & ~_LOW) | (numbers + 1).astype(np.uint64)
-
-
-def _grown(array: np.ndarray, size: int, needed: int, row: tuple[int, ...]) -> np.ndarray:
-    """The array, or a copy of at least twice its length with the first `size` rows."""
-    if needed <= len(array) and array.shape[1:] == row:
-        return array
-    grown = np.empty((max(16, needed, 2 * len(array)), *row), array.dtype)
-    if size:
-        grown[:size] = array[:size]
-    return grown
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array[:]
-    view.flags.writeable = False
-    return view
+def _entry(hashes: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
+    return (hashes.view(np.uint64) & ~_LOW) | np.asarray(numbers + 1).astype(np.uint64)

@@ -21,6 +21,17 @@ def node_data_of(vertex: "Tree") -> dict[str, Any]:
     return {} if vertex.node_data is None else cast(dict[str, Any], vertex.node_data.to_dict())
 
 
+def _of_specs(*key: str) -> property:
+    """An entry of `specs`."""
+
+    def read(tree: "Tree") -> Any:
+        if tree.specs is None:
+            raise RuntimeError(f"the tree has no specs, so no {key[-1]}: set tree.specs = env.specs")
+        return tree.specs[key]
+
+    return property(read, doc=f"`specs[{key}]`.")
+
+
 class Parents:
     """Weak references to the vertices above one, and what is above each. Copies share them, pickling drops them."""
 
@@ -40,9 +51,7 @@ class Parents:
 
     def alive(self) -> list[tuple[TensorDictBase, "Parents | None"]]:
         """The vertices that were not deleted since, and what is above them."""
-        return [
-            (vertex, above) for vertex, above in ((link(), above) for link, above in self._links) if vertex is not None
-        ]
+        return [(vertex, above) for link, above in self._links if (vertex := link()) is not None]
 
 
 @dataclass(frozen=True)
@@ -200,30 +209,11 @@ class Tree(TensorClass["nocast"]):  # type: ignore[name-defined]  # an option, n
         """Whether there is a child for each action that `env.cardinality` counts."""
         return bool(env.cardinality(self.node_data) == self.num_children)
 
-    @property
-    def full_observation_spec(self) -> Composite:
-        return self._spec("output_spec", "full_observation_spec")
-
-    @property
-    def full_reward_spec(self) -> Composite:
-        return self._spec("output_spec", "full_reward_spec")
-
-    @property
-    def full_done_spec(self) -> Composite:
-        return self._spec("output_spec", "full_done_spec")
-
-    @property
-    def full_state_spec(self) -> Composite:
-        return self._spec("input_spec", "full_state_spec")
-
-    @property
-    def full_action_spec(self) -> Composite:
-        return self._spec("input_spec", "full_action_spec")
-
-    def _spec(self, *key: str) -> Composite:
-        if self.specs is None:
-            raise RuntimeError(f"the tree has no specs, so no {key[-1]}: set tree.specs = env.specs")
-        return cast(Composite, self.specs[key])
+    full_observation_spec = _of_specs("output_spec", "full_observation_spec")
+    full_reward_spec = _of_specs("output_spec", "full_reward_spec")
+    full_done_spec = _of_specs("output_spec", "full_done_spec")
+    full_state_spec = _of_specs("input_spec", "full_state_spec")
+    full_action_spec = _of_specs("input_spec", "full_action_spec")
 
     def _data_of(self, field: str) -> TensorDictBase:
         data = getattr(self, field)

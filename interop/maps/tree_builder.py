@@ -37,7 +37,7 @@ class Vertices:
     @classmethod
     def walk(cls, nodes: NodeMap, root: int, max_depth: int | None, compact: bool) -> Self:
         """Expand a node. O(steps), without recursion; the rules are those of `MCTSForest.get_tree`."""
-        made, (rows_of, target) = cls(), nodes.walker()
+        made = cls()
         numbers: dict[int, int] = {}  # of the vertices by the row that they begin with
 
         def append(outgoing: list[int], above: list[int]) -> None:
@@ -45,7 +45,7 @@ class Vertices:
             known: set[int] = set()
             while len(outgoing) == 1 and outgoing[0] not in known:
                 rollout += outgoing
-                outgoing = rows_of(target[outgoing[0]])
+                outgoing = nodes.after(outgoing[0])
                 if not compact:
                     break
                 known.add(rollout[-1])
@@ -54,7 +54,7 @@ class Vertices:
             made.children.append([])
             made.parents.append(above)
 
-        append(rows_of(root), [])
+        append(nodes.rows(root), [])
         least, level, stop = 2 if compact else 1, 0, 1  # vertices before `stop` are at most at this level
         shares = False
         for at, outgoing in enumerate(made.outgoing):  # grows while it is read
@@ -130,7 +130,7 @@ def _without_gc() -> Iterator[None]:
 
 
 def _build(nodes: NodeMap, root: TensorDictBase, read: Read, max_depth: int | None, compact: bool) -> Tree:
-    (start,) = nodes.known(root)
+    (start,) = nodes.nodes(root)
     vertices = Vertices.walk(nodes, start, max_depth, compact)
     lengths = np.array([len(each) for each in vertices.rollouts])
     rows = np.array([row for rollout in vertices.rollouts for row in rollout] or vertices.outgoing[0], np.int64)
@@ -146,7 +146,7 @@ def _build(nodes: NodeMap, root: TensorDictBase, read: Read, max_depth: int | No
     sizes = lengths[lengths > 0].tolist()
     rollouts = [None] * (len(lengths) - len(sizes)) + _split(steps[: stops[-1]], sizes)
     node_data = observed[torch.from_numpy(ends + 1)].unbind(0)
-    hashes = nodes.hashes([rollout[0] for rollout in vertices.rollouts[1:]]).tolist()
+    hashes = nodes.hashes([rollout[0] for rollout in vertices.rollouts[1:]])
     return _linked(vertices, rollouts, node_data, [None, *hashes])
 
 

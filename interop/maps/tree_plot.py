@@ -1,6 +1,7 @@
 """Pictures of trees, by plotly or matplotlib."""
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 from interop.maps.tree import Path, Tree
 
 Labels = Callable[[Tree, Path], str]
+_FIGURES = ("tree", "box")
 _COLOR, _LINE = "#4C72B0", "#999999"
 _LONGEST = 60  # characters of a label in a picture
 
@@ -30,12 +32,11 @@ def plot(
         NotImplementedError: another backend or figure.
         ImportError: the backend is not installed.
     """
-    if backend not in _BACKENDS:
+    if backend not in _BACKENDS or figure not in _FIGURES:
         raise NotImplementedError(
-            f"Unknown plotting backend {backend} with figure {figure}: use {' or '.join(_BACKENDS)}"
+            f"Unknown plotting backend {backend} with figure {figure}: use {' or '.join(_BACKENDS)}, with "
+            f"{' or '.join(_FIGURES)}"
         )
-    if figure not in ("tree", "box"):
-        raise NotImplementedError(f"Unknown plotting backend {backend} with figure {figure}: use 'tree' or 'box'")
     fields = ("node_id", "visits", "wins") if info is None else info
     vertices = tree.vertices(key_type="path")
     if make_labels is None:
@@ -73,12 +74,10 @@ def _plotly(paths: list[Path], labels: list[str], figure: str, path: str | None)
         trace = go.Treemap(ids=names, labels=names, parents=above, text=texts, values=widths, branchvalues="total")
         made = go.Figure(trace)
     else:
-        centers, depths, edges = _placed(paths)
-        xs = [x for start, stop in edges for x in (centers[start], centers[stop], None)]
-        ys = [y for start, stop in edges for y in (-depths[start], -depths[stop], None)]
+        centers, heights, xs, ys = _placed(paths)
         made = go.Figure(go.Scatter(x=xs, y=ys, mode="lines", line={"color": _LINE}, hoverinfo="skip"))
         made.add_scatter(
-            x=centers, y=[-depth for depth in depths], mode="markers+text", text=names, textposition="top center",
+            x=centers, y=heights, mode="markers+text", text=names, textposition="top center",
             hovertext=texts, hoverinfo="text", marker={"size": 14, "color": _COLOR},
         )  # fmt: skip
         made.update_layout(showlegend=False, plot_bgcolor="white", xaxis_visible=False, yaxis_visible=False)
@@ -94,14 +93,14 @@ def _matplotlib(paths: list[Path], labels: list[str], figure: str, path: str | N
     depth = 1 + max(map(len, paths))
     made = figures.Figure(figsize=(max(4, min(40, 1.5 * widths[0])), max(3, min(40, 1.3 * depth))), layout="tight")
     axes = made.add_subplot()
-    centers, depths, edges = _placed(paths)
-    for start, stop in edges if figure == "tree" else ():
-        axes.plot([centers[start], centers[stop]], [-depths[start], -depths[stop]], color=_LINE, zorder=1)
+    centers, heights, xs, ys = _placed(paths)
+    if figure == "tree":
+        axes.plot(xs, ys, color=_LINE, zorder=1)
     frame = {"boxstyle": "round", "facecolor": "white", "edgecolor": _COLOR} if figure == "tree" else None
-    for center, level, left, width, label in zip(centers, depths, lefts, widths, labels, strict=True):
+    for center, height, left, width, label in zip(centers, heights, lefts, widths, labels, strict=True):
         if figure == "box":
-            axes.add_patch(patches.Rectangle((left, -level - 0.5), width, 1, facecolor="white", edgecolor=_COLOR))
-        axes.text(center, -level, label[:_LONGEST], ha="center", va="center", fontsize=7, bbox=frame, clip_on=True)
+            axes.add_patch(patches.Rectangle((left, height - 0.5), width, 1, facecolor="white", edgecolor=_COLOR))
+        axes.text(center, height, label[:_LONGEST], ha="center", va="center", fontsize=7, bbox=frame, clip_on=True)
     axes.set(xlim=(0, widths[0]), ylim=(0.5 - depth, 0.5))
     axes.set_axis_off()
     if path is not None:
@@ -109,13 +108,17 @@ def _matplotlib(paths: list[Path], labels: list[str], figure: str, path: str | N
     return made
 
 
-def _placed(paths: list[Path]) -> tuple[list[float], list[int], list[tuple[int, int]]]:
-    """The middle of each path from the left, its depth, and the edges as numbers of paths."""
+def _placed(paths: list[Path]) -> tuple[list[float], list[int], list[float], list[float]]:
+    """The middle of each path from the left, its height, and the edges as one line with gaps of nan."""
     numbers = {path: number for number, path in enumerate(paths)}
-    lefts, widths = layout(paths)
-    centers = [left + width / 2 for left, width in zip(lefts, widths, strict=True)]
-    edges = [(numbers[path[:-1]], number) for number, path in enumerate(paths) if path]
-    return centers, list(map(len, paths)), edges
+    centers = [left + width / 2 for left, width in zip(*layout(paths), strict=True)]
+    heights, xs, ys = [-len(path) for path in paths], list[float](), list[float]()
+    for number, path in enumerate(paths):
+        if path:
+            above = numbers[path[:-1]]
+            xs += centers[above], centers[number], math.nan
+            ys += heights[above], heights[number], math.nan
+    return centers, heights, xs, ys
 
 
 def _shown(value: Any) -> str:

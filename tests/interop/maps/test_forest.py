@@ -181,6 +181,7 @@ def test_the_maps_are_those_of_the_documentation():
     forest, data = small(), rollout(*SMALL[0])
     index = forest.node_map[data[2]]["_index"]
     assert index.tolist() == [2, 5]
+    assert forest.data_map[index]["next", "observation"].tolist() == [989, 235]
     assert forest.node_map[data]["count"].tolist() == [2, 2, 2, 1, 1]
     assert forest.data_map[data]["next"].batch_size == (5,)
     assert torch.equal(forest.get_child(data)["next", "observation"], data["next", "observation"])
@@ -212,8 +213,8 @@ def test_no_step_is_stored_beyond_max_size_and_an_error_changes_nothing(looked_a
         with pytest.raises((KeyError, ValueError, RuntimeError)):
             forest.extend(wrong)
     after = forest.state_dict()
-    assert torch.equal(before["nodes"]["nodes"], after["nodes"]["nodes"])
-    assert torch.equal(before["nodes"]["keys"], after["nodes"]["keys"])
+    for name in ("keys", "pairs", "counts", "rows"):
+        assert torch.equal(before["nodes"][name], after["nodes"][name])
     forest.extend(rollout([50, 51], [0]))
     assert (len(forest), forest.get_tree(root(50)).node_observation) == (8, 51)
 
@@ -249,6 +250,8 @@ def test_an_unknown_root_is_named():
         small().get_tree(root(0.0))
     with pytest.raises(ValueError, match="batch"):
         small().get_tree(rollout(*SMALL[0]))
+    with pytest.raises(ValueError, match="batch"):
+        small().get_tree(rollout(*SMALL[0])[:0])
     with pytest.raises(KeyError, match="observation"):
         small().get_tree(TensorDict({"state": torch.tensor(0)}))
 
@@ -274,6 +277,9 @@ def test_return_node_gives_the_tree_from_the_first_observation():
     assert forest.get_tree(rollout([123, 8], [5])).num_children == 4
     assert forest.extend(torch.stack([rollout([1, 2, 3], [0, 1]), rollout([5, 6, 7], [2, 3])])) is None
     assert forest.get_tree(root(5)).rollout["action"].tolist() == [2, 3]
+    forest.extend(rollout([1, 2], [0])[:0])
+    with pytest.raises(ValueError, match="without steps"):
+        forest.extend(rollout([1, 2], [0])[:0], return_node=True)
 
 
 def test_maps_of_the_user_are_written():
@@ -360,18 +366,18 @@ def test_what_was_saved_goes_on_identically(way, tmp_path):
     for each in (forest, made):
         each.extend(rollout([123, 66, 0], [8, 8]))
     assert same(forest, made)
-    assert np.array_equal(forest.node_map.saved()["edges"], made.node_map.saved()["edges"])
+    assert np.array_equal(forest.node_map.saved()["pairs"], made.node_map.saved()["pairs"])
 
 
 def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path):
     forest = small()
     state = forest.state_dict()
-    state["nodes"]["edges"][1] = 0  # lists that lead back
+    state["nodes"]["rows"][0, 0] = 99  # no such node
     target = small()
     with pytest.raises(CheckpointCorrupt, match="not the graph"):
         target.load_state_dict(state)
     forest.data_map.dumps(tmp_path / "map")
-    with pytest.raises(CheckpointMismatch, match="tensordict map"):
+    with pytest.raises(CheckpointMismatch, match="from a TensorDictMap"):
         target.loads(tmp_path / "map")
     with pytest.raises(FileNotFoundError):
         target.loads(tmp_path / "none")

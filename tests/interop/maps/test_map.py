@@ -87,6 +87,8 @@ def test_a_map_is_a_dict(storage, write_fn, steps):
 def test_batches_of_any_shape(storage):
     held = a_map(storage)
     assert not hasattr(held, "out_keys")
+    with pytest.raises(KeyError, match="no values"):
+        held[keys_of([])]
     one, grid = keys_of(3), keys_of([[3, 4, 5], [5, 5, 3]])
     held[one] = values_of(30)
     assert one["_index"].shape == one["_hash"].shape == () and one in held and keys_of(4) not in held
@@ -99,7 +101,25 @@ def test_batches_of_any_shape(storage):
     assert held.contains(keys_of([[4], [6]])).tolist() == [[True], [False]]
     assert set(held.out_keys) == {"v", ("w", "x")} and held.in_keys == ["k", "n"] and held.index_key == "_index"
     held[keys_of([])] = values_of([])
-    assert held.contains(keys_of([])).shape == (0,) and len(held) == 3
+    assert held.contains(keys_of([])).shape == (0,) and len(held) == 3 and held[keys_of([])]["v"].shape == (0, 2)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rows_of_the_storage_are_read_by_number(storage):
+    held = a_map(storage)
+    key = keys_of([3, 4, 5])
+    held[key] = values_of([30, 40, 50])
+    for shape in ((3,), (3, 1), (1, 3, 1)):
+        index = key["_index"].reshape(shape).to(torch.int32)
+        assert held[index].batch_size == shape and held[index]["w", "x"].flatten().tolist() == [30, 40, 50]
+        assert held.contains(index - 1).flatten().tolist() == [False, True, True]
+    assert held[torch.tensor(1)]["v"].tolist() == held[1]["v"].tolist() == [40, 40]
+    for unknown in (torch.tensor([[0], [3]]), torch.tensor(3), -1):
+        with pytest.raises(KeyError, match=f"1 keys have no value.*with {torch.as_tensor(unknown).flatten()[-1]}"):
+            held[unknown]
+    for wrong in (torch.tensor([0.0]), torch.tensor([True])):
+        with pytest.raises(TypeError, match="by integers"):
+            held[wrong]
 
 
 def test_only_the_out_keys_are_stored():
@@ -121,10 +141,10 @@ def test_rows_that_differ_are_kept_in_a_lazy_stack():
 def test_unknown_keys_are_named():
     held = a_map(LazyTensorStorage)
     for key in (keys_of(7), keys_of([7])):
-        with pytest.raises(KeyError, match="1 of 1 keys have no value"):
+        with pytest.raises(KeyError, match="1 keys have no value"):
             held[key]
     held[keys_of([1, 2])] = values_of([1, 2])
-    with pytest.raises(KeyError, match=r"2 of 4 .*\[\(0, 1\), \(1, 1\)\].*'k': \[3.5\], 'n': \[1\]"):
+    with pytest.raises(KeyError, match=r"2 keys .*\[\(0, 1\), \(1, 1\)\].*'k': \[3.5\], 'n': \[1\]"):
         held[keys_of([[1, 7], [2, 8]])]
     held.query_module(keys_of([9]))  # known to the query alone: it has a row, and no value
     assert keys_of(9) not in held and len(held) == 2
