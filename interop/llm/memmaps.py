@@ -39,7 +39,16 @@ def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path],
                 _make(folder, made_from, make)
         finally:
             lock.release()
+    _refuse_objects(folder)
     return TensorDict.load_memmap(folder)
+
+
+def _refuse_objects(folder: Path) -> None:
+    """ValueError for files of other things than tensors, which would be unpickled, or classes that would be imported."""
+    for path in folder.rglob("*"):
+        is_tensor = path.suffix == ".memmap" or path.is_dir() or path == folder / _RECORD
+        if not (is_tensor or (path.name == "meta.json" and json.loads(path.read_bytes())["_type"] == str(TensorDict))):
+            raise ValueError(f"{path} is no file of a tokenized dataset: remove {folder}, which is then made again")
 
 
 def _is_complete(folder: Path, made_from: Mapping[str, Any]) -> bool:

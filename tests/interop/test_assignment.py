@@ -186,7 +186,7 @@ BAD_EDITS = {
     "a fraction for integers": ({"i": 1.5}, RuntimeError),
     "a new key of too few rows": ({"z": torch.ones(2)}, RuntimeError),
     "a new key below of too few rows": ({"n": {"y": torch.ones(2)}}, RuntimeError),
-    "a new key of a text": ({"z": "text"}, TypeError),
+    "a new key of an object": ({"z": object()}, TypeError),
     "a new key of a number": ({"z": 1.5}, RuntimeError),
     "a sparse new key": ({"n": {"y": torch.ones(3).to_sparse()}}, TypeError),
     "a tensor for a tensordict": ({"n": torch.ones(3)}, TypeError),

@@ -136,6 +136,17 @@ def test_an_incomplete_folder_is_made_again(folder: pathlib.Path, tmp_path: path
         assert (loaded.load() == made).all() and [path.name for path in place.parent.iterdir()] == ["8"]
 
 
+def test_a_folder_with_other_files_than_tensors_is_refused(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    loader(folder, tmp_path).load()
+    place = tmp_path / "asks" / "train" / "8"
+    foreign = (place / "meta.json").read_text().replace("TensorDict'", "Other'")
+    for name, text in (("other.pickle", "cos\nsystem\n(S'exit 1'\ntR."), ("meta.json", foreign)):
+        (place / name).write_text(text)
+        with pytest.raises(ValueError, match=name):
+            loader(folder, tmp_path).load()
+        (place / name).unlink()
+
+
 def test_what_fails_leaves_no_folder(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def names(dataset: Any) -> Any:
         return dataset.map(lambda row: {"name": "n"}, keep_in_memory=True)
