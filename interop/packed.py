@@ -46,17 +46,19 @@ class PackedValues:
 
     # ------------------------------------------------------------------ writing
 
-    def append(self, data: Any, lengths: np.ndarray, kinds: int | Sequence[int] | np.ndarray = 0) -> np.ndarray:
+    def append(
+        self, data: Any, lengths: np.ndarray, kinds: int | Sequence[int] | np.ndarray = 0, expected: int = 0
+    ) -> np.ndarray:
         """Append byte strings that lie one behind the other in data; returns their spans, int64 [n, 2]. O(bytes).
 
-        OSError where the disk has no room.
+        OSError where the disk has no room. A new segment is made for `expected` bytes, where more are to come.
         """
         ends = np.cumsum(lengths)
         spans = np.empty((len(lengths), 2), np.int64)
         spans[:, 1] = lengths << _KIND | np.asarray(kinds, np.int64)
         start, before, whole = 0, 0, memoryview(data)
         while start < len(lengths):
-            room = self._room(int(lengths[start]), whole.nbytes - before)
+            room = self._room(int(lengths[start]), max(expected, whole.nbytes) - before)
             stop = int(np.searchsorted(ends, before + room, "right"))
             size = int(ends[stop - 1]) - before
             address = self._write(whole[before : before + size], size)
@@ -285,9 +287,9 @@ def encoded(values: Sequence[Any]) -> tuple[bytes, np.ndarray, int | list[int]]:
     str, bytes, lists of int64, and None, bool, int, float, list and dict with text keys of all these but bytes.
     """
     if set(map(type, values)) == {str}:
-        joined = "".join(values)
-        if joined.isascii():
-            return joined.encode(), _lengths(values), _TEXT
+        text = "".join(values)
+        if text.isascii():
+            return text.encode(), _lengths(values), _TEXT
     data, kinds = [], []
     for value in values:
         if type(value) is str:
@@ -302,6 +304,11 @@ def encoded(values: Sequence[Any]) -> tuple[bytes, np.ndarray, int | list[int]]:
         kinds.append(kind)
         data.append(found)
     return b"".join(data), _lengths(data), kinds
+
+
+def joined(rows: Sequence[memoryview]) -> tuple[bytes, np.ndarray, int]:
+    """The same of bytes that have no kind."""
+    return b"".join(rows), _lengths(rows), 0
 
 
 def _lengths(values: Sequence[Any]) -> np.ndarray:

@@ -15,8 +15,9 @@ from tensordict import NonTensorData, NonTensorStack
 from torch import Tensor
 
 from interop import bridge
-from interop.packed import PackedValues, decoded, encoded
+from interop.packed import PackedValues, decoded, encoded, joined
 
+_AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
 _HELD = vars(NonTensorData(0))
 _KNOWN = _HELD.keys() == {"_tensordict", "_non_tensordict", "_is_initialized"}  # the inside of this version
 
@@ -94,12 +95,17 @@ class Values:
         values = self._values
         same = len(values) > 1 and all(value is values[0] for value in values)
         chosen = values[:1] if same else values
-        if self._rows_of is not None:
-            lengths = np.fromiter((each.nbytes for each in chosen), np.int64, len(chosen))
-            spans = into.append(b"".join(chosen), lengths)
-        else:
-            spans = into.append(*encoded(chosen))
-        return torch.from_numpy(spans).expand(len(values), 2).reshape(self.shape).contiguous()
+        spans = []
+        for start in range(0, len(chosen), _AT_ONCE):
+            part = chosen[start : start + _AT_ONCE]
+            data, lengths, kinds = encoded(part) if self._rows_of is None else joined(part)
+            spans.append(into.append(data, lengths, kinds, -(-len(data) * (len(chosen) - start) // len(part))))
+        return (
+            torch.from_numpy(np.concatenate(spans) if spans else np.empty((0, 2), np.int64))
+            .expand(len(values), 2)
+            .reshape(self.shape)
+            .contiguous()
+        )
 
 
 def described(data: Any, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
@@ -128,7 +134,7 @@ def _odd_dim(data: Tensor) -> bool:
 
 def _is_python(data: Any) -> bool:
     if isinstance(data, list):
-        return bool(data) and set(map(type, data)) <= {str, bytes}
+        return bool(data) and isinstance(data[0], str | bytes)
     return isinstance(data, NonTensorData | NonTensorStack | str | bytes)
 
 
