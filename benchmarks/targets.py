@@ -143,6 +143,11 @@ TARGETS = (
             for n in (8, 32)
         },
     ),
+    *_against(
+        "torchrl", "maps", {"map, read 4096": 20.0, "map, write 4096": 20.0, "forest, both for 1000 steps": 20.0}
+    ),
+    *_against("list", "text", {"extend, texts": 2.0, "extend, as tensordicts": 2.0}),
+    Target("text", "bytes stored / bytes of the texts", (), 1.1),
     Target("first_batch", "seconds: import", (), 1.0),
     Target("first_batch", "seconds: first batch of 256, nothing cached", (), 1.5),
     Target("first_batch", "seconds: first batch of 256, cached", (), 0.5),
