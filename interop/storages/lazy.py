@@ -27,6 +27,9 @@ class LazyTensorStorage(TensorStorage):
     That write is a NotEnoughMemoryError where all of it is more than is free, though memory is taken as rows are written;
     `plan` tells before.
 
+    Text, bytes, and None, numbers, lists and dicts in `NonTensorData` or `NonTensorStack` are stored beside tensors, one
+    behind the other as bytes, without pickle. Rows that are written over give their bytes back. They are not edited in place.
+
     Args:
         max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.
         device: where the memory is; "auto" for the device of the first data.
