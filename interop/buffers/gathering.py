@@ -70,7 +70,7 @@ class Gathering:
         elif drawn is not None:
             caught_up(member._sampler, member._storage)
         fused = member._fused
-        if fused is not None and fused.holds and _comes_as_stored(member, chosen):
+        if fused is not None and fused.holds and not fused.storage.packs and _comes_as_stored(member, chosen):
             part = self._read(place, fused, *fused.draw(each, key, drawn))
             member._revision(part.info, key)
         else:
@@ -220,10 +220,7 @@ def asked(
 
 def _comes_as_stored(member: Any, collate_fn: Callable[[Any], Any]) -> bool:
     """Whether nothing more is done to what was read."""
-    layout = member._storage._layout if isinstance(member._storage, TensorStorage) else None
     plain = not len(member._transform) and not member._pin_memory and not member._revises
-    if layout is not None and layout.varied:
-        return False  # its values are kept apart from those of other members
     return plain and collate_fn is collate.identity
 
 

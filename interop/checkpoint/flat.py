@@ -66,7 +66,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             raise ValueError("a LazyFrameStorage has each frame once already: save it by a TensorStorageCheckpointer")
         if storage._layout is None:
             raise RuntimeError("Cannot save a non-initialized storage.")
-        if not storage._layout.is_tensordict or storage._layout.varied:
+        if not storage._layout.is_tensordict or storage.packs:
             raise ValueError(
                 f"a {type(self).__name__} saves tensordicts, without text and ragged rows; use a "
                 "TensorStorageCheckpointer for other items"

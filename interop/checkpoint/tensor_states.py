@@ -217,8 +217,7 @@ class Plan:
             wanted = [each for each in self._saved.spans(arrays).values() if each is not None]
             _check_spans(wanted, values.size, self._where)
             if rows is None and self._layout.values.due:
-                held = self._layout.spans(self._storage._rows.at(self._storage._filled_rows, slice(None)))
-                self._layout.values.reclaim([as_array(each).reshape(-1, 2) for each in held.values()])
+                self._layout.values.reclaim([each.reshape(-1, 2) for each in self._storage.spans().values()])
             address = self._layout.values.append_whole(values)
             for each in wanted:
                 each[..., 0] += address
@@ -284,27 +283,27 @@ def state_of(storage: Any) -> dict[str, Any]:
     if storage._rows is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
     leaves = [leaf.clone() for leaf in storage._rows.at(storage._filled_rows, slice(None))]
-    layout, values = saved_layout(storage._layout), {}
-    if storage._layout.varied:
+    layout, values = storage._layout, {}
+    if layout.varied:
         spans = [as_array(leaf) for leaf in leaves]
-        values["_values"] = torch.from_numpy(packed_leaves(storage._layout, spans).copy())
-        for path, each in storage._layout.spans(spans).items():
-            leaves[storage._layout.places[path]] = torch.from_numpy(each)
+        values["_values"] = torch.from_numpy(packed_leaves(layout, spans).copy())
+        for path, each in layout.spans(spans).items():
+            leaves[layout.places[path]] = torch.from_numpy(each)
     content: Any = leaves
-    if storage._layout.is_tensordict:
+    if layout.is_tensordict:
         content = {}
-        for spec, leaf in zip(storage._layout.leaves, leaves, strict=True):
+        for spec, leaf in zip(layout.leaves, leaves, strict=True):
             node = content
             for step in spec.path[:-1]:
                 node = node.setdefault(step, {})
             node[spec.path[-1]] = leaf
-    elif isinstance(storage._layout.root, Leaf):
+    elif isinstance(layout.root, Leaf):
         content = leaves[0]
     return {
         "_storage": content,
         "initialized": True,
         "_len": len(storage),
-        "_layout": layout,
+        "_layout": saved_layout(layout),
         "_ring": saved_ring(storage),
         **values,
     }

@@ -16,12 +16,12 @@ _CHUNK = bytes(1 << 20)
 class Files:
     """Files below a folder. They are made under their own names, or beside a file that they replace when all are made."""
 
-    def __init__(self) -> None:
+    def __init__(self, contents: Path | None = None) -> None:
         self._maker = os.getpid()
         self._beside: dict[Path, Path] = {}  # where a file is until it takes its place
         self._made: dict[Path, tuple[int, int]] = {}  # device and inode: another may have taken the name since
         self._folders: list[Path] = []
-        self.contents: Path | None = None  # a folder that goes with the files, whatever is in it
+        self.contents = contents  # a folder that goes with the files, whatever is in it
 
     def folder(self, path: Path) -> None:
         """Make a folder, where it is missing."""

@@ -1,9 +1,12 @@
 """Have the samplers of this process know of rows that other processes wrote, and of edits."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from interop.storages.storage import Storage
 
 
 def followers(storage: Any) -> list[Any]:
@@ -34,7 +37,7 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
             buffer.mark_update(buffer._writer._replicate_index(new))
 
 
-def edited(storage: Any, known: int | None) -> tuple[int, np.ndarray]:
+def edited(storage: "Storage", known: int | None) -> tuple[int, np.ndarray]:
     """How many edits there were, and the flat slots of rows that were edited after the first `known`, the oldest row first.
 
     These are all slots where `known` is None, or what was edited is not known row by row.

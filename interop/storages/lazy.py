@@ -28,7 +28,8 @@ class LazyTensorStorage(TensorStorage):
     `plan` tells before.
 
     Text, bytes, and None, numbers, lists and dicts in `NonTensorData` or `NonTensorStack` are stored beside tensors, one
-    behind the other as bytes, without pickle. Rows that are written over give their bytes back. They are not edited in place.
+    behind the other as bytes, without pickle. Rows that are written over give their bytes back. Edits in place leave them
+    out.
 
     Args:
         max_size: capacity in items. With `ndim` > 1 it is rounded up to whole rows at the first write.

@@ -88,9 +88,8 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
         if owner is not None:
             for name in (*names, STATE, *([PRIORITIES] if os.path.lexists(root / PRIORITIES) else [])):
                 reserve_again(root / name)
-            storage._files = Files()
+            storage._files = Files(root / VALUES)
             storage._files.adopt(files_below(root, {*owner.listed, LOCK}))
-            storage._files.contents = root / VALUES
         tensors = [
             from_file(root / name, shape, spec.dtype, private=not writes)
             for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)

@@ -101,6 +101,17 @@ class TensorStorage(Readable):
                 self._disown()
                 raise
 
+    @property
+    def packs(self) -> bool:
+        """Whether items have text or ragged rows, which are kept apart from those of other storages."""
+        return self._layout is not None and bool(self._layout.varied)
+
+    def spans(self) -> dict[KeyPath, np.ndarray]:
+        """The spans of these of all stored rows, [rows, *lanes, ..., 2], by path."""
+        assert self._layout is not None
+        leaves = self._own_rows().at(self._filled_rows, slice(None))
+        return {path: _spans(held) for path, held in self._layout.spans(leaves).items()}
+
     def values_for(self, layout: Layout) -> PackedValues | None:
         """Where text and ragged rows of items of this layout are kept."""
         folder, held = self._values_folder(), layout.values
@@ -345,9 +356,8 @@ class TensorStorage(Readable):
 
     def _reclaim(self, values: PackedValues) -> None:
         """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
-        layout, rows, filled = self._layout, self._own_rows(), self._filled_rows
+        layout, rows, filled, spans = self._layout, self._own_rows(), self._filled_rows, self.spans()
         assert layout is not None
-        spans = {path: _spans(held) for path, held in layout.spans(rows.at(filled, slice(None))).items()}
         sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
         if self._OF_FRAMES or not sparse.size:
             return
