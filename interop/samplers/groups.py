@@ -115,7 +115,7 @@ class Groups:
     def restored(cls, fields: Fields, size: int, most: int | None) -> "Groups":
         """The groups of a saved tree; CheckpointCorrupt where it has none."""
         new = cls(size, most)
-        new._begun = fields.whole("begun")
+        new._begun = fields.whole("begun", most=2**62)
         numbers = integers(fields, "numbers", None, 0, max(new._begun, 1))
         rows, uses = (
             integers(fields, name, numbers.size, least, below)
