@@ -1,13 +1,24 @@
 """Keys of tensordicts: a name, or a tuple of names for a nested entry."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 
 
 def as_path(key: Any) -> tuple[Any, ...]:
     """The key as a tuple."""
     return key if isinstance(key, tuple) else (key,)
+
+
+def entries_below(given: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The entries of a dict or tensordict by path, and of those in it."""
+    for key, value in given.items():
+        path = (*above, *as_path(key))
+        if (isinstance(value, Mapping) or is_tensor_collection(value)) and not is_non_tensor(value):
+            yield from entries_below(value, path)
+        else:
+            yield path, value
 
 
 def known_keys(data: TensorDictBase) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interop import columns
 from interop.buffers.turn import Turn
-from interop.keys import as_path
+from interop.keys import as_path, entries_below
 from interop.storages import Storage, TensorStorage
 from interop.storages.jax_rows import JaxRows
 
@@ -135,7 +135,7 @@ def _planned(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, 
     """The tensors to write by path, which fit."""
     if not isinstance(patch, Mapping) and not is_tensor_collection(patch):
         raise TypeError(f"patch must be a dict or tensordict of tensors by key, got {type(patch).__name__}")
-    entries = dict(_flat(patch, ()))
+    entries = dict(entries_below(patch))
     storage.refuse_edit(entries)
     for path, values in entries.items():
         held = _held(storage, path)
@@ -147,15 +147,6 @@ def _planned(storage: TensorStorage, patch: Any, count: int) -> dict[tuple[Any, 
         if values.dtype != held.dtype:
             raise ValueError(f"{path} is stored as {held.dtype}, got {values.dtype}")
     return entries
-
-
-def _flat(patch: Any, above: tuple[Any, ...]) -> Any:
-    for key, value in patch.items():
-        path = (*above, *as_path(key))
-        if isinstance(value, Mapping) or is_tensor_collection(value):
-            yield from _flat(value, path)
-        else:
-            yield path, value
 
 
 def _versions(storage: TensorStorage, entries: Any, key: Any, version: Any, count: int) -> Tensor | None:

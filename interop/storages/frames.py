@@ -1,17 +1,17 @@
 """Tensordicts whose observations are frames, each stored once."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import TensorDict
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.frame_states import frames_of, restoring_frames, restoring_frames_of, saved_frames
 from interop.checkpoint.rule import EXACT, Rule
 from interop.codec import Layout
-from interop.keys import as_path
+from interop.keys import as_path, entries_below
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.storages import planning
@@ -165,7 +165,7 @@ class LazyFrameStorage(TensorStorage):
         assert isinstance(rows, FrameRows) and layout is not None and self.shape is not None
         if not layout.is_tensordict:
             return super().editable(given)
-        self.refuse_edit(_paths(given, ()))
+        self.refuse_edit(_path(path) for path, _ in entries_below(given))
         views = TensorDict({}, self.shape)
         for place in rows.scheme.rest:
             views.set(layout.leaves[place].path, rows._plain[place][: self._filled_rows])
@@ -222,16 +222,6 @@ def _path(key: Any) -> Path:
     if not (path and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"a key is a name or a tuple of names, got {key!r}")
     return path
-
-
-def _paths(given: Any, above: Path) -> Iterator[Path]:
-    """Where the entries of a dict or tensordict, of others as well, are."""
-    for key, value in given.items():
-        path = (*above, *_path(key))
-        if isinstance(value, Mapping) or is_tensor_collection(value):
-            yield from _paths(value, path)
-        else:
-            yield path
 
 
 def _leaf(layout: Layout, path: Path) -> int:

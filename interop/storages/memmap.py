@@ -317,6 +317,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if isinstance(self._journal, ReadOnly):
             with self._journal:
                 pass
+        super().refuse_edit(paths)
 
     @staticmethod
     def _descriptions(layout: Layout, lead: tuple[int, ...]) -> dict[str, str]:

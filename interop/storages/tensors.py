@@ -3,13 +3,13 @@
 import copy
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, TensorDictBase
+from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from fbuf.memory_plan import Share
@@ -18,7 +18,7 @@ from interop.codec import Layout, LeafSpec, stack_items
 from interop.codec import Path as KeyPath
 from interop.index import as_int, indexed, reach, resolved, whole_rows
 from interop.interrupts import uninterrupted
-from interop.keys import as_path
+from interop.keys import entries_below
 from interop.numbers import whole
 from interop.packed import PackedValues
 from interop.shared_int import counter
@@ -135,15 +135,17 @@ class TensorStorage(Readable):
         super()._start_sharing()
 
     def editable(self, given: Any) -> Any:
-        if self._layout is not None and self._layout.varied:
-            named = {as_path(key) for key in given.keys()} if isinstance(given, Mapping | TensorDictBase) else set()  # noqa: SIM118
-            hit = [path for path in self._layout.varied if any(path[: len(key)] == key for key in named)]
-            if hit:
-                raise RuntimeError(
-                    f"{', '.join(map(str, hit))}: text and ragged rows are not edited in place: write whole items, by "
-                    "rb[index] = data; nothing was written"
-                )
+        if self.packs and (isinstance(given, Mapping) or is_tensor_collection(given)):
+            self.refuse_edit(path for path, _ in entries_below(given))
         return super().editable(given)
+
+    def refuse_edit(self, paths: Iterable[KeyPath]) -> None:
+        hit = [path for path in paths if path in self._layout.varied] if self._layout is not None else []
+        if hit:
+            raise RuntimeError(
+                f"{', '.join(map(str, hit))}: text and ragged rows are not edited in place: write whole items, by "
+                "rb[index] = data; nothing was written"
+            )
 
     def _layout_of(self, data: Any, dims: int) -> Layout:
         """The layout of items like those of data, which has so many leading dims."""

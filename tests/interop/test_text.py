@@ -26,6 +26,7 @@ from interop import (
     PrioritizedSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
@@ -404,6 +405,23 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(data, error, match,
     with pytest.raises(error, match=match):
         buffer.extend(data)
     assert check(buffer, {0: "a", 1: "b"}) == [0, 1] and buffer.write_count == 2
+
+
+def test_edits_by_generation_leave_texts_alone():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), writer=RoundRobinWriter(track_generations=True))
+    buffer.extend(rows(0, ["a", "b"]))
+    index = torch.tensor([1])
+    for text in (["c"], of_values(["c"])):
+        with pytest.raises(RuntimeError, match=r"rb\[index\] = data"):
+            buffer.update_if_present(index=index, generation=torch.zeros(1).long(), patch={("inner", "text"): text})
+    assert check(buffer, {0: "a", 1: "b"}) == [0, 1]
+
+
+def test_as_many_rows_are_written_as_there_are_texts():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
+    buffer.extend({"t": ["a", "b", "c"]})
+    buffer.write_all({"t": ["x", "y"]})
+    assert buffer[:]["t"] == ["x", "y", "c"]
 
 
 def test_calls_that_texts_do_not_take_say_so(tmp_path):
