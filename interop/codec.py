@@ -212,16 +212,6 @@ class Layout:
         return isinstance(self.root, Branch) and (self.root.kind is TensorDict or is_tensorclass(self.root.kind))
 
 
-def lead_of(data: Any) -> tuple[int, ...]:
-    """The shape of the first leaf of data that has dims, batch dims of a tensordict or the length of a list of texts."""
-    if isinstance(data, Tensor) or is_tensor_collection(data):
-        return tuple(data.shape)
-    if isinstance(data, list) and any(isinstance(each, str | bytes) for each in data):
-        return (len(data),)
-    children = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
-    return next(filter(None, map(lead_of, children)), ())
-
-
 def stack_items(items: Sequence[Any], ragged: Collection[Path] = ()) -> Any:
     """A root-level list as one batch: its items stacked along a new first dim. A list of texts is one."""
     if not items:

@@ -1,7 +1,7 @@
 """Batches of any kind, changed leaf by leaf."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tensordict import is_tensor_collection
@@ -45,18 +45,20 @@ def assigned(target: Any, index: Any, value: Any) -> Any:
     return row_of(type(target), [assigned(held, index, new) for held, new in zip(target, value, strict=True)])
 
 
-def length_of(data: Any) -> int:
-    """Rows of a batch: the first dim of its tensors, or the length of a list of items."""
-    first = None if isinstance(data, list) else next(_leaves(data), None)
-    return len(data) if first is None else int(first.shape[0])
-
-
-def _leaves(data: Any) -> Iterator[Any]:
+def lead_of(data: Any) -> tuple[int, ...]:
+    """The shape of the first leaf of data that has dims, batch dims of a tensordict or the length of a list of texts."""
     if isinstance(data, Tensor) or is_tensor_collection(data):
-        yield data
-    elif isinstance(data, dict | tuple | list):
-        for value in data.values() if isinstance(data, dict) else data:
-            yield from _leaves(value)
+        return tuple(data.shape)
+    if isinstance(data, list) and any(isinstance(each, str | bytes) for each in data):
+        return (len(data),)
+    children = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
+    return next(filter(None, map(lead_of, children)), ())
+
+
+def length_of(data: Any) -> int:
+    """Rows of a batch: the first dim of its leaves, or the length of a list of items."""
+    lead = () if isinstance(data, list) else lead_of(data)
+    return lead[0] if lead else len(data)
 
 
 def _like(data: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
