@@ -167,9 +167,9 @@ class Writing:
             "numpy": np.__version__,
         }
         content = Manifest(self._folder.name, self._tree, entries, versions).encoded()
-        at_once([partial(_flush, self._folder / each.name) for each in entries])
+        at_once([partial(flush, self._folder / each.name) for each in entries])
         for folder in [*inside, self._folder]:
-            _flush(folder)
+            flush(folder)
         beside = self.path / f".{manifest.NAME}.{secrets.token_hex(8)}.tmp"
         try:
             direct.write_new(beside, np.frombuffer(content, np.uint8), flushed=True)
@@ -217,7 +217,7 @@ class Writing:
     def _flush_above(self) -> None:
         """Have the name of this folder on the disk: whoever made it may have been killed before."""
         try:
-            _flush(self.path.parent)
+            flush(self.path.parent)
         except PermissionError:
             if self._made:
                 raise
@@ -296,7 +296,7 @@ def _holds(path: Path, content: np.ndarray) -> bool:
         os.close(handle)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError
+from fbuf.checkpoint.writing import flush
 
 _MOST_DEEP = 64
 _TIMES_SMALLER = 1 << 17  # a filter makes nothing smaller than that
@@ -204,9 +204,5 @@ def leave(opened: Any, path: tuple[str, ...], shape: tuple[int, ...], dtype: np.
 
 def flushed(path: Path) -> None:
     """Have a file and its name on the disk."""
-    for place in (path, path.parent):
-        handle = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    flush(path)
+    flush(path.parent)

@@ -13,9 +13,9 @@ from tensordict import TensorDictBase
 from interop.buffers import TensorDictReplayBuffer
 from interop.class_names import class_of
 from interop.llm.memmaps import published, to_memmap
-from interop.llm.optional import required
 from interop.llm.tokenizers import TensorDictTokenizer as TensorDictTokenizer
 from interop.numbers import whole
+from interop.optional import required
 from interop.samplers import SamplerWithoutReplacement
 from interop.storages import TensorStorage
 
@@ -81,7 +81,7 @@ class TokenizedDatasetLoader:
 
         ValueError where it has no end-of-text token.
         """
-        tokenizer_class = tokenizer_class or required("transformers").AutoTokenizer
+        tokenizer_class = tokenizer_class or required("transformers", "llm").AutoTokenizer
         tokenizer = tokenizer_class.from_pretrained(tokenizer_model_name)
         if tokenizer.eos_token is None:
             raise ValueError(
@@ -130,7 +130,7 @@ class TokenizedDatasetLoader:
 
     def _rows(self) -> Any:
         """The rows of the split, as the hook leaves them."""
-        datasets = required("datasets")
+        datasets = required("datasets", "llm")
         if self.from_disk:
             splits = datasets.load_from_disk(self.dataset_name)
             if not isinstance(splits, Mapping) or self.split not in splits:

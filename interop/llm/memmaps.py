@@ -14,6 +14,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from fbuf.checkpoint.folder_lock import FolderLock
+from fbuf.checkpoint.writing import flush
 from interop.numbers import whole
 from interop.storages.folder import reserve_again
 
@@ -72,21 +73,13 @@ def _make(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], Non
         data = scratch / "data"
         (data / _RECORD).write_text(json.dumps(made_from))
         for each in [*data.rglob("*"), data]:
-            _flush(each)
+            flush(each)
         with contextlib.suppress(FileNotFoundError):
             folder.rename(scratch / "incomplete")
         data.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     finally:
         shutil.rmtree(scratch)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @torch.no_grad()

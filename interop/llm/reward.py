@@ -8,8 +8,8 @@ from tensordict import TensorClass
 from torch import Tensor
 
 from interop.llm.dataset import StrPath, TokenizedDatasetLoader
-from interop.llm.optional import required
 from interop.llm.tokenizers import TensorDictTokenizer
+from interop.optional import required
 
 _ROWS = 1000  # of a dataset that are read at once
 
@@ -67,4 +67,4 @@ def pre_tokenization_hook(dataset: Any, min_length: int = 5) -> Any:
             if yes != no and min(len(yes.split()), len(no.split())) >= min_length:
                 chosen.append(f"{prompt}\n{yes}")
                 rejected.append(f"{prompt}\n{no}")
-    return required("datasets").Dataset.from_dict({"text": chosen + rejected} if chosen else {})
+    return required("datasets", "llm").Dataset.from_dict({"text": chosen + rejected} if chosen else {})

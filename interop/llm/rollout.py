@@ -12,9 +12,9 @@ from torch.nn import functional
 from interop.llm.kl import AdaptiveKLController as AdaptiveKLController
 from interop.llm.kl import ConstantKLController as ConstantKLController
 from interop.llm.kl import KLControllerBase
-from interop.llm.optional import required
 from interop.llm.prompt import END_OF_TEXT, PromptData
 from interop.numbers import whole
+from interop.optional import required
 
 
 class Generation(NamedTuple):
@@ -181,7 +181,7 @@ class RolloutFromModel:
             raise ValueError(
                 f"the model has {vocabulary} tokens, not {self.EOS_TOKEN_ID}, the end of text: pass eos_token_id"
             )
-        config = required("transformers").GenerationConfig(**_UNWARPED) if given is None else given
+        config = required("transformers", "llm").GenerationConfig(**_UNWARPED) if given is None else given
         config = copy.deepcopy(config)
         config.max_new_tokens = self.max_new_tokens
         config.pad_token_id = config.eos_token_id = self.EOS_TOKEN_ID

@@ -1,13 +1,12 @@
 """Pictures of trees, by plotly or matplotlib."""
 
-import importlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 from interop.maps.tree import Path, Tree
+from interop.optional import required
 
 Labels = Callable[[Tree, Path], str]
 _FIGURES = ("tree", "box")
@@ -65,7 +64,7 @@ def layout(paths: Sequence[Path]) -> tuple[list[float], list[int]]:
 
 
 def _plotly(paths: list[Path], labels: list[str], figure: str, path: str | None) -> Any:
-    go = _imported("plotly.graph_objects")
+    go = required("plotly.graph_objects", "plot")
     texts = [label.replace("\n", "<br>") for label in labels]
     names = [str(each) for each in paths]
     if figure == "box":
@@ -88,7 +87,7 @@ def _plotly(paths: list[Path], labels: list[str], figure: str, path: str | None)
 
 
 def _matplotlib(paths: list[Path], labels: list[str], figure: str, path: str | None) -> Any:
-    figures, patches = _imported("matplotlib.figure"), _imported("matplotlib.patches")
+    figures, patches = required("matplotlib.figure", "plot"), required("matplotlib.patches", "plot")
     lefts, widths = layout(paths)
     depth = 1 + max(map(len, paths))
     made = figures.Figure(figsize=(max(4, min(40, 1.5 * widths[0])), max(3, min(40, 1.3 * depth))), layout="tight")
@@ -123,14 +122,6 @@ def _placed(paths: list[Path]) -> tuple[list[float], list[int], list[float], lis
 
 def _shown(value: Any) -> str:
     return str(value.tolist() if hasattr(value, "tolist") else value)
-
-
-def _imported(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        library = name.partition(".")[0]
-        raise ImportError(f"plots of trees need {library}: install it with `pip install 'fbuf[plot]'`") from error
 
 
 _BACKENDS = {"plotly": _plotly, "matplotlib": _matplotlib}

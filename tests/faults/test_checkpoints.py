@@ -80,7 +80,7 @@ def test_every_point_of_some() -> None:
 
 @pytest.mark.slow
 def test_what_is_not_flushed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fbuf.checkpoint.writing._flush", lambda path: None)
+    monkeypatch.setattr("fbuf.checkpoint.writing.flush", lambda path: None)
     assert losing.run(900, 1, few())["wrong"] > 10
 
 
