@@ -33,6 +33,8 @@ class ConsumingSampler(Sampler):
         max_sample_count: how often an item is drawn.
     """
 
+    ran_out = False  # whether the last draw took the last item
+
     def __init__(self, max_sample_count: int = 1) -> None:
         self._most = whole("max_sample_count", max_sample_count)
         self._pid = os.getpid()
@@ -44,21 +46,12 @@ class ConsumingSampler(Sampler):
         self._place = np.zeros(0, np.int64)  # of each slot in it
         self._drawn = np.zeros(0, np.int64)  # how often each slot was
         self._known = self._live = 0
-        self._ran_out = False
+        self.ran_out = False
 
     @property
     def max_sample_count(self) -> int:
         """How often an item is drawn."""
         return self._most
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw took the last item."""
-        return self._ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._ran_out = bool(value)
 
     def sampleable(self, storage: Storage) -> int:
         self._follow(storage)
@@ -76,7 +69,7 @@ class ConsumingSampler(Sampler):
         used = slots[self._drawn[slots] >= self._most]
         self._live -= used.size
         self._move(used, self._live)
-        self._ran_out = self._live == 0
+        self.ran_out = self._live == 0
         return torch.from_numpy(slots), {}
 
     def vacant(self, count: int) -> np.ndarray:
@@ -95,7 +88,7 @@ class ConsumingSampler(Sampler):
         again = slots[self._place[slots] >= self._live]
         self._move(again, self._live)
         self._live += again.size
-        self._ran_out = self._ran_out and not self._live
+        self.ran_out = self.ran_out and not self._live
 
     def _follow(self, storage: Storage) -> None:
         """Know the slots that the storage has now; new ones are not consumed."""
@@ -140,7 +133,7 @@ class ConsumingSampler(Sampler):
             "order": self._order[: self._known].copy(),
             "drawn": self._drawn[: self._known].copy(),
             "live": self._live,
-            "ran_out": self._ran_out,
+            "ran_out": self.ran_out,
         }
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
@@ -155,7 +148,7 @@ class ConsumingSampler(Sampler):
 
         def put() -> None:
             self._most, self._order, self._place, self._drawn = most, order, place, drawn
-            self._known, self._live, self._ran_out = drawn.size, live, ran_out
+            self._known, self._live, self.ran_out = drawn.size, live, ran_out
 
         return put
 

@@ -20,7 +20,7 @@ from interop.processes import starting_a_worker
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.given import flat_slots
 from interop.samplers.groups import Group, Groups, Id
-from interop.samplers.staleness import StalenessAwareSampler
+from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
 from interop.storages import Storage
 from interop.storages.following import edited
 
@@ -54,6 +54,8 @@ class PromptGroupSampler(DrawingSampler):
             comes with the "staleness" of rows, float32. A draw then takes O(completions in groups that can be drawn).
     """
 
+    ran_out = False  # whether the last draw left fewer groups than it took
+
     def __init__(
         self,
         group_size: int,
@@ -73,7 +75,7 @@ class PromptGroupSampler(DrawingSampler):
         self._groups = Groups(self._size, self._most)
         self._pending = _NONE  # slots of rows that were written, whose ids are not read yet
         self._edits: int | None = None  # edits of the storage that were read; None where all rows have to be read
-        self._ran_out = False
+        self.ran_out = False
 
     @property
     def group_size(self) -> int:
@@ -94,15 +96,6 @@ class PromptGroupSampler(DrawingSampler):
     def num_ready(self) -> int:
         """Groups that can be drawn, as of the last write or draw; whatever their staleness."""
         return len(self._groups.ready)
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw left fewer groups than it took."""
-        return self._ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._ran_out = bool(value)
 
     def sampleable(self, storage: Storage) -> int:
         self._try_sync(storage)
@@ -132,7 +125,7 @@ class PromptGroupSampler(DrawingSampler):
         if self._most is not None:
             self._groups.use(chosen)
             info["group_uses"] = self._per_row([group.uses for group in chosen])
-            self._ran_out = self.num_ready < count
+            self.ran_out = self.num_ready < count
         return torch.from_numpy(self._slots_of(chosen).reshape(-1)), info, []
 
     def _fresh(
@@ -166,8 +159,7 @@ class PromptGroupSampler(DrawingSampler):
         """The items at index are new, in this order."""
         slots = flat_slots(index, storage)[0]
         slots = slots[slots >= 0].astype(np.int64)
-        last = slots.size - 1 - np.unique(slots[::-1], return_index=True)[1]  # of equal slots
-        slots = slots[np.sort(last)]
+        slots = first_of_equal(slots[::-1])[::-1]  # of equal slots the last
         if self._pending.size:
             slots = np.concatenate((self._pending[~np.isin(self._pending, slots)], slots))
         self._pending = slots
@@ -221,7 +213,7 @@ class PromptGroupSampler(DrawingSampler):
             "max_uses": self._most,
             "groups": self._groups.saved(),
             "pending": self._pending,
-            "ran_out": self._ran_out,
+            "ran_out": self.ran_out,
             "members": saved_members([] if self._staleness is None else [self._staleness]),
         }
 
@@ -237,7 +229,7 @@ class PromptGroupSampler(DrawingSampler):
         def put() -> None:
             members()
             self._size, self._most, self._key = size, most, key
-            self._groups, self._pending, self._ran_out, self._edits = groups, pending, ran_out, None
+            self._groups, self._pending, self.ran_out, self._edits = groups, pending, ran_out, None
 
         return put
 

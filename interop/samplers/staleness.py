@@ -216,7 +216,7 @@ class Weighed(NamedTuple):
         chosen = np.zeros(0, np.int64)
         # Draws with replacement without those that were drawn before are draws without replacement.
         for _ in range(4 if count <= self.heavy.size // 4 else 0):
-            chosen = _first_of_equal(np.concatenate((chosen, self._find(count, rng))))[:count]
+            chosen = first_of_equal(np.concatenate((chosen, self._find(count, rng))))[:count]
             if chosen.size == count:
                 return chosen
         # The order of exponential times whose rates are the weights is that of such draws too (arXiv:1012.0256).
@@ -242,6 +242,6 @@ class _Known(NamedTuple):
     weighed: Weighed
 
 
-def _first_of_equal(places: np.ndarray) -> np.ndarray:
+def first_of_equal(places: np.ndarray) -> np.ndarray:
     """The places without those that came before, in order."""
     return places[np.sort(np.unique(places, return_index=True)[1])]
