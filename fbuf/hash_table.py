@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Bool, Int, PyTree, UInt32
 
 from fbuf import checks, storage
 
@@ -26,8 +26,8 @@ class HashTableState:
     size: Array  # [] int32: slots in use, always 0 to size - 1
     entries: Array  # [power of two, at least 2 * capacity] int32: slots, or _EMPTY
     hashes: Array  # [capacity] uint32
-    keys: Any  # of [capacity, ...]
-    items: Any  # of [capacity, ...]
+    keys: PyTree  # of [capacity, ...]
+    items: PyTree  # of [capacity, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HashTable:
         if checks.whole("capacity", self.capacity) > _LARGEST:
             raise ValueError(f"capacity must be at most {_LARGEST}, got {self.capacity}")
 
-    def init(self, key: Any, item: Any) -> HashTableState:
+    def init(self, key: PyTree, item: PyTree) -> HashTableState:
         """An empty table for keys and items like these, without a batch dim: arrays or `jax.ShapeDtypeStruct`."""
         return HashTableState(
             size=jnp.zeros((), jnp.int32),
@@ -56,7 +56,7 @@ class HashTable:
         )
 
     def insert(
-        self, state: HashTableState, keys: Any, items: Any
+        self, state: HashTableState, keys: PyTree, items: PyTree
     ) -> tuple[HashTableState, Int[Array, " batch"], Bool[Array, " batch"]]:
         """Store items under keys. Of equal keys in a batch the last wins.
 
@@ -67,19 +67,19 @@ class HashTable:
             return state, jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.bool_)
         return _insert(state, keys, items)
 
-    def find(self, state: HashTableState, keys: Any) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
+    def find(self, state: HashTableState, keys: PyTree) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
         """The slot of each key, and whether it is stored; -1 where it is not."""
         if not self._length(state, keys):
             return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.bool_)
         slots = _find(state, keys)
         return slots, slots >= 0
 
-    def read(self, state: HashTableState, slots: Int[Array, " batch"]) -> Any:
+    def read(self, state: HashTableState, slots: Int[Array, " batch"]) -> PyTree:
         """A copy of the items at slots; of slots out of range that of the nearest one."""
         return storage.read(state.items, jnp.clip(checks.slots(slots), 0, self.capacity - 1))
 
     def update(
-        self, state: HashTableState, keys: Any, items: Any
+        self, state: HashTableState, keys: PyTree, items: PyTree
     ) -> tuple[HashTableState, Int[Array, " batch"], Bool[Array, " batch"]]:
         """Store items under those keys that are stored. Of equal keys the last wins. Returns the slots and which were."""
         if not self._length(state, keys, items):
@@ -90,7 +90,7 @@ class HashTable:
         """The table without keys. O(capacity)."""
         return dataclasses.replace(state, size=jnp.zeros_like(state.size), entries=jnp.full_like(state.entries, _EMPTY))
 
-    def _length(self, state: HashTableState, keys: Any, items: Any = None) -> int:
+    def _length(self, state: HashTableState, keys: PyTree, items: PyTree = None) -> int:
         """Rows of a batch, checked against the state while tracing."""
         if state.hashes.shape != (self.capacity,):
             raise ValueError(
@@ -103,14 +103,14 @@ class HashTable:
 
 
 @jax.jit  # outside of any program its loops would be compiled in every call; so would those below
-def _find(state: HashTableState, keys: Any) -> Array:
+def _find(state: HashTableState, keys: PyTree) -> Array:
     words = _words(keys)
     state, places = _probe(state, words, _hashed(words), jnp.ones(len(words), jnp.bool_), claims=False)
     return _slots_at(state, places)
 
 
 @jax.jit
-def _update(state: HashTableState, keys: Any, items: Any) -> tuple[HashTableState, Array, Array]:
+def _update(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTableState, Array, Array]:
     if len(words := _words(keys)) == 1:
         return _twice(_update, state, keys, items)
     state, places = _probe(state, words, _hashed(words), jnp.ones(len(words), jnp.bool_), claims=False)
@@ -119,7 +119,7 @@ def _update(state: HashTableState, keys: Any, items: Any) -> tuple[HashTableStat
 
 
 @jax.jit
-def _insert(state: HashTableState, keys: Any, items: Any) -> tuple[HashTableState, Array, Array]:
+def _insert(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTableState, Array, Array]:
     words = _words(keys)
     count, capacity = len(words), state.hashes.shape[0]
     if count == 1:
@@ -169,7 +169,7 @@ def _slots_at(state: HashTableState, places: Array) -> Array:
     return jnp.where(entries == _EMPTY, -1, entries)
 
 
-def _write(state: HashTableState, slots: Array, places: Array, items: Any) -> HashTableState:
+def _write(state: HashTableState, slots: Array, places: Array, items: PyTree) -> HashTableState:
     """Items at slots, none where the slot is -1; of equal slots the last. The entries at places find the last."""
     rows, places = jnp.arange(len(slots), dtype=jnp.int32), jnp.where(slots < 0, len(state.entries), places)
     entries = state.entries.at[places].set(-1, mode="drop").at[places].max(rows, mode="drop")
@@ -239,7 +239,7 @@ def _probe(
     return dataclasses.replace(state, entries=entries, hashes=kept, keys=keys), places
 
 
-def _words(keys: Any) -> UInt32[Array, "batch words"]:
+def _words(keys: PyTree) -> UInt32[Array, "batch words"]:
     """The bits of keys, 32 to a word."""
     return jnp.concatenate([_words_of(jnp.asarray(leaf)) for leaf in jax.tree.leaves(keys)], axis=1)
 

@@ -47,7 +47,7 @@ class PackedValues:
     # ------------------------------------------------------------------ writing
 
     def append(
-        self, data: Any, lengths: np.ndarray, kinds: int | Sequence[int] | np.ndarray = 0, expected: int = 0
+        self, data: bytes, lengths: np.ndarray, kinds: int | Sequence[int] | np.ndarray = 0, expected: int = 0
     ) -> np.ndarray:
         """Append byte strings that lie one behind the other in data; returns their spans, int64 [n, 2]. O(bytes).
 
@@ -83,7 +83,7 @@ class PackedValues:
             self._used = 0
         return held.size - self._used
 
-    def _write(self, data: Any, size: int) -> int:
+    def _write(self, data: memoryview | np.ndarray, size: int) -> int:
         held, start = self._segments[self._current], self._used
         if self.folder is not None and size and hasattr(os, "posix_fallocate"):
             handle = self._open(self._current, os.O_RDWR)
@@ -203,7 +203,7 @@ class PackedValues:
     @property
     def bytes(self) -> int:
         """The bytes of all segments."""
-        return sum(self._view(number).nbytes for number in self._numbers())
+        return sum(map(self._size, self._numbers()))
 
     @property
     def due(self) -> bool:

@@ -39,7 +39,7 @@ class Varied(Leaf):
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
 
-    def take(self, data: Any, name: str) -> "Values":
+    def take(self, data: object, name: str) -> "Values":
         """The values of data, which are to be packed. TypeError where data is of another kind than the entry."""
         if self.dtype is None:
             if not _is_python(data):
@@ -91,7 +91,7 @@ class Values:
         self._rows_of = rows_of
 
     def packed(self, into: PackedValues) -> Tensor:
-        """The spans. TypeError for a value of a kind that is not kept: nothing was appended then."""
+        """The spans. TypeError for a value of a kind that is not kept."""
         values = self._values
         same = len(values) > 1 and all(value is values[0] for value in values)
         chosen = values[:1] if same else values
@@ -108,7 +108,7 @@ class Values:
         )
 
 
-def described(data: Any, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
+def described(data: object, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
     """What varied entry data is, with `dims` leading dims, and the shape of an item's spans; None for other data."""
     if _is_python(data) and (dims or not isinstance(data, list)):
         if len(_shape_of(data)) < dims:
@@ -132,7 +132,7 @@ def _odd_dim(data: Tensor) -> bool:
     return any(not isinstance(size, int) for size in data.shape[2:])
 
 
-def _is_python(data: Any) -> bool:
+def _is_python(data: object) -> bool:
     if isinstance(data, list):
         return bool(data) and isinstance(data[0], str | bytes)
     return isinstance(data, NonTensorData | NonTensorStack | str | bytes)
