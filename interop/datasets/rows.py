@@ -1,0 +1,55 @@
+"""Rows of tensordicts from the arrays of an episode."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
+
+from interop.datasets.errors import DatasetCorrupt
+
+
+def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
+    """Arrays [count, ...], lists of text and mappings of these as a tensordict [count].
+
+    `DatasetCorrupt`, which begins with `where`, names an entry of another length and both lengths.
+    """
+    out = TensorDict({}, [count])
+    for key, value in arrays.items():
+        if isinstance(value, Mapping):
+            out[key] = nested(value, count, f"{where}, {key}")
+            continue
+        if len(value) != count:
+            raise DatasetCorrupt(f"{where}: {key} has {len(value)} rows, there are {count} steps")
+        out[key] = leaf(value)
+    return out
+
+
+def leaf(values: np.ndarray | Sequence[Any]) -> Any:
+    """An array as a tensor, a list of text or of other values as it is stored."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
+        values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+        return torch.from_numpy(np.ascontiguousarray(values) if values.flags.writeable else values.copy())
+    return NonTensorStack(*(NonTensorData(_text(each)) for each in values))
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def column(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+    """[T] as [T, 1]."""
+    return leaf(values).to(dtype).reshape(-1, 1)
+
+
+def following(rows: Any) -> Any:
+    """Each row's next one, of tensors, tensordicts or text. Behind the last are zeros, or empty text."""
+    if isinstance(rows, Tensor):
+        out = torch.zeros_like(rows)
+        out[:-1] = rows[1:]
+        return out
+    if isinstance(rows, NonTensorStack):
+        return leaf([*rows.tolist()[1:], ""])
+    return TensorDict({key: following(rows.get(key)) for key in rows.keys()}, rows.batch_size)  # noqa: SIM118

@@ -1,0 +1,53 @@
+"""Where the files of a dataset come from, and how they become rows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tensordict import TensorDictBase
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows of a dataset, which one process reads from the upstream files. It is pickled to workers.
+
+    Args:
+        rows: how many.
+        path: the file or folder that they are in.
+        which: what a source needs to find them there: names of episodes, a range of rows.
+    """
+
+    rows: int
+    path: Path
+    which: tuple[Any, ...] = ()
+
+
+class Source(ABC):
+    """A dataset upstream. Subclasses are frozen dataclasses, which are pickled to workers.
+
+    `download` is called with a folder of its own, again and again until it returns: files that are there already are
+    gone on with. Then `parts` is called once, and `read` for each part, in any process. Both get folders that a user may
+    have filled by hand (`from_local`), and raise `DatasetCorrupt`, which names the file, for what is not of the format.
+    """
+
+    family: ClassVar[str]  # the folder of the family below `~/.cache/fbuf`
+
+    dataset_id: str
+
+    @abstractmethod
+    def download(self, folder: Path) -> None:
+        """Download the upstream files into a folder. `DownloadError` says what was tried, and what to put where by hand."""
+
+    @abstractmethod
+    def parts(self, folder: Path) -> Sequence[Part]:
+        """All rows of the dataset in order. Reads headers only. `DatasetCorrupt` where there are none."""
+
+    @abstractmethod
+    def read(self, part: Part) -> Iterator[TensorDictBase]:
+        """The rows of a part, [n] at a time, an episode or several. All with the same keys, shapes and dtypes."""
+
+    def metadata(self, folder: Path) -> dict[str, Any]:
+        """What upstream says of the dataset, as JSON has it. Kept beside the rows."""
+        return {}
