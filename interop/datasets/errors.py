@@ -9,14 +9,14 @@ class DatasetError(RuntimeError):
 
 
 class DownloadError(DatasetError):
-    """A file could not be downloaded: no network, no answer, a missing file, a wrong checksum, a page in the place of data."""
+    """A file could not be downloaded: no network, no answer, a missing file, a wrong checksum, HTML as data."""
 
 
-class DatasetCorrupt(DatasetError):
+class CorruptDatasetError(DatasetError):
     """Upstream files, or the files of a converted dataset, are not what their format says."""
 
 
-class DatasetMissing(DatasetError, FileNotFoundError):
+class MissingDatasetError(DatasetError, FileNotFoundError):
     """There is no converted dataset, and downloading was not asked for."""
 
 

@@ -8,13 +8,13 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from interop.datasets.errors import DatasetCorrupt
+from interop.datasets.errors import CorruptDatasetError
 
 
 def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
     """Arrays [count, ...], lists of text and mappings of these as a tensordict [count].
 
-    `DatasetCorrupt`, which begins with `where`, names an entry of another length and both lengths.
+    `CorruptDatasetError`, which begins with `where`, names an entry of another length and both lengths.
     """
     out = TensorDict({}, [count])
     for key, value in arrays.items():
@@ -22,7 +22,7 @@ def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
             out[key] = nested(value, count, f"{where}, {key}")
             continue
         if len(value) != count:
-            raise DatasetCorrupt(f"{where}: {key} has {len(value)} rows, there are {count} steps")
+            raise CorruptDatasetError(f"{where}: {key} has {len(value)} rows, there are {count} steps")
         out[key] = leaf(value)
     return out
 

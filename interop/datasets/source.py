@@ -29,7 +29,7 @@ class Source(ABC):
 
     `download` is called with a folder of its own, again and again until it returns: files that are there already are
     gone on with. Then `parts` is called once, and `read` for each part, in any process. Both get folders that a user may
-    have filled by hand (`from_local`), and raise `DatasetCorrupt`, which names the file, for what is not of the format.
+    have filled by hand (`from_local`), and raise `CorruptDatasetError`, which names the file, for what is not of the format.
     """
 
     family: ClassVar[str]  # the folder of the family below `~/.cache/fbuf`
@@ -42,7 +42,7 @@ class Source(ABC):
 
     @abstractmethod
     def parts(self, folder: Path) -> Sequence[Part]:
-        """All rows of the dataset in order. Reads headers only. `DatasetCorrupt` where there are none."""
+        """All rows of the dataset in order. Reads headers only. `CorruptDatasetError` where there are none."""
 
     @abstractmethod
     def read(self, part: Part) -> Iterator[TensorDictBase]:
