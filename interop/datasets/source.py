@@ -1,7 +1,7 @@
 """Where the files of a dataset come from, and how they become rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,11 +17,13 @@ class Part:
         rows: how many.
         path: the file or folder that they are in.
         which: what a source needs to find them there: names of episodes, a range of rows.
+        at_most: `rows` is an upper bound, as an archive that is read as a stream tells no more.
     """
 
     rows: int
     path: Path
     which: tuple[Any, ...] = ()
+    at_most: bool = False
 
 
 class Source(ABC):
@@ -37,8 +39,11 @@ class Source(ABC):
     dataset_id: str
 
     @abstractmethod
-    def download(self, folder: Path) -> None:
-        """Download the upstream files into a folder. `DownloadError` says what was tried, and what to put where by hand."""
+    def download(self, folder: Path) -> Mapping[str, str]:
+        """Download the upstream files into a folder. Returns the SHA-256 of each, in hexadecimal, by its name there.
+
+        `DownloadError` says what was tried, and which files to pass by hand (`from_local`).
+        """
 
     @abstractmethod
     def parts(self, folder: Path) -> Sequence[Part]:
