@@ -130,7 +130,7 @@ def test_an_incomplete_folder_is_made_again(folder: pathlib.Path, tmp_path: path
             (place / "input_ids.memmap").write_bytes(b"0" * 10)
         else:
             (made * 0).memmap(place)
-        left = place.parent / ".9.making"
+        left = place.parent / ".8.making"
         left.mkdir()
         (loaded := loader(folder, root)).load()
         assert (loaded.load() == made).all() and [path.name for path in place.parent.iterdir()] == ["8"]
