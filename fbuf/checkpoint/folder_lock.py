@@ -4,6 +4,7 @@ import fcntl
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from fbuf.checkpoint.errors import CheckpointError
@@ -28,13 +29,17 @@ class FolderLock:
         found = os.fstat(self.handle)
         self._holder = found.st_dev, found.st_ino, os.getpid(), threading.get_ident()
 
-    def acquire(self) -> None:
-        """Wait for the lock. CheckpointError where this thread holds it, as below a signal handler that saves."""
+    def acquire(self, waits: Callable[[], None] | None = None) -> None:
+        """Wait for the lock, after a call of `waits` where it is held. CheckpointError where this thread holds it, as below
+        a signal handler that saves.
+        """
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if self._holder in _held:
                 raise CheckpointError(f"{self._path} is being written by this thread already") from None
+            if waits is not None:
+                waits()
             fcntl.flock(self.handle, fcntl.LOCK_EX)
         _held[self._holder] = self
 

@@ -1,9 +1,7 @@
 """A dataset as memory-mapped tensors, in a folder that is there as a whole or not at all."""
 
-import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,33 +11,19 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from fbuf.checkpoint.folder_lock import FolderLock
-from fbuf.checkpoint.writing import flush
 from interop.numbers import whole
+from interop.published import RECORD, publish
 from interop.storages.folder import reserve_again
 
 _ROWS = 4096  # of a dataset that are in memory at once
-_RECORD = "made_from.json"  # the last file written to a folder
 
 
 def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> TensorDictBase:
-    """The memory-mapped tensors of a folder, made first by `make(scratch)` where the folder is missing or incomplete.
+    """The memory-mapped tensors of a folder, made first by `make(scratch)`, see `publish`.
 
-    `make` writes the tensors to the folder `scratch / "data"`, which one rename puts in place: a process that is killed
-    leaves no folder, and what it did leave is removed by the next. One process makes a folder at a time; others wait for
-    it. A folder without the record that is written last is incomplete, whoever made it, and is replaced.
-
-    ValueError where the folder was made from something else than `made_from`.
+    A folder without a record is incomplete, whoever made it, and is replaced.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if not _is_complete(folder, made_from):
-        lock = FolderLock(folder.parent)
-        lock.acquire()
-        try:
-            if not _is_complete(folder, made_from):  # another process made it meanwhile
-                _make(folder, made_from, make)
-        finally:
-            lock.release()
+    publish(folder, made_from, make, replaces_foreign=True)
     _refuse_objects(folder)
     return TensorDict.load_memmap(folder)
 
@@ -47,39 +31,9 @@ def published(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path],
 def _refuse_objects(folder: Path) -> None:
     """ValueError for files of other things than tensors, which would be unpickled, or classes that would be imported."""
     for path in folder.rglob("*"):
-        is_tensor = path.suffix == ".memmap" or path.is_dir() or path == folder / _RECORD
+        is_tensor = path.suffix == ".memmap" or path.is_dir() or path == folder / RECORD
         if not (is_tensor or (path.name == "meta.json" and json.loads(path.read_bytes())["_type"] == str(TensorDict))):
             raise ValueError(f"{path} is no file of a tokenized dataset: remove {folder}, which is then made again")
-
-
-def _is_complete(folder: Path, made_from: Mapping[str, Any]) -> bool:
-    try:
-        found = json.loads((folder / _RECORD).read_bytes())
-    except FileNotFoundError:
-        return False
-    if differ := [key for key, value in made_from.items() if found.get(key) != value]:
-        there, asked = ({key: each.get(key) for key in differ} for each in (found, made_from))
-        raise ValueError(f"{folder} was made from {there}, not {asked}: pass another root_dir, or remove the folder")
-    return True
-
-
-def _make(folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], None]) -> None:
-    for left in folder.parent.glob(".*.making"):  # by processes that were killed: the lock is ours
-        shutil.rmtree(left)
-    scratch = folder.parent / f".{folder.name}.making"
-    scratch.mkdir()
-    try:
-        make(scratch)
-        data = scratch / "data"
-        (data / _RECORD).write_text(json.dumps(made_from))
-        for each in [*data.rglob("*"), data]:
-            flush(each)
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(scratch / "incomplete")
-        data.rename(folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(scratch)
 
 
 @torch.no_grad()

@@ -1,7 +1,9 @@
 """Memory maps of tensors, in files and without."""
 
 import math
+import mmap
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from interop.codec import LeafSpec
 _SINGLE = "_-single-tensor-_"
 _ALIGNED = 64  # bytes
 _FIRST, _MOST = 1 << 20, 1 << 26  # bytes of space that are taken ahead of what is needed
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # the mmap module names it from Python 3.13 on
 
 
 class _Part:
@@ -117,7 +120,10 @@ def from_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype, *, private
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device="cpu")
     if private:
-        return torch.from_file(str(path), shared=False, dtype=dtype, size=math.prod(shape), device="cpu").reshape(shape)
+        with open(path, "rb") as file:  # without a reservation: a file may be larger than the memory of the machine
+            flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            held = mmap.mmap(file.fileno(), math.prod(shape) * dtype.itemsize, flags=flags, prot=access)
+        return torch.frombuffer(held, dtype=dtype).reshape(shape)
     return MemoryMappedTensor.from_filename(path, dtype=dtype, shape=torch.Size(shape))
 
 

@@ -13,6 +13,7 @@ from tensordict import MemoryMappedTensor, TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.storages import files
+from interop.storages.maps import from_file
 from tests.interop import workers
 from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor, tensors_of
 
@@ -189,3 +190,13 @@ def test_a_child_forked_before_the_memory_moved_does_not_write_to_the_old():
 
 def test_a_storage_that_is_not_written_is_not_shared():
     assert not LazyTensorStorage(4)._is_shared() and not LazyMemmapStorage(4)._is_shared()
+
+
+def test_a_private_map_may_be_larger_than_the_memory_of_the_machine(tmp_path):
+    items = 3 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    with open(tmp_path / "rows.memmap", "wb") as file:
+        file.truncate(4 * items)  # a file with a hole takes no space
+    leaf = from_file(tmp_path / "rows.memmap", (items,), torch.float32, private=True)
+    leaf[items - 1] = 1
+    assert leaf[items - 1] == 1 and leaf[7] == 0
+    assert os.stat(tmp_path / "rows.memmap").st_blocks == 0

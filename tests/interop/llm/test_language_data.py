@@ -112,7 +112,7 @@ def test_a_dataset_is_tokenized_once(folder: pathlib.Path, tmp_path: pathlib.Pat
     assert [path.name for path in (tmp_path / "asks" / "train").iterdir()] == ["8"]
     again = loader(folder, tmp_path)
     assert (again.load() == made).all() and "tokenizer" not in vars(again)
-    with pytest.raises(ValueError, match=r"was made from .*tokenizer_fn.*: pass another root_dir"):
+    with pytest.raises(ValueError, match=r"was made from .*tokenizer_fn.*: pass another root"):
         loader(folder, tmp_path, tokenizer_fn=interop.TensorDictTokenizer).load()
     data = PromptData.from_dataset(
         "train", str(folder / "asks-and-answers"), 8, tmp_path, True, 1, tokenizer_model_name=str(folder / "tokenizer")
@@ -130,7 +130,7 @@ def test_an_incomplete_folder_is_made_again(folder: pathlib.Path, tmp_path: path
             (place / "input_ids.memmap").write_bytes(b"0" * 10)
         else:
             (made * 0).memmap(place)
-        left = place.parent / ".9.making"
+        left = place.parent / ".8.making"
         left.mkdir()
         (loaded := loader(folder, root)).load()
         assert (loaded.load() == made).all() and [path.name for path in place.parent.iterdir()] == ["8"]

@@ -1,0 +1,102 @@
+"""Upstream files as memory-mapped rows."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from interop.buffers import ReplayBuffer
+from interop.datasets.errors import CorruptDatasetError
+from interop.datasets.in_order import by_processes, portable, rebuilt
+from interop.datasets.progress import progress
+from interop.datasets.source import Part, Source
+from interop.storages import LazyMemmapStorage
+
+_ROWS, _BYTES = 4096, 1 << 24  # that are written at once, if episodes are shorter
+
+
+def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
+    """Write the rows of a source to a folder, with `workers` processes that read; how many there are.
+
+    In memory are some episodes, and with workers a part for each. CorruptDatasetError where parts do not hold the rows
+    that they should, or rows that differ in keys, shapes or dtypes. OSError, before the first row is written, where the
+    disk has no room for all.
+    """
+    parts = [*source.parts(files)]
+    total = sum(part.rows for part in parts)
+    if not total:
+        raise CorruptDatasetError(f"there are no rows in {files}")
+    storage = LazyMemmapStorage(total, scratch_dir=folder)
+    try:
+        write(storage, _read(source, parts, workers), total, f"Converting {source.dataset_id}")
+        return len(storage)
+    finally:
+        storage.close()
+
+
+def write(
+    storage: LazyMemmapStorage, pieces: Iterator[TensorDictBase], total: int, title: str, bar: bool | None = None
+) -> None:
+    """Append pieces of rows, short ones together."""
+    buffer = ReplayBuffer(storage=storage)
+    waiting: list[TensorDictBase] = []
+    with progress(title, total, "row", bar) as advance:
+        for piece in pieces:
+            waiting.append(piece)
+            rows = sum(map(len, waiting))
+            if rows >= _ROWS or sum(each.bytes() for each in waiting) >= _BYTES:
+                buffer.extend(_joined(waiting))
+                waiting.clear()
+            advance(len(piece))
+        if waiting:
+            buffer.extend(_joined(waiting))
+
+
+def _joined(pieces: list[TensorDictBase]) -> TensorDictBase:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _read(source: Source, parts: list[Part], workers: int) -> Iterator[TensorDictBase]:
+    """The rows of all parts, which agree with one another and with what was announced."""
+    read: Iterator[Iterable[TensorDictBase]] = map(source.read, parts)
+    if workers:
+        read = (map(rebuilt, pieces) for pieces in by_processes(partial(_whole_part, source), parts, workers))
+    first: dict[Any, Any] = {}
+    for part, pieces in zip(parts, read, strict=True):
+        where, count = " ".join(map(str, (part.path, *part.which[:1]))), 0
+        for piece in agreeing(pieces, where, first):
+            count += len(piece)
+            yield piece
+        if count > part.rows or (count < part.rows and not part.at_most):
+            raise CorruptDatasetError(f"{where} has {count} rows, {part.rows} were announced")
+
+
+def agreeing(
+    pieces: Iterable[TensorDictBase], where: str, first: dict[Any, Any] | None = None
+) -> Iterator[TensorDictBase]:
+    """Pieces of rows. CorruptDatasetError where keys, shapes or dtypes are not those of the first piece."""
+    first = {} if first is None else first
+    for piece in pieces:
+        found = _kinds(piece)
+        if not first:
+            first.update(found)
+        if found != first:
+            key = next(key for key in {**first, **found} if first.get(key) != found.get(key))
+            there, here = first.get(key, "missing"), found.get(key, "missing")
+            raise CorruptDatasetError(f"{where}: {key} is {here}, in the first rows it is {there}")
+        yield piece
+
+
+def _whole_part(source: Source, part: Part) -> list[Any]:
+    torch.set_num_threads(1)
+    return [portable(piece) for piece in source.read(part)]
+
+
+def _kinds(rows: TensorDictBase) -> dict[Any, Any]:
+    """Shape and dtype of each entry of a row, "text" for others."""
+    entries = TensorDict(rows).items(True, True)
+    return {key: (str(each.dtype), [*each.shape[1:]]) if isinstance(each, Tensor) else "text" for key, each in entries}

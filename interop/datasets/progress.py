@@ -1,0 +1,18 @@
+"""Progress bars, where somebody looks at them."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from interop.optional import required
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int | None, unit: str, shown: bool | None = None) -> Iterator[Callable[[int], object]]:
+    """What is called with each advance. By default the bar is shown where stderr is a terminal."""
+    shown = sys.stderr.isatty() if shown is None else shown
+    if not shown:
+        yield lambda count: None
+        return
+    with required("tqdm", "datasets").tqdm(desc=title, total=total, unit=unit, unit_scale=True) as bar:
+        yield bar.update
