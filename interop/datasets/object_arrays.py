@@ -13,11 +13,12 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
+from interop.datasets.compressed import Readable
 from interop.datasets.errors import CorruptDatasetError
 
 _KEYS = (str, bytes, int, float, bool, type(None))
@@ -29,7 +30,7 @@ _DAMAGE = (
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def load_object(file: IO[bytes], where: str = "the file") -> Any:
+def load_object(file: Readable, where: str = "the file") -> Any:
     """What a pickle or `.npy` file holds: NumPy arrays, numbers, text, bytes, None, and dicts, lists and tuples of these.
 
     Of a `.npy` file with one object that object, else the array. Arrays are read-only, and share the memory of the file.
@@ -44,6 +45,17 @@ def load_object(file: IO[bytes], where: str = "the file") -> Any:
         reason = error if isinstance(error, ValueError) else repr(error)
         raise CorruptDatasetError(f"{where} cannot be read: {reason}") from error
     return value
+
+
+def array_header(file: Readable, where: str = "the file") -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of the array of an `.npy` file, whose rows follow. `CorruptDatasetError` for one in another order."""
+    try:
+        shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
+    except _DAMAGE as error:
+        raise CorruptDatasetError(f"{where} is no .npy file: {error}") from error
+    if fortran and len(shape) > 1:
+        raise CorruptDatasetError(f"{where} has an array in the order of Fortran, which cannot be read row by row")
+    return shape, dtype
 
 
 def _array_of(data: io.BytesIO) -> Any:
@@ -148,7 +160,7 @@ class _Pickle:
         self.memo: dict[int, Any] = {}
         self.finished = set[int]()  # ids of lists and dicts that were read from the memo
 
-    def run(self, data: IO[bytes]) -> Any:
+    def run(self, data: io.BytesIO) -> Any:
         name = ""
         while name != "STOP":
             code = data.read(1)
