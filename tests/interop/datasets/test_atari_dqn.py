@@ -234,7 +234,11 @@ def test_add_count_that_was_pickled(load_own, upstream):
 
 def test_a_folder_with_replay_logs(tmp_path):
     rows = make(tmp_path / "run" / "replay_logs", np.random.default_rng(0))
-    check(AtariDQNExperienceReplay(ID, root=tmp_path / "root", from_local=tmp_path / "run")[:], rows, range(TOTAL))
+    check(
+        AtariDQNExperienceReplay(ID, root=tmp_path / "root", from_local=tmp_path / "run", num_procs=2)[:],
+        rows,
+        range(TOTAL),
+    )
 
 
 def test_split_trajectories(load_own):
