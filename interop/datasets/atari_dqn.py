@@ -177,7 +177,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     """DQN Replay: the steps of five training runs of a DQN agent for each of 60 Atari games (arXiv:1907.04543).
 
     Rows are those of up to 50 checkpoints of a million each, in the order of their numbers. Each frame is on the disk
-    once: 7 GB a checkpoint, and about a tenth of that while it is converted.
+    once, which takes 7 GB a checkpoint. What upstream notes of each checkpoint is in `metadata`, not in batches.
 
     | key | shape | dtype |
     |---|---|---|
