@@ -58,20 +58,9 @@ GAMES = [
     ),
     *("DoubleDunk", "ElevatorAction", "Enduro", "FishingDerby", "Freeway", "Frostbite", "Gopher", "Gravitar", "Hero"),
     *("IceHockey", "Jamesbond", "JourneyEscape", "Kangaroo", "Krull", "KungFuMaster", "MontezumaRevenge", "MsPacman"),
-    *(
-        "NameThisGame",
-        "Phoenix",
-        "Pitfall",
-        "Pong",
-        "Pooyan",
-        "PrivateEye",
-        "Qbert",
-        "Riverraid",
-        "RoadRunner",
-        "Robotank",
-    ),
-    *("Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Tennis", "TimePilot", "Tutankham", "UpNDown"),
-    *("Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
+    *("NameThisGame", "Phoenix", "Pitfall", "Pong", "Pooyan", "PrivateEye", "Qbert", "Riverraid", "RoadRunner"),
+    *("Robotank", "Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Tennis", "TimePilot", "Tutankham"),
+    *("UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
 ]
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {  # of a checkpoint: dtype and dims

@@ -321,9 +321,9 @@ def test_download_of_the_first_checkpoints_alone(tmp_path, server, bucket):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_bucket_that_is_closed(tmp_path, server, bucket, status):
-    server.answer(LISTING, Answer(status=status))
-    server.answer_to(LISTING, "GET"), server.answer_to(LISTING, "GET")  # the pages
+def test_a_bucket_that_is_closed(tmp_path, server, monkeypatch, status):
+    monkeypatch.setattr(atari_dqn, "LIST_URL", server.at("listing"))
+    server.answer("listing", Answer(status=status))
     with pytest.raises(DownloadError, match=rf"{status}.*no longer open to everybody.*from_local"):
         AtariDQNExperienceReplay(ID, root=tmp_path)
     with pytest.raises(MissingDatasetError):
