@@ -33,34 +33,13 @@ from interop.writers import ImmutableDatasetWriter, Writer
 BASE_URL = "https://storage.googleapis.com/atari-replay-datasets"
 LIST_URL = "https://storage.googleapis.com/storage/v1/b/atari-replay-datasets/o"
 GAMES = [
-    *(
-        "AirRaid",
-        "Alien",
-        "Amidar",
-        "Assault",
-        "Asterix",
-        "Asteroids",
-        "Atlantis",
-        "BankHeist",
-        "BattleZone",
-        "BeamRider",
-    ),
-    *(
-        "Berzerk",
-        "Bowling",
-        "Boxing",
-        "Breakout",
-        "Carnival",
-        "Centipede",
-        "ChopperCommand",
-        "CrazyClimber",
-        "DemonAttack",
-    ),
-    *("DoubleDunk", "ElevatorAction", "Enduro", "FishingDerby", "Freeway", "Frostbite", "Gopher", "Gravitar", "Hero"),
-    *("IceHockey", "Jamesbond", "JourneyEscape", "Kangaroo", "Krull", "KungFuMaster", "MontezumaRevenge", "MsPacman"),
-    *("NameThisGame", "Phoenix", "Pitfall", "Pong", "Pooyan", "PrivateEye", "Qbert", "Riverraid", "RoadRunner"),
-    *("Robotank", "Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Tennis", "TimePilot", "Tutankham"),
-    *("UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
+    *("AirRaid", "Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone"),
+    *("BeamRider", "Berzerk", "Bowling", "Boxing", "Breakout", "Carnival", "Centipede", "ChopperCommand"),
+    *("CrazyClimber", "DemonAttack", "DoubleDunk", "ElevatorAction", "Enduro", "FishingDerby", "Freeway", "Frostbite"),
+    *("Gopher", "Gravitar", "Hero", "IceHockey", "Jamesbond", "JourneyEscape", "Kangaroo", "Krull", "KungFuMaster"),
+    *("MontezumaRevenge", "MsPacman", "NameThisGame", "Phoenix", "Pitfall", "Pong", "Pooyan", "PrivateEye", "Qbert"),
+    *("Riverraid", "RoadRunner", "Robotank", "Seaquest", "Skiing", "Solaris", "SpaceInvaders", "StarGunner", "Tennis"),
+    *("TimePilot", "Tutankham", "UpNDown", "Venture", "VideoPinball", "WizardOfWor", "YarsRevenge", "Zaxxon"),
 ]
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {  # of a checkpoint: dtype and dims
