@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +130,10 @@ class Failing(LazyTensorStorage):
 def killed(call: Callable[[], Any], rb: ReplayBuffer) -> None:
     """The call in a process that is killed at these rows."""
     rb.storage.kills = True
-    if not (child := os.fork()):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns of forks; the child does not use it
+        child = os.fork()
+    if not child:
         try:
             call()
         finally:
