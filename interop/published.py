@@ -24,7 +24,8 @@ def publish(
     folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any] | None], *,
     when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from` and what `make` returned.
+    """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, what `make` returned, and the
+    sizes of its "files".
 
     `make` writes to `scratch / "data"`, which one rename puts in place. A process that is killed leaves the folder as it
     was, or as it is to be. What it leaves beside it is removed by the next call, but for `scratch / DOWNLOADS` and
@@ -51,12 +52,14 @@ def publish(
     with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
         _put_back(scratch, folder)
         if found := _usable(folder, made_from, when, replaces_foreign):  # another process made it meanwhile
+            _clear(scratch, PROGRESS)
             return found
         _clear(scratch, DOWNLOADS, PROGRESS)
         replaces = folder.is_dir() and any(folder.iterdir())
         try:
             data = scratch / "data"
             record = {**made_from, **(make(scratch) or {})}
+            record["files"] = {os.fspath(each.relative_to(data)): each.stat().st_size for each in _files(data)}
             (data / RECORD).write_text(json.dumps(record))
             for each in [*data.rglob("*"), data]:
                 flush(each)
@@ -70,6 +73,15 @@ def publish(
             _clear(scratch, DOWNLOADS, PROGRESS)
             raise
     return record
+
+
+def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    """CheckpointCorrupt where files, by their names in the folder, do not have these sizes."""
+    for name, size in sizes.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            came = "is missing" if found is None else f"has {found} bytes"
+            raise CheckpointCorrupt(f"{folder / name} {came}, it was written with {size}")
 
 
 def is_there(folder: Path) -> bool:
@@ -86,6 +98,10 @@ def remove(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.rename(scratch / "removed")
         _clear(scratch)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _scratch(folder: Path) -> Path:

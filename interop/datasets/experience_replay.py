@@ -19,7 +19,7 @@ from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingD
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
-from interop.published import DOWNLOADS, RECORD, is_there, publish, remove
+from interop.published import DOWNLOADS, RECORD, check_files, is_there, publish, remove
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
 
@@ -73,6 +73,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         split_trajs: bool = False,
         num_workers: int = 0,
         writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         **more: Any,
     ) -> None:
         if download not in (True, False, "force"):
@@ -100,7 +101,9 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             publish(folder, made_from, make, when="always" if force else "missing")
         made = writer() if writer is not None and not isinstance(writer, Writer) else writer
         made = made or ImmutableDatasetWriter()
-        super().__init__(storage=self._opened(made), writer=made, batch_size=batch_size, **more)
+        self._own_collate_fn = collate_fn
+        storage = self._opened(made)
+        super().__init__(storage=storage, writer=made, collate_fn=collate_fn, batch_size=batch_size, **more)
 
     def _opened(self, writer: Writer) -> Storage:
         """The storage of the rows, or trajectories, that are on the disk."""
@@ -201,7 +204,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         record = _record(self.data_path)
         publish(self.data_path, record, partial(_make_again, self.data_path, run), when="always")
         storage = self._opened(self._writer)
-        self.set_storage(storage, self._collate_fn)
+        self.set_storage(storage, self._own_collate_fn)
         return storage
 
 
@@ -221,10 +224,8 @@ def _damage_of(folder: Path, *kinds: type[Exception]) -> Iterator[None]:
 
 def _committed(folder: Path) -> TensorStorage:
     with _damage_of(folder, FileNotFoundError):
-        storage, rows = LazyMemmapStorage.open(folder, "r"), _record(folder).get("rows")
-        if len(storage) != rows:
-            raise CheckpointCorrupt(f"{folder} holds {len(storage)} rows, not {rows}")
-    return storage
+        check_files(folder, _record(folder)["files"])
+        return LazyMemmapStorage.open(folder, "r")
 
 
 def _make(

@@ -1,10 +1,13 @@
 """Results of calls in other processes, in order, a few of them ahead."""
 
 import multiprocessing
+import pickle
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -37,29 +40,31 @@ def by_processes(
 ) -> Generator[Any, None, None]:  # fmt: skip
     """`function` of each task, in order, by so many processes, started by `method` ("spawn" by default); by none: here.
 
-    Each has `threads` threads of torch, and is replaced after `max_tasks_per_child` tasks. DatasetError where one dies.
+    Each has `threads` threads of torch. All are replaced when they have done `max_tasks_per_child` tasks on average.
+    DatasetError where one dies.
     """
     if not workers:
         yield from map(function, tasks)
         return
-    context = multiprocessing.get_context(method or "spawn")
-    with ProcessPoolExecutor(
-        workers, context, torch.set_num_threads, (threads,), max_tasks_per_child=max_tasks_per_child
-    ) as pool:
+    pickle.dumps(function)  # an error here; in the pool it may hang
+    context, tasks = multiprocessing.get_context(method or "spawn"), iter(tasks)
+    for first in tasks:
+        some = chain([first], islice(tasks, max_tasks_per_child and workers * max_tasks_per_child - 1))
+        with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+            try:
+                yield from in_order(partial(_submitted, pool, function), some, workers)
+            except BrokenProcessPool as error:
+                raise DatasetError(
+                    f"a worker process died. Of a lack of memory: use fewer workers than {workers}. While it started: a "
+                    'script starts processes below `if __name__ == "__main__":` only'
+                ) from error
+            finally:
+                pool.shutdown(cancel_futures=True)
 
-        def submit(task: Any) -> Callable[[], Any]:
-            future: Future[Any] = pool.submit(function, task)
-            return future.result
 
-        try:
-            yield from in_order(submit, tasks, workers)
-        except BrokenProcessPool as error:
-            raise DatasetError(
-                f"a worker process died. Of a lack of memory: use fewer workers than {workers}. While it started: a script "
-                'starts processes below `if __name__ == "__main__":` only'
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _submitted(pool: ProcessPoolExecutor, function: Callable[[Any], Any], task: Any) -> Callable[[], Any]:
+    future: Future[Any] = pool.submit(function, task)
+    return future.result
 
 
 def portable(rows: TensorDictBase) -> Portable:

@@ -21,7 +21,7 @@ from interop.numbers import whole
 from interop.published import PROGRESS
 from interop.storages import LazyMemmapStorage, Storage
 
-_ROWS = 4096  # that `fn` sees at a time, at most, by default
+_ROWS, _CHUNKS = 4096, 64  # rows that `fn` sees at a time, at most, and how many times, at least, by default
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -36,11 +36,12 @@ def transformed(
 
     Args:
         fn, dim, num_workers, num_frames: as for `BaseDatasetExperienceReplay.preprocess`.
-        chunksize: rows that `fn` is called with; 0 for single rows, without a batch dim. By default at most 4,096.
+        chunksize: rows that `fn` is called with; 0 for single rows, without a batch dim. By default there are 64 chunks, or
+            more of 4,096 rows.
         num_chunks: into how many chunks the rows are divided, in the place of `chunksize`.
         pool: runs `fn`, in the place of processes that are started for it.
         generator: seeds torch's random numbers for each chunk, so that they do not depend on the number of workers.
-        max_tasks_per_child: chunks after which a process is replaced; "fork" then becomes "forkserver".
+        max_tasks_per_child: chunks for each process, on average, after which all are replaced.
         worker_threads: threads of torch in each process.
         index_with_generator: accepted; chunks are always read one after the other.
         pbar: show a progress bar.
@@ -55,17 +56,22 @@ def transformed(
     dim %= first.ndim
     length = first.shape[dim] if dim else total
     workers = (os.cpu_count() or 1) if num_workers is None else whole("num_workers", num_workers, 0)
-    step = _step(length, workers, chunksize, num_chunks)
+    step = _step(length, chunksize, num_chunks)
     out, done = _begun(scratch / PROGRESS, total, resume and not dim)
     seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
     tasks = _chunks(storage, total, dim, range(done, length, step), seed)
-    call = partial(_call, cloudpickle.dumps(fn), chunksize == 0, dim)
+    given = fn if not workers and pool is None else cloudpickle.dumps(fn)
+    call = partial(_call, given, chunksize == 0, dim)
     if pool is not None:
         results = in_order(lambda task: pool.apply_async(call, (task,)).get, tasks, 2 * workers)
     else:
-        method = "forkserver" if max_tasks_per_child and mp_start_method == "fork" else mp_start_method
         results = by_processes(
-            call, tasks, workers, method=method, threads=worker_threads, max_tasks_per_child=max_tasks_per_child
+            call,
+            tasks,
+            workers,
+            method=mp_start_method,
+            threads=worker_threads,
+            max_tasks_per_child=max_tasks_per_child,
         )
     try:
         with contextlib.closing(results):
@@ -80,13 +86,13 @@ def transformed(
     return {"rows": count, "preprocessed": getattr(fn, "__qualname__", type(fn).__qualname__)}
 
 
-def _step(length: int, workers: int, chunksize: int | None, num_chunks: int | None) -> int:
+def _step(length: int, chunksize: int | None, num_chunks: int | None) -> int:
     """Rows of a chunk."""
     if chunksize is not None and num_chunks is not None:
         raise ValueError("pass either chunksize or num_chunks")
     if num_chunks is not None:
         return -(-length // whole("num_chunks", num_chunks))
-    return whole("chunksize", chunksize or 0, 0) or min(_ROWS, -(-length // max(workers, 1)))
+    return whole("chunksize", chunksize or 0, 0) or min(_ROWS, -(-length // _CHUNKS))
 
 
 def _begun(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
@@ -111,10 +117,11 @@ def _chunks(storage: Storage, total: int, dim: int, starts: range, seed: int | N
         yield portable(rows), None if seed is None else seed + start
 
 
-def _call(fn: bytes, single: bool, dim: int, task: Any) -> Portable:
+def _call(fn: bytes | Callable[[Any], Any], single: bool, dim: int, task: Any) -> Portable:
     """Run `fn` on a chunk."""
     given, seed = task
-    rows, transform = rebuilt(given).clone(), cloudpickle.loads(fn)  # a clone: `fn` may write to it
+    rows = rebuilt(given).clone()  # `fn` may write to it
+    transform = cloudpickle.loads(fn) if isinstance(fn, bytes) else fn
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
