@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, pad
 
+from interop import columns
 from interop.datasets.conversion import write
 from interop.postprocs import split_trajectories
 from interop.storages import LazyMemmapStorage, Storage
 
-_SCANNED = 1 << 16  # rows
-_READ = 1 << 26  # bytes, padding included
+_WRITTEN = 1 << 26  # bytes, padding included
 
 
 def split(storage: Storage, folder: Path) -> int:
@@ -34,28 +34,21 @@ def split(storage: Storage, folder: Path) -> int:
 
 def _ends(storage: Storage) -> np.ndarray:
     """The last row of each trajectory."""
-    first = storage.get(slice(0, 1))
-    keys = first.keys(True)
-    has_ids, has_ends = "episode" in keys, ("next", "done") in keys
-    if not (has_ids or has_ends):
+    done, episode = ("next", "done"), "episode"
+    ends = [np.array([len(storage) - 1])]
+    if columns.has(storage, done):
+        ends.append((columns.whole(storage, done).reshape(len(storage), -1) != 0).any(1).numpy().nonzero()[0])
+    if columns.has(storage, episode):
+        ids = columns.whole(storage, episode).reshape(-1).numpy()
+        ends.append((ids[1:] != ids[:-1]).nonzero()[0])
+    if len(ends) == 1:
         raise ValueError('split_trajs needs "episode" or ("next", "done"): these rows are no trajectories')
-    found, previous = [np.array([len(storage) - 1])], None
-    step = min(_SCANNED, _READ // max(first.bytes(), 1) + 1)
-    for start in range(0, len(storage), step):
-        rows: Any = storage.get(slice(start, start + step))
-        if has_ends:
-            found.append(start + np.flatnonzero(rows["next", "done"].reshape(len(rows), -1).any(1).numpy()))
-        if has_ids:
-            ids = rows["episode"].reshape(-1).numpy()
-            before = ids[:1] if previous is None else previous
-            found.append(start - 1 + np.flatnonzero(ids != np.concatenate([before, ids[:-1]])))
-            previous = ids[-1:]
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(ends))
 
 
 def _groups(storage: Storage, starts: np.ndarray, longest: int) -> Iterator[TensorDictBase]:
     first: Any = storage.get(slice(0, 1))
-    count = max(_READ // max(longest * first.bytes(), 1), 1)  # trajectories
+    count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories
     for group in range(0, len(starts) - 1, count):
         bounds = starts[group : group + count + 1]
         rows = storage.get(slice(int(bounds[0]), int(bounds[-1]))).copy()

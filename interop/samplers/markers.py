@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from interop import columns
 from interop.keys import as_path
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.rows import TorchRows
@@ -118,7 +119,7 @@ def _an_item(storage: Storage) -> Any:
     if isinstance(storage, LazyStackStorage) and len(storage) and is_tensor_collection(storage[0]):
         return storage[0]
     if not isinstance(storage, ListStorage) and not reads_rows(storage) and len(storage):
-        held = storage[:]
+        held = storage.get(slice(0, 1))
         if isinstance(held, TensorDictBase):
             return held[(0,) * storage.ndim]
     raise RuntimeError(
@@ -171,7 +172,9 @@ def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
     if isinstance(storage, LazyStackStorage):
         numbers = range(len(storage))[rows] if isinstance(rows, slice) else rows
         return np.array([_one(storage, key, int(row)) for row in numbers]).reshape(-1, 1)
-    return storage[:].get(key).cpu().numpy().reshape(-1, lanes)[rows]
+    memory = columns.memory(storage, key)
+    column = storage[:].get(key) if memory is None else memory[: len(storage) // lanes]
+    return column.cpu().numpy().reshape(-1, lanes)[rows]
 
 
 def _array(storage: TensorStorage, place: int) -> Any:

@@ -507,7 +507,7 @@ def test_a_change_of_the_episode_ends_a_trajectory(toy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sources_toy, "_rows", not_done)
     for read in (1, 1 << 20):
-        monkeypatch.setattr(splitting, "_READ", read)
+        monkeypatch.setattr(splitting, "_WRITTEN", read)
         held = toy(split_trajs=True, download="force")[:]
         assert held["mask"].sum(1).tolist() == [*map(sum, LENGTHS)]
 
