@@ -60,12 +60,21 @@ def publish(
     return record
 
 
+def is_published(folder: Path, made_from: Mapping[str, Any]) -> bool:
+    """Whether the folder is there, and was made from this."""
+    try:
+        return bool(_record(folder, made_from, False))
+    except ValueError:
+        return False
+
+
 def _record(folder: Path, made_from: Mapping[str, Any], replaces_foreign: bool) -> dict[str, Any] | None:
     """The record of a complete folder, None where there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
     except FileNotFoundError:
-        if replaces_foreign or not os.path.lexists(folder):
+        is_empty = folder.is_dir() and not any(folder.iterdir())
+        if replaces_foreign or is_empty or not os.path.lexists(folder):
             return None
         raise FileExistsError(
             f"{folder} is in the way: it is no dataset of this library. Move it, or pass another root"

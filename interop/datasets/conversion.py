@@ -1,6 +1,6 @@
 """Upstream files as memory-mapped rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,26 +62,33 @@ def _joined(pieces: list[TensorDictBase]) -> TensorDictBase:
 
 def _read(source: Source, parts: list[Part], workers: int) -> Iterator[TensorDictBase]:
     """The rows of all parts, which agree with one another and with what was announced."""
+    read: Iterator[Iterable[TensorDictBase]] = map(source.read, parts)
     if workers:
-        results: Any = by_processes(partial(_whole_part, source), parts, workers)
-        read = (map(rebuilt, pieces) for pieces in results)
-    else:
-        read = map(source.read, parts)
-    first: dict[Any, Any] | None = None
+        read = (map(rebuilt, pieces) for pieces in by_processes(partial(_whole_part, source), parts, workers))
+    first: dict[Any, Any] = {}
     for part, pieces in zip(parts, read, strict=True):
         where, count = " ".join(map(str, (part.path, *part.which[:1]))), 0
-        for piece in pieces:
-            found = _kinds(piece)
-            first = first or found
-            if found != first:
-                key = next(key for key in {**first, **found} if first.get(key) != found.get(key))
-                raise CorruptDatasetError(
-                    f"{where}: {key} is {found.get(key, 'missing')}, in the first rows it is {first.get(key, 'missing')}"
-                )
+        for piece in agreeing(pieces, where, first):
             count += len(piece)
             yield piece
         if count > part.rows or (count < part.rows and not part.at_most):
             raise CorruptDatasetError(f"{where} has {count} rows, {part.rows} were announced")
+
+
+def agreeing(
+    pieces: Iterable[TensorDictBase], where: str, first: dict[Any, Any] | None = None
+) -> Iterator[TensorDictBase]:
+    """Pieces of rows. CorruptDatasetError where keys, shapes or dtypes are not those of the first piece."""
+    first = {} if first is None else first
+    for piece in pieces:
+        found = _kinds(piece)
+        if not first:
+            first.update(found)
+        if found != first:
+            key = next(key for key in {**first, **found} if first.get(key) != found.get(key))
+            there, here = first.get(key, "missing"), found.get(key, "missing")
+            raise CorruptDatasetError(f"{where}: {key} is {here}, in the first rows it is {there}")
+        yield piece
 
 
 def _whole_part(source: Source, part: Part) -> list[Any]:

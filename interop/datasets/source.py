@@ -38,6 +38,7 @@ def grouped(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, int, int]]
         yield first, stop, total
 
 
+@dataclass(frozen=True)
 class Source(ABC):
     """A dataset upstream. Subclasses are frozen dataclasses, which are pickled to workers.
 
@@ -46,9 +47,9 @@ class Source(ABC):
     have filled by hand (`from_local`), and raise `CorruptDatasetError`, which names the file, for what is not of the format.
     """
 
-    family: ClassVar[str]  # the folder of the family below `~/.cache/fbuf`
-
     dataset_id: str
+
+    family: ClassVar[str]  # the folder of the family below `~/.cache/fbuf`
 
     @abstractmethod
     def download(self, folder: Path) -> Mapping[str, str]:

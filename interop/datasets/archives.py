@@ -1,0 +1,63 @@
+"""The files of a tar archive, read as a stream."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Self
+
+from interop.datasets.compressed import decompressed
+from interop.datasets.errors import CorruptDatasetError
+
+_LONGEST_NAME = 1 << 16
+
+
+def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file of an archive (tar, tar.gz, tar.xz), in its order. Nothing is written to disk.
+
+    A content is read before the next one is asked for; no more of the archive is in memory. `CorruptDatasetError`, also
+    while a content is read, for an archive that is damaged or truncated, and for a member that is no plain file or
+    directory, has an absolute path or one with "..", or the name of another member.
+    """
+    seen = set[str]()
+    with decompressed(path) as stream:
+        try:
+            archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # or they would all be kept
+                name = _checked(member, path)
+                if not member.isfile():
+                    continue
+                if name in seen:
+                    raise CorruptDatasetError(f"{path}: two members are named {name!r}")
+                seen.add(name)
+                content = archive.extractfile(member)
+                assert content is not None
+                yield name, content
+        except (tarfile.TarError, ValueError) as error:
+            raise CorruptDatasetError(f"{path} is no tar archive, or a damaged one: {error}") from error
+        stream.finish()
+
+
+def _checked(member: tarfile.TarInfo, path: Path) -> str:
+    name = PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts or "\\" in member.name or ":" in member.name or "\0" in member.name:
+        raise CorruptDatasetError(f"{path}: member {member.name!r} leads out of the folder of the archive")
+    if not (member.isfile() or member.isdir()) or member.issparse():
+        raise CorruptDatasetError(f"{path}: member {member.name!r} is a link, device or sparse file, not a plain file")
+    return str(name)
+
+
+class _Header(tarfile.TarInfo):
+    """A header which is whole. tarfile takes a damaged one for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf and not any(buf):  # the end
+                raise
+            raise tarfile.ReadError(str(error)) from error
+        if not (header.isfile() or header.isdir()) and header.size > _LONGEST_NAME:  # is read into memory as a whole
+            raise tarfile.ReadError(f"a header of {header.size} bytes")
+        return header

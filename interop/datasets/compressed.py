@@ -1,0 +1,58 @@
+"""Files as streams of bytes, decompressed on the way."""
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from interop.datasets.errors import CorruptDatasetError
+
+_BLOCK = 1 << 20
+
+
+class Stream:
+    """The bytes of a file, from front to back. Reading behind the last one is a `CorruptDatasetError`."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def read(self, size: int) -> bytes:
+        """As many bytes, or fewer at the end."""
+        data = self._some(size)
+        if not data and size:
+            raise CorruptDatasetError(f"{self._path} is truncated: more bytes were expected behind its last one")
+        return data
+
+    def finish(self) -> int:
+        """Read the rest, which compares the checksum behind compressed data. Returns its number of bytes."""
+        rest = 0
+        while data := self._some(_BLOCK):
+            rest += len(data)
+        return rest
+
+    def _some(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except EOFError as error:
+            raise CorruptDatasetError(f"{self._path} is truncated: {error}") from error
+        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+            raise CorruptDatasetError(f"{self._path} is damaged: {error}") from error
+
+
+@contextmanager
+def decompressed(path: Path) -> Iterator[Stream]:
+    """A file as a stream: of what it holds where gzip or xz compressed it, which its first bytes tell."""
+    with path.open("rb") as plain:
+        start = plain.read(6)
+        plain.seek(0)
+        if start.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=plain) as file:
+                yield Stream(file, path)  # type: ignore[arg-type]
+        elif start == b"\xfd7zXZ\x00":
+            with lzma.LZMAFile(plain) as file:
+                yield Stream(file, path)  # type: ignore[arg-type]
+        else:
+            yield Stream(plain, path)

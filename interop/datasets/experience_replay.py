@@ -1,0 +1,239 @@
+"""The replay buffer of a dataset."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from fbuf.checkpoint import CheckpointCorrupt
+from interop.buffers import TensorDictReplayBuffer
+from interop.datasets.conversion import convert
+from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
+from interop.datasets.preprocessing import transformed
+from interop.datasets.source import Source
+from interop.datasets.splitting import split
+from interop.published import KEPT, RECORD, is_published, publish
+from interop.storages import LazyMemmapStorage, Storage, TensorStorage
+from interop.writers import ImmutableDatasetWriter, Writer
+
+_SCHEMA = 1  # of the folders of datasets
+
+
+class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
+    """A dataset, downloaded and converted at the first construction, and memory-mapped by all later ones.
+
+    The rows are in `<root>/<dataset_id>`, which is there as a whole or not at all: after a kill, the next construction goes
+    on with the download and converts anew. Of several processes one converts, the others wait. Samples are tensordicts
+    with an "index".
+
+    The rows on disk never change. With a writer that writes, rows that are written are copies in the memory of this
+    process.
+
+    Args:
+        source: where the files come from, and how they become rows.
+        batch_size: rows of a batch.
+        root: the folder of the family, by default `~/.cache/fbuf/<family>`.
+        download: True to download what is missing, "force" to download and convert anew, False for a
+            `MissingDatasetError` where the dataset is not there.
+        from_local: a folder with upstream files, which are converted in the place of a download.
+        split_trajs: whether a row is a trajectory, padded to the longest, with "mask" and "traj_ids". These rows are in
+            `<root>/<dataset_id>_split`.
+        num_workers: processes that read upstream files; 0 for this one.
+        writer: an `ImmutableDatasetWriter` by default, which refuses writes.
+        **more: as for `TensorDictReplayBuffer`.
+
+    Raises:
+        MissingDatasetError: the dataset is not there, and `download=False`.
+        DownloadError: a file could not be downloaded, or is not the one that was downloaded the first time.
+        CorruptDatasetError: upstream files are damaged. The message names the file.
+        ValueError: the folder has the same dataset made with other arguments, or by a newer version.
+        FileExistsError: the folder has something else.
+        OSError: the disk is full.
+    """
+
+    METADATA_NAME = "metadata.json"  # the file with what upstream says of the dataset, beside the rows
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] = True,
+        from_local: str | os.PathLike[str] | None = None,
+        split_trajs: bool = False,
+        num_workers: int = 0,
+        writer: Writer | Callable[[], Writer] | None = None,
+        **more: Any,
+    ) -> None:
+        if download not in (True, False, "force"):
+            raise ValueError(f"download must be True, False or 'force', got {download!r}")
+        if not source.dataset_id or Path(source.dataset_id).is_absolute() or ".." in Path(source.dataset_id).parts:
+            raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fbuf" / source.family
+        self._root = Path(cache if root is None else root).expanduser().absolute()
+        self._source, self._split_trajs = source, split_trajs
+        files = None if from_local is None else Path(from_local).expanduser().absolute()
+        folder, force = self.data_path_root, download == "force"
+        if files is not None and not files.is_dir():
+            raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
+        if files is None and not download and not (folder / RECORD).exists():
+            raise MissingDatasetError(
+                f"The dataset could not be found in {folder}, and download=False. Pass download=True, or the folder of "
+                "files that you have as from_local="
+            )
+        make = partial(_make, source, files, self.METADATA_NAME, force, num_workers)
+        made_from = {"schema": _SCHEMA, "family": source.family, **json.loads(json.dumps(asdict(source)))}
+        if files is not None:
+            made_from["from_local"] = os.fspath(files)
+        publish(folder, made_from, make, anew=force)
+        made = writer() if writer is not None and not isinstance(writer, Writer) else writer
+        made = made or ImmutableDatasetWriter()
+        super().__init__(storage=self._opened(made), writer=made, batch_size=batch_size, **more)
+
+    def _opened(self, writer: Writer) -> Storage:
+        """The storage of the rows, or trajectories, that are on the disk."""
+        if self._split_trajs:
+            of = {"schema": _SCHEMA, "of": _record(self.data_path_root)["made"]}
+            make = partial(_make_split, self.data_path_root)
+            publish(self.data_path, of, make, anew=not is_published(self.data_path, of))
+        storage = _committed(self.data_path)
+        if not isinstance(writer, ImmutableDatasetWriter):
+            storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
+        return storage if "preprocessed" in _record(self.data_path) else self.presented(storage)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the family of datasets."""
+        return self._root
+
+    @property
+    def data_path_root(self) -> Path:
+        """The folder of the rows."""
+        return self._root / self._source.dataset_id
+
+    @property
+    def data_path(self) -> Path:
+        """The folder of the rows, or with `split_trajs` of the trajectories."""
+        return (
+            self.data_path_root.with_name(self.data_path_root.name + "_split")
+            if self._split_trajs
+            else self.data_path_root
+        )
+
+    @property
+    def metadata_path(self) -> Path:
+        """The file of `metadata`."""
+        return self.data_path_root / self.METADATA_NAME
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What upstream says of the dataset."""
+        found: dict[str, Any] = json.loads(self.metadata_path.read_text())
+        return found
+
+    def delete(self) -> None:
+        """Remove the rows from the disk. This buffer can be read until it goes."""
+        shutil.rmtree(self.data_path)
+
+    def presented(self, storage: TensorStorage) -> Storage:
+        """The storage that is sampled from: a subclass may return one that reads `storage` and makes more of its rows."""
+        return storage
+
+    def preprocess(
+        self, fn: Callable[[Any], Any], dim: int = 0, num_workers: int | None = None, *,
+        num_frames: int | None = None, dest: str | os.PathLike[str] | None = None, **options: Any,
+    ) -> Storage:  # fmt: skip
+        """Transform all rows once, by `fn`, and store the result.
+
+        Args:
+            fn: tensordict -> tensordict, called with some rows at a time, [n]; with `chunksize=0` with one, [].
+                It returns as many rows, with the same keys, shapes and dtypes for all.
+            dim: the dim of the rows along which they are divided.
+            num_workers: processes that run `fn`, by default as many as the machine has cores; 0 for this one.
+            num_frames: how many of the first rows are transformed, by default all.
+            dest: the folder of the result, of which a storage for writing is returned. None replaces the dataset by the
+                result, which later constructions give as well, until `download="force"`.
+            **options: see `transformed`.
+
+        Raises:
+            ValueError: `fn` returns other than one row for each, or rows that differ.
+            RuntimeError: the storage was exchanged for one that is not a `TensorStorage`.
+        """
+        run = partial(transformed, self._storage, fn, dim, num_workers, num_frames=num_frames, **options)
+        if dest is not None:
+            publish(Path(dest).absolute(), {}, run, anew=True)
+            return LazyMemmapStorage.open(dest)
+        publish(self.data_path, {}, partial(_make_again, self.data_path, run), anew=True)
+        storage = self._opened(self._writer)
+        self.set_storage(storage)
+        return storage
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
+    return found
+
+
+def _committed(folder: Path) -> TensorStorage:
+    try:
+        storage = LazyMemmapStorage.open(folder, "r")
+    except (FileNotFoundError, CheckpointCorrupt) as error:
+        raise CorruptDatasetError(f"{error}. Remove {folder}, or pass download='force'") from error
+    if len(storage) != (rows := _record(folder)["rows"]):
+        raise CorruptDatasetError(
+            f"{folder} holds {len(storage)} rows, not {rows}. Remove it, or pass download='force'"
+        )
+    return storage
+
+
+def _make(
+    source: Source, files: Path | None, metadata_name: str, force: bool, workers: int, scratch: Path
+) -> dict[str, Any]:
+    """Download if there are no files, and convert them."""
+    sums: Mapping[str, str] = {}
+    if files is None:
+        files = scratch / KEPT
+        if force:
+            shutil.rmtree(files, ignore_errors=True)
+        files.mkdir(exist_ok=True)
+        sums = source.download(files)
+        _check_sums(scratch, sums, force)
+    rows = convert(source, files, scratch / "data", workers)
+    (scratch / "data" / metadata_name).write_text(json.dumps(source.metadata(files)))
+    return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
+
+
+def _check_sums(scratch: Path, sums: Mapping[str, str], force: bool) -> None:
+    """DownloadError for files that differ from those of the first download, which are noted beside the dataset."""
+    noted = scratch.with_name(scratch.name.removesuffix(".making") + ".sha256.json")
+    if not force and noted.exists():
+        before = json.loads(noted.read_text())
+        if differ := [name for name, found in sums.items() if before.get(name, found) != found]:
+            raise DownloadError(
+                f"{differ[0]} is not the file that was downloaded the first time: its SHA-256 is {sums[differ[0]]}, it was "
+                f"{before[differ[0]]}. Pass download='force' if upstream has changed it, otherwise remove it from "
+                f"{scratch / KEPT} and try again"
+            )
+    partial_file = noted.with_suffix(".part")
+    partial_file.write_text(json.dumps(dict(sums)))
+    partial_file.replace(noted)
+
+
+def _make_split(base: Path, scratch: Path) -> dict[str, Any]:
+    rows = split(_committed(base), scratch / "data")
+    return {"rows": rows, "made": secrets.token_hex(8)}
+
+
+def _make_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Path) -> dict[str, Any]:
+    """A transformed dataset in the place of what is there, of which the record and metadata stay."""
+    made = run(scratch)
+    for path in folder.glob("*.json"):
+        if not (scratch / "data" / path.name).exists() and path.name != RECORD:
+            shutil.copy(path, scratch / "data" / path.name)
+    return {**_record(folder), **made, "made": secrets.token_hex(8)}

@@ -1,0 +1,38 @@
+"""A server of files on the loopback address, and the Hugging Face hub at it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.datasets.server import Server, serving
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Serves the folder `tmp_path / "served"`."""
+    with serving(tmp_path / "served") as it:
+        yield it
+
+
+@pytest.fixture
+def hub(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The server, which is the Hugging Face hub of this process and of processes that it starts.
+
+    Repositories are folders `server.folder / "datasets" / author / name`. The cache of the hub is in `tmp_path`.
+    """
+    from huggingface_hub import (
+        constants,
+        hf_api,
+    )  # first: it keeps what it finds in the environment when it is imported
+
+    home = tmp_path / "hub"
+    for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(hf_api.api, "endpoint", server.url)  # of `huggingface_hub.dataset_info` and the like
+    return server
