@@ -163,8 +163,11 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
         Raises:
             ValueError: `fn` returns other than one row for each, or rows that differ.
-            RuntimeError: the storage was exchanged for one that is not a `TensorStorage`.
+            RuntimeError: the storage is not a `TensorStorage`.
         """
+        if not isinstance(self._storage, TensorStorage):
+            kind = type(self._storage).__name__
+            raise RuntimeError(f"preprocess is only implemented for storages that subclass TensorStorage, got a {kind}")
         run = partial(transformed, self._storage, fn, dim, num_workers, num_frames=num_frames, **options)
         if dest is not None:
             publish(Path(dest).absolute(), {}, run, anew=True)
