@@ -220,7 +220,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             )
         self.streaming = not download if streaming is None else streaming
         self.shuffle, self.num_slices, self.slice_len = shuffle, num_slices, slice_len
-        source, pad = OpenXSource(dataset_id), None if pad is False else pad
+        source, pad = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
         if not self.streaming:
             if pad is not None:
                 raise RuntimeError("pad is for streams: pass streaming=True")
@@ -270,7 +270,11 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         else:
             count = self.num_slices or 1
             sampler = SliceSamplerWithoutReplacement(
-                num_slices=count, traj_key="episode", strict_length=False, shuffle=self.shuffle
+                num_slices=count,
+                traj_key="episode",
+                truncated_key=self.slice_len and ("next", "truncated"),
+                strict_length=False,
+                shuffle=self.shuffle,
             )
             whole = TensorDictReplayBuffer(
                 storage=self.storage,

@@ -20,6 +20,10 @@ from interop.storages import Storage
 SHUFFLED = 16  # trajectories that wait, still encoded, in a shuffled stream
 
 
+class _NoLengthError(RuntimeError, TypeError):
+    """`list` asks for a length, and does without one after a TypeError."""
+
+
 class _NotSaved(StorageCheckpointerBase):
     def dumps(self, storage: Any, path: Any) -> None:
         storage.state_dict()  # raises
@@ -117,7 +121,7 @@ class TrajectoryStream(Storage):
         raise RuntimeError("a stream does not support indexing. Use a downloaded dataset")
 
     def __len__(self) -> NoReturn:
-        raise RuntimeError("a stream does not have a length. Use a downloaded dataset")
+        raise _NoLengthError("a stream does not have a length. Use a downloaded dataset")
 
     def state_dict(self) -> NoReturn:
         raise NotImplementedError("the position in a stream is not saved. Use a downloaded dataset")

@@ -45,7 +45,7 @@ class Video:
         if self._frame is None or self._frame.time > seconds + self._tolerance:
             near = [f"{each:.4f} s" for each in (passed, self._frame and self._frame.time) if each is not None]
             raise CorruptDatasetError(
-                f"{self.path} has no frame at {seconds:.4f} s, with a tolerance of {self._tolerance} s, but at {', '.join(near)}"
+                f"{self.path} has no frame within {self._tolerance} s of {seconds:.4f} s. The nearest: {', '.join(near)}"
             )
         frame: np.ndarray = self._frame.to_ndarray(format="rgb24")
         return frame.transpose(2, 0, 1)
