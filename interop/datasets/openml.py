@@ -84,13 +84,17 @@ class OpenMLSource(Source):
             target = features.pop("occupation")
         is_text = self.dataset_id.startswith("mushroom")  # all columns are
         text = features.columns if is_text else features.select_dtypes(exclude="number").columns
+        numbers = features.columns.difference(text, sort=False)
+        if not len(target) or features[numbers].isna().any(axis=None) or target.isna().any():
+            raise CorruptDatasetError(
+                f"{folder}: the table has no rows, or gaps in its target or in columns of numbers"
+            )
         labels, scaler = encoders.LabelEncoder(), encoders.StandardScaler()
         y = labels.fit_transform(target).astype(np.int64)
         classes = [str(each) for each in labels.classes_]
         codes = features.assign(**{name: labels.fit_transform(features[name]) for name in text})
         if not self.dataset_id.endswith("_onehot"):
             return scaler.fit_transform(codes).astype(np.float64), y, list(features), classes
-        numbers = features.columns.difference(text, sort=False)
         onehot = encoders.OneHotEncoder(sparse_output=False)
         encoded = [scaler.fit_transform(codes[numbers])] if len(numbers) else []
         encoded.append(onehot.fit_transform(codes[text]))
@@ -100,16 +104,16 @@ class OpenMLSource(Source):
 
 def _frame(folder: Path, name: str) -> Any:
     """The table with its target, as it was downloaded, or from the only `.arff` file in the folder."""
-    pandas = required("pandas", "datasets")
     path, found = folder / f"{name}.parquet", sorted(folder.glob("*.arff"))
     if not path.exists() and len(found) != 1:
         raise CorruptDatasetError(
             f"{folder} must have the .arff file of {name} from OpenML, it has {len(found)} of them"
         )
+    path, read = (path, required("pandas", "datasets").read_parquet) if path.exists() else (found[0], _arff)
     try:
-        return pandas.read_parquet(path) if path.exists() else _arff(found[0])
-    except (ValueError, OSError, UnicodeDecodeError) as error:
-        raise CorruptDatasetError(f"{path if path.exists() else found[0]} cannot be read: {error}") from error
+        return read(path)
+    except (ValueError, OSError) as error:
+        raise CorruptDatasetError(f"{path} cannot be read: {error}") from error
 
 
 def _arff(path: Path) -> Any:
@@ -119,21 +123,20 @@ def _arff(path: Path) -> Any:
         attributes = {line: _ATTRIBUTE.match(line) for line in header if line.lower().startswith("@attribute")}
         if unknown := [line for line, found in attributes.items() if found is None]:
             raise ValueError(f"it has an attribute that is neither a number nor a category: {unknown[0]}")
-        kinds = {found[1].strip("'\""): str if found[2] == "{" else float for found in attributes.values() if found}
-        names = [*kinds]
-        quote = "'" if any("'" in line.partition("{")[2] for line in attributes) else '"'
+        kinds = [str if found[2] == "{" else float for found in attributes.values() if found]
         frame = required("pandas", "datasets").read_csv(
             file,
-            names=names,
-            dtype=kinds,
-            na_values="?",
+            header=None,
+            dtype=dict(enumerate(kinds)),
+            na_values=["?", ""],
             keep_default_na=False,
             comment="%",
             skipinitialspace=True,
-            quotechar=quote,
+            quotechar="'" if any("'" in line.partition("{")[2] for line in attributes) else '"',
         )
-    categories = {name: "category" for name, kind in kinds.items() if kind is str}
-    return frame.astype(categories).rename(columns={names[-1]: _TARGET})
+    names = [found[1].strip("'\"") for found in attributes.values() if found]
+    frame.columns = [*names[:-1], _TARGET]  # a ValueError where rows have more values
+    return frame.astype({name: "category" for name, kind in zip(frame, kinds, strict=True) if kind is str})
 
 
 class OpenMLExperienceReplay(BaseDatasetExperienceReplay):

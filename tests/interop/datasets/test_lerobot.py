@@ -22,9 +22,7 @@ ENDS = (np.cumsum(upstream.LENGTHS) - 1).tolist()
 @pytest.fixture
 def replay(tmp_path: Path) -> Any:
     """The class, of a dataset whose files are in the folder "files"."""
-    return partial(
-        LeRobotExperienceReplay, upstream.DATASET, 4, root=tmp_path / "root", from_local=tmp_path / "files"
-    )
+    return partial(LeRobotExperienceReplay, upstream.DATASET, 4, root=tmp_path / "root", from_local=tmp_path / "files")
 
 
 def change(path: Path, **columns: Any) -> None:
@@ -107,13 +105,17 @@ def test_what_ends_an_episode(
 ) -> None:
     scalar = {"dtype": "int64", "shape": [1]}
     flags = {f"next.{name}": values for name, values in given.items()}
-    columns = {"action": [1, 2, 3], "episode_index": [0, 0, 0], **{name: map(bool, each) for name, each in flags.items()}}
+    columns = {
+        "action": [1, 2, 3],
+        "episode_index": [0, 0, 0],
+        **{name: map(bool, each) for name, each in flags.items()},
+    }
     features = {name: {**scalar, "dtype": "bool"} if name in flags else scalar for name in columns}
     small(tmp_path / "files", features, {name: list(each) for name, each in columns.items()})
     rows = replay()[:]
     assert rows["next", "terminated"].flatten().tolist() == terminated
     assert rows["next", "truncated"].flatten().tolist() == truncated
-    assert rows["action"].tolist() == [[1], [2], [3]] and "observation" not in rows["next"].keys()
+    assert rows["action"].tolist() == [[1], [2], [3]] and "observation" not in rows["next"]
 
 
 def small(folder: Path, features: dict[str, Any], columns: dict[str, Any], **info: Any) -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop.datasets.errors import CorruptDatasetError, MissingDatasetError
-from interop.datasets.openx import OpenXExperienceReplay
+from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
+from interop.datasets.openx import REPO, OpenXExperienceReplay
 from interop.datasets.streaming import SHUFFLED
 from tests.interop.datasets import sources_openx as upstream
+from tests.interop.datasets.server import Answer, Server
 
 ROWS = sum(map(sum, upstream.LENGTHS))
 Episodes = list[list[dict[str, Any]]]
@@ -214,7 +215,11 @@ def test_a_shuffled_stream_has_each_trajectory_once_a_pass(tmp_path: Path) -> No
 
     def drawn(seed: int) -> list[float]:
         generator = torch.Generator().manual_seed(seed)
-        return list(OpenXExperienceReplay("mine", 2 * count, slice_len=1, from_local=tmp_path, generator=generator).sample()["discount"])
+        return list(
+            OpenXExperienceReplay("mine", 2 * count, slice_len=1, from_local=tmp_path, generator=generator).sample()[
+                "discount"
+            ]
+        )
 
     first = drawn(0)
     assert sorted(first[:count]) == sorted(first[count:]) == [*range(count)]
@@ -232,14 +237,20 @@ def test_a_stream_has_no_length_and_no_index(stream: Any, tmp_path: Path) -> Non
     for refused in (lambda: dataset.dumps(tmp_path / "saved"), dataset.state_dict):
         with pytest.raises(NotImplementedError, match="position in a stream is not saved"):
             refused()
-    for refused in (lambda: dataset.preprocess(lambda rows: rows), dataset.delete, lambda: dataset.extend(dataset.sample())):
+    for refused in (
+        lambda: dataset.preprocess(lambda rows: rows),
+        dataset.delete,
+        lambda: dataset.extend(dataset.sample()),
+    ):
         with pytest.raises(RuntimeError):
             refused()
     assert dataset.metadata == {}
 
 
 def test_transforms_prefetch_and_copies_of_a_stream(stream: Any) -> None:
-    dataset = stream(4, slice_len=2, shuffle=False, prefetch=2, transform=lambda rows: rows.set("twice", 2 * rows["episode"]))
+    dataset = stream(
+        4, slice_len=2, shuffle=False, prefetch=2, transform=lambda rows: rows.set("twice", 2 * rows["episode"])
+    )
     numbers = [number for _, batch in zip(range(6), dataset, strict=False) for number in batch["twice"].tolist()]
     assert sorted(numbers) == [2 * number for number in range(12) for _ in range(2)]
     again = pickle.loads(pickle.dumps(stream(2, slice_len=2, shuffle=False)))
@@ -284,5 +295,50 @@ def test_trajectories_that_differ(tmp_path: Path) -> None:
 def test_archives_without_episodes(tmp_path: Path) -> None:
     write(tmp_path)
     for streaming in (True, False):
-        with pytest.raises(CorruptDatasetError, match="no (trajectories|episodes)"):
+        with pytest.raises(CorruptDatasetError, match=r"no (trajectories|episodes)"):
             OpenXExperienceReplay(upstream.DATASET, root=tmp_path, from_local=tmp_path, streaming=streaming).sample(1)
+
+
+# ------------------------------------------------------------------ the hub
+
+
+@pytest.fixture
+def published(hub: Server) -> Episodes:
+    return upstream.make(hub.folder / "datasets" / REPO, np.random.default_rng(0))
+
+
+SHARD = f"datasets/{REPO}/{upstream.DATASET}/{upstream.DATASET}_00000.tar"
+
+
+def test_download(published: Episodes, hub: Server, tmp_path: Path) -> None:
+    dataset = OpenXExperienceReplay(upstream.DATASET, root=tmp_path / "root", download=True)
+    for number, steps in enumerate(published):
+        check_episode(dataset[dataset[:]["episode"] == number], steps, number)
+    hub.close()
+    assert len(OpenXExperienceReplay(upstream.DATASET, root=tmp_path / "root", download=True)) == ROWS
+
+
+def test_stream_over_the_network(
+    published: Episodes, hub: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.answer(SHARD, Answer(cut=5000, methods=("GET",)), times=1)
+    before = {*tmp_path.rglob("*")}
+    found = list(OpenXExperienceReplay(upstream.DATASET, shuffle=False))
+    assert {*tmp_path.rglob("*")} == before
+    for number, (rows, steps) in enumerate(zip(found, published, strict=True)):
+        check_episode(rows, steps, number)
+
+
+def test_a_stream_that_breaks_off_begins_anew(published: Episodes, hub: Server) -> None:
+    dataset = OpenXExperienceReplay(upstream.DATASET, 1, shuffle=False)
+    hub.answer(SHARD, Answer(status=404, methods=("GET",)), times=1)
+    with pytest.raises(DownloadError, match=f"{upstream.DATASET}_00000.tar"):
+        dataset.sample()
+    assert dataset.sample()["episode"].tolist() == [0]
+
+
+@pytest.mark.parametrize("download", [True, False])
+def test_an_id_that_the_hub_does_not_have(published: Episodes, tmp_path: Path, download: bool) -> None:
+    with pytest.raises(ValueError, match=r"no dataset 'cmu_stretched'.*'cmu_stretch'"):
+        OpenXExperienceReplay("cmu_stretched", root=tmp_path, download=download)
