@@ -1,7 +1,7 @@
 """LeRobot: robot episodes in Parquet files and videos, of any such repository on the Hugging Face hub."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -42,6 +42,8 @@ class LeRobotSource(Source):
         files = [file for file in hub_files(self.dataset_id) if file.path.startswith(kinds)]
         if not any(file.path == "meta/info.json" for file in files):
             raise DatasetError(f"{self.dataset_id} on the Hugging Face hub is no LeRobot dataset: no meta/info.json")
+        if any(file.path.startswith("videos/") for file in files):
+            required("av", "video")  # now, and not after the download
         return hub_download(self.dataset_id, files, folder)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
@@ -73,7 +75,8 @@ class LeRobotSource(Source):
                 for key, file, start in episode.videos:
                     if key not in videos or videos[key].path != file:
                         videos[key] = Video(file, start, self.tolerance_s)
-                yield from _with_frames(rows, episode, videos) if episode.videos else [rows]
+                keys = {key: _key(key, info["features"]) for key in videos}
+                yield from _with_frames(rows, episode, videos, keys) if keys else [rows]
 
 
 def _tables(path: Path, episodes: Sequence[Episode]) -> Iterator[tuple[Episode, Any]]:
@@ -100,11 +103,10 @@ def _rows(table: Any, features: Mapping[str, Any], tasks: Mapping[int, str], whe
         if name not in table.column_names:
             raise CorruptDatasetError(f"{where}: there is no column {name}, which is in meta/info.json")
         values = _values(table[name], feature, f"{where}, {name}")
-        *groups, last = name.split(".")
         inner = entries
-        for group in groups:
+        for group in (key := _key(name, features))[:-1]:
             inner = inner.setdefault(group, {})
-        inner[last] = values.reshape(-1) if name in _SCALARS else values
+        inner[key[-1]] = values.reshape(-1) if name in _SCALARS else values
     entries["episode"] = entries.pop("episode_index")
     if "task_index" in entries:
         numbers = entries["task_index"].tolist()
@@ -123,6 +125,17 @@ def _rows(table: Any, features: Mapping[str, Any], tasks: Mapping[int, str], whe
     if "observation" in rows and "observation" not in then:
         then["observation"] = following(rows.get("observation"))
     return rows.update({"next": then, **dict.fromkeys(_FLAGS, never)})
+
+
+def _key(name: str, features: Collection[str]) -> tuple[str, ...]:
+    """A name, divided at its dots. "a.b" is not divided where "a" is a feature as well."""
+    key: list[str] = []
+    start = 0
+    for end in [place for place, each in enumerate(name) if each == "."] + [len(name)]:
+        if name[:end] not in features or end == len(name):
+            key.append(name[start:end])
+            start = end + 1
+    return tuple(key)
 
 
 def _values(found: Any, feature: Mapping[str, Any], where: str) -> Any:
@@ -147,7 +160,9 @@ def _values(found: Any, feature: Mapping[str, Any], where: str) -> Any:
     return values.reshape(shape)
 
 
-def _with_frames(rows: TensorDict, episode: Episode, videos: Mapping[str, Video]) -> Iterator[TensorDict]:
+def _with_frames(
+    rows: TensorDict, episode: Episode, videos: Mapping[str, Video], keys: Mapping[str, tuple[str, ...]]
+) -> Iterator[TensorDict]:
     """The rows of an episode with the frames of its videos, some rows at a time."""
     seconds = rows["timestamp"].double().tolist()
     frames = {key: map(videos[key].at, [start + each for each in seconds]) for key, _, start in episode.videos}
@@ -160,10 +175,9 @@ def _with_frames(rows: TensorDict, episode: Episode, videos: Mapping[str, Video]
             if len(images) == len(piece):  # behind the last row
                 images.append(np.zeros_like(images[0]))
             stacked = torch.from_numpy(np.stack(images))
-            path = tuple(key.split("."))
-            piece[path] = stacked[:-1]
-            if path[0] == "observation":
-                piece["next", *path] = stacked[1:]
+            piece[keys[key]] = stacked[:-1]
+            if keys[key][0] == "observation":
+                piece["next", *keys[key]] = stacked[1:]
         yield piece
 
 

@@ -106,7 +106,7 @@ def trajectory(episode: tuple[str, Steps], number: int) -> TensorDict:
     done, terminated = column(last, torch.bool), column(terminal, torch.bool)
     then = {
         "observation": following(rows.get("observation")),
-        "reward": column(reward),
+        "reward": column(reward, torch.float32),
         "done": done,
         "terminated": terminated,
         "truncated": done & ~terminated,
@@ -235,7 +235,9 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         if sampler is not None:
             raise ValueError("a stream is sampled in the order in which it comes: pass download=True to use a sampler")
         shards: Sequence[Path | str] = (
-            [file.path for file in source.shards()] if from_local is None else source.local(Path(from_local))
+            [file.path for file in source.shards()]
+            if from_local is None
+            else source.local(Path(from_local).expanduser())
         )
         stream = TrajectoryStream(
             shards, episodes, trajectory, shuffle=shuffle, num_slices=num_slices, slice_len=slice_len, pad=pad

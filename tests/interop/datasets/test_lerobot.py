@@ -14,6 +14,7 @@ import torch
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.lerobot import LeRobotExperienceReplay, LeRobotSource
 from tests.interop.datasets import sources_lerobot as upstream
+from tests.interop.datasets.server import Server
 
 TOP, WRIST = ("observation", "images", "top"), ("observation", "images", "wrist")
 ENDS = (np.cumsum(upstream.LENGTHS) - 1).tolist()
@@ -138,6 +139,33 @@ def test_kinds_of_columns(replay: Any, tmp_path: Path) -> None:
     small(tmp_path / "files", features, columns)
     rows = replay()[:]
     assert rows["a", "b", "c"].tolist() == [[[1, 2]], [[3, 4]], [[5, 6]]] and list(rows["note"]) == ["x", "longer", "y"]
+
+
+def test_names_that_begin_with_another_name(replay: Any, tmp_path: Path) -> None:
+    names = ("action", "action.arm", "observation.state", "observation.state.arm.left", "episode_index")
+    features = {name: {"dtype": "int64", "shape": [1]} for name in names}
+    small(tmp_path / "files", features, dict.fromkeys(names, [0, 0, 0]))
+    rows = replay()[:]
+    assert {"action", "action.arm", "observation"} <= set(rows.keys())
+    assert rows["observation"].keys() == rows["next", "observation"].keys() == {"state", "state.arm"}
+    assert rows["observation", "state.arm", "left"].shape == (3, 1)
+
+
+# ------------------------------------------------------------------ the hub
+
+
+@pytest.mark.parametrize("video", ["decode", False])
+def test_download(hub: Server, tmp_path: Path, video: Any) -> None:
+    upstream.make(hub.folder / "datasets" / upstream.DATASET, np.random.default_rng(0))
+    dataset = LeRobotExperienceReplay(upstream.DATASET, root=tmp_path, video=video)
+    assert len(dataset) == sum(upstream.LENGTHS) and dataset.data_path == tmp_path / upstream.DATASET
+    assert any(request.path.endswith(".mp4") for request in hub.requests) == bool(video)
+
+
+def test_a_repository_of_something_else(hub: Server, tmp_path: Path) -> None:
+    upstream.text(hub.folder / "datasets/me/mine/data/a.csv", "1,2")
+    with pytest.raises(DatasetError, match=r"me/mine .* is no LeRobot dataset: no meta/info.json"):
+        LeRobotExperienceReplay("me/mine", root=tmp_path)
 
 
 # ------------------------------------------------------------------ bad files
