@@ -54,12 +54,17 @@ class LeRobotSource(Source):
     def parts(self, folder: Path) -> list[Part]:
         info = lerobot_meta.info_of(folder)
         features = info["features"]
+        if missing := {"episode_index", "timestamp"} - features.keys():
+            raise CorruptDatasetError(f"{folder}/meta/info.json: there is no feature {', '.join(missing)}")
         videos = [key for key, feature in features.items() if self.video and feature["dtype"] == "video"]
         if depth := [key for key in videos if _is_depth(features[key])]:
             raise DatasetError(
                 f"{folder}: {depth[0]} is a video of depths, which is not decoded here: pass video=False"
             )
-        size = sum((2 if _is_picture(each) else 16) * int(np.prod(each["shape"])) for each in features.values())
+        size = sum(
+            (2 if each["dtype"] in ("image", "video") else 16) * int(np.prod(each["shape"]))
+            for each in features.values()
+        )
         episodes = lerobot_meta.episodes_of(folder, info, videos)
         return [
             Part(rows, folder, (f"episodes {first} to {stop - 1}", *episodes[first:stop]))
@@ -179,10 +184,6 @@ def _with_frames(
             if keys[key][0] == "observation":
                 piece["next", *keys[key]] = stacked[1:]
         yield piece
-
-
-def _is_picture(feature: Mapping[str, Any]) -> bool:
-    return feature["dtype"] in ("image", "video")
 
 
 def _is_depth(feature: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ class Episode:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    """`meta/info.json`. DatasetError for a version of the format that is not one of `VERSIONS`."""
+    """`meta/info.json`. DatasetError for a version of the format that is not one of `VERSIONS`, or without features."""
     (info,) = _json(folder / "meta/info.json")
     version = info.get("codebase_version") if isinstance(info, Mapping) else None
     if version not in VERSIONS:
@@ -31,6 +31,11 @@ def info_of(folder: Path) -> dict[str, Any]:
             f"{folder}/meta/info.json: codebase_version is {version!r}, this program reads "
             f"{', '.join(VERSIONS)}. The lerobot package converts older datasets"
         )
+    try:
+        for name, feature in info["features"].items():
+            info["features"][name] = {**feature, "dtype": str(feature["dtype"]), "shape": [*map(int, feature["shape"])]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDatasetError(f"{folder}/meta/info.json does not describe all features: {error!r}") from error
     return dict(info)
 
 

@@ -28,7 +28,7 @@ from interop.writers import ImmutableDatasetWriter
 
 REPO = "jxu124/OpenX-Embodiment"
 _REQUIRED = ("observation", "reward", "is_first", "is_last", "is_terminal")
-_PART = 256  # rows of a part, if episodes are shorter
+_ROWS, _PARTS = 256, 16  # at least of a part, at most of an archive: it is skipped through from its beginning for each
 _LONGEST = 1 << 20  # rows of a trajectory
 
 Steps = Sequence[Mapping[str, Any]]
@@ -45,7 +45,7 @@ class OpenXSource(Source):
         found = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
         if not found:
             raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
-        return sorted(found, key=lambda file: file.path)
+        return found
 
     def local(self, folder: Path) -> list[Path]:
         """The archives in a folder, or in its subfolder with the name of the dataset."""
@@ -62,7 +62,8 @@ class OpenXSource(Source):
         out, before = [], 0
         for path in self.local(folder):
             lengths = [len(steps) for _, steps in episodes(path)]
-            out += [Part(rows, path, (first, stop, before)) for first, stop, rows in grouped(lengths, _PART)]
+            least = max(_ROWS, sum(lengths) // _PARTS)
+            out += [Part(rows, path, (first, stop, before)) for first, stop, rows in grouped(lengths, least)]
             before += len(lengths)
         if not out:
             raise CorruptDatasetError(f"{folder}: the archives have no episodes, which are members *.data.pickle")

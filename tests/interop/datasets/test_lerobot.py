@@ -104,23 +104,22 @@ def test_parts_begin_anywhere_in_a_file(tmp_path: Path, version: str, monkeypatc
 def test_what_ends_an_episode(
     replay: Any, tmp_path: Path, given: dict[str, list[int]], terminated: list[int], truncated: list[int]
 ) -> None:
-    scalar = {"dtype": "int64", "shape": [1]}
-    flags = {f"next.{name}": values for name, values in given.items()}
-    columns = {
-        "action": [1, 2, 3],
-        "episode_index": [0, 0, 0],
-        **{name: map(bool, each) for name, each in flags.items()},
-    }
-    features = {name: {**scalar, "dtype": "bool"} if name in flags else scalar for name in columns}
-    small(tmp_path / "files", features, {name: list(each) for name, each in columns.items()})
+    flags = {f"next.{name}": [*map(bool, values)] for name, values in given.items()}
+    features = {"action": SCALAR, **{name: {"dtype": "bool", "shape": [1]} for name in flags}}
+    small(tmp_path / "files", features, {"action": [1, 2, 3], **flags})
     rows = replay()[:]
     assert rows["next", "terminated"].flatten().tolist() == terminated
     assert rows["next", "truncated"].flatten().tolist() == truncated
     assert rows["action"].tolist() == [[1], [2], [3]] and "observation" not in rows["next"]
 
 
-def small(folder: Path, features: dict[str, Any], columns: dict[str, Any], **info: Any) -> None:
+SCALAR = {"dtype": "int64", "shape": [1]}
+
+
+def small(folder: Path, features: dict[str, Any], columns: dict[str, Any], /, **info: Any) -> None:
     """A dataset v2.0 of one episode of three rows."""
+    features = {"episode_index": SCALAR, "timestamp": SCALAR, **features}
+    columns = {"episode_index": [0, 0, 0], "timestamp": [0, 1, 2], **columns}
     upstream.table(folder / "data/000.parquet", columns)
     upstream.text(folder / "meta/episodes.jsonl", json.dumps({"episode_index": 0, "length": 3}))
     upstream.text(folder / "meta/tasks.jsonl", "")
@@ -130,21 +129,16 @@ def small(folder: Path, features: dict[str, Any], columns: dict[str, Any], **inf
 
 def test_kinds_of_columns(replay: Any, tmp_path: Path) -> None:
     lists = pa.array([[[1, 2]], [[3, 4]], [[5, 6]]], pa.list_(pa.list_(pa.int32(), 2)))
-    columns = {"a.b.c": lists, "note": ["x", "longer", "y"], "episode_index": [0, 0, 0]}
-    features = {
-        "a.b.c": {"dtype": "int32", "shape": [1, 2]},
-        "note": {"dtype": "string", "shape": [1]},
-        "episode_index": {"dtype": "int64", "shape": [1]},
-    }
+    columns = {"a.b.c": lists, "note": ["x", "longer", "y"]}
+    features = {"a.b.c": {"dtype": "int32", "shape": [1, 2]}, "note": {"dtype": "string", "shape": [1]}}
     small(tmp_path / "files", features, columns)
     rows = replay()[:]
     assert rows["a", "b", "c"].tolist() == [[[1, 2]], [[3, 4]], [[5, 6]]] and list(rows["note"]) == ["x", "longer", "y"]
 
 
 def test_names_that_begin_with_another_name(replay: Any, tmp_path: Path) -> None:
-    names = ("action", "action.arm", "observation.state", "observation.state.arm.left", "episode_index")
-    features = {name: {"dtype": "int64", "shape": [1]} for name in names}
-    small(tmp_path / "files", features, dict.fromkeys(names, [0, 0, 0]))
+    names = ("action", "action.arm", "observation.state", "observation.state.arm.left")
+    small(tmp_path / "files", dict.fromkeys(names, SCALAR), {name: [0, 0, 0] for name in names})
     rows = replay()[:]
     assert {"action", "action.arm", "observation"} <= set(rows.keys())
     assert rows["observation"].keys() == rows["next", "observation"].keys() == {"state", "state.arm"}
@@ -173,21 +167,21 @@ def test_a_repository_of_something_else(hub: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["v1.6", "v3.1", "v4.0", None])
 def test_other_versions(replay: Any, tmp_path: Path, version: str | None) -> None:
-    small(tmp_path / "files", {}, {"episode_index": [0, 0, 0]}, codebase_version=version)
+    small(tmp_path / "files", {}, {}, codebase_version=version)
     with pytest.raises(DatasetError, match=f"codebase_version is {version!r}.*v2.0, v2.1, v3.0"):
         replay()
 
 
 def test_videos_of_depths(replay: Any, tmp_path: Path) -> None:
     depth = {"dtype": "video", "shape": [4, 4, 1], "info": {"video.is_depth_map": True}}
-    small(tmp_path / "files", {"observation.depth": depth}, {"episode_index": [0, 0, 0]})
+    small(tmp_path / "files", {"observation.depth": depth}, {})
     with pytest.raises(DatasetError, match=r"observation.depth is a video of depths.*video=False"):
         replay()
 
 
 def test_paths_out_of_the_folder(replay: Any, tmp_path: Path) -> None:
     for path in ("../secret.parquet", "/secret.parquet"):
-        small(tmp_path / "files", {}, {"episode_index": [0, 0, 0]}, data_path=path)
+        small(tmp_path / "files", {}, {}, data_path=path)
         with pytest.raises(CorruptDatasetError, match="out of the folder"):
             replay()
 
@@ -237,8 +231,21 @@ def test_columns_that_do_not_fit(replay: Any, tmp_path: Path, column: str, value
 
 
 def test_a_missing_column(replay: Any, tmp_path: Path) -> None:
-    small(tmp_path / "files", {"action": {"dtype": "int64", "shape": [1]}}, {"episode_index": [0, 0, 0]})
+    small(tmp_path / "files", {"action": SCALAR}, {})
     with pytest.raises(CorruptDatasetError, match=r"data/000.parquet, episode 0: there is no column action"):
+        replay()
+
+
+@pytest.mark.parametrize("features", [{"action": {"dtype": "int64"}}, {"action": [1]}, None])
+def test_features_that_are_not_described(replay: Any, tmp_path: Path, features: Any) -> None:
+    small(tmp_path / "files", {}, {}, features=features)
+    with pytest.raises(CorruptDatasetError, match=r"info.json does not describe all features"):
+        replay()
+
+
+def test_features_that_every_dataset_has(replay: Any, tmp_path: Path) -> None:
+    small(tmp_path / "files", {}, {}, features={"episode_index": SCALAR})
+    with pytest.raises(CorruptDatasetError, match="no feature timestamp"):
         replay()
 
 
