@@ -15,9 +15,9 @@ from interop.datasets import lerobot_meta
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files
-from interop.datasets.images import decoded
+from interop.datasets.images import stacked
 from interop.datasets.lerobot_meta import Episode
-from interop.datasets.rows import following, nested
+from interop.datasets.rows import channels_first, following, nested
 from interop.datasets.source import Part, Source, grouped
 from interop.datasets.video import Video
 from interop.optional import required
@@ -151,7 +151,7 @@ def _values(found: Any, feature: Mapping[str, Any], where: str) -> Any:
         images = [each["bytes"] for each in found.to_pylist() if each and each["bytes"]]
         if len(images) < len(found):
             raise CorruptDatasetError(f"{where}: {len(found) - len(images)} images are not in the file")
-        return np.stack([decoded(each).transpose(2, 0, 1) for each in images])
+        return channels_first(stacked(images, where))
     arrow = required("pyarrow", "datasets")
     flat = found.combine_chunks()
     while isinstance(flat, arrow.ExtensionArray | arrow.ListArray | arrow.LargeListArray | arrow.FixedSizeListArray):
@@ -179,10 +179,10 @@ def _with_frames(
             ahead[key] = images[-1:]
             if len(images) == len(piece):  # behind the last row
                 images.append(np.zeros_like(images[0]))
-            stacked = torch.from_numpy(np.stack(images))
-            piece[keys[key]] = stacked[:-1]
+            pair = torch.from_numpy(np.stack(images))
+            piece[keys[key]] = pair[:-1]
             if keys[key][0] == "observation":
-                piece["next", *keys[key]] = stacked[1:]
+                piece["next", *keys[key]] = pair[1:]
         yield piece
 
 

@@ -273,6 +273,11 @@ def changed(**more: Any) -> list[dict[str, Any]]:
         (changed(action={"motion": np.zeros(7)}), "action, step 1: has other keys than the first step: gripper"),
         (changed(action={"motion": np.zeros(3), "gripper": 0.0}), r"action, motion: .* shapes \[\(3,\), \(7,\)\]"),
         (changed(discount=None), "discount: the steps have values"),
+        (
+            changed(observation={**changed()[1]["observation"], "image": {"bytes": b"no"}}),
+            "image, image 1: .*no JPEG or PNG",
+        ),
+        (changed(language_instruction=b"\xff"), "language_instruction: .*no text"),
         ([], "list of dicts"),
         ({"steps": []}, "list of dicts"),
         ([{key: value for key, value in step.items() if key != "is_last"} for step in changed()], "have no is_last"),
