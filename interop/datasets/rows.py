@@ -1,11 +1,11 @@
 """Rows of tensordicts from the arrays of an episode."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.datasets.errors import CorruptDatasetError
@@ -25,6 +25,15 @@ def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
             raise CorruptDatasetError(f"{where}: {key} has {len(value)} rows, there are {count} steps")
         out[key] = leaf(value)
     return out
+
+
+def entries(rows: TensorDictBase) -> Iterator[tuple[Any, Any]]:
+    """The leaves of rows by their keys: tensors, and text as it is stored."""
+    return iter(rows.items(True, True, is_leaf=_is_leaf))
+
+
+def _is_leaf(kind: type) -> bool:
+    return kind is NonTensorStack or not issubclass(kind, TensorDictBase)
 
 
 def leaf(values: np.ndarray | Sequence[Any]) -> Any:
