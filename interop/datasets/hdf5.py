@@ -1,6 +1,7 @@
 """HDF5 files of others. All values lie in the file itself, or the file is refused."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,17 @@ from interop.optional import required
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damaged files
 _TIMES_SMALLER = 10_000  # than its values is no compressed dataset
 _MOST_DEEP = 64
+_METADATA_CACHE = 1 << 21  # bytes; at HDF5's 32 MiB it takes ten times that in memory, and saves no time
 _checked: set[tuple[str, int, int]] = set()
+
+
+@contextlib.contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Raises the errors of h5py as CorruptDatasetError. Errors of the system (no such file, no access) are left."""
+    try:
+        yield
+    except _FAULTS as error:
+        raise _corrupt(what, error) from error
 
 
 @contextlib.contextmanager
@@ -26,9 +37,12 @@ def opened(path: Path) -> Iterator[Any]:
     six datasets.
     """
     h5py = required("h5py", "interop")
-    with _faults(f"{path} cannot be read as an HDF5 file"):
+    with faults(f"{path} cannot be read as an HDF5 file"):
         file = h5py.File(path, "r", locking="best-effort")
     with file:
+        config = file.id.get_mdc_config()
+        config.max_size = _METADATA_CACHE
+        file.id.set_mdc_config(config)
         about = os.stat(path)
         version = (os.path.abspath(path), about.st_size, about.st_mtime_ns)
         if version not in _checked:
@@ -51,7 +65,7 @@ def _check_links(file: Any, path: Path) -> None:
         seen.add(link.u)
         return None
 
-    with _faults(f"{path} is damaged"):
+    with faults(f"{path} is damaged"):
         seen.add(h5py.h5o.get_info(file.id).addr)
         found = file.id.links.visit(refused, info=True)
     if found is not None:
@@ -62,9 +76,14 @@ def _check_links(file: Any, path: Path) -> None:
 def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
     """Everything below a group of an `opened` file: `values` of the datasets, mappings of these for groups."""
     h5py = required("h5py", "interop")
-    with _faults(f"{group.file.filename}: {group.name!r} is damaged"):
-        entries = {key: group[key] for key in group}
-        return {key: (arrays if isinstance(at, h5py.Group) else values)(at, rows) for key, at in entries.items()}
+    try:
+        entries = {key.decode(): h5py.h5o.open(group.id, key) for key in group.id}
+    except _FAULTS as error:
+        raise _damaged(h5py, group.id, error) from error
+    return {
+        key: arrays(h5py.Group(at), rows) if isinstance(at, h5py.h5g.GroupID) else _values(h5py, at, rows)
+        for key, at in entries.items()
+    }
 
 
 def values(dataset: Any, rows: slice = slice(None)) -> Any:
@@ -73,36 +92,47 @@ def values(dataset: Any, rows: slice = slice(None)) -> Any:
     A dataset without dims gives its one value. CorruptDatasetError, which names file and dataset, for values in other files
     (virtual datasets, external storage), damaged ones, and those that are no numbers and no text.
     """
-    h5py = required("h5py", "interop")
-    where = f"{dataset.file.filename}: {dataset.name!r}"
-    if not isinstance(dataset, h5py.Dataset):
-        raise CorruptDatasetError(f"{where} is a {type(dataset).__name__}, no dataset")
-    with _faults(f"{where} is damaged"):
-        if dataset.is_virtual or dataset.external:
-            raise CorruptDatasetError(f"{where} has its values in other files: it is not read")
-        smaller = _TIMES_SMALLER if dataset.id.get_create_plist().get_nfilters() else 1
-        stored = dataset.id.get_storage_size()
-        if dataset.shape is None or dataset.nbytes > stored * smaller:
-            raise CorruptDatasetError(f"{where} has {stored} bytes: too few for its shape {dataset.shape}")
-        chosen = rows if dataset.shape else ()
-        if h5py.check_string_dtype(dataset.dtype):
-            text = dataset.asstr("utf-8")[chosen]
-            return text.tolist() if isinstance(text, np.ndarray) else text
-        of_varied = h5py.check_vlen_dtype(dataset.dtype)
-        if (of_varied or dataset.dtype).kind not in "biufc":
-            raise CorruptDatasetError(f"{where} is of {dataset.dtype}: neither numbers nor text")
-        found = dataset[chosen]
-    return list(found) if of_varied and dataset.shape else found
+    return _values(required("h5py", "interop"), dataset.id, rows)
 
 
-@contextlib.contextmanager
-def _faults(what: str) -> Iterator[None]:
-    """Turns the errors of h5py into CorruptDatasetError. Errors of the system (no such file, no access) are left."""
+def _values(h5py: Any, it: Any, rows: slice) -> Any:
+    """`values` of an identifier of h5py: for small datasets, `h5py.Dataset` takes longer than HDF5 does."""
+    if not isinstance(it, h5py.h5d.DatasetID):
+        raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
     try:
-        yield
-    except CorruptDatasetError:
-        raise
+        layout, stored, space, dtype = it.get_create_plist(), it.get_storage_size(), it.get_space(), it.dtype
+        if layout.get_layout() == h5py.h5d.VIRTUAL or layout.get_external_count():
+            raise CorruptDatasetError(f"{_name(h5py, it)} has its values in other files: it is not read")
+        smaller = _TIMES_SMALLER if layout.get_nfilters() else 1
+        shape = space.get_simple_extent_dims()
+        if math.prod(shape or ()) * dtype.itemsize > stored * smaller:
+            raise CorruptDatasetError(f"{_name(h5py, it)} has {stored} bytes: too few for its shape {shape}")
+        if dtype.kind in "biufc" and rows == slice(None):
+            out = np.empty(shape, dtype)
+            if out.size:
+                it.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
+            return out if shape else out[()]
+        dataset, chosen = h5py.Dataset(it), rows if shape else ()
+        if h5py.check_string_dtype(dtype):
+            text = dataset.asstr("utf-8")[chosen]
+            return text.tolist() if shape else text
+        of_varied = h5py.check_vlen_dtype(dtype)
+        if (of_varied or dtype).kind not in "biufc":
+            raise CorruptDatasetError(f"{_name(h5py, it)} is of {dtype}: neither numbers nor text")
+        return list(dataset[chosen]) if of_varied and shape else dataset[chosen]
     except _FAULTS as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise CorruptDatasetError(f"{what} ({error})") from error
+        raise _damaged(h5py, it, error) from error
+
+
+def _name(h5py: Any, it: Any) -> str:
+    return f"{h5py.h5f.get_name(it).decode()}: {(h5py.h5i.get_name(it) or b'?').decode(errors='replace')!r}"
+
+
+def _damaged(h5py: Any, it: Any, error: Exception) -> Exception:
+    return _corrupt(f"{_name(h5py, it)} is damaged", error)
+
+
+def _corrupt(what: str, error: Exception) -> Exception:
+    if isinstance(error, CorruptDatasetError) or (isinstance(error, OSError) and error.errno):
+        return error
+    return CorruptDatasetError(f"{what} ({error})")
