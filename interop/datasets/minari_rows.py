@@ -26,10 +26,11 @@ _JPEG = b"\xff\xd8\xff"
 
 
 def rows(found: Iterable[Episode], spaces: Mapping[str, Space], most: int) -> Iterator[TensorDict]:
-    """The steps of episodes, short ones together, long ones in pieces of `most`.
+    """The steps of episodes, short ones together, long ones in pieces of `most`: at least so many at a time, if there are.
 
     CorruptDatasetError where an entry has not as many rows as the episode has steps, or is unlike that of other episodes.
     """
+    full: list[Episode] = []
     waiting: list[Episode] = []
     count = 0
     for episode in found:
@@ -40,10 +41,11 @@ def rows(found: Iterable[Episode], spaces: Mapping[str, Space], most: int) -> It
             waiting.append(episode._replace(steps=stop - start, entries=cut))
             count += stop - start
             if count >= most:
-                yield _joined(waiting, spaces)
-                waiting, count = [], 0
-    if waiting:
-        yield _joined(waiting, spaces)
+                if full:
+                    yield _joined(full, spaces)
+                full, waiting, count = waiting, [], 0
+    if full or waiting:
+        yield _joined([*full, *waiting], spaces)
 
 
 def _with_reset(values: Any, path: tuple[str, ...], episode: Episode) -> Any:
@@ -100,11 +102,11 @@ def _decoded(episode: Episode, path: tuple[str, ...], space: Space) -> Any:
 
 
 def _check_alike(values: Sequence[Any], path: tuple[str, ...], pieces: Sequence[Episode]) -> None:
-    kinds = ["text" if isinstance(each, list) else f"{each.dtype} {[*each.shape[1:]]}" for each in values]
+    kinds = [("text", []) if isinstance(each, list) else (each.dtype, [*each.shape[1:]]) for each in values]
     for piece, kind in zip(pieces, kinds, strict=True):
         if kind != kinds[0]:
-            name = "/".join(path)
-            raise CorruptDatasetError(f"{piece.where}: {name} is {kind}, in {pieces[0].where} it is {kinds[0]}")
+            found, first = (f"{dtype} {shape}" for dtype, shape in (kind, kinds[0]))
+            raise CorruptDatasetError(f"{piece.where}: {'/'.join(path)} is {found}, in {pieces[0].where} it is {first}")
 
 
 def _one(values: Sequence[Any]) -> Any:
