@@ -61,38 +61,60 @@ def _check_links(file: Any, path: Path) -> None:
 
 def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
     """Everything below a group of an `opened` file: `values` of the datasets, mappings of these for groups."""
-    h5py = required("h5py", "interop")
     with _faults(f"{group.file.filename}: {group.name!r} is damaged"):
-        entries = {key: group[key] for key in group}
-        return {key: (arrays if isinstance(at, h5py.Group) else values)(at, rows) for key, at in entries.items()}
+        return {name: values(group[name], rows) for name in group}
 
 
-def values(dataset: Any, rows: slice = slice(None)) -> Any:
+def values(entry: Any, rows: slice = slice(None)) -> Any:
     """Rows of a dataset of an `opened` file: an array, a list of text, or a list of arrays that differ in length.
 
-    A dataset without dims gives its one value. CorruptDatasetError, which names file and dataset, for values in other files
-    (virtual datasets, external storage), damaged ones, and those that are no numbers and no text.
+    A dataset without dims gives its one value, a group its `arrays`. CorruptDatasetError names file and entry, for values in
+    other files (virtual datasets, external storage), damaged ones, and those that are no numbers and no text.
     """
     h5py = required("h5py", "interop")
-    where = f"{dataset.file.filename}: {dataset.name!r}"
-    if not isinstance(dataset, h5py.Dataset):
-        raise CorruptDatasetError(f"{where} is a {type(dataset).__name__}, no dataset")
+    if isinstance(entry, h5py.Group):
+        return arrays(entry, rows)
+    where = f"{entry.file.filename}: {entry.name!r}"
     with _faults(f"{where} is damaged"):
-        if dataset.is_virtual or dataset.external:
-            raise CorruptDatasetError(f"{where} has its values in other files: it is not read")
-        smaller = _TIMES_SMALLER if dataset.id.get_create_plist().get_nfilters() else 1
-        stored = dataset.id.get_storage_size()
-        if dataset.shape is None or dataset.nbytes > stored * smaller:
-            raise CorruptDatasetError(f"{where} has {stored} bytes: too few for its shape {dataset.shape}")
-        chosen = rows if dataset.shape else ()
-        if h5py.check_string_dtype(dataset.dtype):
-            text = dataset.asstr("utf-8")[chosen]
+        _check_dataset(entry, where)
+        chosen = rows if entry.shape else ()
+        if h5py.check_string_dtype(entry.dtype):
+            text = entry.asstr("utf-8")[chosen]
             return text.tolist() if isinstance(text, np.ndarray) else text
-        of_varied = h5py.check_vlen_dtype(dataset.dtype)
-        if (of_varied or dataset.dtype).kind not in "biufc":
-            raise CorruptDatasetError(f"{where} is of {dataset.dtype}: neither numbers nor text")
-        found = dataset[chosen]
-    return list(found) if of_varied and dataset.shape else found
+        found = entry[chosen]
+    return list(found) if entry.shape and h5py.check_vlen_dtype(entry.dtype) else found
+
+
+def datasets(group: Any) -> dict[str, Any]:
+    """The `h5py.Dataset`s below a group of an `opened` file, by their paths from there. Their values are not read.
+
+    CorruptDatasetError as for `values`.
+    """
+    h5py, found = required("h5py", "interop"), {}
+
+    def keep(name: str, entry: Any) -> None:
+        if not isinstance(entry, h5py.Group):
+            _check_dataset(entry, f"{group.file.filename}: {entry.name!r}")
+            found[name] = entry
+
+    with _faults(f"{group.file.filename}: {group.name!r} is damaged"):
+        group.visititems(keep)
+    return found
+
+
+def _check_dataset(entry: Any, where: str) -> None:
+    """CorruptDatasetError for what is no dataset of values in this file."""
+    h5py = required("h5py", "interop")
+    if not isinstance(entry, h5py.Dataset):
+        raise CorruptDatasetError(f"{where} is a {type(entry).__name__}, no dataset")
+    if entry.is_virtual or entry.external:
+        raise CorruptDatasetError(f"{where} has its values in other files: it is not read")
+    smaller = _TIMES_SMALLER if entry.id.get_create_plist().get_nfilters() else 1
+    stored = entry.id.get_storage_size()
+    if entry.shape is None or entry.nbytes > stored * smaller:
+        raise CorruptDatasetError(f"{where} has {stored} bytes: too few for its shape {entry.shape}")
+    if np.dtype(h5py.check_vlen_dtype(entry.dtype) or entry.dtype).kind not in "biufcSU":
+        raise CorruptDatasetError(f"{where} is of {entry.dtype}: neither numbers nor text")
 
 
 @contextlib.contextmanager
