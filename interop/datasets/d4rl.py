@@ -9,14 +9,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 
 from interop.datasets.d4rl_urls import D4RL_URLS
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.fetching import RemoteFile, fetch
 from interop.datasets.hdf5 import datasets, opened, values
-from interop.datasets.rows import nested
+from interop.datasets.rows import nested, zeroed
 from interop.datasets.source import Part, Source
 from interop.optional import required
 from interop.samplers import Sampler
@@ -99,7 +98,7 @@ class D4RLSource(Source):
         unknown = following["done"]
         if not known and "truncated" in following:
             unknown = unknown | following["truncated"]
-        following["observation"] = _zeroed(reached, unknown)
+        following["observation"] = zeroed(reached, unknown)
         out = signals[: len(here)].clone()
         out["observation"], out["action"] = here["observations"], here["actions"]
         if "infos" in found:
@@ -134,15 +133,6 @@ def _row_entries(file: Any) -> list[str]:
     return [name for name in (*_NEEDED, "timeouts", "next_observations", "infos") if name in file]
 
 
-def _zeroed(entry: Any, where: Tensor) -> Any:
-    """An entry, or the entries of a tensordict, with zeros at some rows."""
-
-    def zeroed(values: Tensor) -> Tensor:
-        return values.masked_fill(where.reshape(-1, *[1] * (values.ndim - 1)), 0)
-
-    return zeroed(entry) if isinstance(entry, Tensor) else entry.apply(zeroed)
-
-
 def _described(group: Any) -> dict[str, Any]:
     """Text, numbers and small arrays below a group as JSON has them. Of larger arrays: shape and dtype."""
     out: dict[str, Any] = {}
@@ -161,18 +151,17 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
 
     A file of N rows gives N - 1: the last has no next observation. An episode ends where ("next", "done") is set.
 
-    ==============================  =====================================================================================
-    "observation", "action"         as upstream
-    "info"                          the infos upstream, nested, if there are some
-    ("next", "observation")         the observation of the following row, or `next_observations` of files that have them.
-                                    Zeros where ("next", "done") is set
-    ("next", "info")                the info of the following row: at the end of an episode that of another one
-    ("next", "reward")              [1] float32
-    ("next", "terminated")          [1] bool: `terminals`
-    ("next", "truncated")           [1] bool: `timeouts`. Missing where the file has none
-    ("next", "done")                [1] bool: either of both
-    "reward" and the flags          those of ("next", ...) of the previous row, zeros in the first row
-    ==============================  =====================================================================================
+    | key | content |
+    |---|---|
+    | "observation", "action" | as upstream |
+    | "info" | the infos upstream, nested, where there are some |
+    | ("next", "observation") | the following observation, or `next_observations` where upstream has them; zeros where done |
+    | ("next", "info") | the info of the following row: at the end of an episode that of another one |
+    | ("next", "reward") | float32 [1] |
+    | ("next", "terminated") | bool [1]: `terminals` |
+    | ("next", "truncated") | bool [1]: `timeouts`; missing where upstream has none |
+    | ("next", "done") | bool [1]: either of both |
+    | "reward", "terminated", "truncated", "done" | those of ("next", ...) of the previous row, zeros in the first one |
 
     `metadata` has what the file says of itself: text, numbers, arrays of at most 1,000 values; of larger ones, such as the
     weights of a policy, shape and dtype only.
