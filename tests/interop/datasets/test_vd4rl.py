@@ -177,6 +177,6 @@ def test_transforms(tmp_path, rng):
     assert "act" in renamed and renamed["pixels"].dtype == torch.float32
 
 
-def test_ids_without_a_network(hub, monkeypatch):
+def test_ids_without_a_network(hub):
     ids = VD4RLExperienceReplay.available_datasets
     assert len(ids) == 20 and ID in ids and "distracting/walker_walk_random/64px/easy" in ids
