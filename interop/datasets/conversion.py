@@ -63,7 +63,7 @@ def _joined(pieces: list[TensorDictBase]) -> TensorDictBase:
 def _read(source: Source, parts: list[Part], workers: int) -> Iterator[TensorDictBase]:
     """The rows of all parts, which agree with one another and with what was announced."""
     read: Iterator[Iterable[TensorDictBase]] = map(source.read, parts)
-    if workers:
+    if workers and not any(part.streamed for part in parts):
         read = (map(rebuilt, pieces) for pieces in by_processes(partial(_whole_part, source), parts, workers))
     first: dict[Any, Any] = {}
     for part, pieces in zip(parts, read, strict=True):

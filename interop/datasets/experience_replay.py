@@ -100,12 +100,13 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         """The storage of the rows, or trajectories, that are on the disk."""
         if self._split_trajs:
             of = {"schema": _SCHEMA, "of": _record(self.data_path_root)["made"]}
-            make = partial(_make_split, self.data_path_root)
+            make = partial(_make_split, self.data_path_root, self.presented)
             publish(self.data_path, of, make, anew=not is_published(self.data_path, of))
         storage = _committed(self.data_path)
         if not isinstance(writer, ImmutableDatasetWriter):
             storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
-        return storage if "preprocessed" in _record(self.data_path) else self.presented(storage)
+        made_again = self._split_trajs or "preprocessed" in _record(self.data_path)
+        return storage if made_again else self.presented(storage)
 
     @property
     def root(self) -> Path:
@@ -225,8 +226,9 @@ def _check_sums(scratch: Path, sums: Mapping[str, str], force: bool) -> None:
     partial_file.replace(noted)
 
 
-def _make_split(base: Path, scratch: Path) -> dict[str, Any]:
-    rows = split(_committed(base), scratch / "data")
+def _make_split(base: Path, presented: Callable[[TensorStorage], Storage], scratch: Path) -> dict[str, Any]:
+    storage = _committed(base)
+    rows = split(storage if "preprocessed" in _record(base) else presented(storage), scratch / "data")
     return {"rows": rows, "made": secrets.token_hex(8)}
 
 
