@@ -147,7 +147,7 @@ def _described(group: Any) -> dict[str, Any]:
 
 
 class D4RLExperienceReplay(BaseDatasetExperienceReplay):
-    """A dataset of D4RL (arXiv:2004.07219).
+    """A dataset of D4RL (arXiv:2004.07219), licensed CC BY 4.0 unless upstream says otherwise.
 
     A file of N rows gives N - 1: the last has no next observation. An episode ends where ("next", "done") is set.
 
@@ -160,7 +160,7 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     | ("next", "reward") | float32 [1] |
     | ("next", "terminated") | bool [1]: `terminals` |
     | ("next", "truncated") | bool [1]: `timeouts`; missing where upstream has none |
-    | ("next", "done") | bool [1]: either of both |
+    | ("next", "done") | bool [1]: either of both; without `use_truncated_as_done` the first |
     | "reward", "terminated", "truncated", "done" | those of ("next", ...) of the previous row, zeros in the first one |
 
     `metadata` has what the file says of itself: text, numbers, arrays of at most 1,000 values; of larger ones, such as the
@@ -199,7 +199,8 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
         if direct and terminate_on_end is False:
             raise ValueError("terminate_on_end=False needs the d4rl library: pass direct_download=False")
         if direct and env_kwargs:
-            raise RuntimeError(f"a direct download makes no environment, got {', '.join(env_kwargs)}")
+            names = ", ".join(env_kwargs)
+            raise RuntimeError(f"a direct download makes no environment, got arguments for one: {names}")
         library = "" if direct else "get_dataset" if from_env else "qlearning_dataset"
         source = D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs)
         super().__init__(

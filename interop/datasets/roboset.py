@@ -53,9 +53,8 @@ class RobosetSource(Source):
                     if number := re.fullmatch(r"Trial(\d+)", name):
                         size = sum(each.nbytes for each in datasets(file[name]).values())
                         trials.append((int(number[1]), seed, path, name, _steps(file[name], path), size))
-        return grouped(
-            folder, [((path, name, number, seed), *size) for number, seed, path, name, *size in sorted(trials)]
-        )
+        in_order = (((path, name, number, seed), rows, size) for number, seed, path, name, rows, size in sorted(trials))
+        return grouped(folder, in_order)
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         for path, name, number, seed in part.which:
@@ -82,8 +81,9 @@ def _rows(found: dict[str, Any], where: str, number: int, seed: int) -> TensorDi
             out[key] = out.pop(name)
             after[key] = following(out[key])
     out["action"] = out.pop("actions")
-    for key, flag in ("done", done), ("terminated", done), ("truncated", torch.zeros_like(done)):
-        out[key], after[key] = flag if key == "done" else torch.zeros_like(done), flag.clone()
+    out["done"], after["done"], after["terminated"] = done, done.clone(), done.clone()
+    for flags, key in (out, "terminated"), (out, "truncated"), (after, "truncated"):
+        flags[key] = torch.zeros_like(done)
     out["episode"], out["seed"] = (torch.full([steps], value) for value in (number, seed))
     out["next"] = after
     return out

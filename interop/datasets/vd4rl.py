@@ -31,26 +31,15 @@ _KEYS = {  # of upstream's names: the group and the name here
 }  # fmt: skip
 # What NumPy raises for files that are damaged, or no archives of arrays.
 _FAULTS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    EOFError,
-    KeyError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-)
+    zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, RuntimeError,
+)  # fmt: skip
 
 # What the hub has of 64 x 64 pixels, for where it cannot be asked.
+_TASKS = ("cheetah_run", "humanoid_walk", "walker_walk")
 _QUALITIES = ("expert", "medium", "medium_expert", "medium_replay", "random")
 _KNOWN = [
     *(f"distracting/walker_walk_random/64px/{level}" for level in ("easy", "hard", "medium")),
-    *(
-        f"main/{task}/{quality}/64px"
-        for task in ("cheetah_run", "humanoid_walk", "walker_walk")
-        for quality in _QUALITIES
-    ),
+    *(f"main/{task}/{quality}/64px" for task in _TASKS for quality in _QUALITIES),
     *(f"multitask/{task}_random/64px" for task in ("cheetah_run", "walker_walk")),
 ]
 
