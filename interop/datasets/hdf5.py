@@ -1,6 +1,7 @@
 """HDF5 files of others. All values lie in the file itself, or the file is refused."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,23 @@ from interop.optional import required
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damaged files
 _TIMES_SMALLER = 10_000  # than its values is no compressed dataset
 _MOST_DEEP = 64
+_METADATA_CACHE = 1 << 21  # bytes; at HDF5's 32 MiB it takes ten times that in memory, and saves no time
 _checked: set[tuple[str, int, int]] = set()
+
+
+@contextlib.contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Raises the errors of h5py as CorruptDatasetError. Errors of the system (no such file, no access) are left."""
+    try:
+        yield
+    except _FAULTS as error:
+        raise _corrupt(what, error) from error
+
+
+def _corrupt(what: str, error: Exception) -> Exception:
+    if isinstance(error, DatasetError) or (isinstance(error, OSError) and error.errno):
+        return error
+    return CorruptDatasetError(f"{what} ({error})")
 
 
 @contextlib.contextmanager
@@ -26,7 +43,10 @@ def opened(path: Path) -> Iterator[Any]:
     process, 700,000 entries in 5 s.
     """
     h5py = required("h5py", "interop")
-    with _faults(f"{path} cannot be read as an HDF5 file"), h5py.File(path, "r", locking="best-effort") as file:
+    with faults(f"{path} cannot be read as an HDF5 file"), h5py.File(path, "r", locking="best-effort") as file:
+        config = file.id.get_mdc_config()
+        config.max_size = _METADATA_CACHE
+        file.id.set_mdc_config(config)
         about = os.stat(path)
         version = (os.path.abspath(path), about.st_size, about.st_mtime_ns)
         if version not in _checked:
@@ -59,8 +79,15 @@ def _check_links(file: Any, path: Path) -> None:
 
 def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
     """Everything below a group of an `opened` file: `values` of the datasets, mappings of these for groups."""
-    with _faults(f"{group.file.filename}: {group.name!r} is damaged"):
-        return {name: values(group[name], rows) for name in group}
+    h5py = required("h5py", "interop")
+    try:
+        entries = {key.decode(): h5py.h5o.open(group.id, key) for key in group.id}
+    except _FAULTS as error:
+        raise _damaged(h5py, group.id, error) from error
+    return {
+        key: arrays(h5py.Group(at), rows) if isinstance(at, h5py.h5g.GroupID) else _values(h5py, at, rows)
+        for key, at in entries.items()
+    }
 
 
 def values(entry: Any, rows: slice = slice(None)) -> Any:
@@ -70,17 +97,7 @@ def values(entry: Any, rows: slice = slice(None)) -> Any:
     other files (virtual datasets, external storage), damaged ones, and those that are no numbers and no text.
     """
     h5py = required("h5py", "interop")
-    if isinstance(entry, h5py.Group):
-        return arrays(entry, rows)
-    where = f"{entry.file.filename}: {entry.name!r}"
-    with _faults(f"{where} is damaged"):
-        _check_dataset(entry, where)
-        chosen = rows if entry.shape else ()
-        if h5py.check_string_dtype(entry.dtype):
-            text = entry.asstr("utf-8")[chosen]
-            return text.tolist() if isinstance(text, np.ndarray) else text
-        found = entry[chosen]
-    return list(found) if entry.shape and h5py.check_vlen_dtype(entry.dtype) else found
+    return arrays(entry, rows) if isinstance(entry, h5py.Group) else _values(h5py, entry.id, rows)
 
 
 def datasets(group: Any) -> dict[str, Any]:
@@ -88,42 +105,58 @@ def datasets(group: Any) -> dict[str, Any]:
 
     CorruptDatasetError as for `values`.
     """
-    h5py, found = required("h5py", "interop"), {}
-
-    def keep(name: str, entry: Any) -> None:
-        if not isinstance(entry, h5py.Group):
-            _check_dataset(entry, f"{group.file.filename}: {entry.name!r}")
-            found[name] = entry
-
-    with _faults(f"{group.file.filename}: {group.name!r} is damaged"):
-        group.visititems(keep)
+    h5py = required("h5py", "interop")
+    found: dict[str, Any] = {}
+    try:
+        for name, entry in {name: group[name] for name in group}.items():
+            if isinstance(entry, h5py.Group):
+                found |= {f"{name}/{path}": each for path, each in datasets(entry).items()}
+            else:
+                _layout(h5py, entry.id)
+                found[name] = entry
+    except _FAULTS as error:
+        raise _damaged(h5py, group.id, error) from error
     return found
 
 
-def _check_dataset(entry: Any, where: str) -> None:
-    """CorruptDatasetError for what is no dataset of values in this file."""
-    h5py = required("h5py", "interop")
-    if not isinstance(entry, h5py.Dataset):
-        raise CorruptDatasetError(f"{where} is a {type(entry).__name__}, no dataset")
-    if entry.is_virtual or entry.external:
-        raise CorruptDatasetError(f"{where} has its values in other files: it is not read")
-    smaller = _TIMES_SMALLER if entry.id.get_create_plist().get_nfilters() else 1
-    stored = entry.id.get_storage_size()
-    if entry.shape is None or entry.nbytes > stored * smaller:
-        raise CorruptDatasetError(f"{where} has {stored} bytes: too few for its shape {entry.shape}")
-    dtype = np.dtype(h5py.check_vlen_dtype(entry.dtype) or entry.dtype)
-    if dtype.kind not in "biufcSU" or dtype.char in "gG":  # no long doubles
-        raise CorruptDatasetError(f"{where} is of {entry.dtype}: neither numbers nor text")
-
-
-@contextlib.contextmanager
-def _faults(what: str) -> Iterator[None]:
-    """Turns the errors of h5py into CorruptDatasetError. Errors of the system (no such file, no access) are left."""
+def _values(h5py: Any, it: Any, rows: slice) -> Any:
+    """`values` of an identifier of h5py: for small datasets, `h5py.Dataset` takes longer than HDF5 does."""
     try:
-        yield
-    except DatasetError:
-        raise
+        shape, dtype = _layout(h5py, it)
+        if dtype.kind in "biufc" and rows == slice(None):
+            out = np.empty(shape, dtype)
+            if out.size:
+                it.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
+            return out if shape else out[()]
+        dataset, chosen = h5py.Dataset(it), rows if shape else ()
+        if h5py.check_string_dtype(dtype):
+            text = dataset.asstr("utf-8")[chosen]
+            return text.tolist() if shape else text
+        return list(dataset[chosen]) if h5py.check_vlen_dtype(dtype) and shape else dataset[chosen]
     except _FAULTS as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise CorruptDatasetError(f"{what} ({error})") from error
+        raise _damaged(h5py, it, error) from error
+
+
+def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of a dataset. CorruptDatasetError for what is no dataset of numbers or text in this file."""
+    if not isinstance(it, h5py.h5d.DatasetID):
+        raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
+    made, stored, dtype = it.get_create_plist(), it.get_storage_size(), it.dtype
+    if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
+        raise CorruptDatasetError(f"{_name(h5py, it)} has its values in other files: it is not read")
+    shape = it.get_space().get_simple_extent_dims()
+    smaller = _TIMES_SMALLER if made.get_nfilters() else 1
+    if shape is None or math.prod(shape) * dtype.itemsize > stored * smaller:
+        raise CorruptDatasetError(f"{_name(h5py, it)} has {stored} bytes: too few for its shape {shape}")
+    item = np.dtype(h5py.check_vlen_dtype(dtype) or dtype)
+    if item.kind not in "biufcSU" or item.char in "gG":  # no long doubles
+        raise CorruptDatasetError(f"{_name(h5py, it)} is of {dtype}: neither numbers nor text")
+    return shape, dtype
+
+
+def _name(h5py: Any, it: Any) -> str:
+    return f"{h5py.h5f.get_name(it).decode()}: {(h5py.h5i.get_name(it) or b'?').decode(errors='replace')!r}"
+
+
+def _damaged(h5py: Any, it: Any, error: Exception) -> Exception:
+    return _corrupt(f"{_name(h5py, it)} is damaged", error)
