@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interop.datasets.checksums import Checksums, sha256_of
-from interop.datasets.errors import DownloadError
+from interop.datasets.errors import CorruptDatasetError, DownloadError
 from interop.datasets.fetching import by_hand
 from interop.optional import required
 
@@ -51,6 +51,19 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str,
             kept.keep(file.path, checksum)
             found[file.path] = checksum
     return {path: checksum for path, checksum in found.items() if checksum}
+
+
+def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
+    """The files of a repository that a folder has, in order of their paths.
+
+    These are all whose paths below the folder begin with `prefix`, or, where there are none, those directly in the folder.
+    CorruptDatasetError where there are none of these either.
+    """
+    every = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in suffixes}
+    names = [name for name in every if name.startswith(prefix)] or [name for name in every if "/" not in name]
+    if not names:
+        raise CorruptDatasetError(f"{folder} has no files {prefix}*{' or '.join(suffixes)}")
+    return [every[name] for name in sorted(names)]
 
 
 def _download(repo: str, file: HubFile, folder: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from interop.datasets.errors import CorruptDatasetError
-from interop.datasets.hdf5 import arrays, faults, opened
+from interop.datasets.hdf5 import arrays, opened
 from interop.optional import required
 
 ONE_MORE = ("observations", "infos", "state")  # entries with a row before each step, and one behind the last
@@ -47,10 +47,8 @@ def episodes(data: Path, kind: str, steps: Mapping[int, int]) -> Iterator[Episod
         return
     with opened(data / _HDF5) as file:
         for number, count in steps.items():
-            where = f"{data / _HDF5}, episode {number}"
-            with faults(f"{where} is damaged"):
-                group = file[f"episode_{number}"]
-            yield Episode(number, count, where, dict(_flat(arrays(group))))
+            entries = arrays(file[f"episode_{number}"])
+            yield Episode(number, count, f"{data / _HDF5}, episode {number}", dict(_flat(entries)))
 
 
 def _flat(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -67,7 +65,7 @@ def _hdf5_steps(path: Path) -> Iterator[tuple[int, int]]:
     if not path.exists():
         raise CorruptDatasetError(f"{path} is missing")
     attributes, steps = required("h5py", "interop").h5a, np.empty((), np.int64)
-    with opened(path) as file, faults(f"{path} has a damaged header"):
+    with opened(path) as file:
         for name in file:
             if name.startswith("episode_"):
                 try:  # by the low-level functions: those of groups take five times as long

@@ -238,7 +238,7 @@ def _no_number(file: h5py.File) -> None:
         (_wrong_info, ["episode 1", "infos/x", "7 rows", "2 steps"]),
         (_one_value, ["episode 1", "infos/y", "0 rows"]),
         (_no_actions, ["episode 0", "'actions'"]),
-        (_no_number, ["header"]),
+        (_no_number, ["one"]),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
