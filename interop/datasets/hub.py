@@ -8,7 +8,7 @@ from pathlib import Path
 
 from interop.datasets.checksums import Checksums, sha256_of
 from interop.datasets.compressed import Stream
-from interop.datasets.errors import DatasetError, DownloadError
+from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
 from interop.datasets.fetching import by_hand
 from interop.optional import required
 
@@ -62,6 +62,19 @@ def hub_stream(repo: str, path: str) -> Iterator[Stream]:
         files = hub.HfFileSystem(skip_instance_cache=True)
         with files.open(f"datasets/{repo}/{path}", "rb", block_size=0) as file:
             yield Stream(file, f"{repo}/{path}")
+
+
+def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
+    """The files of a repository that a folder has, in order of their paths.
+
+    These are all whose paths below the folder begin with `prefix`, or, where there are none, those directly in the folder.
+    CorruptDatasetError where there are none of these either.
+    """
+    every = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in suffixes}
+    names = [name for name in every if name.startswith(prefix)] or [name for name in every if "/" not in name]
+    if not names:
+        raise CorruptDatasetError(f"{folder} has no files {prefix}*{' or '.join(suffixes)}")
+    return [every[name] for name in sorted(names)]
 
 
 def _download(repo: str, file: HubFile, folder: Path) -> str:

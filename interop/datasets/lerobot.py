@@ -14,15 +14,15 @@ from tensordict import TensorDict
 from interop.datasets import lerobot_meta
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
+from interop.datasets.grouping import grouped
 from interop.datasets.hub import hub_download, hub_files
 from interop.datasets.images import stacked
 from interop.datasets.lerobot_meta import Episode
 from interop.datasets.rows import channels_first, following, nested
-from interop.datasets.source import Part, Source, grouped
+from interop.datasets.source import Part, Source
 from interop.datasets.video import Video
 from interop.optional import required
 
-_PART = 1 << 26  # bytes of the rows of a part, if episodes are shorter
 _CHUNK = 32  # rows whose frames are in memory at once
 _SCALARS = ("timestamp", "frame_index", "episode_index", "task_index")  # upstream has one value each a row
 _FLAGS = ("done", "terminated", "truncated")
@@ -61,20 +61,15 @@ class LeRobotSource(Source):
             raise DatasetError(
                 f"{folder}: {depth[0]} is a video of depths, which is not decoded here: pass video=False"
             )
-        size = sum(
-            (2 if each["dtype"] in ("image", "video") else 16) * int(np.prod(each["shape"]))
-            for each in features.values()
-        )
+        pictures = ("image", "video")
+        size = sum((2 if each["dtype"] in pictures else 8) * int(np.prod(each["shape"])) for each in features.values())
         episodes = lerobot_meta.episodes_of(folder, info, videos)
-        return [
-            Part(rows, folder, (f"episodes {first} to {stop - 1}", *episodes[first:stop]))
-            for first, stop, rows in grouped((each.length for each in episodes), _PART // max(size, 1))
-        ]
+        return grouped(folder, ((each, each.length, each.length * size) for each in episodes))
 
     def read(self, part: Part) -> Iterator[TensorDict]:
         info, tasks = lerobot_meta.info_of(part.path), lerobot_meta.tasks_of(part.path)
         videos: dict[str, Video] = {}
-        for path, group in groupby(part.which[1:], key=lambda episode: episode.data):
+        for path, group in groupby(part.which, key=lambda episode: episode.data):
             for episode, table in _tables(path, list(group)):
                 rows = _rows(table, info["features"], tasks, f"{path}, episode {episode.number}")
                 for key, file, start in episode.videos:

@@ -21,6 +21,9 @@ class Episode:
     data: Path
     videos: tuple[tuple[str, Path, float], ...]
 
+    def __str__(self) -> str:
+        return f"episode {self.number}"
+
 
 def info_of(folder: Path) -> dict[str, Any]:
     """`meta/info.json`. DatasetError for a version of the format that is not one of `VERSIONS`, or without features."""

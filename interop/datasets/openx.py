@@ -11,15 +11,15 @@ from tensordict import TensorDict
 from interop.buffers import TensorDictReplayBuffer, collate
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
-from interop.datasets.hub import HubFile, hub_download, hub_files
+from interop.datasets.hub import HubFile, hub_download, hub_files, local_files
 from interop.datasets.openx_episodes import REPO, episodes, trajectory
 from interop.datasets.openx_ids import IDS
-from interop.datasets.source import Part, Source, grouped
+from interop.datasets.source import Part, Source
 from interop.datasets.streaming import StreamSampler, TrajectoryStream
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
 from interop.writers import ImmutableDatasetWriter
 
-_ROWS, _PARTS = 256, 16  # at least of a part, at most of an archive: it is skipped through from its beginning for each
+_PARTS = 16  # of an archive: each skips the episodes before it
 _LONGEST = 1 << 20  # rows of a trajectory
 
 
@@ -38,10 +38,7 @@ class OpenXSource(Source):
 
     def local(self, folder: Path) -> list[Path]:
         """The archives in a folder, or in its subfolder with the name of the dataset."""
-        found = sorted(folder.glob(f"{self.dataset_id}/*.tar")) or sorted(folder.glob("*.tar"))
-        if not found:
-            raise CorruptDatasetError(f"{folder} has no archives {self.dataset_id}/{self.dataset_id}_00000.tar, ...")
-        return found
+        return local_files(folder, f"{self.dataset_id}/", ".tar")
 
     def download(self, folder: Path) -> Mapping[str, str]:
         return hub_download(REPO, self.shards(), folder)
@@ -51,8 +48,9 @@ class OpenXSource(Source):
         out, before = [], 0
         for path in self.local(folder):
             lengths = [len(steps) for _, steps in episodes(path)]
-            least = max(_ROWS, sum(lengths) // _PARTS)
-            out += [Part(rows, path, (first, stop, before)) for first, stop, rows in grouped(lengths, least)]
+            step = -(-len(lengths) // _PARTS) or 1
+            starts = range(0, len(lengths), step)
+            out += [Part(sum(lengths[first : first + step]), path, (first, first + step, before)) for first in starts]
             before += len(lengths)
         if not out:
             raise CorruptDatasetError(f"{folder}: the archives have no episodes, which are members *.data.pickle")

@@ -1,7 +1,7 @@
 """Where the files of a dataset come from, and how they become rows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,18 +26,6 @@ class Part:
     which: tuple[Any, ...] = ()
     at_most: bool = False
     streamed: bool = False
-
-
-def grouped(lengths: Iterable[int], rows: int) -> Iterator[tuple[int, int, int]]:
-    """Consecutive episodes that have at least `rows` rows together: the first, the one behind the last, all their rows."""
-    first = stop = total = 0
-    for stop, length in enumerate(lengths, 1):
-        total += length
-        if total >= rows:
-            yield first, stop, total
-            first, total = stop, 0
-    if stop > first:
-        yield first, stop, total
 
 
 @dataclass(frozen=True)

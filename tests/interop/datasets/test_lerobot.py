@@ -84,7 +84,7 @@ def test_parts_begin_anywhere_in_a_file(tmp_path: Path, version: str, monkeypatc
     upstream.make(tmp_path, np.random.default_rng(0), version)
     source = LeRobotSource(upstream.DATASET)
     (whole,) = source.parts(tmp_path)
-    monkeypatch.setattr("interop.datasets.lerobot._PART", 1)
+    monkeypatch.setattr("interop.datasets.grouping._BYTES", 1)
     parts = source.parts(tmp_path)
     assert [part.rows for part in parts] == [*upstream.LENGTHS]
     rows = torch.cat([*source.read(whole)])
