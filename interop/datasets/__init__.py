@@ -7,8 +7,11 @@ from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.fetching import RemoteFile, fetch
 from interop.datasets.gen_dgrl import GenDGRLExperienceReplay
 from interop.datasets.hub_folder import HubFolderExperienceReplay
+from interop.datasets.lerobot import LeRobotExperienceReplay
 from interop.datasets.merged import merged
 from interop.datasets.minari_data import MinariExperienceReplay
+from interop.datasets.openml import OpenMLExperienceReplay
+from interop.datasets.openx import OpenXExperienceReplay
 from interop.datasets.roboset import RobosetExperienceReplay
 from interop.datasets.rows import following, nested
 from interop.datasets.source import Part, Source
@@ -25,8 +28,11 @@ __all__ = [
     "DownloadError",
     "GenDGRLExperienceReplay",
     "HubFolderExperienceReplay",
+    "LeRobotExperienceReplay",
     "MinariExperienceReplay",
     "MissingDatasetError",
+    "OpenMLExperienceReplay",
+    "OpenXExperienceReplay",
     "Part",
     "RemoteFile",
     "RobosetExperienceReplay",
