@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interop.datasets.checksums import Checksums, sha256_of
-from interop.datasets.errors import DownloadError
+from interop.datasets.compressed import Stream
+from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
 from interop.datasets.fetching import by_hand
 from interop.optional import required
 
@@ -53,6 +54,29 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str,
     return {path: checksum for path, checksum in found.items() if checksum}
 
 
+@contextmanager
+def hub_stream(repo: str, path: str) -> Iterator[Stream]:
+    """A file of a dataset repository, which is read over the network as it comes. `DownloadError`, also while it is read."""
+    hub = required("huggingface_hub", "datasets")
+    with _as_download_error(repo, [path]):
+        files = hub.HfFileSystem(skip_instance_cache=True)
+        with files.open(f"datasets/{repo}/{path}", "rb", block_size=0) as file:
+            yield Stream(file, f"{repo}/{path}")
+
+
+def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
+    """The files of a repository that a folder has, in order of their paths.
+
+    These are all whose paths below the folder begin with `prefix`, or, where there are none, those directly in the folder.
+    CorruptDatasetError where there are none of these either.
+    """
+    every = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in suffixes}
+    names = [name for name in every if name.startswith(prefix)] or [name for name in every if "/" not in name]
+    if not names:
+        raise CorruptDatasetError(f"{folder} has no files {prefix}*{' or '.join(suffixes)}")
+    return [every[name] for name in sorted(names)]
+
+
 def _download(repo: str, file: HubFile, folder: Path) -> str:
     hub, path = required("huggingface_hub", "datasets"), folder / file.path
     path.unlink(missing_ok=True)  # damaged: the library looks at its own record only
@@ -70,6 +94,8 @@ def _as_download_error(repo: str, paths: Sequence[str]) -> Iterator[None]:
     hub = required("huggingface_hub", "datasets")
     try:
         yield
+    except DatasetError:
+        raise
     except (hub.errors.HTTPError, OSError, RuntimeError) as error:
         where = f"{hub.constants.ENDPOINT}/datasets/{repo}"
         causes = dict.fromkeys(str(each).strip() for each in (error, error.__cause__) if each)

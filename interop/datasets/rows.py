@@ -21,8 +21,9 @@ def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
         if isinstance(value, Mapping):
             out[key] = nested(value, count, f"{where}, {key}")
             continue
-        if len(value) != count:
-            raise CorruptDatasetError(f"{where}: {key} has {len(value)} rows, there are {count} steps")
+        rows = 0 if np.isscalar(value) or getattr(value, "ndim", 1) == 0 else len(value)
+        if rows != count:
+            raise CorruptDatasetError(f"{where}: {key} has {rows} rows, there are {count} steps")
         out[key] = leaf(value)
     return out
 
@@ -53,6 +54,11 @@ def column(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
     return leaf(values).to(dtype).reshape(-1, 1)
 
 
+def channels_first(images: np.ndarray) -> np.ndarray:
+    """Images [n, H, W, C], or gray ones [n, H, W], as [n, C, H, W]."""
+    return images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
+
+
 def following(rows: Any) -> Any:
     """Each row's next one, of tensors, tensordicts or text. Behind the last are zeros, or empty text."""
     if isinstance(rows, Tensor):
@@ -62,3 +68,10 @@ def following(rows: Any) -> Any:
     if isinstance(rows, NonTensorStack):
         return leaf([*rows.tolist()[1:], ""])
     return TensorDict({key: following(rows.get(key)) for key in rows.keys()}, rows.batch_size)  # noqa: SIM118
+
+
+def zeroed(rows: Any, where: Tensor) -> Any:
+    """A tensor, or a tensordict of tensors, with zeros in the rows `where`."""
+    if isinstance(rows, Tensor):
+        return rows.masked_fill(where.reshape(-1, *[1] * (rows.ndim - 1)), 0)
+    return rows.apply(lambda each: zeroed(each, where))

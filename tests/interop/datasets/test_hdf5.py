@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from interop.datasets.errors import CorruptDatasetError
-from interop.datasets.hdf5 import arrays, opened
+from interop.datasets.hdf5 import arrays, datasets, opened
 
 
 def read(path: Path, rows: slice = slice(None)) -> dict:
@@ -46,6 +46,15 @@ def test_rows_and_values_without_dims(path):
     found = read(path, slice(1, 3))
     assert found["x"].tolist() == [1, 2] and found["text"] == ["b", "c"]
     assert found["number"] == 3.5 and found["word"] == "hello"
+
+
+def test_datasets_by_their_paths(path):
+    with h5py.File(path, "w") as file:
+        file["a/b/x"], file["y"] = np.zeros((2, 3)), "text"
+        file.create_group("empty")
+    with opened(path) as file:
+        assert {name: each.shape for name, each in datasets(file).items()} == {"a/b/x": (2, 3), "y": ()}
+        assert {*datasets(file["a"])} == {"b/x"}
 
 
 def _soft(file, folder):
@@ -133,6 +142,9 @@ def test_what_is_no_value_of_the_file_is_refused_by_name(path, evil):
     with pytest.raises(CorruptDatasetError) as caught:
         read(path)
     assert str(path) in str(caught.value) and "in/evil" in str(caught.value)
+    if evil is not _no_text:  # which only its values show
+        with pytest.raises(CorruptDatasetError, match="in/evil"), opened(path) as file:
+            datasets(file)
 
 
 def test_groups_nested_without_end_are_refused(path):
