@@ -94,9 +94,7 @@ def record(episodes: int, tests: range, seed: int) -> str:
 
 def environment(metadata: dict[str, Any]) -> gymnasium.Env | None:
     """The environment of a dataset. None, with a line that says why, where it is not named or not installed."""
-    known = {
-        field.name for field in dataclasses.fields(EnvSpec) if field.init
-    }  # older versions of gymnasium wrote more
+    known = {field.name for field in dataclasses.fields(EnvSpec) if field.init}  # older files have more
     try:
         if not (said := metadata.get("eval_env_spec") or metadata.get("env_spec")):
             raise ValueError("the dataset names none")
