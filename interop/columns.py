@@ -24,12 +24,14 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
 
     KeyError for an entry that is not stored. Not to be kept: the next write may move it.
     """
-    if not isinstance(storage, TensorStorage) or getattr(storage.get, "__func__", None) is not _GET:
+    if not isinstance(storage, TensorStorage):
+        return None
+    path = as_path(key)
+    if getattr(storage.get, "__func__", None) is not _GET and path not in storage.AS_STORED:
         return None
     rows, layout = storage._rows, storage._layout
     if rows is None or layout is None:
         raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
-    path = as_path(key)
     place = layout.places.get(path)
     if place is None:
         raise KeyError(

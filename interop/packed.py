@@ -190,6 +190,12 @@ class PackedValues:
         finally:
             os.close(handle)
 
+    def map(self) -> None:
+        """Map all segments, which can then be read though their files are removed."""
+        with contextlib.suppress(RuntimeError):  # one goes at this moment: no row is in it
+            for number in self._numbers():
+                self._view(number)
+
     def packed(self, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The bytes of spans, int64 [n, 2], without gaps, and their spans in these. Equal spans share their bytes."""
         different, back = np.unique(spans, axis=0, return_inverse=True)

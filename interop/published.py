@@ -7,97 +7,151 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
+from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.folder_lock import FolderLock
 from fbuf.checkpoint.writing import flush
 
 RECORD = "made_from.json"  # the last file written to a folder
-KEPT = "downloads"  # a folder of the scratch folder that an error or a kill leaves, for the next attempt
+DOWNLOADS, PROGRESS = "downloads", "progress"  # folders of the scratch folder that an error or a kill leaves
+_REPLACED = "replaced"  # the old folder, between the two renames of a replacement
 
 _log = logging.getLogger("interop")
 
 
 def publish(
     folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any] | None], *,
-    anew: bool = False, replaces_foreign: bool = False,
+    when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from` and what `make` returned.
+    """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, what `make` returned, and the
+    sizes of its "files".
 
-    `make` writes to `scratch / "data"`, which one rename puts in place: a process that is killed leaves no folder, and the
-    next one removes what it did leave, except `scratch / "downloads"`. One process makes a folder at a time. Others wait
-    for it, and log that they do.
+    `make` writes to `scratch / "data"`, which one rename puts in place. A process that is killed leaves the folder as it
+    was, or as it is to be. What it leaves beside it is removed by the next call, but for `scratch / DOWNLOADS` and
+    `scratch / PROGRESS`, which the next `make` gets. One process makes a folder at a time. Others wait for it, and log that
+    they do. Symbolic links in the path are resolved once.
 
     Args:
-        anew: make it also where it is there. The old folder is replaced when the new one is complete.
-        replaces_foreign: replace a folder without a record, which is not from here; otherwise it is a FileExistsError.
+        when: "differs" makes a folder anew that was made from something else, "always" any. The old folder is replaced
+            when the new one is complete. Both have the same "kind" in their records.
+        replaces_foreign: replace a folder without a record.
 
     Raises:
-        ValueError: the folder was made from something else than `made_from`, or by a newer version.
+        FileExistsError: something else is there, which stays.
+        ValueError: the folder was made from something else, or by a newer version.
+        CheckpointCorrupt: its record is damaged.
     """
-    if not anew and (found := _record(folder, made_from, replaces_foreign)):
+    folder = Path(os.path.realpath(folder))
+    scratch = _scratch(folder)
+    if found := _usable(folder, made_from, when, replaces_foreign):
+        if scratch.exists():
+            with contextlib.suppress(OSError), _locked(scratch, _do_not_wait):
+                _clear(scratch, PROGRESS)
         return found
-    scratch = folder.parent / f".{folder.name}.making"
-    with _locked(scratch, folder):
-        found = _record(folder, {} if anew else made_from, replaces_foreign)
-        if found and not anew:  # another process made it meanwhile
+    with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
+        _put_back(scratch, folder)
+        if found := _usable(folder, made_from, when, replaces_foreign):  # another process made it meanwhile
+            _clear(scratch, PROGRESS)
             return found
-        _clear(scratch)
+        _clear(scratch, DOWNLOADS, PROGRESS)
+        replaces = folder.is_dir() and any(folder.iterdir())
         try:
             data = scratch / "data"
             record = {**made_from, **(make(scratch) or {})}
+            record["files"] = {os.fspath(each.relative_to(data)): each.stat().st_size for each in _files(data)}
             (data / RECORD).write_text(json.dumps(record))
             for each in [*data.rglob("*"), data]:
                 flush(each)
-            with contextlib.suppress(FileNotFoundError):
-                folder.rename(scratch / "replaced")
+            if replaces:
+                folder.rename(scratch / _REPLACED)
             data.rename(folder)
             flush(folder.parent)
-            _clear(scratch, but=())
-        except BaseException:
             _clear(scratch)
+        except BaseException:
+            _put_back(scratch, folder)
+            _clear(scratch, DOWNLOADS, PROGRESS)
             raise
     return record
 
 
-def is_published(folder: Path, made_from: Mapping[str, Any]) -> bool:
-    """Whether the folder is there, and was made from this."""
-    try:
-        return bool(_record(folder, made_from, False))
-    except ValueError:
-        return False
+def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    """CheckpointCorrupt where files, by their names in the folder, do not have these sizes."""
+    for name, size in sizes.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            came = "is missing" if found is None else f"has {found} bytes"
+            raise CheckpointCorrupt(f"{folder / name} {came}, it was written with {size}")
 
 
-def _record(folder: Path, made_from: Mapping[str, Any], replaces_foreign: bool) -> dict[str, Any] | None:
-    """The record of a complete folder, None where there is none."""
+def is_there(folder: Path) -> bool:
+    """Whether a folder was made, be it that it is being replaced, or that a process was killed when it replaced it."""
+    folder = Path(os.path.realpath(folder))
+    return any((each / RECORD).exists() for each in (folder, _scratch(folder) / _REPLACED, folder))
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder as a whole, and what was left beside it."""
+    folder = Path(os.path.realpath(folder))
+    scratch = _scratch(folder)
+    with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(scratch / "removed")
+        _clear(scratch)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _scratch(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.making")
+
+
+def _usable(
+    folder: Path, made_from: Mapping[str, Any], when: Literal["missing", "differs", "always"], replaces_foreign: bool
+) -> dict[str, Any] | None:
+    """The record of a folder that need not be made. None where it may."""
     try:
-        found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-    except FileNotFoundError:
-        is_empty = folder.is_dir() and not any(folder.iterdir())
-        if replaces_foreign or is_empty or not os.path.lexists(folder):
+        found = json.loads((folder / RECORD).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError(f"it has a {type(found).__name__}")
+    except (FileNotFoundError, NotADirectoryError):
+        is_empty = folder.is_dir() and (replaces_foreign or not any(folder.iterdir()))
+        if is_empty or not os.path.lexists(folder):
             return None
         raise FileExistsError(
-            f"{folder} is in the way: it is no dataset of this library. Move it, or pass another root"
+            f"{folder} is in the way: it was not made by this library. Move it, or pass another root"
         ) from None
+    except ValueError as error:
+        if when == "always":
+            return None
+        raise CheckpointCorrupt(f"{folder / RECORD} is damaged: {error}") from error
+    if found.get("kind") != made_from.get("kind"):
+        raise FileExistsError(f"{folder} is in the way: it has {found.get('kind')}. Move it, or pass another root")
+    if when == "always":
+        return None
     if found.get("schema", 0) > made_from.get("schema", found.get("schema", 0)):
         raise ValueError(
             f"{folder} was written by a newer version of this library (schema {found['schema']}): upgrade it"
         )
     if differ := [key for key, value in made_from.items() if found.get(key) != value]:
+        if when == "differs":
+            return None
         there, asked = ({key: each.get(key) for key in differ} for each in (found, made_from))
         raise ValueError(f"{folder} was made from {there}, not {asked}: pass another root, or remove the folder")
     return found
 
 
 @contextlib.contextmanager
-def _locked(scratch: Path, folder: Path) -> Iterator[None]:
+def _locked(scratch: Path, waits: Callable[[], None]) -> Iterator[None]:
     """The scratch folder, held by this thread alone. It goes at the end, unless files are kept in it."""
     while True:
         scratch.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # its last holder removes it
             lock = FolderLock(scratch)
-            lock.acquire(lambda: _log.warning("another process is making %s: waiting for it", folder))
             try:
+                lock.acquire(waits)
                 if os.path.samestat(os.stat(scratch), os.fstat(lock.handle)):
                     break
             except BaseException:
@@ -112,7 +166,17 @@ def _locked(scratch: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _clear(scratch: Path, but: tuple[str, ...] = (KEPT,)) -> None:
+def _do_not_wait() -> NoReturn:
+    raise BlockingIOError
+
+
+def _put_back(scratch: Path, folder: Path) -> None:
+    """Undo a replacement that was broken off between its two renames."""
+    if not os.path.lexists(folder) and (scratch / _REPLACED).exists():
+        (scratch / _REPLACED).rename(folder)
+
+
+def _clear(scratch: Path, *but: str) -> None:
     for each in scratch.iterdir():
         if each.name not in but:
             shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()

@@ -6,11 +6,17 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from interop.datasets.errors import CorruptDatasetError
 
 _BLOCK = 1 << 20
+
+
+class Readable(Protocol):
+    """Bytes, from front to back."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Stream:
@@ -19,8 +25,10 @@ class Stream:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
 
-    def read(self, size: int) -> bytes:
-        """As many bytes, or fewer at the end."""
+    def read(self, size: int = -1, /) -> bytes:
+        """As many bytes, or fewer at the end; without a size the rest."""
+        if size < 0:
+            return b"".join(self._rest())
         data = self._some(size)
         if not data and size:
             raise CorruptDatasetError(f"{self._path} is truncated: more bytes were expected behind its last one")
@@ -28,10 +36,11 @@ class Stream:
 
     def finish(self) -> int:
         """Read the rest, which compares the checksum behind compressed data. Returns its number of bytes."""
-        rest = 0
+        return sum(map(len, self._rest()))
+
+    def _rest(self) -> Iterator[bytes]:
         while data := self._some(_BLOCK):
-            rest += len(data)
-        return rest
+            yield data
 
     def _some(self, size: int) -> bytes:
         try:

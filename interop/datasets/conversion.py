@@ -1,18 +1,20 @@
 """Upstream files as memory-mapped rows."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers import ReplayBuffer
 from interop.datasets.errors import CorruptDatasetError
-from interop.datasets.in_order import by_processes, portable, rebuilt
+from interop.datasets.in_order import Portable, by_processes, portable, rebuilt
 from interop.datasets.progress import progress
+from interop.datasets.rows import entries
 from interop.datasets.source import Part, Source
 from interop.storages import LazyMemmapStorage
 
@@ -22,7 +24,7 @@ _ROWS, _BYTES = 4096, 1 << 24  # that are written at once, if episodes are short
 def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
     """Write the rows of a source to a folder, with `workers` processes that read; how many there are.
 
-    In memory are some episodes, and with workers a part for each. CorruptDatasetError where parts do not hold the rows
+    In memory are some episodes, and with workers two parts for each. CorruptDatasetError where parts do not hold the rows
     that they should, or rows that differ in keys, shapes or dtypes. OSError, before the first row is written, where the
     disk has no room for all.
     """
@@ -32,7 +34,10 @@ def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
         raise CorruptDatasetError(f"there are no rows in {files}")
     storage = LazyMemmapStorage(total, scratch_dir=folder)
     try:
-        write(storage, _read(source, parts, workers), total, f"Converting {source.dataset_id}")
+        with closing(_read(source, parts, workers)) as pieces:
+            write(storage, pieces, total, f"Converting {source.dataset_id}")
+        if not len(storage):
+            raise CorruptDatasetError(f"there are no rows in {files}")
         return len(storage)
     finally:
         storage.close()
@@ -41,45 +46,50 @@ def convert(source: Source, files: Path, folder: Path, workers: int = 0) -> int:
 def write(
     storage: LazyMemmapStorage, pieces: Iterator[TensorDictBase], total: int, title: str, bar: bool | None = None
 ) -> None:
-    """Append pieces of rows, short ones together."""
+    """Append pieces of rows, short ones together. Where a piece raises, those before it are written."""
     buffer = ReplayBuffer(storage=storage)
     waiting: list[TensorDictBase] = []
+    rows = size = 0
+
+    def append() -> None:
+        nonlocal waiting, rows, size
+        given, waiting, rows, size = waiting, [], 0, 0  # before: an interrupt must not have them written again
+        if given:
+            buffer.extend(given[0] if len(given) == 1 else torch.cat(given))
+
     with progress(title, total, "row", bar) as advance:
-        for piece in pieces:
-            waiting.append(piece)
-            rows = sum(map(len, waiting))
-            if rows >= _ROWS or sum(each.bytes() for each in waiting) >= _BYTES:
-                buffer.extend(_joined(waiting))
-                waiting.clear()
-            advance(len(piece))
-        if waiting:
-            buffer.extend(_joined(waiting))
+        try:
+            for piece in pieces:
+                waiting += [piece] if len(piece) else []
+                rows, size = rows + len(piece), size + piece.bytes()
+                if rows >= _ROWS or size >= _BYTES:
+                    append()
+                advance(len(piece))
+        finally:
+            append()
 
 
-def _joined(pieces: list[TensorDictBase]) -> TensorDictBase:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _read(source: Source, parts: list[Part], workers: int) -> Iterator[TensorDictBase]:
+def _read(source: Source, parts: list[Part], workers: int) -> Generator[TensorDictBase, None, None]:
     """The rows of all parts, which agree with one another and with what was announced."""
     read: Iterator[Iterable[TensorDictBase]] = map(source.read, parts)
-    if workers:
+    if workers and not any(part.streamed for part in parts):
         read = (map(rebuilt, pieces) for pieces in by_processes(partial(_whole_part, source), parts, workers))
     first: dict[Any, Any] = {}
     for part, pieces in zip(parts, read, strict=True):
         where, count = " ".join(map(str, (part.path, *part.which[:1]))), 0
         for piece in agreeing(pieces, where, first):
             count += len(piece)
+            if count > part.rows:
+                raise CorruptDatasetError(f"{where} has {count} rows or more, {part.rows} were announced")
             yield piece
-        if count > part.rows or (count < part.rows and not part.at_most):
+        if count < part.rows and not part.at_most:
             raise CorruptDatasetError(f"{where} has {count} rows, {part.rows} were announced")
 
 
 def agreeing(
-    pieces: Iterable[TensorDictBase], where: str, first: dict[Any, Any] | None = None
+    pieces: Iterable[TensorDictBase], where: str, first: dict[Any, Any], error: type[Exception] = CorruptDatasetError
 ) -> Iterator[TensorDictBase]:
-    """Pieces of rows. CorruptDatasetError where keys, shapes or dtypes are not those of the first piece."""
-    first = {} if first is None else first
+    """Pieces of rows. Raises `error` where keys, shapes or dtypes are not those of `first`, which the first piece fills."""
     for piece in pieces:
         found = _kinds(piece)
         if not first:
@@ -87,16 +97,16 @@ def agreeing(
         if found != first:
             key = next(key for key in {**first, **found} if first.get(key) != found.get(key))
             there, here = first.get(key, "missing"), found.get(key, "missing")
-            raise CorruptDatasetError(f"{where}: {key} is {here}, in the first rows it is {there}")
+            raise error(f"{where}: {key} is {here}, in the first rows it is {there}")
         yield piece
 
 
-def _whole_part(source: Source, part: Part) -> list[Any]:
-    torch.set_num_threads(1)
+def _whole_part(source: Source, part: Part) -> list[Portable]:
     return [portable(piece) for piece in source.read(part)]
 
 
 def _kinds(rows: TensorDictBase) -> dict[Any, Any]:
-    """Shape and dtype of each entry of a row, "text" for others."""
-    entries = TensorDict(rows).items(True, True)
-    return {key: (str(each.dtype), [*each.shape[1:]]) if isinstance(each, Tensor) else "text" for key, each in entries}
+    """Dtype and shape of each entry of a row, "text" for others."""
+    return {
+        key: f"{each.dtype} {[*each.shape[1:]]}" if isinstance(each, Tensor) else "text" for key, each in entries(rows)
+    }

@@ -21,6 +21,8 @@ class MissingDatasetError(DatasetError, FileNotFoundError):
 
 
 def unknown_id(family: str, dataset_id: str, known: Collection[str]) -> str:
-    """The message for an id that is not in the list: the nearest names of it."""
+    """The message for an id that is not in the list: the nearest names of it, if the list is known."""
+    if not known:
+        return f"{family} has no dataset {dataset_id!r}"
     near = difflib.get_close_matches(dataset_id, known, n=4, cutoff=0.4) or sorted(known)[:4]
     return f"{family} has no dataset {dataset_id!r}. The nearest of its {len(known)} ids: {', '.join(map(repr, near))}"

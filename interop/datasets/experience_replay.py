@@ -1,26 +1,29 @@
 """The replay buffer of a dataset."""
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.writing import flush
 from interop.buffers import TensorDictReplayBuffer
 from interop.datasets.conversion import convert
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
-from interop.published import KEPT, RECORD, is_published, publish
+from interop.published import DOWNLOADS, RECORD, check_files, is_there, publish, remove
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
 
+_KIND = "a dataset"
 _SCHEMA = 1  # of the folders of datasets
 
 
@@ -57,6 +60,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     """
 
     METADATA_NAME = "metadata.json"  # the file with what upstream says of the dataset, beside the rows
+    _kinds: tuple[type[Storage], ...] = (TensorStorage,)  # of storages that `preprocess` reads
 
     def __init__(
         self,
@@ -69,11 +73,13 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         split_trajs: bool = False,
         num_workers: int = 0,
         writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         **more: Any,
     ) -> None:
         if download not in (True, False, "force"):
             raise ValueError(f"download must be True, False or 'force', got {download!r}")
-        if not source.dataset_id or Path(source.dataset_id).is_absolute() or ".." in Path(source.dataset_id).parts:
+        parts = Path(source.dataset_id).parts
+        if not parts or ".." in parts or Path(source.dataset_id).is_absolute():
             raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fbuf" / source.family
         self._root = Path(cache if root is None else root).expanduser().absolute()
@@ -82,30 +88,46 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         folder, force = self.data_path_root, download == "force"
         if files is not None and not files.is_dir():
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
-        if files is None and not download and not (folder / RECORD).exists():
+        if files is None and not download and not is_there(folder):
             raise MissingDatasetError(
                 f"The dataset could not be found in {folder}, and download=False. Pass download=True, or the folder of "
                 "files that you have as from_local="
             )
-        make = partial(_make, source, files, self.METADATA_NAME, force, num_workers)
-        made_from = {"schema": _SCHEMA, "family": source.family, **json.loads(json.dumps(asdict(source)))}
+        made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
         if files is not None:
             made_from["from_local"] = os.fspath(files)
-        publish(folder, made_from, make, anew=force)
+        make = partial(_make, source, files, self.METADATA_NAME, force, num_workers)
+        with _damage_of(folder):
+            publish(folder, made_from, make, when="always" if force else "missing")
         made = writer() if writer is not None and not isinstance(writer, Writer) else writer
         made = made or ImmutableDatasetWriter()
-        super().__init__(storage=self._opened(made), writer=made, batch_size=batch_size, **more)
+        self._own_collate_fn = collate_fn
+        storage = self._opened(made)
+        super().__init__(storage=storage, writer=made, collate_fn=collate_fn, batch_size=batch_size, **more)
 
     def _opened(self, writer: Writer) -> Storage:
         """The storage of the rows, or trajectories, that are on the disk."""
         if self._split_trajs:
-            of = {"schema": _SCHEMA, "of": _record(self.data_path_root)["made"]}
-            make = partial(_make_split, self.data_path_root)
-            publish(self.data_path, of, make, anew=not is_published(self.data_path, of))
+            of = {
+                "kind": f"the trajectories of {_KIND}",
+                "schema": _SCHEMA,
+                "of": _record(self.data_path_root).get("made"),
+            }
+            with _damage_of(self.data_path):
+                publish(self.data_path, of, self._make_split, when="differs")
         storage = _committed(self.data_path)
         if not isinstance(writer, ImmutableDatasetWriter):
             storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
-        return storage if "preprocessed" in _record(self.data_path) else self.presented(storage)
+        opened = storage if self._split_trajs else self._presented(storage)
+        self._kinds = (TensorStorage, type(opened))
+        return opened
+
+    def _presented(self, storage: TensorStorage) -> Storage:
+        return storage if "preprocessed" in _record(self.data_path_root) else self.presented(storage)
+
+    def _make_split(self, scratch: Path) -> dict[str, Any]:
+        rows = split(self._presented(_committed(self.data_path_root)), scratch / "data")
+        return {"rows": rows, "made": secrets.token_hex(8)}
 
     @property
     def root(self) -> Path:
@@ -138,8 +160,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         return found
 
     def delete(self) -> None:
-        """Remove the rows from the disk. This buffer can be read until it goes."""
-        shutil.rmtree(self.data_path)
+        """Remove the rows from the disk, and what broken-off calls have left. This buffer can be read until it goes."""
+        remove(self.data_path)
 
     def presented(self, storage: TensorStorage) -> Storage:
         """The storage that is sampled from: a subclass may return one that reads `storage` and makes more of its rows."""
@@ -157,21 +179,32 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             dim: the dim of the rows along which they are divided.
             num_workers: processes that run `fn`, by default as many as the machine has cores; 0 for this one.
             num_frames: how many of the first rows are transformed, by default all.
-            dest: the folder of the result, of which a storage for writing is returned. None replaces the dataset by the
-                result, which later constructions give as well, until `download="force"`.
+            dest: the folder of the result, of which a storage for writing is returned. It may have another result, which
+                is replaced. None replaces the dataset by the result, which later constructions give as well, until
+                `download="force"`.
             **options: see `transformed`.
+
+        After an error the dataset, or what is in `dest`, is as it was. The rows so far are kept for a call with `resume`.
 
         Raises:
             ValueError: `fn` returns other than one row for each, or rows that differ.
             RuntimeError: the storage was exchanged for one that is not a `TensorStorage`.
+            FileExistsError: there is something else in `dest`.
         """
+        if not isinstance(self._storage, self._kinds):
+            raise RuntimeError(
+                "preprocess is only implemented for storages that subclass TensorStorage, got "
+                f"{type(self._storage).__name__}"
+            )
         run = partial(transformed, self._storage, fn, dim, num_workers, num_frames=num_frames, **options)
         if dest is not None:
-            publish(Path(dest).absolute(), {}, run, anew=True)
+            dest = Path(dest).absolute()
+            publish(dest, {"kind": "a preprocessed dataset", "schema": _SCHEMA}, run, when="always")
             return LazyMemmapStorage.open(dest)
-        publish(self.data_path, {}, partial(_make_again, self.data_path, run), anew=True)
+        record = _record(self.data_path)
+        publish(self.data_path, record, partial(_make_again, self.data_path, run), when="always")
         storage = self._opened(self._writer)
-        self.set_storage(storage)
+        self.set_storage(storage, self._own_collate_fn)
         return storage
 
 
@@ -180,16 +213,19 @@ def _record(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _committed(folder: Path) -> TensorStorage:
+@contextlib.contextmanager
+def _damage_of(folder: Path, *kinds: type[Exception]) -> Iterator[None]:
+    caught: tuple[type[Exception], ...] = (CheckpointCorrupt, *kinds)
     try:
-        storage = LazyMemmapStorage.open(folder, "r")
-    except (FileNotFoundError, CheckpointCorrupt) as error:
+        yield
+    except caught as error:
         raise CorruptDatasetError(f"{error}. Remove {folder}, or pass download='force'") from error
-    if len(storage) != (rows := _record(folder)["rows"]):
-        raise CorruptDatasetError(
-            f"{folder} holds {len(storage)} rows, not {rows}. Remove it, or pass download='force'"
-        )
-    return storage
+
+
+def _committed(folder: Path) -> TensorStorage:
+    with _damage_of(folder, FileNotFoundError):
+        check_files(folder, _record(folder)["files"])
+        return LazyMemmapStorage.open(folder, "r")
 
 
 def _make(
@@ -197,43 +233,40 @@ def _make(
 ) -> dict[str, Any]:
     """Download if there are no files, and convert them."""
     sums: Mapping[str, str] = {}
+    noted = scratch.with_suffix(".sha256.json")  # beside the dataset
     if files is None:
-        files = scratch / KEPT
+        files = scratch / DOWNLOADS
         if force:
             shutil.rmtree(files, ignore_errors=True)
         files.mkdir(exist_ok=True)
         sums = source.download(files)
-        _check_sums(scratch, sums, force)
+        if not force and noted.exists():
+            _check_sums(sums, json.loads(noted.read_text()), files)
+    metadata = json.dumps(source.metadata(files))
     rows = convert(source, files, scratch / "data", workers)
-    (scratch / "data" / metadata_name).write_text(json.dumps(source.metadata(files)))
+    (scratch / "data" / metadata_name).write_text(metadata)
+    if sums:
+        (scratch / "sums").write_text(json.dumps(dict(sums)))
+        flush(scratch / "sums")
+        (scratch / "sums").replace(noted)
     return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
 
 
-def _check_sums(scratch: Path, sums: Mapping[str, str], force: bool) -> None:
-    """DownloadError for files that differ from those of the first download, which are noted beside the dataset."""
-    noted = scratch.with_name(scratch.name.removesuffix(".making") + ".sha256.json")
-    if not force and noted.exists():
-        before = json.loads(noted.read_text())
-        if differ := [name for name, found in sums.items() if before.get(name, found) != found]:
-            raise DownloadError(
-                f"{differ[0]} is not the file that was downloaded the first time: its SHA-256 is {sums[differ[0]]}, it was "
-                f"{before[differ[0]]}. Pass download='force' if upstream has changed it, otherwise remove it from "
-                f"{scratch / KEPT} and try again"
-            )
-    partial_file = noted.with_suffix(".part")
-    partial_file.write_text(json.dumps(dict(sums)))
-    partial_file.replace(noted)
-
-
-def _make_split(base: Path, scratch: Path) -> dict[str, Any]:
-    rows = split(_committed(base), scratch / "data")
-    return {"rows": rows, "made": secrets.token_hex(8)}
+def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
+    """DownloadError for a file that is not the one that was converted the first time."""
+    if differ := [name for name, found in sums.items() if before.get(name, found) != found]:
+        name = differ[0]
+        raise DownloadError(
+            f"{name} is not the file that was downloaded the first time: its SHA-256 is {sums[name]}, it was "
+            f"{before[name]}. Pass download='force' if upstream has changed it, otherwise remove it from {folder} and try "
+            "again"
+        )
 
 
 def _make_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Path) -> dict[str, Any]:
-    """A transformed dataset in the place of what is there, of which the record and metadata stay."""
+    """A transformed dataset in the place of what is there, of which the metadata stays."""
     made = run(scratch)
     for path in folder.glob("*.json"):
         if not (scratch / "data" / path.name).exists() and path.name != RECORD:
             shutil.copy(path, scratch / "data" / path.name)
-    return {**_record(folder), **made, "made": secrets.token_hex(8)}
+    return {**made, "made": secrets.token_hex(8)}

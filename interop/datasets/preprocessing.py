@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -18,10 +18,10 @@ from tensordict import TensorDictBase
 from interop.datasets.conversion import agreeing, write
 from interop.datasets.in_order import Portable, by_processes, in_order, portable, rebuilt
 from interop.numbers import whole
-from interop.published import KEPT
+from interop.published import PROGRESS
 from interop.storages import LazyMemmapStorage, Storage
 
-_ROWS = 4096  # that `fn` sees at a time, at most, by default
+_ROWS, _CHUNKS = 4096, 64  # rows that `fn` sees at a time, at most, and how many times, at least, by default
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,15 +32,16 @@ def transformed(
     index_with_generator: bool = False, pbar: bool = False, mp_start_method: str | None = None,
     num_frames: int | None = None, resume: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write `fn` of the rows of a storage to `scratch / "data"`. In memory are some chunks for each process.
+    """Write `fn` of the rows of a storage to `scratch / "data"`. In memory are two chunks for each process.
 
     Args:
         fn, dim, num_workers, num_frames: as for `BaseDatasetExperienceReplay.preprocess`.
-        chunksize: rows that `fn` is called with; 0 for single rows, without a batch dim. By default at most 4,096.
+        chunksize: rows that `fn` is called with; 0 for single rows, without a batch dim. By default there are 64 chunks, or
+            more of 4,096 rows.
         num_chunks: into how many chunks the rows are divided, in the place of `chunksize`.
         pool: runs `fn`, in the place of processes that are started for it.
         generator: seeds torch's random numbers for each chunk, so that they do not depend on the number of workers.
-        max_tasks_per_child: chunks after which a process is replaced; "fork" then becomes "forkserver".
+        max_tasks_per_child: chunks for each process, on average, after which all are replaced.
         worker_threads: threads of torch in each process.
         index_with_generator: accepted; chunks are always read one after the other.
         pbar: show a progress bar.
@@ -49,33 +50,49 @@ def transformed(
             arguments, and an `fn` with the same results, which cannot be checked.
     """
     total = len(storage) if num_frames is None else min(whole("num_frames", num_frames), len(storage))
-    if chunksize is not None and num_chunks is not None:
-        raise ValueError("pass either chunksize or num_chunks")
-    if num_chunks is not None:
-        chunksize = -(-total // whole("num_chunks", num_chunks))
-    workers = (os.cpu_count() or 1) if num_workers is None else num_workers
-    step = chunksize or min(_ROWS, -(-total // max(workers, 1)))
-    out, done = _begun(scratch / KEPT, total, resume)
-    if dim:  # rows are no chunks of it: in memory, by tensordict
-        rows: Any = storage.get(slice(0, total))
-        pieces: Iterator[Any] = iter([rows.map(fn, dim, workers, chunksize=chunksize, pool=pool, generator=generator)])
+    first: Any = storage.get(slice(0, 1))
+    if not -first.ndim <= dim < first.ndim:
+        raise ValueError(f"dim must be one of the {first.ndim} dims of the rows, got {dim}")
+    dim %= first.ndim
+    length = first.shape[dim] if dim else total
+    workers = (os.cpu_count() or 1) if num_workers is None else whole("num_workers", num_workers, 0)
+    step = _step(length, chunksize, num_chunks)
+    out, done = _begun(scratch / PROGRESS, total, resume and not dim)
+    seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
+    tasks = _chunks(storage, total, dim, range(done, length, step), seed)
+    given = fn if not workers and pool is None else cloudpickle.dumps(fn)
+    call = partial(_call, given, chunksize == 0, dim)
+    if pool is not None:
+        results = in_order(lambda task: pool.apply_async(call, (task,)).get, tasks, 2 * workers)
     else:
-        seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
-        tasks = _chunks(storage, range(done, total, step), total, seed)
-        call = partial(_call, cloudpickle.dumps(fn), chunksize == 0, worker_threads)
-        if pool is not None:
-            results = in_order(lambda task: pool.apply_async(call, (task,)).get, tasks, 2 * workers)
-        else:
-            method = "forkserver" if max_tasks_per_child and mp_start_method == "fork" else mp_start_method
-            results = by_processes(call, tasks, workers, method=method, max_tasks_per_child=max_tasks_per_child)
-        pieces = map(rebuilt, results)
+        results = by_processes(
+            call,
+            tasks,
+            workers,
+            method=mp_start_method,
+            threads=worker_threads,
+            max_tasks_per_child=max_tasks_per_child,
+        )
     try:
-        write(out, agreeing(pieces, "preprocess"), total - done, "Preprocessing", pbar)
+        with contextlib.closing(results):
+            pieces = _same(piece.transpose(0, dim) for piece in map(rebuilt, results))
+            if dim:
+                pieces = iter([torch.cat([*pieces]).transpose(0, dim)])
+            write(out, pieces, total - done, "Preprocessing", pbar)
         count = len(out)
     finally:
         out.close()
-    (scratch / KEPT / "rows").rename(scratch / "data")
+    (scratch / PROGRESS / "rows").rename(scratch / "data")
     return {"rows": count, "preprocessed": getattr(fn, "__qualname__", type(fn).__qualname__)}
+
+
+def _step(length: int, chunksize: int | None, num_chunks: int | None) -> int:
+    """Rows of a chunk."""
+    if chunksize is not None and num_chunks is not None:
+        raise ValueError("pass either chunksize or num_chunks")
+    if num_chunks is not None:
+        return -(-length // whole("num_chunks", num_chunks))
+    return whole("chunksize", chunksize or 0, 0) or min(_ROWS, -(-length // _CHUNKS))
 
 
 def _begun(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int]:
@@ -92,25 +109,31 @@ def _begun(kept: Path, total: int, resume: bool) -> tuple[LazyMemmapStorage, int
     return LazyMemmapStorage(total, scratch_dir=kept / "rows"), 0
 
 
-def _chunks(storage: Storage, starts: range, total: int, seed: int | None) -> Iterator[Any]:
+def _chunks(storage: Storage, total: int, dim: int, starts: range, seed: int | None) -> Iterator[Any]:
+    every: Any = storage.get(slice(0, total)) if dim else None
     for start in starts:
-        rows: Any = storage.get(slice(start, min(start + starts.step, total)))
+        run = slice(start, min(start + starts.step, starts.stop))
+        rows: Any = every[(*[slice(None)] * dim, run)] if dim else storage.get(run)
         yield portable(rows), None if seed is None else seed + start
 
 
-def _call(fn: bytes, single: bool, threads: int, task: Any) -> Portable:
+def _call(fn: bytes | Callable[[Any], Any], single: bool, dim: int, task: Any) -> Portable:
     """Run `fn` on a chunk."""
     given, seed = task
-    rows, transform = rebuilt(given), cloudpickle.loads(fn)
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    rows = rebuilt(given).clone()  # `fn` may write to it
+    transform = cloudpickle.loads(fn) if isinstance(fn, bytes) else fn
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        made = torch.stack([transform(row) for row in rows.unbind(0)]) if single else transform(rows)
-    if not isinstance(made, TensorDictBase) or made.batch_size[:1] != rows.batch_size[:1]:
-        came = f"batch size {[*made.batch_size]}" if isinstance(made, TensorDictBase) else type(made).__name__
-        raise ValueError(
-            f"fn must return a tensordict with a row for each of the {len(rows)} that it was given, got {came}"
-        )
-    return portable(made)
+        made = [transform(row) for row in rows.unbind(dim)] if single else [transform(rows)]
+    for each in made:
+        if not isinstance(each, TensorDictBase) or (not single and each.shape[: dim + 1] != rows.shape[: dim + 1]):
+            came = f"batch size {[*each.batch_size]}" if isinstance(each, TensorDictBase) else type(each).__name__
+            raise ValueError(f"fn must return a tensordict with the rows {[*rows.shape]} that it was given, got {came}")
+    if single:
+        return portable(torch.cat([*_same(each.unsqueeze(0) for each in made)]).transpose(0, dim))
+    return portable(made[0])
+
+
+def _same(pieces: Iterable[TensorDictBase]) -> Iterator[TensorDictBase]:
+    return agreeing(pieces, "fn must return the same keys, shapes and dtypes for all rows", {}, ValueError)

@@ -1,11 +1,11 @@
 """Rows of tensordicts from the arrays of an episode."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.datasets.errors import CorruptDatasetError
@@ -21,10 +21,20 @@ def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
         if isinstance(value, Mapping):
             out[key] = nested(value, count, f"{where}, {key}")
             continue
-        if len(value) != count:
-            raise CorruptDatasetError(f"{where}: {key} has {len(value)} rows, there are {count} steps")
+        rows = 0 if np.isscalar(value) or getattr(value, "ndim", 1) == 0 else len(value)
+        if rows != count:
+            raise CorruptDatasetError(f"{where}: {key} has {rows} rows, there are {count} steps")
         out[key] = leaf(value)
     return out
+
+
+def entries(rows: TensorDictBase) -> Iterator[tuple[Any, Any]]:
+    """The leaves of rows by their keys: tensors, and text as it is stored."""
+    return iter(rows.items(True, True, is_leaf=_is_leaf))
+
+
+def _is_leaf(kind: type) -> bool:
+    return kind is NonTensorStack or not issubclass(kind, TensorDictBase)
 
 
 def leaf(values: np.ndarray | Sequence[Any]) -> Any:
@@ -53,3 +63,10 @@ def following(rows: Any) -> Any:
     if isinstance(rows, NonTensorStack):
         return leaf([*rows.tolist()[1:], ""])
     return TensorDict({key: following(rows.get(key)) for key in rows.keys()}, rows.batch_size)  # noqa: SIM118
+
+
+def zeroed(rows: Any, where: Tensor) -> Any:
+    """A tensor, or a tensordict of tensors, with zeros in the rows `where`."""
+    if isinstance(rows, Tensor):
+        return rows.masked_fill(where.reshape(-1, *[1] * (rows.ndim - 1)), 0)
+    return rows.apply(lambda each: zeroed(each, where))

@@ -18,12 +18,14 @@ class Part:
         path: the file or folder that they are in.
         which: what a source needs to find them there: names of episodes, a range of rows.
         at_most: `rows` is an upper bound, as an archive that is read as a stream tells no more.
+        streamed: there may be no memory for all rows at once. No part of the source is read by workers then.
     """
 
     rows: int
     path: Path
     which: tuple[Any, ...] = ()
     at_most: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, pad
 
+from interop import columns
 from interop.datasets.conversion import write
 from interop.postprocs import split_trajectories
-from interop.storages import LazyMemmapStorage, TensorStorage
+from interop.storages import LazyMemmapStorage, Storage
 
-_SCANNED = 1 << 16  # rows
 _WRITTEN = 1 << 26  # bytes, padding included
 
 
-def split(storage: TensorStorage, folder: Path) -> int:
+def split(storage: Storage, folder: Path) -> int:
     """Write the trajectories of a storage to a folder as rows [T], T the longest; how many there are.
 
     A trajectory ends where ("next", "done") is set, and where "episode" changes. Rows get "traj_ids" and "mask", which is
-    False in the padding.
+    False in the padding. ValueError for rows with neither.
     """
     starts = np.concatenate([[0], _ends(storage) + 1])
     longest = int(np.diff(starts).max())
@@ -32,21 +32,21 @@ def split(storage: TensorStorage, folder: Path) -> int:
         made.close()
 
 
-def _ends(storage: TensorStorage) -> np.ndarray:
+def _ends(storage: Storage) -> np.ndarray:
     """The last row of each trajectory."""
-    found, previous = [np.zeros(0, np.int64)], None
-    for start in range(0, len(storage), _SCANNED):
-        rows: Any = storage.get(slice(start, start + _SCANNED))
-        found.append(start + np.flatnonzero(rows["next", "done"].reshape(len(rows), -1).any(1).numpy()))
-        if "episode" in rows.keys():  # noqa: SIM118
-            ids = rows["episode"].reshape(-1).numpy()
-            before = ids[:1] if previous is None else previous
-            found.append(start - 1 + np.flatnonzero(ids != np.concatenate([before, ids[:-1]])))
-            previous = ids[-1:]
-    return np.unique(np.concatenate([*found, [len(storage) - 1]]))
+    done, episode = ("next", "done"), "episode"
+    ends = [np.array([len(storage) - 1])]
+    if columns.has(storage, done):
+        ends.append((columns.whole(storage, done).reshape(len(storage), -1) != 0).any(1).numpy().nonzero()[0])
+    if columns.has(storage, episode):
+        ids = columns.whole(storage, episode).reshape(-1).numpy()
+        ends.append((ids[1:] != ids[:-1]).nonzero()[0])
+    if len(ends) == 1:
+        raise ValueError('split_trajs needs "episode" or ("next", "done"): these rows are no trajectories')
+    return np.unique(np.concatenate(ends))
 
 
-def _groups(storage: TensorStorage, starts: np.ndarray, longest: int) -> Iterator[TensorDictBase]:
+def _groups(storage: Storage, starts: np.ndarray, longest: int) -> Iterator[TensorDictBase]:
     first: Any = storage.get(slice(0, 1))
     count = max(_WRITTEN // max(longest * first.bytes(), 1), 1)  # trajectories
     for group in range(0, len(starts) - 1, count):

@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from interop import columns
 from interop.keys import as_path
-from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
+from interop.storages import ListStorage, Storage, TensorStorage
 from interop.storages.rows import TorchRows
 
 DONE = ("next", "done")
@@ -115,10 +116,10 @@ def _an_item(storage: Storage) -> Any:
     """Something to look for keys in."""
     if reads_rows(storage) and storage._layout is not None and storage._layout.is_tensordict:
         return _Leaves(storage)
-    if isinstance(storage, LazyStackStorage) and len(storage) and is_tensor_collection(storage[0]):
+    if isinstance(storage, ListStorage) and len(storage) and is_tensor_collection(storage[0]):
         return storage[0]
     if not isinstance(storage, ListStorage) and not reads_rows(storage) and len(storage):
-        held = storage[:]
+        held = storage.get(slice(0, 1))
         if isinstance(held, TensorDictBase):
             return held[(0,) * storage.ndim]
     raise RuntimeError(
@@ -168,10 +169,12 @@ def _column(storage: Storage, key: Any, rows: Any) -> np.ndarray:
         tensor = held.tensors[place]
         at = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=tensor.device)
         return tensor[at].cpu().numpy().reshape(-1, lanes)
-    if isinstance(storage, LazyStackStorage):
+    if isinstance(storage, ListStorage):
         numbers = range(len(storage))[rows] if isinstance(rows, slice) else rows
         return np.array([_one(storage, key, int(row)) for row in numbers]).reshape(-1, 1)
-    return storage[:].get(key).cpu().numpy().reshape(-1, lanes)[rows]
+    memory = columns.memory(storage, key)
+    column = storage[:].get(key) if memory is None else memory[: len(storage) // lanes]
+    return column.cpu().numpy().reshape(-1, lanes)[rows]
 
 
 def _array(storage: TensorStorage, place: int) -> Any:

@@ -123,6 +123,8 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows 
         storage._priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
     if owner is None:
+        if storage.packs:
+            storage._layout.values.map()
         found.read(storage, state)
         storage._journal = ReadOnly(str(root), found)
         return

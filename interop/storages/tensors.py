@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class TensorStorage(Readable):
         compilable: keep the length local to this process.
     """
 
+    AS_STORED: Collection[KeyPath] = ()  # entries that the `get` of a subclass gives as they are in the rows
     _default_checkpointer = TensorStorageCheckpointer
     _allocates = False  # whether it was given a tensordict without entries
     _last: Any = None

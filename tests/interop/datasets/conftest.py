@@ -1,10 +1,14 @@
-"""A server of files on the loopback address, and the Hugging Face hub at it."""
+"""A server of files on the loopback address, and the Hugging Face hub at it. A dataset of a few rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from tensordict import TensorDict
 
+from tests.interop.datasets import sources_toy
 from tests.interop.datasets.server import Server, serving
 
 
@@ -36,3 +40,21 @@ def hub(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serv
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr(hf_api.api, "endpoint", server.url)  # of `huggingface_hub.dataset_info` and the like
     return server
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> TensorDict:
+    """The rows of the dataset whose files are in `tmp_path / "up"`."""
+    return sources_toy.make(tmp_path / "up", np.random.default_rng(0))
+
+
+@pytest.fixture
+def toy(tmp_path: Path, rows: TensorDict) -> Callable[..., sources_toy.ToyExperienceReplay]:
+    """Constructs this dataset in `tmp_path / "root"`."""
+
+    def construct(dataset_id: str = "toy", *args: Any, **more: Any) -> sources_toy.ToyExperienceReplay:
+        sources_toy.calls.clear()
+        given = {"root": tmp_path / "root", "upstream": tmp_path / "up", **more}
+        return sources_toy.ToyExperienceReplay(dataset_id, *args, **given)
+
+    return construct

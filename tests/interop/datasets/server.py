@@ -64,7 +64,7 @@ class Request:
     path: str  # of the file below the served folder
     range: str | None
     status: int = 0
-    sent: int = 0  # bytes of the body, as far as the connection took them
+    sent: int = 0  # bytes of the body, up to the block at which the client went away
 
 
 class Server:
@@ -258,8 +258,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, request: Request, body: bytes, answer: Answer) -> None:
         end = min(each for each in (len(body), answer.cut, answer.stall) if each is not None)
         for at in range(0, end, BLOCK):
+            request.sent += min(at + BLOCK, end) - at  # before: the client may be done before the next line
             self.wfile.write(body[at : min(at + BLOCK, end)])
-            request.sent += min(at + BLOCK, end) - at
             if answer.pause and self.server_of.closed.wait(answer.pause):
                 return
         if answer.stall is not None:

@@ -1,0 +1,148 @@
+"""The trajectories of a buffer in the layout of Minari's episodes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase, is_non_tensor
+
+from interop.datasets.stored_episodes import StoredEpisodes, plain
+from interop.keys import as_path, entries_below, known_keys
+from interop.ted.row_values import dense, words
+
+Keys = str | tuple[str, ...] | Mapping[str, str | tuple[str, ...]]
+_OUTCOMES = {("reward",), ("done",), ("terminated",), ("truncated",)}
+
+
+@dataclass(frozen=True)
+class EpisodeBuffers:
+    """Episodes as keyword arguments of `minari.EpisodeBuffer`; read anew in each iteration, one at a time.
+
+    A trajectory is cut where an entry of "next" is not that of the row that follows.
+
+    Args:
+        stored: the trajectories.
+        observation, action: the entry, or a dict of several.
+
+    Raises, while it is iterated: KeyError for a missing entry; TypeError for one that is neither a tensor that NumPy knows
+    nor text; ValueError for several rewards a step, and for entries of "next" of another shape or dtype.
+    """
+
+    stored: StoredEpisodes
+    observation: Keys
+    action: Keys
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for rows in self.stored:
+            start = 0
+            for stop in [*_breaks(rows), len(rows)]:
+                yield self._episode(rows[start:stop])
+                start = stop
+
+    def _episode(self, rows: TensorDictBase) -> dict[str, Any]:
+        steps, used = _steps(rows), set(_OUTCOMES)
+        if self.stored.ids is not None:
+            used |= {*self.stored.marked_by}
+
+        def taken(keys: Keys) -> Any:
+            if isinstance(keys, Mapping):
+                return {name: taken(key) for name, key in keys.items()}
+            path = as_path(keys)
+            found = {each[len(path) :]: value for each, value in steps.items() if each[: len(path)] == path}
+            if not found:
+                raise KeyError(f"{keys!r} is not stored; there are {known_keys(rows)}. Name the entry by its key")
+            used.update((*path, *each) for each in found)
+            return _nested(found)
+
+        observations, actions = taken(self.observation), taken(self.action)
+        infos = {
+            path[1:] if path[0] == "info" else path: [*value] if np.ndim(value) == 1 else value  # lists: for Arrow
+            for path, value in steps.items()
+            if path not in used
+        }
+        if len(infos) + len(used & steps.keys()) < len(steps):
+            raise ValueError('an entry of "info" has the name of one beside it: both would be an info. Rename one')
+        return {
+            "observations": observations,
+            "actions": _first(actions, len(rows)),
+            **_outcomes(rows),
+            "infos": _nested(infos),
+        }
+
+
+def _steps(rows: TensorDictBase) -> dict[Any, Any]:
+    """Entries by path, T + 1 steps of each: those of the root, and the last one of "next"."""
+    above, below = ({path: plain(value, path) for path, value in entries_below(each)}
+                    for each in (rows.exclude("next"), rows.get("next", {})))  # fmt: skip
+    steps = {
+        path: _joined(values, below[path][-1:] if path in below else _nothing(values)) for path, values in above.items()
+    }
+    for path in below.keys() - above.keys() - _OUTCOMES:
+        steps[path] = _joined(_nothing(below[path]), below[path])
+    return steps
+
+
+def _joined(one: Any, other: Any) -> Any:
+    return one + other if isinstance(one, list) else np.concatenate([one, other])
+
+
+def _nothing(values: Any) -> Any:
+    """One step of zeros or of empty text."""
+    return [""] if isinstance(values, list) else np.zeros_like(values[:1])
+
+
+def _nested(values: Mapping[Any, Any]) -> Any:
+    """Values by path as nested dicts."""
+    out: dict[Any, Any] = {}
+    for path, value in values.items():
+        if not path:
+            return value
+        holder = out
+        for each in path[:-1]:
+            holder = holder.setdefault(each, {})
+        holder[path[-1]] = value
+    return out
+
+
+def _first(values: Any, count: int) -> Any:
+    return {key: _first(each, count) for key, each in values.items()} if isinstance(values, dict) else values[:count]
+
+
+def _outcomes(rows: TensorDictBase) -> dict[str, Any]:
+    """Rewards and flags. The last step of an episode ends it."""
+    count = len(rows)
+    if (reward := rows.get(("next", "reward"), None)) is None:
+        raise KeyError(f"('next', 'reward') is not stored; there are {known_keys(rows)}")
+    if reward.numel() != count:
+        raise ValueError(f"('next', 'reward') has the shape {[*reward.shape[1:]]}: Minari has one reward a step")
+    flags = {
+        name: value.reshape(count).numpy() != 0
+        for name in ("done", "terminated", "truncated")
+        if (value := rows.get(("next", name), None)) is not None
+    }
+    none = np.zeros(count, np.bool_)
+    done = flags.get("done", none)
+    terminated = flags.get("terminated", done & ~flags.get("truncated", none))
+    truncated = flags.get("truncated", done & ~terminated).copy()
+    truncated[-1] |= not terminated[-1]
+    return {"rewards": reward.reshape(count).numpy(), "terminations": terminated, "truncations": truncated}
+
+
+def _breaks(rows: TensorDictBase) -> list[int]:
+    """The rows that do not begin with what the row before ended with."""
+    apart = np.zeros(len(rows) - 1, np.bool_)
+    for path, below in entries_below(rows.get("next", {})):
+        above = rows.get(path, None)
+        if path in _OUTCOMES or above is None or not len(apart):
+            continue
+        if is_non_tensor(below):
+            apart |= [one != other for one, other in zip(below.tolist()[:-1], above.tolist()[1:], strict=True)]
+        elif (below.dtype, below.shape) != (above.dtype, above.shape):
+            raise ValueError(
+                f"{path} is {above.dtype} {[*above.shape[1:]]}, below 'next' it is {below.dtype} {[*below.shape[1:]]}: "
+                "one of the two has to be converted"
+            )
+        elif below.numel():
+            apart |= (words(dense(below[:-1]), 1) != words(dense(above[1:]), 1)).any(1)
+    return (np.flatnonzero(apart) + 1).tolist()

@@ -1,0 +1,89 @@
+"""Files of dataset repositories on the Hugging Face hub."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from interop.datasets.checksums import Checksums, sha256_of
+from interop.datasets.errors import CorruptDatasetError, DownloadError
+from interop.datasets.fetching import by_hand
+from interop.optional import required
+
+_TIMEOUT = 30.0  # seconds without an answer
+_AT_ONCE = 4  # downloads: repositories of many small files wait for answers most of the time
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository. Its SHA-256 is known where the hub keeps it as a large file."""
+
+    path: str
+    size: int | None = None
+    sha256: str | None = None
+
+
+def hub_files(repo: str, prefix: str = "") -> list[HubFile]:
+    """The files of a dataset repository whose paths begin with `prefix`, in order of their paths."""
+    hub = required("huggingface_hub", "datasets")
+    with _as_download_error(repo, [prefix or "all files"]):
+        info = hub.HfApi().dataset_info(repo, files_metadata=True, timeout=_TIMEOUT)
+    files = [HubFile(each.rfilename, each.size, each.lfs and each.lfs.sha256) for each in info.siblings or ()]
+    return sorted((file for file in files if file.path.startswith(prefix)), key=lambda file: file.path)
+
+
+def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str, str]:
+    """Download files of a dataset repository to `folder / path`. Returns the SHA-256 of each by its path.
+
+    Files that earlier calls finished are not downloaded again. `HF_ENDPOINT` and `HF_TOKEN` are honoured.
+    `DownloadError` names the file, and says how to go on by hand.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = Checksums(folder)
+    found = {file.path: kept.of(file.path, file.size, file.sha256) for file in files}
+    missing = [file for file in files if found[file.path] is None]
+    with (
+        _as_download_error(repo, [file.path for file in files]),
+        ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
+        for file, checksum in zip(missing, pool.map(lambda file: _download(repo, file, folder), missing), strict=True):
+            kept.keep(file.path, checksum)
+            found[file.path] = checksum
+    return {path: checksum for path, checksum in found.items() if checksum}
+
+
+def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
+    """The files of a repository that a folder has, in order of their paths.
+
+    These are all whose paths below the folder begin with `prefix`, or, where there are none, those directly in the folder.
+    CorruptDatasetError where there are none of these either.
+    """
+    every = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in suffixes}
+    names = [name for name in every if name.startswith(prefix)] or [name for name in every if "/" not in name]
+    if not names:
+        raise CorruptDatasetError(f"{folder} has no files {prefix}*{' or '.join(suffixes)}")
+    return [every[name] for name in sorted(names)]
+
+
+def _download(repo: str, file: HubFile, folder: Path) -> str:
+    hub, path = required("huggingface_hub", "datasets"), folder / file.path
+    path.unlink(missing_ok=True)  # damaged: the library looks at its own record only
+    hub.hf_hub_download(repo, file.path, repo_type="dataset", local_dir=folder)
+    checksum, size = sha256_of(path), path.stat().st_size
+    if file.size not in (None, size) or file.sha256 not in (None, checksum):
+        path.unlink()
+        raise OSError(f"{file.path} has {size} bytes of SHA-256 {checksum}, not {file.size} of {file.sha256}")
+    return checksum
+
+
+@contextmanager
+def _as_download_error(repo: str, paths: Sequence[str]) -> Iterator[None]:
+    """Raise what the library raises as DownloadError."""
+    hub = required("huggingface_hub", "datasets")
+    try:
+        yield
+    except (hub.errors.HTTPError, OSError, RuntimeError) as error:
+        where = f"{hub.constants.ENDPOINT}/datasets/{repo}"
+        causes = dict.fromkeys(str(each).strip() for each in (error, error.__cause__) if each)
+        raise DownloadError("\n".join([f"{where}: {type(error).__name__}", *causes, by_hand(paths)])) from error

@@ -1,0 +1,167 @@
+"""Several datasets as one buffer, whose batches have one layout."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_leaf_nontensor
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
+from interop.buffers.collate import stack
+from interop.class_names import class_of
+from interop.keys import as_path, entries_below
+
+_Path = tuple[Any, ...]
+_Kind = tuple[torch.dtype | str, torch.Size]  # "text" for what is no tensor
+_Layout = dict[_Path, _Kind]
+
+
+def merged(
+    *buffers: ReplayBuffer,
+    p: Sequence[float] | Tensor | None = None,
+    batch_size: int | None = None,
+    keys: Iterable[NestedKey] | None = None,
+    cast: bool | Mapping[NestedKey, torch.dtype] = False,
+    num_buffer_sampled: int | None = None,
+    **more: Any,
+) -> ReplayBufferEnsemble:
+    """Buffers or datasets as one ensemble, `merged(a, b, p=[0.8, 0.2], batch_size=256)`, whose batches are alike.
+
+    Entries have one key, shape and dtype in all. This is checked here, on the first row of each buffer after its transforms.
+    Entries are left out and cast when a batch is read; nothing is copied, and the buffers stay as they are.
+
+    Args:
+        buffers: of tensordicts, with at least one row. They keep their samplers and transforms.
+        p: the share of each, equal by default.
+        batch_size: of samples, which are [parts, batch_size / parts], each part of one buffer.
+        keys: the entries of batches; a key of nested entries names all of them. By default those that all buffers have.
+        cast: True gives floats of different dtypes, or integers and bools, the smallest dtype that holds all of them. A
+            dict names the dtype of entries, of any kind.
+        num_buffer_sampled: parts of a batch. By default the smallest number that divides the batch size and is no smaller
+            than that of the buffers.
+        more: as for `ReplayBufferEnsemble`.
+
+    Raises:
+        ValueError: entries differ in shape or dtype, or are missing; a table of them is in the message. No entry is common
+            to all.
+        RuntimeError: a buffer is empty.
+        TypeError: items are not tensordicts.
+    """
+    if not buffers:
+        raise ValueError("there is nothing to merge: give the buffers")
+    layouts = [_layout(each, place) for place, each in enumerate(buffers)]
+    paths = dict.fromkeys(path for each in layouts for path in each)
+    names = [path for path in paths if all(path in each for each in layouts)] if keys is None else [*map(as_path, keys)]
+    casts = {as_path(key): dtype for key, dtype in cast.items()} if isinstance(cast, Mapping) else {}
+    types: dict[_Path, torch.dtype | str] = {}
+    misfits = [key for key in (*names, *casts) if not any(_covers(key, path) for path in paths)]
+    for path in paths:
+        if any(_covers(name, path) for name in names):
+            given = next((dtype for key, dtype in casts.items() if _covers(key, path)), None)
+            common = _common([each.get(path) for each in layouts], given, cast is True)
+            if common is None:
+                misfits.append(path)
+            else:
+                types[path] = common
+    if misfits or not types:
+        raise ValueError(_table(misfits or [*paths], layouts, buffers))
+    changes = {
+        path: kind
+        for path, kind in types.items()
+        if isinstance(kind, torch.dtype) and any(each[path][0] != kind for each in layouts)
+    }
+    dropped = frozenset(paths.keys() - types.keys())
+    if num_buffer_sampled is None and batch_size is not None and not more.get("sample_from_all"):
+        num_buffer_sampled = next((n for n in range(len(buffers), batch_size) if batch_size % n == 0), batch_size)
+    return ReplayBufferEnsemble(
+        *buffers,
+        p=p,
+        batch_size=batch_size,
+        num_buffer_sampled=num_buffer_sampled,
+        collate_fn=_Aligned(dropped, changes) if dropped or changes else None,
+        **more,
+    )
+
+
+@dataclass(frozen=True)
+class _Aligned:
+    """Makes a batch of parts from which some entries are dropped, and others cast."""
+
+    dropped: frozenset[_Path]
+    dtypes: Mapping[_Path, torch.dtype]
+
+    def __call__(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
+        made: TensorDictBase = stack([self._aligned(part) for part in parts])
+        return made
+
+    def _aligned(self, part: TensorDictBase) -> TensorDictBase:
+        keys = part.keys(True, True, is_leaf=is_leaf_nontensor)
+        kept: TensorDictBase = part.select(*(key for key in keys if as_path(key) not in self.dropped))
+        for path, dtype in self.dtypes.items():
+            kept[path] = kept[path].to(dtype)
+        return kept
+
+
+def _covers(key: _Path, path: _Path) -> bool:
+    return path[: len(key)] == key
+
+
+def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
+    """The kind of each entry of a row, as it comes in batches."""
+    if not isinstance(buffer, ReplayBuffer) or isinstance(buffer, ReplayBufferEnsemble):
+        raise TypeError(f"buffer {place} must be a ReplayBuffer, got {class_of(buffer)}")
+    if not len(buffer.storage):
+        raise RuntimeError(f"buffer {place} is empty: what its rows have is not known yet. Write some first")
+    first = torch.zeros(1, dtype=torch.int64)
+    rows = buffer[first if buffer.storage.ndim == 1 else (first,) * buffer.storage.ndim]
+    if not isinstance(rows, TensorDictBase):
+        raise TypeError(f"the items of buffer {place} must be tensordicts, got {class_of(rows)}")
+    return {
+        path: (value.dtype, value.shape[1:]) if isinstance(value, Tensor) else ("text", torch.Size())
+        for path, value in entries_below(rows)
+        if path[0] != "index"
+    }
+
+
+def _common(kinds: Sequence[_Kind | None], given: torch.dtype | None, promotes: bool) -> torch.dtype | str | None:
+    """What an entry is in batches; None where it cannot be one thing."""
+    found = {kind for kind in kinds if kind is not None}
+    types = {kind[0] for kind in found}
+    dtypes = [each for each in types if isinstance(each, torch.dtype)]
+    if None in kinds or len({kind[1] for kind in found}) > 1 or (len(dtypes) < len(types) and (dtypes or given)):
+        return None
+    if given is not None or len(types) == 1:
+        return given or types.pop()
+    if not promotes or len({(each.is_floating_point, each.is_complex) for each in dtypes}) > 1:
+        return None
+    try:
+        return reduce(torch.promote_types, dtypes)
+    except RuntimeError:  # uint16 and the like with others
+        return None
+
+
+def _table(paths: Sequence[_Path], layouts: Sequence[_Layout], buffers: Sequence[ReplayBuffer]) -> str:
+    """What there is of each entry in each buffer."""
+    head = ["", *(f"{place}: {type(each).__name__}" for place, each in enumerate(buffers))]
+    rows = [[".".join(map(str, path)), *(_shown(each.get(path)) for each in layouts)] for path in paths]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+    return "\n".join(
+        [
+            "the buffers do not fit together:",
+            *lines,
+            "Leave entries out by keys=[...], or convert dtypes by cast=True or cast={key: dtype}",
+        ]
+    )
+
+
+def _shown(kind: _Kind | None) -> str:
+    if kind is None:
+        return "missing"
+    return kind[0] if isinstance(kind[0], str) else f"{str(kind[0]).removeprefix('torch.')} {[*kind[1]]}"

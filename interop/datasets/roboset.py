@@ -1,0 +1,116 @@
+"""The simulated part of RoboSet: HDF5 files of demonstrations, on the Hugging Face hub."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
+from interop.datasets.experience_replay import BaseDatasetExperienceReplay
+from interop.datasets.grouping import grouped
+from interop.datasets.hdf5 import arrays, datasets, opened
+from interop.datasets.hub import hub_download, hub_files, local_files
+from interop.datasets.rows import following, nested
+from interop.datasets.source import Part, Source
+
+_REPO = "jdvakil/RoboSet_Sim"
+_NEEDED = ("observations", "actions", "rewards", "done")
+
+_HANDS = [f"{task}_v2d-v1" for task in ("door", "relocate", "hammer", "pen")]
+_KITCHEN = ("MicroOpenRandom", "Knob2OffRandom", "LdoorOpenRandom", "SdoorOpenRandom", "Knob1OnRandom")
+_KITCHEN_TASKS = [f"FK1_{task}_v2d-v4" for task in _KITCHEN]
+IDS = [
+    *(f"DAPG({who})/{task}" for who in ("expert", "human") for task in _HANDS),
+    *(f"FK1-v4(expert)/{task}" for task in _KITCHEN_TASKS),
+    "FK1-v4(human)/human_demos_by_playdata",
+    *(f"FK1-v4(human)/human_demos_by_task/{task}" for task in ("human_demo_singleTask_Fixed-v4", *_KITCHEN_TASKS)),
+]
+
+
+@dataclass(frozen=True)
+class RobosetSource(Source):
+    """Files of RoboSet whose paths begin with the id. The groups `Trial<number>` in them are demonstrations."""
+
+    family: ClassVar[str] = "roboset"
+
+    def download(self, folder: Path) -> Mapping[str, str]:
+        if self.dataset_id not in IDS:
+            raise ValueError(unknown_id("RoboSet", self.dataset_id, IDS))
+        files = [file for file in hub_files(_REPO, self.dataset_id) if file.path.endswith(".h5")]
+        if not files:
+            raise DownloadError(f"{_REPO} has no files {self.dataset_id}*.h5 any more")
+        return hub_download(_REPO, files, folder)
+
+    def parts(self, folder: Path) -> Sequence[Part]:
+        trials = []
+        for seed, path in enumerate(local_files(folder, self.dataset_id, ".h5")):
+            with opened(path) as file:
+                for name in file:
+                    if number := re.fullmatch(r"Trial(\d+)", name):
+                        size = sum(each.nbytes for each in datasets(file[name]).values())
+                        trials.append((int(number[1]), seed, path, name, _steps(file[name], path), size))
+        in_order = (((path, name, number, seed), rows, size) for number, seed, path, name, rows, size in sorted(trials))
+        return grouped(folder, in_order)
+
+    def read(self, part: Part) -> Iterator[TensorDictBase]:
+        for path, name, number, seed in part.which:
+            with opened(path) as file:
+                found = arrays(file[name])
+            yield _rows(found, f"{path}, {name}", number, seed)
+
+
+def _steps(trial: Any, path: Path) -> int:
+    """How many steps a trial has."""
+    if missing := [key for key in _NEEDED if key not in trial]:
+        raise CorruptDatasetError(f"{path}: {trial.name} has no {missing[0]!r}")
+    return trial["actions"].shape[0]
+
+
+def _rows(found: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
+    """A trial as rows."""
+    steps = len(found["actions"])
+    out = nested(found, steps, where)
+    done = out.pop("done").bool().reshape(-1, 1)
+    after = TensorDict({"reward": out.pop("rewards").reshape(-1, 1)}, [steps])
+    for name, key in ("observations", "observation"), ("env_infos", "info"):
+        if name in found:
+            out[key] = out.pop(name)
+            after[key] = following(out[key])
+    out["action"] = out.pop("actions")
+    out["done"], after["done"], after["terminated"] = done, done.clone(), done.clone()
+    for flags, key in (out, "terminated"), (out, "truncated"), (after, "truncated"):
+        flags[key] = torch.zeros_like(done)
+    out["episode"], out["seed"] = (torch.full([steps], value) for value in (number, seed))
+    out["next"] = after
+    return out
+
+
+class RobosetExperienceReplay(BaseDatasetExperienceReplay):
+    """Demonstrations of simulated robots, of RoboSet (arXiv:2309.01918), from the Hugging Face hub.
+
+    The licence is that of https://huggingface.co/datasets/jdvakil/RoboSet_Sim. Rows are in order of the numbers of the
+    trials, those of equal numbers in order of the files. For trials of T steps:
+
+    - "observation" [d] float64, "action" and "time": as upstream, and so is what else a trial has.
+    - "info": `env_infos`, nested.
+    - ("next", "observation") and ("next", "info"): those of the next step. Zeros in the last one: upstream has none.
+    - ("next", "reward") [1]: as upstream.
+    - "done", ("next", "done") and ("next", "terminated") bool [1]: `done` of the same step. Where a trial has none, it ends
+      where "episode" or "seed" changes.
+    - "terminated", "truncated" and ("next", "truncated") bool [1]: False.
+    - "episode" int64 []: the number of the trial in its file; "seed" int64 []: the number of the file.
+
+    Args:
+        dataset_id: one of `available_datasets`. With `from_local`, any.
+        from_local: a folder with files `*.h5`, or a copy of the repository.
+        **more: as for `BaseDatasetExperienceReplay`, which has the errors too. ValueError for an unknown id.
+    """
+
+    available_datasets = IDS
+
+    def __init__(self, dataset_id: str, batch_size: int | None = None, **more: Any) -> None:
+        super().__init__(RobosetSource(dataset_id), batch_size, **more)

@@ -1,0 +1,113 @@
+"""The trajectories that a replay buffer holds, one after the other."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
+from interop.buffers.collate import stack
+from interop.buffers.turn import Turn
+from interop.class_names import class_of
+from interop.keys import as_path
+from interop.samplers.boundaries import Boundaries
+from interop.samplers.markers import Markers
+from interop.storages import Storage
+from interop.transforms.picking import picked_items
+from interop.writers import TensorDictMaxValueWriter
+
+
+@contextlib.contextmanager
+def stored_episodes(
+    rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None
+) -> Iterator["StoredEpisodes"]:
+    """The trajectories of a buffer of any storage whose items are tensordicts. The buffer is locked in the context.
+
+    Raises: TypeError for an ensemble and for a writer that keeps no order; RuntimeError for an empty buffer, and where no
+    entry says where trajectories end.
+    """
+    if not isinstance(rb, ReplayBuffer) or isinstance(rb, ReplayBufferEnsemble):
+        raise TypeError(f"a single ReplayBuffer is needed, got {class_of(rb)}: write members of an ensemble one by one")
+    if isinstance(rb.writer, TensorDictMaxValueWriter):
+        raise TypeError(f"a {type(rb.writer).__name__} does not keep the order of rows: there are no trajectories")
+    with Turn(rb):
+        if not len(rb.storage):
+            raise RuntimeError("the buffer is empty: there is nothing to write")
+        yield StoredEpisodes(rb.storage, traj_key, end_keys)
+
+
+class StoredEpisodes:
+    """Stored rows in a new order: trajectory by trajectory as they end, the oldest row of each first.
+
+    Trajectories are those of `SliceSampler`: the cursor of a ring ends one, and so does the end of the storage. Transforms
+    are not applied.
+
+    Args:
+        storage: not empty, and not written to while this is used.
+        traj_key, end_keys: as for `SliceSampler`.
+    """
+
+    def __init__(self, storage: Storage, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> None:
+        self._storage = storage
+        markers = Markers(traj_key, end_keys)
+        self._index = Boundaries(markers)
+        self._index.sync(self._storage)
+        lane, first, last = self._index.trajectories(1).T
+        self._lane, self._first = lane, np.maximum(first, self._index.oldest)
+        lengths = last - self._first + 1
+        self._stops = np.cumsum(lengths)  # as places in the new order
+        self._starts = self._stops - lengths
+        self.rows = int(self._stops[-1])
+        """The number of all rows."""
+        assert markers.found is not None
+        self.marked_by: tuple[tuple[Any, ...], ...] = tuple(map(as_path, markers.found[0]))
+        """The entries that say where trajectories end."""
+        self.ids: np.ndarray | None = None
+        """The id of each trajectory, where an entry has one for each, and no two have the same."""
+        if markers.found[1]:
+            ids = markers.read(self._storage, self._index.rows_at(self._first))[np.arange(len(lane)), lane]
+            self.ids = ids if len(np.unique(ids)) == len(ids) else None
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """The rows of each trajectory."""
+        for start, stop in zip(self._starts.tolist(), self._stops.tolist(), strict=True):
+            yield self.read(start, stop)
+
+    def number(self, start: int, stop: int) -> np.ndarray:
+        """The number of the trajectory of each of these rows."""
+        return self._stops.searchsorted(np.arange(start, stop), "right")
+
+    def read(self, start: int, stop: int) -> TensorDictBase:
+        """The rows from `start` to `stop`, a copy on the CPU. ValueError where they differ in keys or shapes."""
+        number = self.number(start, stop)
+        rows = self._index.rows_at(self._first[number] + np.arange(start, stop) - self._starts[number])
+        index: Any = torch.from_numpy(rows)
+        if self._storage.ndim > 1:
+            lanes = np.unravel_index(self._lane[number], tuple(self._storage.shape or ())[1:])
+            index = index, *map(torch.from_numpy, lanes)
+        found = self._storage.get(index)
+        found = stack(found) if isinstance(found, list) else found
+        if type(found) is not TensorDict:
+            found = picked_items(found, torch.arange(stop - start))
+        return found.exclude("index").cpu()  # without slots of the storage
+
+
+def plain(value: Any, path: tuple[Any, ...]) -> np.ndarray | list[str]:
+    """An entry of rows as an array, or as a list of text. TypeError, which names it, for what is neither."""
+    if isinstance(value, Tensor):
+        try:
+            return value.numpy()
+        except TypeError as error:
+            raise TypeError(f"{path} is {value.dtype}, which NumPy does not know: cast it") from error
+    texts = value.tolist()
+    if not isinstance(texts, list) or not all(type(each) is str for each in texts):
+        raise TypeError(f"{path} holds neither tensors nor text: leave it out")
+    return texts

@@ -1,0 +1,144 @@
+"""A replay buffer as a Minari dataset."""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from tensordict.utils import NestedKey
+
+from interop.buffers import ReplayBuffer
+from interop.datasets.episode_buffers import EpisodeBuffers, Keys
+from interop.datasets.progress import progress
+from interop.datasets.stored_episodes import stored_episodes
+from interop.datasets.value_spaces import below, fitted, space_of
+from interop.optional import required
+from interop.published import publish
+
+if TYPE_CHECKING:
+    from gymnasium import Env, Space
+    from gymnasium.envs.registration import EnvSpec
+    from minari import EpisodeBuffer, MinariDataset
+
+_METADATA = {
+    "algorithm_name", "code_permalink", "description", "num_episodes_average_score", "ref_max_score", "ref_min_score",
+    "requirements",
+}  # fmt: skip
+
+
+def to_minari(
+    rb: ReplayBuffer,
+    dataset_id: str,
+    env: "str | EnvSpec | Env[Any, Any] | None" = None,
+    *,
+    observation_space: "Space[Any] | None" = None,
+    action_space: "Space[Any] | None" = None,
+    observation_key: Keys = "observation",
+    action_key: Keys = "action",
+    traj_key: NestedKey | None = None,
+    end_keys: Sequence[NestedKey] | None = None,
+    data_format: str = "hdf5",
+    jpeg_encoding: bool = False,
+    author: str | Collection[str] = (),
+    author_email: str | Collection[str] = (),
+    **metadata: Any,
+) -> "MinariDataset":
+    """Write the trajectories of a buffer as a local Minari dataset, which `minari.load_dataset(dataset_id)` reads.
+
+    The stored rows are written, without the transforms of the buffer, an episode at a time: memory is bounded by the
+    longest one. `MinariExperienceReplay` reads them back bit for bit. The buffer is locked meanwhile. The dataset appears
+    when it is complete; an error or a kill leaves none.
+
+    | stored | written |
+    |---|---|
+    | observation and ("next", observation), [T] each | observations, [T + 1] |
+    | action | actions |
+    | ("next", "reward"), "terminated", "truncated" | rewards, terminations, truncations; "done" stands in for the flags |
+    | "info", and any other entry | infos, [T + 1]: an entry that "next" lacks has a zero, or empty text, behind the last |
+
+    An episode is a trajectory as `SliceSampler` finds it. A trajectory is cut where an entry of "next" is not that of the
+    row that follows. The last step of an episode is truncated unless it is terminated. Ids of trajectories are not
+    written: Minari numbers episodes.
+
+    Args:
+        rb: the buffer.
+        dataset_id: `[namespace/]name-v0`.
+        env: whose spaces and spec are written.
+        observation_space, action_space: in place of those of `env`. Without either, what the rows look like, unbounded.
+        observation_key, action_key: the stored entry, or a dict of several, which make a Dict space.
+        traj_key, end_keys: what tells where trajectories end, as for `SliceSampler`.
+        data_format: "hdf5", "arrow" or "parquet".
+        jpeg_encoding: store images of at least 32 x 32 as JPEG, which changes them.
+        author, author_email, metadata: as for `minari.create_dataset_from_buffers`. `metadata` are `algorithm_name`,
+            `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
+            `num_episodes_average_score`.
+
+    Raises:
+        ValueError: the id is malformed, or there is such a dataset, which stays as it is; rows do not fit the spaces.
+        KeyError, TypeError: see `EpisodeBuffers`; TypeError also for other metadata.
+        RuntimeError: the buffer is empty, or has nothing that tells where trajectories end.
+    """
+    minari = required("minari", "datasets")
+    if unknown := metadata.keys() - _METADATA:
+        raise TypeError(f"there is no metadata {sorted(unknown)}, only {sorted(_METADATA)}")
+    folder, namespace = _place(dataset_id)
+    spec, observations, actions = (None, None, None) if env is None else _spec_and_spaces(env)
+    given = {
+        "observations": observations if observation_space is None else observation_space,
+        "actions": actions if action_space is None else action_space,
+    }
+    metadata |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
+    for name, each in (("author", author), ("author_email", author_email)):
+        metadata |= {name: {each} if isinstance(each, str) else {*each}} if each else {}
+    with stored_episodes(rb, traj_key, end_keys) as stored:
+        episodes = EpisodeBuffers(stored, observation_key, action_key)
+        spaces = {
+            name: space_of(below(episodes.__iter__, name)) if space is None else space for name, space in given.items()
+        }
+
+        def buffers() -> Iterator["EpisodeBuffer"]:
+            with progress(f"Writing {dataset_id}", stored.rows, "row") as advance:
+                for place, episode in enumerate(episodes):
+                    for name, space in spaces.items():
+                        episode[name] = fitted(space, episode[name], f"episode {place}, {name}")
+                    yield minari.data_collector.EpisodeBuffer(**episode)
+                    advance(len(episode["rewards"]))
+
+        def make(scratch: Path) -> None:
+            (scratch / "data").mkdir()
+            path = scratch / "data" / "data"
+            storage = required("minari.dataset.minari_storage", "datasets").MinariStorage.new(
+                path, spaces["observations"], spaces["actions"], spec, data_format, jpeg_encoding=jpeg_encoding
+            )
+            storage.update_metadata(metadata)
+            storage.update_episodes(buffers())
+
+        publish(folder, {"dataset_id": dataset_id, "written": token_hex(8)}, make)
+    namespaces = required("minari.namespace", "datasets")
+    if namespace is not None and namespace not in namespaces.list_local_namespaces():
+        namespaces.create_namespace(namespace)
+    return minari.load_dataset(dataset_id)
+
+
+def _place(dataset_id: str) -> tuple[Path, str | None]:
+    """The folder of a dataset that is not there yet, and its namespace."""
+    dataset = required("minari.dataset.minari_dataset", "datasets")
+    try:
+        namespace: str | None = dataset.parse_dataset_id(dataset_id)[0]
+    except TypeError as error:  # int(None)
+        raise ValueError(f"the id {dataset_id!r} has no version: write {dataset_id}-v0") from error
+    folder: Path = required("minari.storage", "datasets").get_dataset_path(dataset_id)
+    if os.path.lexists(folder):
+        raise ValueError(f"there is a dataset {dataset_id} in {folder}: use another name or version, or remove it")
+    return folder, namespace
+
+
+def _spec_and_spaces(env: Any) -> tuple[Any, Any, Any]:
+    """Of an environment, which is made for that if it is not one."""
+    gymnasium = required("gymnasium", "datasets")
+    if isinstance(env, gymnasium.Env):
+        return env.spec, env.observation_space, env.action_space
+    with contextlib.closing(gymnasium.make(env)) as made:
+        return made.spec, made.observation_space, made.action_space

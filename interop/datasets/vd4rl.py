@@ -1,0 +1,186 @@
+"""V-D4RL: images of control tasks, as `.npz` episodes or HDF5 shards, on the Hugging Face hub."""
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
+from interop.datasets.experience_replay import BaseDatasetExperienceReplay
+from interop.datasets.grouping import grouped
+from interop.datasets.hdf5 import arrays, datasets, opened
+from interop.datasets.hub import hub_download, hub_files, local_files
+from interop.datasets.rows import following, nested, zeroed
+from interop.datasets.source import Part, Source
+from interop.transforms import Resize, ToTensorImage, Transform
+
+_REPO, _TOP = "conglu/vd4rl", "vd4rl/"
+_SUFFIXES = (".npz", ".hdf5")
+_BLOCK = 1 << 24  # bytes of a shard that are read at once
+_LAST = 2  # the `step_type` of the last step of an episode
+_KEYS = {  # of upstream's names: the group and the name here
+    "image": ("", "pixels"), "observation": ("", "pixels"), "action": ("", "action"), "discount": ("", "discount"),
+    "is_first": ("", "is_init"), "is_last": ("next", "done"), "is_terminal": ("next", "terminated"),
+    "reward": ("next", "reward"),
+}  # fmt: skip
+# What NumPy raises for files that are damaged, or no archives of arrays.
+_FAULTS = (
+    zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, RuntimeError,
+)  # fmt: skip
+
+# What the hub has of 64 x 64 pixels, for where it cannot be asked.
+_TASKS = ("cheetah_run", "humanoid_walk", "walker_walk")
+_QUALITIES = ("expert", "medium", "medium_expert", "medium_replay", "random")
+_KNOWN = [
+    *(f"distracting/walker_walk_random/64px/{level}" for level in ("easy", "hard", "medium")),
+    *(f"main/{task}/{quality}/64px" for task in _TASKS for quality in _QUALITIES),
+    *(f"multitask/{task}_random/64px" for task in ("cheetah_run", "walker_walk")),
+]
+
+
+class _Available:
+    """The ids that the hub has; where it cannot be asked, those of 64 x 64 pixels."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> list[str]:
+        try:
+            paths = [Path(file.path.removeprefix(_TOP)) for file in hub_files(_REPO, _TOP)]
+        except DownloadError:
+            return _KNOWN
+        return sorted({path.parent.as_posix() for path in paths if path.suffix in _SUFFIXES})
+
+
+@dataclass(frozen=True)
+class VD4RLSource(Source):
+    """The files of a folder of V-D4RL: each an episode, or a shard of many episodes."""
+
+    family: ClassVar[str] = "vd4rl"
+
+    @property
+    def _prefix(self) -> str:
+        return f"{_TOP}{self.dataset_id}/"
+
+    def download(self, folder: Path) -> Mapping[str, str]:
+        files = [file for file in hub_files(_REPO, self._prefix) if Path(file.path).suffix in _SUFFIXES]
+        if not files:
+            raise ValueError(unknown_id("V-D4RL", self.dataset_id, VD4RLExperienceReplay.available_datasets))
+        return hub_download(_REPO, files, folder)
+
+    def parts(self, folder: Path) -> Sequence[Part]:
+        files = local_files(folder, self._prefix, *_SUFFIXES)
+        return grouped(folder, (piece for path in files for piece in _pieces(path)))
+
+    def read(self, part: Part) -> Iterator[TensorDictBase]:
+        for path, first, last in part.which:
+            if path.suffix == ".npz":
+                found: Mapping[str, Any] = _episode(path)
+            else:
+                with opened(path) as file:
+                    found = arrays(file, slice(first, last + 1))
+            yield _rows(found, last - first, f"{path}, from row {first}")
+
+
+def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
+    """Ranges of rows of a file: (path, first, last), rows, bytes. An episode is one range."""
+    if path.suffix == ".npz":
+        rows = len(_episode(path, "reward")["reward"])
+        yield (path, 0, rows), rows, path.stat().st_size
+        return
+    with opened(path) as file:
+        held = datasets(file)
+        if "reward" not in held or not held["reward"].shape:
+            raise CorruptDatasetError(f"{path} has no reward for each step: no file of V-D4RL")
+        rows, size = len(held["reward"]), sum(each.nbytes for each in held.values())
+    step = max(_BLOCK * rows // max(size, 1), 1)
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        yield (path, first, last), last - first, size * (last - first) // rows
+
+
+def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """Arrays of an `.npz` file, by default all."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in names or archive.files}
+    except _FAULTS as error:
+        raise CorruptDatasetError(f"{path} cannot be read as an .npz file ({error})") from error
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc" or not array.ndim:
+            raise CorruptDatasetError(f"{path}: {name} has no number for each step")
+    return found
+
+
+def _rows(found: Mapping[str, Any], count: int, where: str) -> TensorDict:
+    """The first `count` rows. One more is the next of the last of these; it is missing at the end of a file."""
+    entries: dict[str, dict[str, Any]] = {}
+    for name, each in found.items():
+        group, key = _KEYS.get(name, ("state", name))
+        entries.setdefault(group, {})[key] = each
+    every = nested({**entries.pop("", {}), **entries}, len(found["reward"]), where)
+    if "pixels" not in every or "action" not in every:
+        raise CorruptDatasetError(f"{where}: there are no images or no actions, only {', '.join(found)}")
+    after = following(every.select("pixels", "state", strict=False))[:count]
+    out = every[:count]
+    given = out.pop("next")
+    if "step_type" in found:
+        after = zeroed(after, out["state", "step_type"] == _LAST)
+    after["reward"] = given["reward"].reshape(-1, 1)
+    flags = {key: given[key].bool().reshape(-1, 1) for key in ("done", "terminated") if key in given}
+    if len(flags) == 2:
+        flags["truncated"] = flags["done"] & ~flags["terminated"]
+        out.update({key: torch.zeros_like(flag) for key, flag in flags.items()})
+    out["next"] = after.update(flags)
+    return out
+
+
+class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
+    """V-D4RL: control from pixels (arXiv:2206.04779), from the Hugging Face hub.
+
+    The licence is that of https://huggingface.co/datasets/conglu/vd4rl. Rows are in order of the files.
+
+    | key | content |
+    |---|---|
+    | "pixels" | uint8 [64, 64, 3], of 84px [3, 84, 84]. Samples are float32 [3, height, width] with `totensor` |
+    | "action", "discount" | float32, as upstream |
+    | "state" | what else upstream has, nested |
+    | ("next", "pixels"), ("next", "state") | those of the next row; zeros in the last row of an episode |
+    | ("next", "reward") | float32 [1] |
+    | "is_init" | bool []: the first step of an episode |
+    | ("next", "done"), ("next", "terminated"), ("next", "truncated") | bool [1]: last; terminal; last but not terminal |
+    | "done", "terminated", "truncated" | bool [1], False |
+
+    The datasets of 84px have no flags. Their episodes end where ("state", "step_type") is 2.
+
+    Args:
+        dataset_id: one of `available_datasets`, such as "main/walker_walk/random/64px". `available_datasets` asks the hub.
+            With `from_local`, any.
+        totensor: append a `ToTensorImage` for the pixels to the transforms, unless there is one.
+        image_size: append a `Resize` of the pixels: to squares of this size, or to a height and width.
+        transform: is applied before these.
+        from_local: a folder with files `*.npz` or `*.hdf5`, or a copy of the repository.
+        **more: as for `BaseDatasetExperienceReplay`, which has the errors too. ValueError for an unknown id.
+    """
+
+    available_datasets = _Available()
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        totensor: bool = True,
+        image_size: int | Sequence[int] | None = None,
+        transform: Transform | Callable[[Any], Any] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(VD4RLSource(dataset_id), batch_size, transform=transform, **more)
+        pixels: Any = ["pixels", ("next", "pixels")]
+        if totensor and not any(isinstance(each, ToTensorImage) for each in self.transform):
+            self.append_transform(ToTensorImage(in_keys=pixels, shape_tolerant=True))
+        if image_size is not None:
+            self.append_transform(Resize(image_size, in_keys=pixels))

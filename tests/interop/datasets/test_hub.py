@@ -1,0 +1,80 @@
+"""Files of the Hugging Face hub arrive whole, and its errors say how to go on by hand."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from interop.datasets.errors import DownloadError
+from interop.datasets.hub import HubFile, hub_download, hub_files
+from tests.interop.datasets.server import Answer, Server
+
+DATA = bytes(range(256)) * 100
+SHA256 = hashlib.sha256(DATA).hexdigest()
+LARGE = HubFile("data/a b.bin", len(DATA), SHA256)
+PATH = f"datasets/me/things/{LARGE.path}"
+
+
+@pytest.fixture
+def upstream(hub: Server) -> Server:
+    """The repository `me/things`, of a small file and a large one."""
+    folder = hub.folder / "datasets" / "me" / "things"
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text("what it is")
+    (folder / LARGE.path).write_bytes(DATA)
+    return hub
+
+
+def fails(files: list[HubFile], to: Path, match: str) -> None:
+    with pytest.raises(DownloadError, match=match) as caught:
+        hub_download("me/things", files, to)
+    assert all(text in str(caught.value) for text in ("datasets/me/things", files[0].path, "from_local="))
+    assert not (to / files[0].path).exists()
+
+
+def test_files_are_listed_and_downloaded(upstream: Server, tmp_path: Path) -> None:
+    assert hub_files("me/things") == [HubFile("README.md", 10), LARGE]
+    assert hub_files("me/things", "data/") == [LARGE]
+    readme = hashlib.sha256(b"what it is").hexdigest()
+    assert hub_download("me/things", hub_files("me/things"), tmp_path) == {"README.md": readme, LARGE.path: SHA256}
+    assert (tmp_path / LARGE.path).read_bytes() == DATA
+
+
+def test_files_that_are_there_are_not_asked_for(upstream: Server, tmp_path: Path) -> None:
+    hub_download("me/things", [LARGE], tmp_path)
+    asked = len(upstream.requests)
+    assert hub_download("me/things", [LARGE], tmp_path) == {LARGE.path: SHA256}
+    assert len(upstream.requests) == asked
+    (tmp_path / LARGE.path).write_bytes(b"x" + DATA[1:])
+    assert hub_download("me/things", [LARGE], tmp_path) == {LARGE.path: SHA256}
+    assert (tmp_path / LARGE.path).read_bytes() == DATA
+
+
+def test_a_cut_connection_is_tried_again(upstream: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    upstream.answer(PATH, Answer(cut=10_000, methods=("GET",)), times=1)
+    assert hub_download("me/things", [LARGE], tmp_path) == {LARGE.path: SHA256}
+
+
+def test_what_came_is_checked(upstream: Server, tmp_path: Path) -> None:
+    upstream.answer(PATH, Answer(body=DATA[::-1], methods=("GET",)), times=1)
+    fails([LARGE], tmp_path, f"not {len(DATA)} of {SHA256}")
+    fails([HubFile(LARGE.path, 7)], tmp_path, "not 7 of None")
+
+
+def test_errors_of_the_hub(upstream: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails([HubFile("other.bin")], tmp_path, "404")
+    upstream.answer(PATH, Answer(status=403))
+    fails([LARGE], tmp_path, "403")
+    with pytest.raises(DownloadError, match=f"{upstream.url}/datasets/me/other.*NotFound"):
+        hub_files("me/other")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DownloadError, match=r"127.0.0.1:9/datasets/me/things: ConnectError[\s\S]*from_local="):
+        hub_files("me/things")
+
+
+@pytest.mark.parametrize("path", ["../a.bin", "/tmp/a.bin"])
+def test_paths_stay_in_the_folder(path: str, upstream: Server, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="not the name of a file below"):
+        hub_download("me/things", [HubFile(path)], tmp_path / "to")
+    assert not upstream.requests

@@ -1,0 +1,182 @@
+"""V-D4RL: images, as episodes and as shards."""
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from interop.datasets import vd4rl
+from interop.datasets.errors import CorruptDatasetError
+from interop.datasets.vd4rl import VD4RLExperienceReplay, VD4RLSource
+from interop.transforms import Compose, RenameTransform, ToTensorImage
+from tests.interop.datasets import sources_vd4rl
+
+ID = "main/walker_walk/random/64px"
+
+
+def rows_of(folder):
+    source = VD4RLSource(ID)
+    return torch.cat([rows for part in source.parts(folder) for rows in source.read(part)])
+
+
+def assert_rows(rows, expected):
+    assert set(rows.keys(True, True)) == set(expected)
+    for key, values in expected.items():
+        torch.testing.assert_close(rows[key], torch.from_numpy(values), rtol=0, atol=0)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_rows_of_episodes(tmp_path, rng):
+    episodes = sources_vd4rl.make(tmp_path, rng)
+
+    def joined(key):
+        return np.concatenate([held[key] for held in episodes])
+
+    def shifted(key):
+        return np.concatenate([values for held in episodes for values in (held[key][1:], np.zeros_like(held[key][:1]))])
+
+    last, terminal = joined("is_last")[:, None], joined("is_terminal")[:, None]
+    assert_rows(
+        rows_of(tmp_path),
+        {
+            "pixels": joined("image"),
+            "action": joined("action"),
+            "discount": joined("discount"),
+            "is_init": joined("is_first"),
+            ("state", "height"): joined("height"),
+            ("state", "velocity"): joined("velocity"),
+            ("next", "pixels"): shifted("image"),
+            ("next", "state", "height"): shifted("height"),
+            ("next", "state", "velocity"): shifted("velocity"),
+            ("next", "reward"): joined("reward")[:, None],
+            ("next", "done"): last,
+            ("next", "terminated"): terminal,
+            ("next", "truncated"): last & ~terminal,
+            **dict.fromkeys(["done", "terminated", "truncated"], np.zeros_like(last)),
+        },
+    )
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1000, 1])
+def test_rows_of_shards(tmp_path, rng, monkeypatch, block):
+    monkeypatch.setattr(vd4rl, "_BLOCK", block)
+    held = sources_vd4rl.make_shard(tmp_path / "a.hdf5", rng)
+    ended = (held["step_type"] == 2) | (np.arange(12) == 11)
+
+    def shifted(key):
+        values = np.roll(held[key], -1, axis=0)
+        values[ended] = 0
+        return values
+
+    assert_rows(
+        rows_of(tmp_path),
+        {
+            "pixels": held["observation"],
+            "action": held["action"],
+            "discount": held["discount"],
+            ("state", "step_type"): held["step_type"],
+            ("next", "pixels"): shifted("observation"),
+            ("next", "state", "step_type"): shifted("step_type"),
+            ("next", "reward"): held["reward"][:, None],
+        },
+    )
+
+
+class _Evil:
+    def __reduce__(self):
+        return print, ("this ran",)
+
+
+@pytest.mark.parametrize("how", ["cut", "text", "pickle", "objects", "number", "lengths", "no image", "no reward"])
+def test_damaged_episodes_are_refused(tmp_path, rng, capsys, how):
+    held = sources_vd4rl.episode(rng, 6)
+    changes = {"objects": {"height": np.array([_Evil()] * 6, object)}, "number": {"height": np.float64(3)}}
+    changes["lengths"] = {"height": np.zeros(5)}
+    held |= changes.get(how, {})
+    if how.startswith("no "):
+        del held[how.removeprefix("no ")]
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, **held)
+    if how == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif how == "text":
+        path.write_text("<html>")
+    elif how == "pickle":
+        path.write_bytes(pickle.dumps(_Evil()))
+    with pytest.raises(CorruptDatasetError, match=r"a\.npz"):
+        rows_of(tmp_path)
+    assert not capsys.readouterr().out
+
+
+def test_damaged_bytes_never_raise_anything_else(tmp_path, rng):
+    path, refused = tmp_path / "a.npz", 0
+    np.savez_compressed(path, **sources_vd4rl.episode(rng, 6))
+    whole = path.read_bytes()
+    for _ in range(300):
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[rng.integers(len(whole), size=4)] = rng.integers(256, size=4)
+        path.write_bytes(damaged.tobytes())
+        try:
+            rows_of(tmp_path)
+        except CorruptDatasetError:
+            refused += 1
+    assert refused > 200
+
+
+def test_members_that_are_no_arrays_are_refused(tmp_path, rng):
+    path = tmp_path / "a.npz"
+    np.savez(path, **sources_vd4rl.episode(rng, 6))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("notes.txt", "notes")
+    with pytest.raises(CorruptDatasetError, match=r"a\.npz: notes\.txt"):
+        rows_of(tmp_path)
+
+
+@pytest.fixture
+def repo(hub, rng):
+    """The repository on the hub, with some episodes and a shard."""
+    folder = hub.folder / "datasets" / "conglu" / "vd4rl"
+    sources_vd4rl.make(folder / "vd4rl" / ID, rng)
+    sources_vd4rl.make_shard(folder / "vd4rl" / "main/cheetah_run/expert/84px/0.hdf5", rng)
+    (folder / "README.md").write_text("V-D4RL")
+    return folder
+
+
+def test_the_buffer(tmp_path, repo):
+    assert VD4RLExperienceReplay.available_datasets == ["main/cheetah_run/expert/84px", ID]
+    rb = VD4RLExperienceReplay(ID, 4, root=tmp_path / "root", split_trajs=True)
+    assert len(rb) == 2 and rb[:]["mask"].sum() == 10
+    rb = VD4RLExperienceReplay(ID, 4, root=tmp_path / "root", download=False)
+    batch = rb.sample()
+    assert len(rb) == 10 and batch["pixels"].shape == batch["next", "pixels"].shape == (4, 3, 8, 8)
+    assert batch["pixels"].dtype == torch.float32 and batch["pixels"].max() <= 1
+    shards = VD4RLExperienceReplay("main/cheetah_run/expert/84px", 4, root=tmp_path / "root", image_size=6)
+    assert shards.sample()["next", "pixels"].shape == (4, 3, 6, 6)
+    with pytest.raises(ValueError, match=r"no dataset 'main/walker_walk/64px'.*'main/walker_walk/random/64px'"):
+        VD4RLExperienceReplay("main/walker_walk/64px", 4, root=tmp_path / "root")
+
+
+def test_transforms(tmp_path, rng):
+    sources_vd4rl.make(tmp_path / "files", rng)
+
+    def sampled(**options):
+        rb = VD4RLExperienceReplay(ID, 4, root=tmp_path / "root", from_local=tmp_path / "files", **options)
+        return rb.sample()
+
+    assert sampled(totensor=False)["pixels"].dtype == torch.uint8
+    assert sampled(image_size=[4, 6])["pixels"].shape == (4, 3, 4, 6)
+    own = Compose(ToTensorImage(in_keys=["pixels"], dtype=torch.float64))
+    assert sampled(transform=own)["pixels"].dtype == torch.float64
+    renamed = sampled(transform=RenameTransform(["action"], ["act"]))
+    assert "act" in renamed and renamed["pixels"].dtype == torch.float32
+
+
+def test_ids_without_a_network(hub):
+    ids = VD4RLExperienceReplay.available_datasets
+    assert len(ids) == 20 and ID in ids and "distracting/walker_walk_random/64px/easy" in ids
