@@ -28,10 +28,10 @@ import h5py
 import measure
 import minari
 import numpy as np
-from interop.datasets.minari_data import MinariExperienceReplay, MinariSource
 from PIL import Image
 
 import interop
+from interop.datasets.minari_data import MinariExperienceReplay, MinariSource
 
 STEPS = 1000  # of an episode
 BATCH = 256
