@@ -32,7 +32,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from interop import SliceSampler
-from interop.datasets.minari_data import MinariExperienceReplay
+from interop.datasets import MinariExperienceReplay
 from interop.specs import Bounded
 
 REACHED = 0.97  # of the way from the return of random torques to that of the controller
