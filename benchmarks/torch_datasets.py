@@ -102,7 +102,7 @@ class Peak:
         return self
 
     def _watch(self) -> None:
-        while not self._over.wait(0.005):
+        while not self._over.wait(0.01):
             self.most = max(self.most, anonymous())
 
     def __exit__(self, *_: object) -> None:
@@ -114,21 +114,16 @@ class Peak:
         return (self.most - self.before) / MIB
 
 
-def inside(name: str, small: str, large: str) -> None:
-    """The child: converts a small dataset to import what it needs, a large one for its memory, and again for its time."""
-
-    def convert(dataset_id: str) -> float:
-        with tempfile.TemporaryDirectory(dir=os.environ["MINARI_DATASETS_PATH"]) as root:
+def inside(name: str, *ids: str) -> None:
+    """The child: converts a small dataset to import what it needs, then a large one, and prints the numbers of each."""
+    for dataset_id in ids:
+        with tempfile.TemporaryDirectory(dir=os.environ["MINARI_DATASETS_PATH"]) as root, Peak() as peak:
             start = time.perf_counter()
             made = loader(name.removesuffix(WRITTEN))(dataset_id, BATCH, root=root, load_from_local_minari=True)
             if name.endswith(WRITTEN):
                 made[:].clone().memmap(f"{root}/written")
-            return time.perf_counter() - start
-
-    convert(small)
-    with Peak() as peak:
-        convert(large)
-    print(json.dumps([convert(large), peak.mib]))
+            seconds = time.perf_counter() - start
+        print(json.dumps([seconds, peak.mib]))
 
 
 def converted(name: str, small: str, large: str) -> tuple[float, float]:
