@@ -41,7 +41,7 @@ GAMES = [
 ]
 IDS = [f"{game}/{run}" for game in GAMES for run in range(1, 6)]
 _ARRAYS = {"observation": ("uint8", 3), "action": ("int32", 1), "reward": ("float32", 1), "terminal": ("uint8", 1)}
-_FILE = re.compile(rf"(?:\$store\$_(?:{'|'.join(_ARRAYS)})|add_count|invalid_range)_ckpt\.(\d+)\.gz")
+_FILE = re.compile(r"\$store\$_\w+_ckpt\.(\d+)\.gz")
 _ROWS = 4096  # that are read at once
 _DONE = ("next", "done")
 
@@ -63,9 +63,7 @@ class AtariDQNSource(Source):
 
     def download(self, folder: Path) -> Mapping[str, str]:
         place = f"dqn/{self.dataset_id}/replay_logs"
-        query = urlencode(
-            {"prefix": f"{place}/", "fields": "items(name,size)", "maxResults": 1000}
-        )  # more than there are
+        query = urlencode({"prefix": f"{place}/", "fields": "items(name,size)", "maxResults": 1000})  # of some 350
         try:
             with TemporaryDirectory() as aside:
                 fetch([RemoteFile(f"{LIST_URL}?{query}", "listing.json")], Path(aside))
@@ -77,28 +75,32 @@ class AtariDQNSource(Source):
                 "atari-replay-datasets is no longer open to everybody. If you have the .gz files of a run, pass their "
                 "folder as from_local"
             ) from error
-        chosen = [name for name in sizes if _number(name) in self._chosen(sizes)]
-        return fetch(
-            [RemoteFile(f"{BASE_URL}/{place}/{quote(name, safe='')}", name, sizes[name]) for name in chosen], folder
-        )
+        ends = tuple(f"_ckpt.{number}.gz" for number in self._chosen(sizes))
+        url = f"{BASE_URL}/{place}"
+        files = [RemoteFile(f"{url}/{quote(name, safe='')}", name, size) for name, size in sizes.items()]
+        return fetch([file for file in files if file.name.endswith(ends)], folder)
 
     def _chosen(self, names: Iterable[str]) -> list[int]:
         """The numbers of checkpoints, in order."""
-        return sorted({_number(name) for name in names} - {-1})[: self.max_checkpoints]
+        found = {int(match[1]) for name in names if (match := _FILE.fullmatch(name))}
+        return sorted(found)[: self.max_checkpoints]
 
     def parts(self, folder: Path) -> list[Part]:
-        folder = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder
-        numbers = self._chosen(path.name for path in folder.iterdir())
-        if not numbers:
+        folder, parts = folder / "replay_logs" if (folder / "replay_logs").is_dir() else folder, []
+        for number in self._chosen(path.name for path in folder.iterdir()):
+            paths = [folder / f"$store$_{name}_ckpt.{number}.gz" for name in _ARRAYS]
+            parts.append(Part(_rows(paths), folder, (number, *paths), streamed=True))
+        if not parts:
             raise CorruptDatasetError(f"{folder} has no files $store$_observation_ckpt.<number>.gz and the like")
-        return [Part(_rows(folder, number), folder, (number,), streamed=True) for number in numbers]
+        return parts
 
     def read(self, part: Part) -> Iterator[TensorDict]:
         """Some thousand rows at a time. A checkpoint ends, and breaks where new rows would be written, as "truncated"."""
-        number, start, ends = part.which[0], 0, np.zeros(part.rows, np.uint8)
+        number, *paths = part.which
+        start, ends = 0, np.zeros(part.rows, np.uint8)
         cursor = np.array(_notes(part.path, number).get("add_count", 0)) % part.rows
         ends[np.append(cursor - 1, -1)] = 1
-        for frames, action, reward, terminal in zip(*map(_blocks, _paths(part.path, number)), strict=True):
+        for frames, action, reward, terminal in zip(*map(_blocks, paths), strict=True):
             terminated = (terminal != 0).astype(np.uint8)
             truncated = ends[start : start + len(frames)] & ~terminated
             flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
@@ -113,30 +115,19 @@ class AtariDQNSource(Source):
         return {"dataset_id": self.dataset_id, "checkpoints": noted}
 
 
-def _number(name: str) -> int:
-    """The checkpoint that a file is of; -1 for other files."""
-    found = _FILE.fullmatch(name)
-    return int(found[1]) if found else -1
-
-
-def _paths(folder: Path, number: int) -> list[Path]:
-    """The files of the arrays of a checkpoint."""
-    return [folder / f"$store$_{name}_ckpt.{number}.gz" for name in _ARRAYS]
-
-
-def _rows(folder: Path, number: int) -> int:
+def _rows(paths: Iterable[Path]) -> int:
     """The rows of a checkpoint, by the headers of its arrays."""
     rows = dict[str, int]()
-    for path, expected in zip(_paths(folder, number), _ARRAYS.values(), strict=True):
+    for path, expected in zip(paths, _ARRAYS.values(), strict=True):
         if not path.exists():
             raise CorruptDatasetError(f"{path} is missing")
         with decompressed(path) as stream:
             shape, dtype = array_header(stream, str(path))
         if (str(dtype), len(shape)) != expected:
             raise CorruptDatasetError(f"{path} must be {expected[0]} with {expected[1]} dims, it is {dtype} {[*shape]}")
-        rows[path.name] = shape[0]
+        rows[str(path)] = shape[0]
     if len({*rows.values()}) > 1 or 0 in rows.values():
-        raise CorruptDatasetError(f"{folder}: the arrays of a checkpoint must have equally many rows, they have {rows}")
+        raise CorruptDatasetError(f"the arrays of a checkpoint must have equally many rows, they have {rows}")
     return rows.popitem()[1]
 
 

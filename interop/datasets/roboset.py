@@ -84,16 +84,17 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
     """Demonstrations of simulated robots, of RoboSet (arXiv:2309.01918), from the Hugging Face hub.
 
     The licence is that of https://huggingface.co/datasets/jdvakil/RoboSet_Sim. Rows are in order of the numbers of the
-    trials, those of equal numbers in order of the files. For trials of T steps:
+    trials, those of equal numbers in order of the files.
 
-    - "observation" [d] float64, "action" and "time": as upstream, and so is what else a trial has.
-    - "info": `env_infos`, nested.
-    - ("next", "observation") and ("next", "info"): those of the next step. Zeros in the last one: upstream has none.
-    - ("next", "reward") [1]: as upstream.
-    - "done", ("next", "done") and ("next", "terminated") bool [1]: `done` of the same step. Where a trial has none, it ends
-      where "episode" or "seed" changes.
-    - "terminated", "truncated" and ("next", "truncated") bool [1]: False.
-    - "episode" int64 []: the number of the trial in its file; "seed" int64 []: the number of the file.
+    | key | content |
+    |---|---|
+    | "observation", "action", "time", and what else a trial has | as upstream |
+    | "info" | `env_infos`, nested |
+    | ("next", "observation"), ("next", "info") | those of the next step; zeros in the last one: upstream has none |
+    | ("next", "reward") | [1], as upstream |
+    | "done", ("next", "done"), ("next", "terminated") | bool [1]: `done` of the same step |
+    | "terminated", "truncated", ("next", "truncated") | bool [1]: False |
+    | "episode", "seed" | int64 []: the numbers of the trial in its file, and of the file. Trials end where these change |
 
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.
