@@ -22,7 +22,8 @@ class FramesOnceStorage(LazyMemmapStorage):
 
     def get(self, index: Any) -> Any:
         count = len(self)
-        at = torch.from_numpy(flat_slots(resolved(index, count, count, (count,)), ()))
+        at = resolved(index, count, count, (count,))
+        at = at if isinstance(at, torch.Tensor) else torch.from_numpy(flat_slots(at, ()))
         if at.ndim == 0:
             return self.get(at.unsqueeze(0))[0]
         rows, behind = super().get(at), super().get((at + 1).clamp_(max=count - 1))
