@@ -1,5 +1,8 @@
 """The stateful torch and tensordict replay-buffer API, run by `fbuf` and exchanged over DLPack."""
 
+import importlib
+from types import ModuleType
+
 from interop import _settings  # noqa: F401  # first: it must see whether JAX was imported before
 
 # isort: split
@@ -143,5 +146,12 @@ __all__ = [
 __all__ += specs.__all__
 __all__ += llm.__all__
 __all__ += maps.__all__
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "datasets":  # imported when it is first used
+        return importlib.import_module("interop.datasets")
+    raise AttributeError(f"module 'interop' has no attribute {name!r}")
+
 
 untraced(*(each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, _UNTRACED)))

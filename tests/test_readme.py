@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": 10, "docs/extending.md": 7, "docs/from_torchrl.md": 3}  # and how many blocks of code each has
+PAGES = {
+    "README.md": 10,
+    "docs/extending.md": 7,
+    "docs/from_torchrl.md": 3,
+    "docs/datasets.md": 3,
+}  # and how many blocks of code each has
 
 
 @pytest.mark.parametrize("page", PAGES)

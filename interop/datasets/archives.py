@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
-from interop.datasets.compressed import decompressed
+from interop.datasets.compressed import Stream, decompressed
 from interop.datasets.errors import CorruptDatasetError
 
 _LONGEST_NAME = 1 << 16
@@ -18,27 +18,32 @@ def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
     while a content is read, for an archive that is damaged or truncated, and for a member that is no plain file or
     directory, has an absolute path or one with "..", or the name of another member.
     """
-    seen = set[str]()
     with decompressed(path) as stream:
-        try:
-            archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # or they would all be kept
-                name = _checked(member, path)
-                if not member.isfile():
-                    continue
-                if name in seen:
-                    raise CorruptDatasetError(f"{path}: two members are named {name!r}")
-                seen.add(name)
-                content = archive.extractfile(member)
-                assert content is not None
-                yield name, content
-        except (tarfile.TarError, ValueError) as error:
-            raise CorruptDatasetError(f"{path} is no tar archive, or a damaged one: {error}") from error
-        stream.finish()
+        yield from members_of(stream, path)
 
 
-def _checked(member: tarfile.TarInfo, path: Path) -> str:
+def members_of(stream: Stream, path: object) -> Iterator[tuple[str, IO[bytes]]]:
+    """The same of an archive that is read from a stream. `path` names it in errors."""
+    seen = set[str]()
+    try:
+        archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # or they would all be kept
+            name = _checked(member, path)
+            if not member.isfile():
+                continue
+            if name in seen:
+                raise CorruptDatasetError(f"{path}: two members are named {name!r}")
+            seen.add(name)
+            content = archive.extractfile(member)
+            assert content is not None
+            yield name, content
+    except (tarfile.TarError, ValueError) as error:
+        raise CorruptDatasetError(f"{path} is no tar archive, or a damaged one: {error}") from error
+    stream.finish()
+
+
+def _checked(member: tarfile.TarInfo, path: object) -> str:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or ":" in member.name or "\0" in member.name:
         raise CorruptDatasetError(f"{path}: member {member.name!r} leads out of the folder of the archive")

@@ -22,7 +22,7 @@ class Readable(Protocol):
 class Stream:
     """The bytes of a file, from front to back. Reading behind the last one is a `CorruptDatasetError`."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, path: object) -> None:
         self._file, self._path = file, path
 
     def read(self, size: int = -1, /) -> bytes:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interop.datasets.checksums import Checksums, sha256_of
-from interop.datasets.errors import CorruptDatasetError, DownloadError
+from interop.datasets.compressed import Stream
+from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
 from interop.datasets.fetching import by_hand
 from interop.optional import required
 
@@ -53,6 +54,16 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str,
     return {path: checksum for path, checksum in found.items() if checksum}
 
 
+@contextmanager
+def hub_stream(repo: str, path: str) -> Iterator[Stream]:
+    """A file of a dataset repository, which is read over the network as it comes. `DownloadError`, also while it is read."""
+    hub = required("huggingface_hub", "datasets")
+    with _as_download_error(repo, [path]):
+        files = hub.HfFileSystem(skip_instance_cache=True)
+        with files.open(f"datasets/{repo}/{path}", "rb", block_size=0) as file:
+            yield Stream(file, f"{repo}/{path}")
+
+
 def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
     """The files of a repository that a folder has, in order of their paths.
 
@@ -83,6 +94,8 @@ def _as_download_error(repo: str, paths: Sequence[str]) -> Iterator[None]:
     hub = required("huggingface_hub", "datasets")
     try:
         yield
+    except DatasetError:
+        raise
     except (hub.errors.HTTPError, OSError, RuntimeError) as error:
         where = f"{hub.constants.ENDPOINT}/datasets/{repo}"
         causes = dict.fromkeys(str(each).strip() for each in (error, error.__cause__) if each)

@@ -54,6 +54,11 @@ def column(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
     return leaf(values).to(dtype).reshape(-1, 1)
 
 
+def channels_first(images: np.ndarray) -> np.ndarray:
+    """Images [n, H, W, C], or gray ones [n, H, W], as [n, C, H, W]."""
+    return images[:, None] if images.ndim == 3 else np.moveaxis(images, -1, 1)
+
+
 def following(rows: Any) -> Any:
     """Each row's next one, of tensors, tensordicts or text. Behind the last are zeros, or empty text."""
     if isinstance(rows, Tensor):

@@ -24,7 +24,7 @@ class Order:
         self, storage: Any, index: Any, info: dict[Any, Any] | None, sampler: Any, dim_extend: int = 0
     ) -> None:
         self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
-        self._count, self._end = len(storage), storage._ledger.end
+        self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage._ledger.end
         self._sampler = sampler
 
     @classmethod
@@ -44,7 +44,7 @@ class Order:
 
         For a batch of the items, or reshaped; of items that have dims in time of their own nothing has to be known.
         """
-        shape = torch.Size(self._storage.shape or (self._count,))
+        shape = self._shape
         slots, told = self._slots(shape), self._info or {}
         ends = told.get(getattr(self._sampler, "truncated_key", None))
         if batch_size[: slots.ndim] != slots.shape:

@@ -1,0 +1,183 @@
+"""OpenML: labelled tables for bandits, through scikit-learn."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
+from interop.datasets.experience_replay import BaseDatasetExperienceReplay
+from interop.datasets.source import Part, Source
+from interop.optional import required
+from interop.samplers import Sampler, SamplerWithoutReplacement
+
+_UPSTREAM = {  # name and version on OpenML
+    "adult_num": ("adult", 1),
+    "adult_onehot": ("adult", 1),
+    "mushroom_num": ("mushroom", 1),
+    "mushroom_onehot": ("mushroom", 1),
+    "covertype": ("covertype", 3),
+    "shuttle": ("shuttle", 1),
+    "magic": ("MagicTelescope", 1),
+}
+_TARGET = "__target__"  # the column of the target in the downloaded file
+_ROWS = 1 << 16  # that are yielded at once
+_ATTRIBUTE = re.compile(r"""@attribute\s+('[^']*'|"[^"]*"|\S+)\s+(\{|numeric|real|integer)""", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class OpenMLSource(Source):
+    """A table as scikit-learn downloads it, or the `.arff` file of it that OpenML offers."""
+
+    family = "openml"
+
+    def __post_init__(self) -> None:
+        if self.dataset_id not in _UPSTREAM:
+            raise RuntimeError(f"Dataset does not exist. {unknown_id('OpenML', self.dataset_id, _UPSTREAM)}")
+
+    def download(self, folder: Path) -> Mapping[str, str]:
+        """The table as a Parquet file. scikit-learn compares the checksum that OpenML states, so none is returned."""
+        required("pandas", "datasets")
+        name, version = _UPSTREAM[self.dataset_id]
+        fetch = required("sklearn.datasets", "datasets").fetch_openml
+        try:
+            features, target = fetch(name, version=version, return_X_y=True, data_home=str(folder), parser="auto")
+        except (OSError, ValueError) as error:  # of the network; of an answer that is not the dataset
+            raise DownloadError(
+                f"OpenML did not send {name!r}, version {version}: {error}. Pass a folder with its .arff file as from_local"
+            ) from error
+        features.assign(**{_TARGET: target}).to_parquet(folder / f"{name}.parquet")
+        return {}
+
+    def parts(self, folder: Path) -> list[Part]:
+        return [Part(len(self.table(folder)[1]), folder)]
+
+    def read(self, part: Part) -> Iterator[TensorDict]:
+        values, labels, _, _ = self.table(part.path)
+        for start in range(0, len(labels), _ROWS):
+            rows = slice(start, start + _ROWS)
+            yield TensorDict(
+                {"X": torch.from_numpy(values[rows]), "y": torch.from_numpy(labels[rows])}, [len(labels[rows])]
+            )
+
+    def metadata(self, folder: Path) -> dict[str, Any]:
+        """Names of the columns of X, "columns", and of the classes that y counts, "classes"."""
+        _, _, columns, classes = self.table(folder)
+        return {"columns": columns, "classes": classes}
+
+    def table(self, folder: Path) -> tuple[np.ndarray, np.ndarray, list[str], list[str]]:
+        """X float64 [N, F] and y int64 [N], the names of the columns of X, and of the classes."""
+        encoders = required("sklearn.preprocessing", "datasets")
+        features = _frame(folder, _UPSTREAM[self.dataset_id][0])
+        target = features.pop(_TARGET)
+        if self.dataset_id.startswith("adult"):
+            features = features.dropna()
+            if "occupation" not in features:
+                raise CorruptDatasetError(f"{folder}: the table has no column occupation, it has {', '.join(features)}")
+            target = features.pop("occupation")
+        is_text = self.dataset_id.startswith("mushroom")  # all columns are
+        text = features.columns if is_text else features.select_dtypes(exclude="number").columns
+        numbers = features.columns.difference(text, sort=False)
+        if not len(target) or features[numbers].isna().any(axis=None) or target.isna().any():
+            raise CorruptDatasetError(
+                f"{folder}: the table has no rows, or gaps in its target or in columns of numbers"
+            )
+        labels, scaler = encoders.LabelEncoder(), encoders.StandardScaler()
+        y = labels.fit_transform(target).astype(np.int64)
+        classes = [str(each) for each in labels.classes_]
+        codes = features.assign(**{name: labels.fit_transform(features[name]) for name in text})
+        if not self.dataset_id.endswith("_onehot"):
+            return scaler.fit_transform(codes).astype(np.float64), y, list(features), classes
+        onehot = encoders.OneHotEncoder(sparse_output=False)
+        encoded = [scaler.fit_transform(codes[numbers])] if len(numbers) else []
+        encoded.append(onehot.fit_transform(codes[text]))
+        columns = [*numbers, *onehot.get_feature_names_out()]
+        return np.concatenate(encoded, axis=1, dtype=np.float64), y, columns, classes
+
+
+def _frame(folder: Path, name: str) -> Any:
+    """The table with its target, as it was downloaded, or from the only `.arff` file in the folder."""
+    path, found = folder / f"{name}.parquet", sorted(folder.glob("*.arff"))
+    if not path.exists() and len(found) != 1:
+        raise CorruptDatasetError(
+            f"{folder} must have the .arff file of {name} from OpenML, it has {len(found)} of them"
+        )
+    path, read = (path, required("pandas", "datasets").read_parquet) if path.exists() else (found[0], _arff)
+    try:
+        return read(path)
+    except (ValueError, OSError) as error:
+        raise CorruptDatasetError(f"{path} cannot be read: {error}") from error
+
+
+def _arff(path: Path) -> Any:
+    """An ARFF file of numbers and categories. The last attribute is the target."""
+    with path.open() as file:
+        header = [line.strip() for line in takewhile(lambda line: line.strip().lower() != "@data", file)]
+        attributes = {line: _ATTRIBUTE.match(line) for line in header if line.lower().startswith("@attribute")}
+        if unknown := [line for line, found in attributes.items() if found is None]:
+            raise ValueError(f"it has an attribute that is neither a number nor a category: {unknown[0]}")
+        kinds = [str if found[2] == "{" else float for found in attributes.values() if found]
+        frame = required("pandas", "datasets").read_csv(
+            file,
+            header=None,
+            dtype=dict(enumerate(kinds)),
+            na_values=["?", ""],
+            keep_default_na=False,
+            comment="%",
+            skipinitialspace=True,
+            quotechar="'" if any("'" in line.partition("{")[2] for line in attributes) else '"',
+        )
+    names = [found[1].strip("'\"") for found in attributes.values() if found]
+    frame.columns = [*names[:-1], _TARGET]  # a ValueError where rows have more values
+    return frame.astype({name: "category" for name, kind in zip(frame, kinds, strict=True) if kind is str})
+
+
+class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
+    """Labelled tables of OpenML (https://www.openml.org), for bandits.
+
+    A row is an example, not a step: "X" float64 [F], "y" int64 [], the number of its class. The licence of each table is on
+    its page of OpenML.
+
+    - "adult_num", "adult_onehot": 45,222 rows. Rows with gaps are left out. The class is the occupation.
+    - "mushroom_num", "mushroom_onehot": 8,124 rows.
+    - "covertype" 581,012, "shuttle" 58,000, "magic" 19,020 rows.
+
+    Categories are numbers in the order of their names, or with "_onehot" columns of 0 and 1 behind the numbers. All but
+    those have mean 0 and deviation 1. `metadata` has the names of the "columns" of X, and the "classes".
+
+    Args:
+        name: one of these.
+        batch_size: rows of a batch.
+        root: the folder of the family, by default `~/.cache/fbuf/openml`.
+        sampler: a `SamplerWithoutReplacement` by default.
+        download: True, "force" or False.
+        from_local: a folder with the `.arff` file that OpenML offers, whose last attribute is the target.
+        **more: as for `BaseDatasetExperienceReplay`.
+
+    Raises:
+        RuntimeError: another name.
+        ImportError: scikit-learn, pandas or pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batch_size: int | None = None,
+        root: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        **more: Any,
+    ) -> None:
+        sampler = SamplerWithoutReplacement() if sampler is None else sampler
+        super().__init__(OpenMLSource(name), batch_size, root=root, sampler=sampler, **more)
+
+    @property
+    def max_outcome_val(self) -> int:
+        """The highest y."""
+        return len(self.metadata["classes"]) - 1

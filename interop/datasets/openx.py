@@ -1,0 +1,229 @@
+"""Open X-Embodiment: trajectories of many robots, in archives of pickled episodes on the Hugging Face hub."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tensordict import TensorDict
+
+from interop.buffers import TensorDictReplayBuffer, collate
+from interop.datasets.errors import CorruptDatasetError, unknown_id
+from interop.datasets.experience_replay import BaseDatasetExperienceReplay
+from interop.datasets.hub import HubFile, hub_download, hub_files, local_files
+from interop.datasets.openx_episodes import REPO, episodes, trajectory
+from interop.datasets.openx_ids import IDS
+from interop.datasets.source import Part, Source
+from interop.datasets.streaming import StreamSampler, TrajectoryStream
+from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
+from interop.writers import ImmutableDatasetWriter
+
+_PARTS = 16  # of an archive: each skips the episodes before it
+_LONGEST = 1 << 20  # rows of a trajectory
+
+
+@dataclass(frozen=True)
+class OpenXSource(Source):
+    """Webdataset archives `<id>/<id>_00000.tar`, of which each member `<key>.data.pickle` is an episode."""
+
+    family = "openx"
+
+    def shards(self) -> list[HubFile]:
+        """The archives on the hub. ValueError for an id that it does not have."""
+        found = [file for file in hub_files(REPO, f"{self.dataset_id}/") if file.path.endswith(".tar")]
+        if not found:
+            raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
+        return found
+
+    def local(self, folder: Path) -> list[Path]:
+        """The archives in a folder, or in its subfolder with the name of the dataset."""
+        return local_files(folder, f"{self.dataset_id}/", ".tar")
+
+    def download(self, folder: Path) -> Mapping[str, str]:
+        return hub_download(REPO, self.shards(), folder)
+
+    def parts(self, folder: Path) -> list[Part]:
+        """All archives are read once: nothing else tells how many steps there are."""
+        out, before = [], 0
+        for path in self.local(folder):
+            lengths = [len(steps) for _, steps in episodes(path)]
+            step = -(-len(lengths) // _PARTS) or 1
+            starts = range(0, len(lengths), step)
+            out += [Part(sum(lengths[first : first + step]), path, (first, first + step, before)) for first in starts]
+            before += len(lengths)
+        if not out:
+            raise CorruptDatasetError(f"{folder}: the archives have no episodes, which are members *.data.pickle")
+        return out
+
+    def read(self, part: Part) -> Iterator[TensorDict]:
+        first, stop, before = part.which
+        for number, encoded in enumerate(episodes(part.path, first, stop), before + first):
+            yield trajectory(encoded, number)
+
+
+class OpenXExperienceReplay(BaseDatasetExperienceReplay):
+    """Robot trajectories of Open X-Embodiment, downloaded or as a stream (https://robotics-transformer-x.github.io).
+
+    Licences are those of each dataset. An episode is a demonstration. Rows, for T steps:
+
+    - "observation": what the dataset has, images as uint8 [3, H, W], text as text. ("next", "observation") is that of the
+      next step, and zeros, or empty text, in the last step: upstream has none.
+    - "action", "discount" and others: as upstream has them. Python floats become float32.
+    - ("next", "reward") [1]; ("next", "done"), ("next", "terminated") and ("next", "truncated") bool [1] from `is_last` and
+      `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`.
+    - "episode" int32 []: its number.
+
+    Iterating without a batch size yields whole trajectories, `num_slices` of them at a time if downloaded. Each is cropped
+    to `slice_len`.
+
+    A stream is read over the network, or from the files of `from_local`, and nothing is written to disk. It has some
+    trajectories in memory. A batch consists of random windows of the next trajectories, which are truncated at their ends:
+    `num_slices` equal ones, ones of `slice_len`, or a single one. After the last trajectory the first comes again. With
+    `prefetch` above 1 batches may come in another order. It has no length, no index, no folder, and a checkpoint of it is
+    refused.
+
+    Args:
+        dataset_id: one of `available_datasets`.
+        batch_size: rows of a batch.
+        shuffle: the order of trajectories. A stream reads the archives in random order, and holds 16 trajectories back,
+            of which a random one is next.
+        num_slices: slices of a batch.
+        slice_len: steps of a slice, in the place of `num_slices`.
+        pad: of streams: what fills slices of trajectories that are too short; True for 0. Else these are a RuntimeError.
+        replacement: of downloaded datasets: whether samples come again, by default they do.
+        streaming: whether the dataset is a stream: the opposite of `download`, by default it is.
+        root: the folder of the family, by default `~/.cache/fbuf/openx`.
+        download: True, "force" or False.
+        from_local: a folder with archives `<dataset_id>/*.tar` or `*.tar`, in the place of those on the hub.
+        sampler: of downloaded datasets without slices: a `RandomSampler` by default.
+        strict_length: of downloaded datasets: whether slices of shorter trajectories are left out.
+        **more: as for `BaseDatasetExperienceReplay`.
+
+    Raises:
+        ValueError: arguments that exclude each other, a batch that slices do not fill, an id that the hub does not have.
+        RuntimeError: arguments that need a downloaded dataset, or a stream.
+        NotImplementedError: `split_trajs`.
+    """
+
+    available_datasets = IDS
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = True,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        pad: float | None = None,
+        replacement: bool | None = None,
+        streaming: bool | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] | None = None,
+        from_local: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        split_trajs: bool = False,
+        strict_length: bool = True,
+        **more: Any,
+    ) -> None:
+        if num_slices is not None and slice_len is not None:
+            raise ValueError("num_slices or slice_len can be given, but not both")
+        if split_trajs:
+            raise NotImplementedError(
+                "split_trajs is not supported: iterate without a batch size for single trajectories"
+            )
+        self.streaming = not download if streaming is None else streaming
+        self.shuffle, self.num_slices, self.slice_len = shuffle, num_slices, slice_len
+        source, pad = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
+        if not self.streaming:
+            if pad is not None:
+                raise RuntimeError("pad is for streams: pass streaming=True")
+            more["sampler"] = self._sampler_of(sampler, replacement, strict_length)
+            download = streaming is not None if download is None else download
+            super().__init__(source, batch_size, root=root, download=download, from_local=from_local, **more)
+            return
+        if replacement:
+            raise RuntimeError("replacement=True is not available with a stream: pass download=True")
+        if download:
+            raise ValueError("download and streaming exclude each other")
+        if sampler is not None:
+            raise ValueError("a stream is sampled in the order in which it comes: pass download=True to use a sampler")
+        shards: Sequence[Path | str] = (
+            [file.path for file in source.shards()]
+            if from_local is None
+            else source.local(Path(from_local).expanduser())
+        )
+        stream = TrajectoryStream(
+            shards, episodes, trajectory, shuffle=shuffle, num_slices=num_slices, slice_len=slice_len, pad=pad
+        )
+        if batch_size is not None:
+            stream.slice_length(batch_size)
+        parts = {"storage": stream, "sampler": StreamSampler(), "writer": ImmutableDatasetWriter(), **more}
+        TensorDictReplayBuffer.__init__(self, **{"collate_fn": collate.identity, "batch_size": batch_size, **parts})
+
+    def _sampler_of(self, given: Any, replacement: bool | None, strict_length: bool) -> Any:
+        """The sampler of a downloaded dataset."""
+        if self.num_slices is None and self.slice_len is None:
+            return SamplerWithoutReplacement(shuffle=self.shuffle) if given is None and replacement is False else given
+        if given is not None:
+            raise ValueError("num_slices and slice_len make a sampler: pass either them or sampler")
+        slices: dict[str, Any] = {
+            "num_slices": self.num_slices,
+            "slice_len": self.slice_len,
+            "strict_length": strict_length,
+        }
+        if replacement is False:
+            return SliceSamplerWithoutReplacement(**slices, traj_key="episode", shuffle=self.shuffle)
+        if not self.shuffle:
+            raise RuntimeError("shuffle=False with slices needs replacement=False")
+        return SliceSampler(**slices, traj_key="episode")
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.batch_size is not None:
+            yield from super().__iter__()
+        elif isinstance(self.storage, TrajectoryStream):
+            yield from map(self.transform, self.storage.trajectories())
+        else:
+            count = self.num_slices or 1
+            sampler = SliceSamplerWithoutReplacement(
+                num_slices=count,
+                traj_key="episode",
+                truncated_key=self.slice_len and ("next", "truncated"),
+                strict_length=False,
+                shuffle=self.shuffle,
+            )
+            whole = TensorDictReplayBuffer(
+                storage=self.storage,
+                sampler=sampler,
+                writer=ImmutableDatasetWriter(),
+                batch_size=count * (self.slice_len or _LONGEST),
+                generator=self._rng,
+            )
+            yield from map(self.transform, whole)
+
+    @property
+    def root(self) -> Path | None:  # type: ignore[override]
+        """The folder of the family of datasets; None for a stream."""
+        return None if self.streaming else super().root
+
+    @property
+    def data_path_root(self) -> Path | None:  # type: ignore[override]
+        """The folder of the rows; None for a stream."""
+        return None if self.streaming else super().data_path_root
+
+    @property
+    def data_path(self) -> Path | None:  # type: ignore[override]
+        """The folder of the rows; None for a stream."""
+        return None if self.streaming else super().data_path
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Empty: upstream says nothing."""
+        return {}
+
+    def delete(self) -> None:
+        """Remove the rows from the disk. RuntimeError for a stream."""
+        if self.streaming:
+            raise RuntimeError("a stream has nothing on the disk")
+        super().delete()

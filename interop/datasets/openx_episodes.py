@@ -1,0 +1,95 @@
+"""Episodes of Open X-Embodiment: from pickled steps in an archive to rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from interop.datasets.archives import members_of, tar_members
+from interop.datasets.errors import CorruptDatasetError
+from interop.datasets.hub import hub_stream
+from interop.datasets.images import stacked
+from interop.datasets.object_arrays import load_object
+from interop.datasets.rows import channels_first, column, following, nested
+
+REPO = "jxu124/OpenX-Embodiment"
+_REQUIRED = ("observation", "reward", "is_first", "is_last", "is_terminal")
+
+Steps = Sequence[Mapping[str, Any]]
+
+
+def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[tuple[str, Steps]]:
+    """The episodes of an archive, images encoded: the name for errors, and the steps.
+
+    An archive on the hub, of which the path is text, is read over the network as it comes.
+    """
+    with ExitStack() as opened:
+        found = (
+            tar_members(archive)
+            if isinstance(archive, Path)
+            else members_of(opened.enter_context(hub_stream(REPO, archive)), archive)
+        )
+        pickled = (each for each in found if each[0].endswith(".data.pickle"))
+        for name, member in islice(pickled, first, stop):
+            where = f"{archive}, {name}"
+            content = load_object(member, where)
+            steps = content.get("steps") if isinstance(content, Mapping) else None
+            if not isinstance(steps, list) or not steps or not all(isinstance(step, Mapping) for step in steps):
+                raise CorruptDatasetError(f'{where}: is no dict with a list of dicts under "steps"')
+            yield where, steps
+
+
+def trajectory(episode: tuple[str, Steps], number: int) -> TensorDict:
+    """An episode as a tensordict [T]: see `OpenXExperienceReplay`."""
+    where, steps = episode
+    entries, count = _entries(steps, where), len(steps)
+    if missing := [key for key in _REQUIRED if key not in entries]:
+        raise CorruptDatasetError(f"{where}: the steps have no {', '.join(missing)}")
+    reward, first, last, terminal = (entries.pop(key) for key in _REQUIRED[1:])
+    rows = nested(entries, count, where)
+    done, terminated = column(last, torch.bool), column(terminal, torch.bool)
+    then = {
+        "observation": following(rows.get("observation")),
+        "reward": column(reward, torch.float32),
+        "done": done,
+        "terminated": terminated,
+        "truncated": done & ~terminated,
+    }
+    rows["next"] = TensorDict(then, [count])
+    rows["is_init"] = column(first, torch.bool)[:, 0]
+    rows["episode"] = torch.full((count,), number, dtype=torch.int32)
+    return rows.update({flag: torch.zeros_like(done) for flag in ("done", "terminated", "truncated")})
+
+
+def _entries(steps: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """An array, a list of text, or a dict of these for each key of the steps."""
+    keys = steps[0].keys()
+    for place, step in enumerate(steps):
+        if step.keys() != keys:
+            other = ", ".join(sorted(map(str, step.keys() ^ keys)))
+            raise CorruptDatasetError(f"{where}, step {place}: has other keys than the first step: {other}")
+    return {key: _entry([step[key] for step in steps], f"{where}, {key}") for key in keys}
+
+
+def _entry(values: list[Any], where: str) -> Any:
+    """The values that the steps have under a key."""
+    if all(isinstance(value, str | bytes) for value in values):
+        try:
+            return [value.decode() if isinstance(value, bytes) else value for value in values]
+        except UnicodeDecodeError as error:
+            raise CorruptDatasetError(f"{where}: there are bytes that are no text: {error}") from error
+    if all(isinstance(value, Mapping) for value in values):
+        if not all(isinstance(value.get("bytes"), bytes) for value in values):
+            return _entries(values, where)
+        return channels_first(stacked([value["bytes"] for value in values], where))
+    arrays = [np.asarray(value, np.float32 if type(value) is float else None) for value in values]
+    shapes, kinds = {array.shape for array in arrays}, {array.dtype.kind for array in arrays}
+    if len(shapes) > 1 or not kinds <= set("biuf"):
+        found = f"of shapes {sorted(shapes)}" if len(shapes) > 1 else f"like {values[0]!r:.80}"
+        raise CorruptDatasetError(f"{where}: the steps have values {found}: they are to be numbers of one shape")
+    return np.stack(arrays)
