@@ -63,11 +63,16 @@ class AtariDQNSource(Source):
 
     def download(self, folder: Path) -> Mapping[str, str]:
         place = f"dqn/{self.dataset_id}/replay_logs"
-        query = urlencode({"prefix": f"{place}/", "fields": "items(name,size)", "maxResults": 1000})  # of some 350
+        query = {"prefix": f"{place}/", "fields": "items(name,size),nextPageToken"}
+        items: list[dict[str, str]] = []
         try:
-            with TemporaryDirectory() as aside:
-                fetch([RemoteFile(f"{LIST_URL}?{query}", "listing.json")], Path(aside))
-                items = json.loads((Path(aside) / "listing.json").read_bytes())["items"]
+            while not items or "pageToken" in query:
+                with TemporaryDirectory() as aside:
+                    fetch([RemoteFile(f"{LIST_URL}?{urlencode(query)}", "listing.json")], Path(aside))
+                    page = json.loads((Path(aside) / "listing.json").read_bytes())
+                items += page["items"]
+                query.pop("pageToken", None)
+                query |= {"pageToken": page["nextPageToken"]} if "nextPageToken" in page else {}
             sizes = {Path(item["name"]).name: int(item["size"]) for item in items}
         except (DownloadError, ValueError, LookupError, TypeError) as error:
             raise DownloadError(
