@@ -17,7 +17,7 @@ from interop.datasets.progress import progress
 from interop.optional import required
 
 _BLOCK = 1 << 16  # bytes
-_LONGEST_PAUSE = 60.0  # seconds that a server may ask for
+_PASSING = (408, 429, 500, 502, 503, 504)  # statuses that may go away
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -62,20 +62,19 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
         done = {file.name: checksum_of(folder, file.name, file.size, file.sha256) for file in files}
         missing = [file for file in files if done[file.name] is None]
-        _check_space(folder, sum(file.size - _size(_part(folder, file)) for file in missing if file.size))
+        _check_space(folder, sum(file.size - _size(folder / f"{file.name}.part") for file in missing if file.size))
         total = sum(file.size or 0 for file in missing) if all(file.size for file in missing) else None
-        with (
-            required("requests", "datasets").Session() as session,
-            progress("Downloading", total, "B") as advance,
-        ):
+        with _session(retries, pause) as session, progress("Downloading", total, "B") as advance:
             for file in missing:
-                download = _Download(file, _part(folder, file), session, timeout, advance)
+                part = folder / f"{file.name}.part"
+                download = _Download(file, part, part.with_suffix(".version"), session, timeout, advance)
                 done[file.name] = download.run(retries, pause)
-                os.replace(download.part, folder / file.name)
+                os.replace(part, folder / file.name)
                 download.version.unlink(missing_ok=True)
-    except (_FailedError, OSError) as error:
-        reason = error if isinstance(error, _FailedError) else f"{folder}: {error}"
-        raise DownloadError(f"{reason}\n{by_hand([f'{file.name}  ({file.url})' for file in files])}") from error
+    except (_FailedError, OSError) as error:  # errors of requests are OSErrors
+        raise DownloadError(
+            f"{folder}: {error}\n{by_hand([f'{file.name}  ({file.url})' for file in files])}"
+        ) from error
     return {name: checksum for name, checksum in done.items() if checksum}
 
 
@@ -104,79 +103,71 @@ class _FailedError(Exception):
 
 
 class _PassingError(_FailedError):
-    """A download failed for a cause that may go away: the seconds after which the server says it does, or 0."""
-
-    def __init__(self, reason: str, after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.after = after
+    """A download failed for a cause that may go away."""
 
 
 @dataclass
 class _Download:
-    """The download of a file to its part."""
+    """The download of a file to its part. `version` is the file with the server's name for what the part is of."""
 
     file: RemoteFile
     part: Path
+    version: Path
     session: Any
     timeout: float
     advance: Callable[[int], object]
 
-    @property
-    def version(self) -> Path:
-        """What has the version of the file that the part is of, in the words of the server."""
-        return self.part.with_name(f"{self.part.name}.version")
-
     def run(self, retries: int, pause: float) -> str:
         """Download the file. Returns its checksum."""
-        requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets").exceptions
+        requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets")
         url, failures = urlsplit(self.file.url), []
         self.part.parent.mkdir(parents=True, exist_ok=True)
         if url.scheme == "file":
             shutil.copyfile(url2pathname(url.path), self.part)
             return self._checked()
         self.advance(_size(self.part))
-        secure = [(url._replace(scheme="https").geturl(), min(retries, 1))] if self.file.plain_http else []
-        for address, times in dict([*secure, (self.file.url, retries)]).items():
+        addresses = [url.geturl()]
+        if self.file.plain_http:
+            addresses.insert(0, url._replace(scheme="https").geturl())
+            self.session.mount(addresses[0], requests.adapters.HTTPAdapter())  # is tried once
+        for address in addresses:
             try:
-                return self._repeat(address, times, pause)
-            except (_FailedError, requests.RequestException, urllib3.HTTPError) as error:
+                return self._repeat(address, retries, pause)
+            except (_FailedError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 failures.append(f"{address}: {error}")
         raise _FailedError("\n".join(failures))
 
     def _repeat(self, url: str, retries: int, pause: float) -> str:
-        """Download what is missing, and try again after failures that may go away."""
-        requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets").exceptions
+        """Download what is missing, and go on where an answer breaks off."""
         failures, furthest = 0, _size(self.part)
         while True:
             try:
                 return self._receive(url)
-            except (_PassingError, requests.ConnectionError, requests.Timeout, urllib3.HTTPError) as error:
+            except (_PassingError, required("urllib3", "datasets").exceptions.HTTPError):
                 failures = 1 if _size(self.part) > furthest else failures + 1
                 furthest = max(furthest, _size(self.part))
                 if failures > retries:
                     raise
-                time.sleep(getattr(error, "after", 0.0) or pause * 2 ** (failures - 1))
+                time.sleep(pause * 2 ** (failures - 1))
 
     def _receive(self, url: str) -> str:
         """Append to the part what it lacks. Returns the checksum of the file."""
         size, version = _size(self.part), self.version.read_text() if self.version.exists() else ""
-        headers = {"Accept-Encoding": "identity"}
-        if size and version:
-            headers |= {"Range": f"bytes={size}-", "If-Range": version}
+        headers = {"Range": f"bytes={size}-", "If-Range": version} if size and version else {}
+        headers["Accept-Encoding"] = "identity"
         self._check_address(url)
+        follow = {"response": self._check_redirect}
         with closing(
-            self.session.get(
-                url, headers=headers, stream=True, timeout=self.timeout, hooks={"response": self._check_redirect}
-            )
+            self.session.get(url, headers=headers, stream=True, timeout=self.timeout, hooks=follow)
         ) as response:
-            self._check_status(response)
-            status, found, new = response.status_code, response.headers, _version(response)
+            status, found = response.status_code, response.headers
+            tag = found.get("ETag", "W/")
+            new = found.get("Last-Modified", "") if tag.startswith("W/") else tag
             resumed = status == 206 and new == version and found.get("Content-Range", "").startswith(f"bytes {size}-")
-            if status != 200 and not resumed:
+            if status == 416 or (status == 206 and not resumed):
                 self.part.unlink(missing_ok=True)
                 raise _PassingError("is another file than the one that was begun")
-            if found.get("Content-Type", "").startswith("text/html"):
-                raise _FailedError("is a page of HTML, not the file")
+            response.raise_for_status()
             start = size if resumed else 0
             total = start + int(found["Content-Length"]) if "Content-Length" in found else self.file.size
             if self.file.size not in (None, total):
@@ -196,30 +187,20 @@ class _Download:
 
     def _checked(self, failure: type[_FailedError] = _FailedError) -> str:
         """The checksum of the part, which is the file. Else it is deleted."""
-        size, checksum = _size(self.part), _sha256(self.part)
+        size, checksum, fault = _size(self.part), _sha256(self.part), ""
         with self.part.open("rb") as content:
-            begin = content.read(256).lstrip().lower()
-        if begin.startswith((b"<!doctype html", b"<html")):
-            fault = "is a page of HTML, not the file"
-        elif size == 0 and self.file.size != 0:
+            if content.read(256).lstrip().lower().startswith((b"<!doctype html", b"<html")):
+                fault = "is a page of HTML, not the file"
+        if size == 0 and self.file.size != 0:
             fault = "is empty"
-        elif self.file.size not in (None, size):
+        if self.file.size not in (None, size):
             fault = f"has {size} bytes, not {self.file.size}"
-        elif self.file.sha256 not in (None, checksum):
-            fault = f"has SHA-256 {checksum}, not {self.file.sha256}"
-        else:
-            return checksum
-        self.part.unlink()
-        raise failure(fault)
-
-    def _check_status(self, response: Any) -> None:
-        status, after = response.status_code, response.headers.get("Retry-After", "")
-        if status not in (200, 206, 416):
-            wait = float(after) if after.isdigit() else 0.0
-            reason = f"{status} {response.reason} from {urlsplit(response.url).hostname}"
-            if (status in (408, 429) or status >= 500) and wait <= _LONGEST_PAUSE:
-                raise _PassingError(reason, wait)
-            raise _FailedError(f"{reason}, which asks to wait {after} s" if wait else reason)
+        if self.file.sha256 not in (None, checksum):
+            fault = fault or f"has SHA-256 {checksum}, not {self.file.sha256}"
+        if fault:
+            self.part.unlink()
+            raise failure(fault)
+        return checksum
 
     def _check_address(self, url: str) -> None:
         where, plain = urlsplit(url), urlsplit(self.file.url).hostname if self.file.plain_http else ""
@@ -231,20 +212,26 @@ class _Download:
             self._check_address(urljoin(response.url, response.headers["Location"]))
 
 
-def _version(response: Any) -> str:
-    """What names this version of a file in the header `If-Range`, or ""."""
-    tag = response.headers.get("ETag", "W/")
-    return response.headers.get("Last-Modified", "") if tag.startswith("W/") else tag
+def _session(retries: int, pause: float) -> Any:
+    """A session that repeats requests that got no answer, or one that may become another."""
+    requests, urllib3 = required("requests", "datasets"), required("urllib3", "datasets")
+    again = urllib3.Retry(
+        retries,
+        status_forcelist=_PASSING,
+        raise_on_status=False,
+        backoff_factor=pause,
+        respect_retry_after_header=False,
+    )
+    session = requests.Session()
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=again))
+    return session
 
 
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise _FailedError(f"{folder} has {free} bytes free, {needed} are needed")
-
-
-def _part(folder: Path, file: RemoteFile) -> Path:
-    return folder / f"{file.name}.part"
 
 
 def _size(path: Path) -> int:

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from interop.datasets import fetching
 from interop.datasets.errors import DownloadError
 from interop.datasets.fetching import RemoteFile
-from interop.datasets.fetching import fetch as fetch_patiently
 from tests.interop.datasets.server import Answer, Server
 
 DATA = np.random.default_rng(0).bytes(1_000_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
-fetch = partial(fetch_patiently, timeout=0.3, pause=0.01)
+fetch = partial(fetching.fetch, timeout=0.3, pause=0.01)
 
 
 @pytest.fixture
@@ -154,38 +154,15 @@ def test_a_checksum_that_a_resumed_file_fails_is_tried_once_more(server: Server,
     assert fetch([RemoteFile(remote.url, "a.bin", sha256=SHA256)], to) == {"a.bin": SHA256}
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
 def test_errors_that_go_away_are_waited_for(status: int, server: Server, remote: RemoteFile, to: Path) -> None:
     server.answer("a.bin", Answer(status=status), times=2)
     assert fetch([remote], to) == {"a.bin": SHA256}
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were made, without making them."""
-    made: list[float] = []
-    monkeypatch.setattr("interop.datasets.fetching.time.sleep", made.append)
-    return made
-
-
-def test_pauses_grow(server: Server, remote: RemoteFile, to: Path, pauses: list[float]) -> None:
-    server.answer("a.bin", Answer(status=500))
-    with pytest.raises(DownloadError, match="500"):
-        fetch_patiently([remote], to)
-    assert pauses == [0.5, 1, 2, 4]
-
-
-def test_the_server_says_how_long_to_wait(server: Server, remote: RemoteFile, to: Path, pauses: list[float]) -> None:
-    server.answer("a.bin", Answer(status=429, headers={"Retry-After": "7"}), times=1)
-    fetch([remote], to)
-    assert pauses == [7]
-    server.answer("a.bin", Answer(status=429, headers={"Retry-After": "3600"}))
-    fails(RemoteFile(remote.url, "b.bin"), to, "429.*asks to wait 3600 s", left={"a.bin"})
-
-
 def test_what_does_not_go_away_is_not_tried_again(server: Server, remote: RemoteFile, to: Path) -> None:
     missing = RemoteFile(server.at("other.bin"), "a.bin")
-    fails(missing, to, "404 Not Found from 127.0.0.1")
+    fails(missing, to, "404 .*127.0.0.1")
     assert len(server.requests) == 1
 
 
@@ -208,7 +185,6 @@ def test_no_network(to: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        (Answer(headers={"Content-Type": "text/html; charset=utf-8"}), "page of HTML"),
         (Answer(body=b"\n<!DOCTYPE HTML><title>Sign in"), "page of HTML"),
         (Answer(body=b"<html><body>"), "page of HTML"),
         (Answer(body=b""), "is empty"),
