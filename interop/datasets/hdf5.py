@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.optional import required
 
-_FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damaged files
 _TIMES_SMALLER = 10_000  # than its values is no compressed dataset
 _MOST_DEEP = 64
 _METADATA_CACHE = 1 << 21  # bytes; at HDF5's 32 MiB it takes ten times that in memory, and saves no time
@@ -20,18 +19,16 @@ _checked: set[tuple[str, int, int]] = set()
 
 
 @contextlib.contextmanager
-def faults(what: str) -> Iterator[None]:
+def _faults(what: Callable[[], str]) -> Iterator[None]:
     """Raises the errors of h5py as CorruptDatasetError. Errors of the system (no such file, no access) are left."""
     try:
         yield
-    except _FAULTS as error:
-        raise _corrupt(what, error) from error
-
-
-def _corrupt(what: str, error: Exception) -> Exception:
-    if isinstance(error, DatasetError) or (isinstance(error, OSError) and error.errno):
-        return error
-    return CorruptDatasetError(f"{what} ({error})")
+    except DatasetError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise CorruptDatasetError(f"{what()} ({error})") from error
 
 
 @contextlib.contextmanager
@@ -43,51 +40,35 @@ def opened(path: Path) -> Iterator[Any]:
     process, 700,000 entries in 5 s.
     """
     h5py = required("h5py", "interop")
-    with faults(f"{path} cannot be read as an HDF5 file"), h5py.File(path, "r", locking="best-effort") as file:
+    with _faults(lambda: f"{path} cannot be read as an HDF5 file"), h5py.File(path, "r", locking="best-effort") as file:
         config = file.id.get_mdc_config()
         config.max_size = _METADATA_CACHE
         file.id.set_mdc_config(config)
         about = os.stat(path)
         version = (os.path.abspath(path), about.st_size, about.st_mtime_ns)
         if version not in _checked:
-            _check_links(file, path)
+            _check_links(file)
             _checked.add(version)
         yield file
 
 
-def _check_links(file: Any, path: Path) -> None:
+def _check_links(file: Any) -> None:
     h5py = required("h5py", "interop")
     seen = {h5py.h5o.get_info(file.id).addr}
 
-    def refused(encoded: bytes, link: Any) -> str | None:
-        name = encoded.decode(errors="replace")
-        if "\ufffd" in name:
-            return f"{name!r} is no text"
-        if link.type != h5py.h5l.TYPE_HARD:
-            return f"{name!r} leads to another entry or file"
-        if name.count("/") > _MOST_DEEP:
-            return f"{name!r} is nested too deeply"
-        if link.u in seen:
-            return f"{name!r} is an entry that has another name too"
+    def is_refused(name: bytes, link: Any) -> bytes | None:
+        if link.type != h5py.h5l.TYPE_HARD or link.u in seen or name.count(b"/") > _MOST_DEEP:
+            return name
         seen.add(link.u)
         return None
 
-    found = file.id.links.visit(refused, info=True)
-    if found is not None:
-        raise CorruptDatasetError(f"{path}: {found}: it is not read")
+    if found := file.id.links.visit(is_refused, info=True):
+        raise CorruptDatasetError(f"{file.filename}: {found!r} leads to another entry or file, or is nested too deeply")
 
 
 def arrays(group: Any, rows: slice = slice(None)) -> dict[str, Any]:
     """Everything below a group of an `opened` file: `values` of the datasets, mappings of these for groups."""
-    h5py = required("h5py", "interop")
-    try:
-        entries = {key.decode(): h5py.h5o.open(group.id, key) for key in group.id}
-    except _FAULTS as error:
-        raise _damaged(h5py, group.id, error) from error
-    return {
-        key: arrays(h5py.Group(at), rows) if isinstance(at, h5py.h5g.GroupID) else _values(h5py, at, rows)
-        for key, at in entries.items()
-    }
+    return {name: values(entry, rows) for name, entry in _entries(group).items()}
 
 
 def values(entry: Any, rows: slice = slice(None)) -> Any:
@@ -97,7 +78,14 @@ def values(entry: Any, rows: slice = slice(None)) -> Any:
     other files (virtual datasets, external storage), damaged ones, and those that are no numbers and no text.
     """
     h5py = required("h5py", "interop")
-    return arrays(entry, rows) if isinstance(entry, h5py.Group) else _values(h5py, entry.id, rows)
+    if isinstance(entry, h5py.Group):
+        return arrays(entry, rows)
+    with _faults(lambda: f"{_name(entry)} is damaged"):
+        _check_values(entry)
+        dtype, chosen = entry.dtype, rows if entry.shape and rows != slice(None) else ()
+        found = (entry.asstr("utf-8") if h5py.check_string_dtype(dtype) else entry)[chosen]
+        is_list = entry.shape and (h5py.check_string_dtype(dtype) or h5py.check_vlen_dtype(dtype))
+        return found.tolist() if is_list else found
 
 
 def datasets(group: Any) -> dict[str, Any]:
@@ -105,58 +93,37 @@ def datasets(group: Any) -> dict[str, Any]:
 
     CorruptDatasetError as for `values`.
     """
-    h5py = required("h5py", "interop")
-    found: dict[str, Any] = {}
-    try:
-        for name, entry in {name: group[name] for name in group}.items():
-            if isinstance(entry, h5py.Group):
-                found |= {f"{name}/{path}": each for path, each in datasets(entry).items()}
-            else:
-                _layout(h5py, entry.id)
-                found[name] = entry
-    except _FAULTS as error:
-        raise _damaged(h5py, group.id, error) from error
+    h5py, found = required("h5py", "interop"), dict[str, Any]()
+    for name, entry in _entries(group).items():
+        if isinstance(entry, h5py.Group):
+            found |= {f"{name}/{path}": each for path, each in datasets(entry).items()}
+        else:
+            _check_values(entry)
+            found[name] = entry
     return found
 
 
-def _values(h5py: Any, it: Any, rows: slice) -> Any:
-    """`values` of an identifier of h5py: for small datasets, `h5py.Dataset` takes longer than HDF5 does."""
-    try:
-        shape, dtype = _layout(h5py, it)
-        if dtype.kind in "biufc" and rows == slice(None):
-            out = np.empty(shape, dtype)
-            if out.size:
-                it.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
-            return out if shape else out[()]
-        dataset, chosen = h5py.Dataset(it), rows if shape else ()
-        if h5py.check_string_dtype(dtype):
-            text = dataset.asstr("utf-8")[chosen]
-            return text.tolist() if shape else text
-        return list(dataset[chosen]) if h5py.check_vlen_dtype(dtype) and shape else dataset[chosen]
-    except _FAULTS as error:
-        raise _damaged(h5py, it, error) from error
+def _entries(group: Any) -> dict[str, Any]:
+    with _faults(lambda: f"{_name(group)} is damaged"):
+        return {name: group[name] for name in group}
 
 
-def _layout(h5py: Any, it: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of a dataset. CorruptDatasetError for what is no dataset of numbers or text in this file."""
-    if not isinstance(it, h5py.h5d.DatasetID):
-        raise CorruptDatasetError(f"{_name(h5py, it)} is a {type(it).__name__}, no dataset")
-    made, stored, dtype = it.get_create_plist(), it.get_storage_size(), it.dtype
+def _check_values(entry: Any) -> None:
+    """CorruptDatasetError for what is no dataset of numbers or text in this file."""
+    h5py = required("h5py", "interop")
+    if not isinstance(entry, h5py.Dataset):
+        raise CorruptDatasetError(f"{_name(entry)} is a {type(entry).__name__}, no dataset")
+    made, stored = entry.id.get_create_plist(), entry.id.get_storage_size()
     if made.get_layout() == h5py.h5d.VIRTUAL or made.get_external_count():
-        raise CorruptDatasetError(f"{_name(h5py, it)} has its values in other files: it is not read")
-    shape = it.get_space().get_simple_extent_dims()
+        raise CorruptDatasetError(f"{_name(entry)} has its values in other files: it is not read")
+    dtype, shape = entry.dtype, entry.shape
     smaller = _TIMES_SMALLER if made.get_nfilters() else 1
     if shape is None or math.prod(shape) * dtype.itemsize > stored * smaller:
-        raise CorruptDatasetError(f"{_name(h5py, it)} has {stored} bytes: too few for its shape {shape}")
-    item = np.dtype(h5py.check_vlen_dtype(dtype) or dtype)
+        raise CorruptDatasetError(f"{_name(entry)} has {stored} bytes: too few for its shape {shape}")
+    item = np.dtype(h5py.check_vlen_dtype(dtype) or (h5py.check_string_dtype(dtype) and "S") or dtype)
     if item.kind not in "biufcSU" or item.char in "gG":  # no long doubles
-        raise CorruptDatasetError(f"{_name(h5py, it)} is of {dtype}: neither numbers nor text")
-    return shape, dtype
+        raise CorruptDatasetError(f"{_name(entry)} is of {dtype}: neither numbers nor text")
 
 
-def _name(h5py: Any, it: Any) -> str:
-    return f"{h5py.h5f.get_name(it).decode()}: {(h5py.h5i.get_name(it) or b'?').decode(errors='replace')!r}"
-
-
-def _damaged(h5py: Any, it: Any, error: Exception) -> Exception:
-    return _corrupt(f"{_name(h5py, it)} is damaged", error)
+def _name(entry: Any) -> str:
+    return f"{entry.file.filename}: {entry.name!r}"
