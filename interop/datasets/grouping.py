@@ -6,11 +6,9 @@ from typing import Any
 
 from interop.datasets.source import Part
 
-_BYTES = 1 << 24
 
-
-def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]]) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes): of 16 MB, or a larger piece. `Part.which` has the `what`.
+def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int = 1 << 24) -> list[Part]:
+    """Parts of consecutive pieces, each (what, rows, bytes): of `most` bytes, or a larger piece. `Part.which` has the `what`.
 
     Pieces without rows are left out.
     """
@@ -18,7 +16,7 @@ def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]]) -> list[Part]:
     held: list[Any] = []
     rows = size = 0
     for what, count, more in pieces:
-        if held and size + more > _BYTES:
+        if held and size + more > most:
             parts.append(Part(rows, path, tuple(held)))
             held, rows, size = [], 0, 0
         if count:
