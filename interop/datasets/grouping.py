@@ -8,7 +8,7 @@ from interop.datasets.source import Part
 
 
 def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int = 1 << 24) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes): of `most` bytes, or a larger piece. `Part.which` has the `what`.
+    """Parts of consecutive pieces, each (what, rows, bytes): of `most` bytes or a larger piece. `Part.which` has the `what`.
 
     Pieces without rows are left out.
     """

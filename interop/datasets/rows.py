@@ -11,7 +11,7 @@ from torch import Tensor
 from interop.datasets.errors import CorruptDatasetError
 
 
-def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
+def nested(arrays: Mapping[Any, Any], count: int, where: str) -> TensorDict:
     """Arrays [count, ...], lists of text and mappings of these as a tensordict [count].
 
     `CorruptDatasetError`, which begins with `where`, names an entry of another length and both lengths.
