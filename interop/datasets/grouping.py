@@ -10,15 +10,15 @@ from interop.datasets.source import Part
 _BYTES = 1 << 24
 
 
-def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int = _BYTES) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes), of some `most` bytes. `Part.which` has the `what`.
+def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None = None) -> list[Part]:
+    """Parts of consecutive pieces, each (what, rows, bytes), of some `most` bytes, by default 16 MB. `Part.which` has the `what`.
 
     Pieces of no rows are left out.
     """
     groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
     for what, rows, size in pieces:
         if rows:
-            groups[offset // most].append((what, rows))
+            groups[offset // (most or _BYTES)].append((what, rows))
         offset += size
     return [Part(sum(rows for _, rows in each), path, tuple(what for what, _ in each)) for each in groups.values()]
 
