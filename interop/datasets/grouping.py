@@ -11,7 +11,7 @@ _BYTES = 1 << 24
 
 
 def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None = None) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes), of some `most` bytes, by default 16 MB. `Part.which` has the `what`.
+    """Parts of consecutive pieces, each (what, rows, bytes). `Part.which` has the `what`. Parts have some `most` bytes, or 16 MB.
 
     Pieces of no rows are left out.
     """

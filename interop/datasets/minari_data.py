@@ -6,6 +6,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+<<<<<<< HEAD
+=======
+from functools import lru_cache
+from itertools import accumulate, groupby
+>>>>>>> main
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,11 +100,21 @@ class MinariSource(Source):
         raise CorruptDatasetError(f"no metadata.json of Minari in any of {', '.join(map(str, dict.fromkeys(some)))}")
 
 
-def _described(data: Path) -> dict[str, Any]:
+def _described(data: Path) -> Mapping[str, Any]:
     """What the metadata of a dataset says, with spaces and `env_spec` as JSON. Spaces that are missing are None."""
     path = data / "metadata.json"
+    return _parsed(path, path.read_bytes())
+
+
+@lru_cache(maxsize=1)
+def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
+    """The text is parsed once for all parts: the bounds of an image are lists of as many numbers as it has."""
     try:
+<<<<<<< HEAD
         said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **json.loads(path.read_bytes())}
+=======
+        said = {"observation_space": "null", "action_space": "null", **json.loads(text)}
+>>>>>>> main
         said |= {key: json.loads(said[key]) for key in ("env_spec", *_SPACES) if key in said}
         _arrays(said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
