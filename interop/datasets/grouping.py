@@ -11,9 +11,9 @@ _BYTES = 1 << 24
 
 
 def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None = None) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes). `Part.which` has the `what`. Parts have some `most` bytes, or 16 MB.
+    """Parts of consecutive pieces, each (what, rows, bytes), without those of no rows. `Part.which` has the `what`.
 
-    Pieces of no rows are left out.
+    Parts have `most` bytes, by default 16 MB, or are one piece.
     """
     groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
     for what, rows, size in pieces:

@@ -6,11 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-<<<<<<< HEAD
-=======
 from functools import lru_cache
-from itertools import accumulate, groupby
->>>>>>> main
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,11 +106,7 @@ def _described(data: Path) -> Mapping[str, Any]:
 def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
     """The text is parsed once for all parts: the bounds of an image are lists of as many numbers as it has."""
     try:
-<<<<<<< HEAD
-        said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **json.loads(path.read_bytes())}
-=======
-        said = {"observation_space": "null", "action_space": "null", **json.loads(text)}
->>>>>>> main
+        said = {**dict.fromkeys(_SPACES, "null"), "data_format": "hdf5", **json.loads(text)}
         said |= {key: json.loads(said[key]) for key in ("env_spec", *_SPACES) if key in said}
         _arrays(said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
