@@ -14,10 +14,10 @@ from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import HubFile, hub_download, hub_files, local_files
 from interop.datasets.openx_episodes import REPO, episodes, trajectory
 from interop.datasets.openx_ids import IDS
+from interop.datasets.openx_stream import StreamSampler, TrajectoryStream
 from interop.datasets.source import Part, Source
-from interop.datasets.streaming import StreamSampler, TrajectoryStream
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
-from interop.writers import ImmutableDatasetWriter
+from interop.writers import ImmutableDatasetWriter, Writer
 
 _PARTS = 16  # of an archive: each skips the episodes before it
 _LONGEST = 1 << 20  # rows of a trajectory
@@ -62,6 +62,12 @@ class OpenXSource(Source):
             yield trajectory(encoded, number)
 
 
+def _of_downloaded(name: str) -> Any:
+    """A path of `BaseDatasetExperienceReplay`, which is None for a stream."""
+    path = getattr(BaseDatasetExperienceReplay, name)
+    return property(lambda self: None if self.streaming else path.fget(self), doc=f"{path.__doc__} None for a stream.")
+
+
 class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     """Robot trajectories of Open X-Embodiment, downloaded or as a stream (https://robotics-transformer-x.github.io).
 
@@ -90,7 +96,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             of which a random one is next.
         num_slices: slices of a batch.
         slice_len: steps of a slice, in the place of `num_slices`.
-        pad: of streams: what fills slices of trajectories that are too short; True for 0. Else these are a RuntimeError.
+        pad: of streams: the number that fills slices of trajectories that are too short, of which text is None; True for 0.
+            By default these are a RuntimeError.
         replacement: of downloaded datasets: whether samples come again, by default they do.
         streaming: whether the dataset is a stream: the opposite of `download`, by default it is.
         root: the folder of the family, by default `~/.cache/fbuf/openx`.
@@ -107,41 +114,32 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     available_datasets = IDS
+    root = _of_downloaded("root")
+    data_path = _of_downloaded("data_path")
+    data_path_root = _of_downloaded("data_path_root")
 
     def __init__(
-        self,
-        dataset_id: str,
-        batch_size: int | None = None,
-        *,
-        shuffle: bool = True,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
-        pad: float | None = None,
-        replacement: bool | None = None,
-        streaming: bool | None = None,
-        root: str | os.PathLike[str] | None = None,
-        download: bool | Literal["force"] | None = None,
-        from_local: str | os.PathLike[str] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        split_trajs: bool = False,
-        strict_length: bool = True,
-        **more: Any,
-    ) -> None:
+        self, dataset_id: str, batch_size: int | None = None, *, shuffle: bool = True, num_slices: int | None = None,
+        slice_len: int | None = None, pad: float | None = None, replacement: bool | None = None,
+        streaming: bool | None = None, root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] | None = None, from_local: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None, split_trajs: bool = False, strict_length: bool = True,
+        writer: Writer | Callable[[], Writer] | None = None, collate_fn: Callable[[Any], Any] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         if num_slices is not None and slice_len is not None:
             raise ValueError("num_slices or slice_len can be given, but not both")
         if split_trajs:
-            raise NotImplementedError(
-                "split_trajs is not supported: iterate without a batch size for single trajectories"
-            )
+            raise NotImplementedError("split_trajs is not supported: iterate without a batch size for trajectories")
         self.streaming = not download if streaming is None else streaming
         self.shuffle, self.num_slices, self.slice_len = shuffle, num_slices, slice_len
-        source, pad = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
+        source, padding = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
+        more |= {"batch_size": batch_size, "collate_fn": collate_fn, "writer": writer}
         if not self.streaming:
-            if pad is not None:
+            if padding is not None:
                 raise RuntimeError("pad is for streams: pass streaming=True")
-            more["sampler"] = self._sampler_of(sampler, replacement, strict_length)
+            sampler = self._sampler_of(sampler, replacement, strict_length)
             download = streaming is not None if download is None else download
-            super().__init__(source, batch_size, root=root, download=download, from_local=from_local, **more)
+            super().__init__(source, root=root, download=download, from_local=from_local, sampler=sampler, **more)
             return
         if replacement:
             raise RuntimeError("replacement=True is not available with a stream: pass download=True")
@@ -154,13 +152,11 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             if from_local is None
             else source.local(Path(from_local).expanduser())
         )
-        stream = TrajectoryStream(
-            shards, episodes, trajectory, shuffle=shuffle, num_slices=num_slices, slice_len=slice_len, pad=pad
-        )
+        stream = TrajectoryStream(shards, shuffle, num_slices, slice_len, padding)
         if batch_size is not None:
             stream.slice_length(batch_size)
-        parts = {"storage": stream, "sampler": StreamSampler(), "writer": ImmutableDatasetWriter(), **more}
-        TensorDictReplayBuffer.__init__(self, **{"collate_fn": collate.identity, "batch_size": batch_size, **parts})
+        more |= {"collate_fn": collate_fn or collate.identity, "writer": writer or ImmutableDatasetWriter()}
+        TensorDictReplayBuffer.__init__(self, storage=stream, sampler=StreamSampler(), **more)
 
     def _sampler_of(self, given: Any, replacement: bool | None, strict_length: bool) -> Any:
         """The sampler of a downloaded dataset."""
@@ -168,54 +164,32 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             return SamplerWithoutReplacement(shuffle=self.shuffle) if given is None and replacement is False else given
         if given is not None:
             raise ValueError("num_slices and slice_len make a sampler: pass either them or sampler")
-        slices: dict[str, Any] = {
-            "num_slices": self.num_slices,
-            "slice_len": self.slice_len,
-            "strict_length": strict_length,
-        }
+        slices: dict[str, Any] = {"num_slices": self.num_slices, "slice_len": self.slice_len, "traj_key": "episode"}
         if replacement is False:
-            return SliceSamplerWithoutReplacement(**slices, traj_key="episode", shuffle=self.shuffle)
+            return SliceSamplerWithoutReplacement(**slices, strict_length=strict_length, shuffle=self.shuffle)
         if not self.shuffle:
             raise RuntimeError("shuffle=False with slices needs replacement=False")
-        return SliceSampler(**slices, traj_key="episode")
+        return SliceSampler(**slices, strict_length=strict_length)
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is not None:
-            yield from super().__iter__()
-        elif isinstance(self.storage, TrajectoryStream):
-            yield from map(self.transform, self.storage.trajectories())
-        else:
-            count = self.num_slices or 1
-            sampler = SliceSamplerWithoutReplacement(
-                num_slices=count,
-                traj_key="episode",
-                truncated_key=self.slice_len and ("next", "truncated"),
-                strict_length=False,
-                shuffle=self.shuffle,
-            )
-            whole = TensorDictReplayBuffer(
-                storage=self.storage,
-                sampler=sampler,
-                writer=ImmutableDatasetWriter(),
-                batch_size=count * (self.slice_len or _LONGEST),
-                generator=self._rng,
-            )
-            yield from map(self.transform, whole)
-
-    @property
-    def root(self) -> Path | None:  # type: ignore[override]
-        """The folder of the family of datasets; None for a stream."""
-        return None if self.streaming else super().root
-
-    @property
-    def data_path_root(self) -> Path | None:  # type: ignore[override]
-        """The folder of the rows; None for a stream."""
-        return None if self.streaming else super().data_path_root
-
-    @property
-    def data_path(self) -> Path | None:  # type: ignore[override]
-        """The folder of the rows; None for a stream."""
-        return None if self.streaming else super().data_path
+            return super().__iter__()
+        length, storage = self.slice_len, self.storage
+        if isinstance(storage, TrajectoryStream):
+            rows = storage.trajectories()
+            return map(self.transform, rows if length is None else (storage.window(each, length) for each in rows))
+        count = self.num_slices or 1
+        sampler = SliceSamplerWithoutReplacement(
+            num_slices=count,
+            traj_key="episode",
+            truncated_key=length and ("next", "truncated"),
+            strict_length=False,
+            shuffle=self.shuffle,
+        )
+        whole = TensorDictReplayBuffer(
+            storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
+        )
+        return map(self.transform, whole)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from interop.datasets.rows import channels_first, column, following, nested
 REPO = "jxu124/OpenX-Embodiment"
 _REQUIRED = ("observation", "reward", "is_first", "is_last", "is_terminal")
 
-Steps = Sequence[Mapping[str, Any]]
+Episode = tuple[str, Sequence[Mapping[str, Any]]]  # the name for errors, and the steps with encoded images
 
 
-def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[tuple[str, Steps]]:
-    """The episodes of an archive, images encoded: the name for errors, and the steps.
+def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    """The episodes of an archive.
 
     An archive on the hub, of which the path is text, is read over the network as it comes.
     """
@@ -44,7 +44,7 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
             yield where, steps
 
 
-def trajectory(episode: tuple[str, Steps], number: int) -> TensorDict:
+def trajectory(episode: Episode, number: int) -> TensorDict:
     """An episode as a tensordict [T]: see `OpenXExperienceReplay`."""
     where, steps = episode
     entries, count = _entries(steps, where), len(steps)

@@ -143,7 +143,7 @@ HEADER = "@relation x\n@attribute a real\n@attribute class {e,p}\n@data\n"
     ("content", "text"),
     [
         (None, "must have the .arff file of shuttle"),
-        ("@relation x\n@attribute a string\n@data\nx\n", "neither a number nor a category: @attribute a string"),
+        ("@relation x\n@attribute a string\n@data\nx\n", "no rows or columns"),
         (HEADER + "what,e\n", "what"),
         (HEADER + "1,e,3,4\n", "cannot be read"),
         (HEADER + "1,e\n2\n", "gaps in its target"),
