@@ -47,19 +47,23 @@ class LeRobotSource(Source):
         return hub_download(self.dataset_id, files, folder)
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """ "info", "tasks" by number and, where there are such files in `meta/`, "stats" and "episodes_stats"."""
         stats = {path.stem: read_json(path) for path in sorted((folder / "meta").glob("*stats.json*"))}
         return {"info": info_of(folder), "tasks": tasks_of(folder), **stats}
 
     def parts(self, folder: Path) -> list[Part]:
         info = info_of(folder)
-        features = {key: each for key, each in info["features"].items() if self.video or each["dtype"] != "video"}
-        videos = [key for key, feature in features.items() if feature["dtype"] == "video"]
-        if depth := [key for key in videos if 'is_depth_map": true' in json.dumps(features[key])]:
+        try:
+            every = {name: info["features"][name] for name in (*info["features"], "episode_index", "timestamp")}
+            videos = [name for name, feature in every.items() if self.video and feature["dtype"] == "video"]
+            size = sum(_bytes(each) for name, each in every.items() if each["dtype"] != "video" or name in videos)
+            episodes = episodes_of(folder, info, videos)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise CorruptDatasetError(
+                f"{folder}/meta does not describe all features and episodes: {error!r}"
+            ) from error
+        if depth := [name for name in videos if 'is_depth_map": true' in json.dumps(every[name])]:
             raise DatasetError(f"{folder}: {depth[0]} is a video of depths, which is not decoded: pass video=False")
-        pictures = ("image", "video")
-        size = sum((2 if each["dtype"] in pictures else 8) * int(np.prod(each["shape"])) for each in features.values())
-        return grouped(folder, ((each, each.length, each.length * size) for each in episodes_of(folder, info, videos)))
+        return grouped(folder, ((each, each.length, each.length * size) for each in episodes))
 
     def read(self, part: Part) -> Iterator[TensorDict]:
         features, tasks = info_of(part.path)["features"], tasks_of(part.path)
@@ -72,6 +76,10 @@ class LeRobotSource(Source):
                     for key, file, start in episode.videos
                 }
                 yield from _with_frames(rows, videos) if videos else [rows]
+
+
+def _bytes(feature: Mapping[str, Any]) -> int:
+    return int(np.prod(feature["shape"])) * (2 if feature["dtype"] in ("image", "video") else 8)
 
 
 def _tables(path: Path, episodes: Sequence[Episode]) -> Iterator[tuple[Episode, Any]]:
@@ -163,17 +171,14 @@ def _with_frames(rows: TensorDict, videos: Mapping[tuple[str, ...], Iterator[np.
 class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     """Robot episodes in the LeRobot format, v2.0, v2.1 or v3.0 (https://github.com/huggingface/lerobot).
 
-    An episode is a recording. Its licence is on its page of the hub. Rows have the features in `meta/info.json`, whose
-    names are keys at each dot:
+    An episode is a recording. Its licence is on its page of the hub. Rows have the features in `meta/info.json`, of the
+    shapes and dtypes that upstream has. Names are keys, divided at their dots:
 
-    - "observation.state" is at ("observation", "state") and so on, of the shape and dtype that upstream has. Images and
-      frames of videos are uint8 [3, H, W]. ("next", "observation") is that of the next row, and zeros, or empty text, in the
-      last row of an episode: upstream has none.
-    - "action"; "next.reward" and others at ("next", "reward") [1].
+    - ("observation", "state"), "action", ("next", "reward") [1] and others. Images and frames of videos are uint8
+      [3, H, W]. ("next", "observation") is that of the next row, and zeros, or empty text, in the last row of an episode.
     - ("next", "terminated") bool [1]: `next.done`, unless `next.truncated` is set there. ("next", "truncated"): the last row
       of an episode, if it is not terminated. ("next", "done"): either. "done", "terminated" and "truncated" bool [1], False.
-    - "timestamp", in seconds, "frame_index", "task_index": [], and "task" text. `episode_index` is "episode" int64 [].
-      `index` is left out: it is the number of the row.
+    - "timestamp", in seconds, "frame_index", "task_index" and "episode" []; "task" text. `index` is left out.
 
     `metadata` has "info", "tasks" by number and, where upstream has such files, "stats" and "episodes_stats". Decoded videos
     take 2 * 3 * H * W bytes of disk a row.

@@ -56,19 +56,16 @@ class OpenMLSource(Source):
         return {}
 
     def parts(self, folder: Path) -> list[Part]:
-        return [Part(len(self.table(folder)[1]), folder)]
+        return [Part(len(self.table(folder)[0]), folder)]
 
     def read(self, part: Part) -> Iterator[TensorDict]:
-        values, labels, _, _ = self.table(part.path)
-        yield TensorDict({"X": torch.from_numpy(values), "y": torch.from_numpy(labels)}, [part.rows])
+        yield self.table(part.path)[0]
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """Names of the columns of X, "columns", and of the classes that y counts, "classes"."""
-        _, _, columns, classes = self.table(folder)
-        return {"columns": columns, "classes": classes}
+        return self.table(folder)[1]
 
-    def table(self, folder: Path) -> tuple[np.ndarray, np.ndarray, list[str], list[str]]:
-        """X float64 [N, F] and y int64 [N], the names of the columns of X, and of the classes."""
+    def table(self, folder: Path) -> tuple[TensorDict, dict[str, list[str]]]:
+        """All rows, and the names of the columns of X, "columns", and of the classes that y counts, "classes"."""
         sklearn = required("sklearn.preprocessing", "datasets")
         features = _frame(folder, _UPSTREAM[self.dataset_id][0])
         target = features.pop(_TARGET)
@@ -85,7 +82,7 @@ class OpenMLSource(Source):
                 f"{folder}: the table has no rows or columns, or gaps in its target or in columns of numbers"
             )
         labels, encoder = sklearn.LabelEncoder(), sklearn.StandardScaler()
-        y = labels.fit_transform(target).astype(np.int64)
+        y = torch.from_numpy(labels.fit_transform(target).astype(np.int64))
         if self.dataset_id.endswith("_onehot"):
             encoder = required("sklearn.compose", "datasets").make_column_transformer(
                 (encoder, numbers),
@@ -95,8 +92,9 @@ class OpenMLSource(Source):
         else:
             codes = {name: sklearn.LabelEncoder().fit_transform(features[name]) for name in text}
             features = features.assign(**codes)
-        x = np.asarray(encoder.fit_transform(features), np.float64)
-        return x, y, [*map(str, encoder.get_feature_names_out())], [*map(str, labels.classes_)]
+        x = torch.from_numpy(np.asarray(encoder.fit_transform(features), np.float64))
+        names = {"columns": encoder.get_feature_names_out(), "classes": labels.classes_}
+        return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, each)] for key, each in names.items()}
 
 
 def _frame(folder: Path, name: str) -> Any:

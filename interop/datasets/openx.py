@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tensordict import TensorDict
 
 from interop.buffers import TensorDictReplayBuffer, collate
-from interop.datasets.errors import CorruptDatasetError, unknown_id
+from interop.datasets.errors import unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import HubFile, hub_download, hub_files, local_files
 from interop.datasets.openx_episodes import REPO, episodes, trajectory
@@ -36,24 +36,18 @@ class OpenXSource(Source):
             raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
         return found
 
-    def local(self, folder: Path) -> list[Path]:
-        """The archives in a folder, or in its subfolder with the name of the dataset."""
-        return local_files(folder, f"{self.dataset_id}/", ".tar")
-
     def download(self, folder: Path) -> Mapping[str, str]:
         return hub_download(REPO, self.shards(), folder)
 
     def parts(self, folder: Path) -> list[Part]:
         """All archives are read once: nothing else tells how many steps there are."""
         out, before = [], 0
-        for path in self.local(folder):
+        for path in local_files(folder, f"{self.dataset_id}/", ".tar"):
             lengths = [len(steps) for _, steps in episodes(path)]
             step = -(-len(lengths) // _PARTS) or 1
             starts = range(0, len(lengths), step)
             out += [Part(sum(lengths[first : first + step]), path, (first, first + step, before)) for first in starts]
             before += len(lengths)
-        if not out:
-            raise CorruptDatasetError(f"{folder}: the archives have no episodes, which are members *.data.pickle")
         return out
 
     def read(self, part: Part) -> Iterator[TensorDict]:
@@ -63,18 +57,18 @@ class OpenXSource(Source):
 
 
 def _of_downloaded(name: str) -> Any:
-    """A path of `BaseDatasetExperienceReplay`, which is None for a stream."""
-    path = getattr(BaseDatasetExperienceReplay, name)
-    return property(lambda self: None if self.streaming else path.fget(self), doc=f"{path.__doc__} None for a stream.")
+    """A property of `BaseDatasetExperienceReplay`, which is None for a stream."""
+    of = getattr(BaseDatasetExperienceReplay, name)
+    return property(lambda self: None if self.streaming else of.fget(self), doc=f"{of.__doc__} None for a stream.")
 
 
 class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     """Robot trajectories of Open X-Embodiment, downloaded or as a stream (https://robotics-transformer-x.github.io).
 
-    Licences are those of each dataset. An episode is a demonstration. Rows, for T steps:
+    Licences are those of each dataset. An episode is a demonstration. Rows:
 
-    - "observation": what the dataset has, images as uint8 [3, H, W], text as text. ("next", "observation") is that of the
-      next step, and zeros, or empty text, in the last step: upstream has none.
+    - "observation": as upstream has it, images as uint8 [3, H, W]. ("next", "observation") is that of the next step, and
+      zeros, or empty text, in the last step.
     - "action", "discount" and others: as upstream has them. Python floats become float32.
     - ("next", "reward") [1]; ("next", "done"), ("next", "terminated") and ("next", "truncated") bool [1] from `is_last` and
       `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`.
@@ -83,11 +77,10 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     Iterating without a batch size yields whole trajectories, `num_slices` of them at a time if downloaded. Each is cropped
     to `slice_len`.
 
-    A stream is read over the network, or from the files of `from_local`, and nothing is written to disk. It has some
-    trajectories in memory. A batch consists of random windows of the next trajectories, which are truncated at their ends:
-    `num_slices` equal ones, ones of `slice_len`, or a single one. After the last trajectory the first comes again. With
-    `prefetch` above 1 batches may come in another order. It has no length, no index, no folder, and a checkpoint of it is
-    refused.
+    A stream is read over the network, or from the files of `from_local`, and nothing is written to disk. A batch consists
+    of random windows of the next trajectories, which are truncated at their ends: `num_slices` equal ones, ones of
+    `slice_len`, or a single one. After the last trajectory the first comes again. With `prefetch` above 1 batches may come
+    in another order. It has no length, no index, no folder, and a checkpoint of it is refused.
 
     Args:
         dataset_id: one of `available_datasets`.
@@ -109,14 +102,14 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
 
     Raises:
         ValueError: arguments that exclude each other, a batch that slices do not fill, an id that the hub does not have.
-        RuntimeError: arguments that need a downloaded dataset, or a stream.
-        NotImplementedError: `split_trajs`.
+        RuntimeError: arguments that need a downloaded dataset, or a stream. NotImplementedError: `split_trajs`.
     """
 
     available_datasets = IDS
     root = _of_downloaded("root")
     data_path = _of_downloaded("data_path")
     data_path_root = _of_downloaded("data_path_root")
+    metadata = _of_downloaded("metadata")
 
     def __init__(
         self, dataset_id: str, batch_size: int | None = None, *, shuffle: bool = True, num_slices: int | None = None,
@@ -150,7 +143,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         shards: Sequence[Path | str] = (
             [file.path for file in source.shards()]
             if from_local is None
-            else source.local(Path(from_local).expanduser())
+            else local_files(Path(from_local).expanduser(), f"{dataset_id}/", ".tar")
         )
         stream = TrajectoryStream(shards, shuffle, num_slices, slice_len, padding)
         if batch_size is not None:
@@ -180,21 +173,13 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             return map(self.transform, rows if length is None else (storage.window(each, length) for each in rows))
         count = self.num_slices or 1
         sampler = SliceSamplerWithoutReplacement(
-            num_slices=count,
-            traj_key="episode",
+            num_slices=count, traj_key="episode", strict_length=False, shuffle=self.shuffle,
             truncated_key=length and ("next", "truncated"),
-            strict_length=False,
-            shuffle=self.shuffle,
-        )
+        )  # fmt: skip
         whole = TensorDictReplayBuffer(
             storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
         )
         return map(self.transform, whole)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Empty: upstream says nothing."""
-        return {}
 
     def delete(self) -> None:
         """Remove the rows from the disk. RuntimeError for a stream."""

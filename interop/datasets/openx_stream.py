@@ -109,12 +109,10 @@ class TrajectoryStream(Storage):
 
 
 class StreamSampler(Sampler):
-    """Asks a `TrajectoryStream` for its next slices. In its index, one number is left out between two slices."""
+    """Asks a `TrajectoryStream` for its next slices."""
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
-        assert isinstance(storage, TrajectoryStream)
-        rows = torch.arange(batch_size, device="cpu")
-        return rows + rows // storage.slice_length(batch_size), {}
+        return torch.arange(batch_size, device="cpu"), {}
 
     def take_over(self, storage: Storage) -> None:
         """Nothing is stored."""

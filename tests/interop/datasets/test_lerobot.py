@@ -177,7 +177,7 @@ def test_other_versions(replay: Any, tmp_path: Path, version: str | None) -> Non
 
 def test_videos_of_depths(replay: Any, tmp_path: Path) -> None:
     depth = {"dtype": "video", "shape": [4, 4, 1], "info": {"video.is_depth_map": True}}
-    small(tmp_path / "files", {"observation.depth": depth}, {})
+    small(tmp_path / "files", {"observation.depth": depth}, {}, video_path="a.mp4")
     with pytest.raises(DatasetError, match=r"observation.depth is a video of depths.*video=False"):
         replay()
 
@@ -242,7 +242,7 @@ def test_a_missing_column(replay: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", [{"action": {"dtype": "int64"}}, {"action": [1]}, None])
 def test_features_that_are_not_described(replay: Any, tmp_path: Path, features: Any) -> None:
     small(tmp_path / "files", {}, {}, features=features)
-    with pytest.raises(CorruptDatasetError, match=r"info.json does not describe all features"):
+    with pytest.raises(CorruptDatasetError, match=r"meta does not describe all features"):
         replay()
 
 
@@ -256,7 +256,7 @@ def test_meta_without_places(replay: Any, tmp_path: Path) -> None:
     upstream.make(tmp_path / "files", np.random.default_rng(0))
     path = tmp_path / "files/meta/episodes/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["data/file_index"]), path)
-    with pytest.raises(CorruptDatasetError, match="does not tell where all episodes are"):
+    with pytest.raises(CorruptDatasetError, match="does not describe all features and episodes"):
         replay()
 
 
