@@ -1,7 +1,6 @@
 """LeRobot: robot episodes in Parquet files and videos, of any such repository on the Hugging Face hub."""
 
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, islice, pairwise
@@ -186,20 +185,18 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     Args:
         repo_id: a dataset repository on the hub.
         batch_size: rows of a batch.
-        root: the folder of the family, by default `~/.cache/fbuf/lerobot`.
         video: "decode" for the frames of videos, by PyAV; False or "skip" for none, and no download of videos.
         tolerance_s: seconds by which the time of a frame may differ from the `timestamp` of its row.
         **more: as for `BaseDatasetExperienceReplay`.
 
     Raises:
-        DatasetError: no LeRobot dataset, another version of the format, videos of depths.
-        ImportError: PyAV is not installed.
+        DatasetError: no LeRobot dataset, another version of the format, videos of depths. ImportError: no PyAV.
     """
 
     def __init__(
-        self, repo_id: str, batch_size: int | None = None, *, root: str | os.PathLike[str] | None = None,
-        video: Literal["decode", "skip", False] = "decode", tolerance_s: float = 1e-4, **more: Any,
+        self, repo_id: str, batch_size: int | None = None, *, video: Literal["decode", "skip", False] = "decode",
+        tolerance_s: float = 1e-4, **more: Any,
     ) -> None:  # fmt: skip
         if video not in ("decode", "skip", False):
             raise ValueError(f"video must be 'decode', 'skip' or False, got {video!r}")
-        super().__init__(LeRobotSource(repo_id, video == "decode", tolerance_s), batch_size, root=root, **more)
+        super().__init__(LeRobotSource(repo_id, video == "decode", tolerance_s), batch_size, **more)

@@ -79,19 +79,16 @@ class OpenMLSource(Source):
         numbers = features.columns.difference(text, sort=False)
         if features.empty or target.isna().any() or features[numbers].isna().any(axis=None):
             raise CorruptDatasetError(
-                f"{folder}: the table has no rows or columns, or gaps in its target or in columns of numbers"
+                f"{folder}: the table is empty, or has gaps in its target or in columns of numbers"
             )
         labels, encoder = sklearn.LabelEncoder(), sklearn.StandardScaler()
         y = torch.from_numpy(labels.fit_transform(target).astype(np.int64))
         if self.dataset_id.endswith("_onehot"):
-            encoder = required("sklearn.compose", "datasets").make_column_transformer(
-                (encoder, numbers),
-                (sklearn.OneHotEncoder(sparse_output=False), text),
-                verbose_feature_names_out=False,
-            )
+            joined = required("sklearn.compose", "datasets").make_column_transformer
+            onehot = sklearn.OneHotEncoder(sparse_output=False)
+            encoder = joined((encoder, numbers), (onehot, text), verbose_feature_names_out=False)
         else:
-            codes = {name: sklearn.LabelEncoder().fit_transform(features[name]) for name in text}
-            features = features.assign(**codes)
+            features = features.assign(**features[text].apply(sklearn.LabelEncoder().fit_transform))
         x = torch.from_numpy(np.asarray(encoder.fit_transform(features), np.float64))
         names = {"columns": encoder.get_feature_names_out(), "classes": labels.classes_}
         return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, each)] for key, each in names.items()}
@@ -100,15 +97,15 @@ class OpenMLSource(Source):
 def _frame(folder: Path, name: str) -> Any:
     """The table with its target, as it was downloaded, or from the only `.arff` file in the folder."""
     pandas = required("pandas", "datasets")
-    path, found = folder / f"{name}.parquet", sorted(folder.glob("*.arff"))
-    if not path.exists() and len(found) != 1:
+    found = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
+    if len(found) != 1:
         raise CorruptDatasetError(
             f"{folder} must have the .arff file of {name} from OpenML, it has {len(found)} of them"
         )
     try:
-        return pandas.read_parquet(path) if path.exists() else _arff(found[0])
+        return pandas.read_parquet(found[0]) if found[0].suffix == ".parquet" else _arff(found[0])
     except (ValueError, OSError) as error:
-        raise CorruptDatasetError(f"{found[0] if found else path} cannot be read: {error}") from error
+        raise CorruptDatasetError(f"{found[0]} cannot be read: {error}") from error
 
 
 def _arff(path: Path) -> Any:
@@ -155,8 +152,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
             whose last attribute is the target.
 
     Raises:
-        RuntimeError: another name.
-        ImportError: scikit-learn, pandas or pyarrow is not installed.
+        RuntimeError: another name. ImportError: scikit-learn, pandas or pyarrow is not installed.
     """
 
     def __init__(

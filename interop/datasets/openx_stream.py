@@ -61,7 +61,7 @@ class TrajectoryStream(Storage):
         random = self._random()
         order = random.permutation(len(self.shards)) if self.shuffle else range(len(self.shards))
         encoded = chain.from_iterable(episodes(self.shards[place]) for place in order)
-        return map(trajectory, _mixed(encoded, random) if self.shuffle else encoded, count(first))
+        yield from map(trajectory, _mixed(encoded, random) if self.shuffle else encoded, count(first))
 
     def get(self, index: Any) -> TensorDict:
         """The next slices, as many rows as the index has. Its values make no difference."""
@@ -94,18 +94,11 @@ class TrajectoryStream(Storage):
     def _random(self) -> np.random.Generator:
         return np.random.default_rng(randomness.key(self._rng))
 
-    def is_live(self, index: Any) -> bool:
-        """Rows belong to the batch alone."""
-        return False
-
     def __getitem__(self, index: Any) -> NoReturn:
         raise RuntimeError("a stream does not support indexing. Use a downloaded dataset")
 
     def __len__(self) -> NoReturn:
         raise _NoLengthError("a stream does not have a length. Use a downloaded dataset")
-
-    def state_dict(self) -> NoReturn:
-        raise NotImplementedError("the position in a stream is not saved. Use a downloaded dataset")
 
 
 class StreamSampler(Sampler):

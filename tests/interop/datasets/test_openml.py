@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from interop.datasets.errors import CorruptDatasetError, DownloadError
-from interop.datasets.openml import OpenMLExperienceReplay, OpenMLSource
+from interop.datasets.openml import OpenMLExperienceReplay
 from interop.samplers import SamplerWithoutReplacement
 from tests.interop.datasets import sources_openml as upstream
 
@@ -108,19 +108,6 @@ def test_download(
     assert (downloaded == again).all() and (downloaded == replay(name)[:]).all()
 
 
-def test_a_conversion_that_was_killed_is_made_anew(
-    asked: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(OpenMLSource, "read", killed)
-        OpenMLExperienceReplay("magic", 4, tmp_path)
-    assert len(OpenMLExperienceReplay("magic", 4, tmp_path)) == 30
-    assert len(OpenMLExperienceReplay("magic", 4, tmp_path, download=False)) == 30
-
-
 @pytest.mark.parametrize("error", [OSError("no route to host"), ValueError("md5 checksum of local file")])
 def test_failed_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fetch(*_: Any, **more: Any) -> Any:
@@ -143,7 +130,7 @@ HEADER = "@relation x\n@attribute a real\n@attribute class {e,p}\n@data\n"
     ("content", "text"),
     [
         (None, "must have the .arff file of shuttle"),
-        ("@relation x\n@attribute a string\n@data\nx\n", "no rows or columns"),
+        ("@relation x\n@attribute a string\n@data\nx\n", "the table is empty"),
         (HEADER + "what,e\n", "what"),
         (HEADER + "1,e,3,4\n", "cannot be read"),
         (HEADER + "1,e\n2\n", "gaps in its target"),
