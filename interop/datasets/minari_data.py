@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -97,11 +98,17 @@ class MinariSource(Source):
         raise CorruptDatasetError(f"no metadata.json of Minari in any of {', '.join(map(str, dict.fromkeys(some)))}")
 
 
-def _described(data: Path) -> dict[str, Any]:
+def _described(data: Path) -> Mapping[str, Any]:
     """What the metadata of a dataset says, with spaces and `env_spec` as JSON. Spaces that are missing are None."""
     path = data / "metadata.json"
+    return _parsed(path, path.read_bytes())
+
+
+@lru_cache(maxsize=1)
+def _parsed(path: Path, text: bytes) -> Mapping[str, Any]:
+    """The text is parsed once for all parts: the bounds of an image are lists of as many numbers as it has."""
     try:
-        said = {"observation_space": "null", "action_space": "null", **json.loads(path.read_bytes())}
+        said = {"observation_space": "null", "action_space": "null", **json.loads(text)}
         said |= {key: json.loads(said[key]) for key in ("env_spec", *_SPACES) if key in said}
         said.setdefault("data_format", "hdf5")  # files of 2023 do not say it
         _bytes_of(said)

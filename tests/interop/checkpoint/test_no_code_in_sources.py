@@ -11,6 +11,7 @@ SOURCES = [path for package in (fbuf, interop) for path in sorted(Path(package._
 READERS = {"interop/checkpoint/pickled.py": {"loads"}, "interop/storages/first_write.py": {"loads"}}
 READERS["interop/ted/gathered.py"] = {"TensorDict.load_memmap"}  # of the folder that it has just written
 READERS["interop/llm/memmaps.py"] = {"TensorDict.load_memmap"}  # after a look at every file of the folder
+READERS["interop/datasets/preprocessing.py"] = {"loads"}  # in a worker: the function that this process was given
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "joblib", "_pickle"}
 
 
