@@ -90,8 +90,6 @@ def test_samples(replay: Any, tmp_path: Path) -> None:
     dataset = replay("shuttle", 10)
     assert isinstance(dataset.sampler, SamplerWithoutReplacement)
     assert sorted(index for batch in dataset for index in batch["index"].tolist()) == [*range(30)]
-    with pytest.raises(RuntimeError, match="allow writing"):
-        dataset.extend(dataset[:2])
 
 
 @pytest.mark.parametrize(
@@ -102,10 +100,9 @@ def test_download(
     asked: list[tuple[str, int]], replay: Any, tmp_path: Path, name: str, wanted: tuple[str, int]
 ) -> None:
     downloaded = OpenMLExperienceReplay(name, 4, tmp_path / "downloaded")[:]
-    again = OpenMLExperienceReplay(name, 4, tmp_path / "downloaded")[:]
     assert asked == [wanted]
     upstream.make(tmp_path / "files", np.random.default_rng(0), name)
-    assert (downloaded == again).all() and (downloaded == replay(name)[:]).all()
+    assert (downloaded == replay(name)[:]).all()
 
 
 @pytest.mark.parametrize("error", [OSError("no route to host"), ValueError("md5 checksum of local file")])

@@ -71,16 +71,13 @@ def check_episode(rows: TensorDict, steps: list[dict[str, Any]], number: int) ->
 
 
 def test_rows_of_a_downloaded_dataset(downloaded: Any, episodes: Episodes, tmp_path: Path) -> None:
-    dataset = downloaded(batch_size=4)
+    dataset = downloaded()
     assert len(dataset) == ROWS
     assert (dataset.root, dataset.data_path) == (tmp_path / "root", tmp_path / "root" / upstream.DATASET)
     start = 0
     for number, steps in enumerate(episodes):
         check_episode(dataset[start : start + len(steps)], steps, number)
         start += len(steps)
-    assert dataset.sample()["index"].shape == (4,)
-    with pytest.raises(RuntimeError, match="allow writing"):
-        dataset.extend(dataset[:2])
 
 
 def test_an_episode_that_does_not_terminate_is_truncated(tmp_path: Path) -> None:
@@ -322,12 +319,10 @@ def published(hub: Server) -> Episodes:
 SHARD = f"datasets/{REPO}/{upstream.DATASET}/{upstream.DATASET}_00000.tar"
 
 
-def test_download(published: Episodes, hub: Server, tmp_path: Path) -> None:
+def test_download(published: Episodes, tmp_path: Path) -> None:
     dataset = OpenXExperienceReplay(upstream.DATASET, root=tmp_path / "root", download=True)
     for number, steps in enumerate(published):
         check_episode(dataset[dataset[:]["episode"] == number], steps, number)
-    hub.close()
-    assert len(OpenXExperienceReplay(upstream.DATASET, root=tmp_path / "root", download=True)) == ROWS
 
 
 def test_stream_over_the_network(
