@@ -31,6 +31,7 @@ SCRIPTS = (
     "torch_slices",
     "torch_hindsight",
     "torch_family",
+    "torch_datasets",
     "batch_sizes",
     "jit_cycle",
     "jit_slices",

@@ -99,6 +99,11 @@ TARGETS = (
             "extend of the highest-ranked": 1.5,
         },
     ),
+    *_against("torchrl", "torch_datasets", {"conversion": 3.0}),
+    *_against("plain", "torch_datasets", {"sample 256": 0.9}),
+    *_against("Pillow", "torch_datasets", {"2020 JPEG images, episodes read as rows": 1.0}),
+    Target("torch_datasets", "MiB of anonymous memory, conversion, ours", (), 300.0),
+    Target("torch_datasets", "ms: construction of what is converted", (), 50.0),
     *_against(
         "flashbax",
         "jit_cycle",

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -14,7 +15,8 @@ from interop.datasets.d4rl_urls import D4RL_URLS
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.fetching import RemoteFile, fetch
-from interop.datasets.hdf5 import datasets, opened, values
+from interop.datasets.grouping import ranges
+from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.rows import nested, zeroed
 from interop.datasets.source import Part, Source
 from interop.optional import required
@@ -23,7 +25,7 @@ from interop.transforms import Transform
 from interop.writers import Writer
 
 _NEEDED = ("observations", "actions", "rewards", "terminals")
-_PART = 1 << 25  # bytes
+_OF_ROWS = (*_NEEDED, "timeouts", "next_observations", "infos")
 _KEPT = 1000  # values of an entry of the metadata
 
 
@@ -40,110 +42,84 @@ class D4RLSource(Source):
 
     def download(self, folder: Path) -> Mapping[str, str]:
         if self.library:
-            self._write_by_library(folder / "data.hdf5")
-            return {}
+            return self._write_by_library(folder / "data.hdf5")
         if self.dataset_id not in D4RL_URLS:
             raise KeyError(f"Env {self.dataset_id} not found. {unknown_id('D4RL', self.dataset_id, D4RL_URLS)}")
         url = D4RL_URLS[self.dataset_id]
-        return fetch([RemoteFile(url, url.rpartition("/")[2], plain_http=True)], folder)
+        return fetch([RemoteFile(url, Path(url).name, plain_http=True)], folder)
 
-    def _write_by_library(self, path: Path) -> None:
-        h5py = required("h5py", "interop")
+    def _write_by_library(self, path: Path) -> Mapping[str, str]:
         try:
             d4rl, gym = import_module("d4rl"), import_module("gym")
         except ImportError as error:
-            raise ImportError(
-                f"The d4rl library cannot be imported ({error}): pip install git+https://github.com/Farama-Foundation/D4RL, "
-                "or pass direct_download=True and from_env=False"
-            ) from error
-        env = gym.make(self.dataset_id, **self.env_kwargs)
-        if self.library == "get_dataset":
-            found = env.get_dataset()
-        else:
-            found = d4rl.qlearning_dataset(env, terminate_on_end=self.terminate_on_end)
-        with h5py.File(path, "w") as file:
-            for name, each in found.items():
+            raise ImportError(f"direct_download=False and from_env=True need the d4rl library: {error}") from error
+        env, options = gym.make(self.dataset_id, **self.env_kwargs), {"terminate_on_end": self.terminate_on_end}
+        made = env.get_dataset() if self.library == "get_dataset" else d4rl.qlearning_dataset(env, **options)
+        with required("h5py", "interop").File(path, "w") as file:
+            for name, each in made.items():
                 file[name] = each
+        return {}
 
     def parts(self, folder: Path) -> Sequence[Part]:
         path = self._file(folder)
         with opened(path) as file:
-            held = {name: each for name, each in datasets(file).items() if name.partition("/")[0] in _row_entries(file)}
             if missing := [name for name in _NEEDED if name not in file]:
                 raise CorruptDatasetError(f"{path} has no {missing[0]!r}: no file of D4RL")
-            lengths = {name: each.shape[0] if each.shape else 0 for name, each in held.items()}
-            rows = lengths["rewards"]
-            for name, length in lengths.items():
-                if length != rows:
-                    raise CorruptDatasetError(f"{path}: {name} has {length} rows, rewards has {rows}")
-            if rows < 2:
-                raise CorruptDatasetError(f"{path} has {rows} rows, and the last has no next one: 2 are needed")
-            step = max(_PART * rows // sum(each.nbytes for each in held.values()), 1)
-        bounds = [(first, min(first + step, rows - 1)) for first in range(0, rows - 1, step)]
+            held = {name: each for name, each in datasets(file).items() if name.partition("/")[0] in _OF_ROWS}
+            rows = len(held["rewards"])
+            if wrong := [name for name, each in held.items() if len(each) != rows]:
+                raise CorruptDatasetError(f"{path}: {wrong[0]} has {len(held[wrong[0]])} rows, rewards has {rows}")
+            bounds = ranges(rows - 1, sum(each.nbytes for each in held.values()))
         return [Part(last - first, path, (first, last)) for first, last in bounds]
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
         first, last = part.which
         start = max(first - 1, 0)
         with opened(part.path) as file:
-            found = {name: values(file[name], slice(start, last + 1)) for name in _row_entries(file)}
-        found = {name: each for name, each in found.items() if len(each)}  # without an empty group of infos
+            names = [name for name in _OF_ROWS if name in file and len(file[name])]  # without an empty group of infos
+            found = {name: values(file[name], slice(start, last + 1)) for name in names}
         rows = nested(found, last + 1 - start, f"{part.path}, rows {start} to {last}")
-        here, after = rows[first - start : -1], rows[first - start + 1 :]
-        reached = here["next_observations"] if (known := "next_observations" in found) else after["observations"]
-        signals = self._signals(rows)
-        if not first:
-            signals = torch.cat([torch.zeros_like(signals[:1]), signals])
-        following = signals[1 : len(here) + 1].clone()
-        unknown = following["done"]
-        if not known and "truncated" in following:
-            unknown = unknown | following["truncated"]
-        following["observation"] = zeroed(reached, unknown)
-        out = signals[: len(here)].clone()
+        here, after, signals = rows[first - start : -1], rows[first - start + 1 :], self._signals(rows)
+        before = [] if first else [torch.zeros_like(signals[:1])]
+        out: Any = torch.cat([*before, signals[:-2]])
         out["observation"], out["action"] = here["observations"], here["actions"]
+        out["next"] = following = signals[first - start : -1]
+        unknown = following["done"]
+        if "next_observations" not in found:
+            unknown = unknown | following.get("truncated", unknown)
+        following["observation"] = zeroed(here.get("next_observations", after["observations"]), unknown)
         if "infos" in found:
             out["info"], following["info"] = here["infos"], after["infos"]
-        out["next"] = following
         yield out
 
     def _signals(self, rows: TensorDict) -> TensorDict:
         """Reward and flags of the steps that begin at rows, [n, 1]."""
         out = TensorDict({"reward": rows["rewards"].float().reshape(-1, 1)}, rows.batch_size)
-        out["terminated"] = done = rows["terminals"].bool().reshape(-1, 1)
-        if "timeouts" in rows.keys():  # noqa: SIM118
+        out["terminated"] = out["done"] = rows["terminals"].bool().reshape(-1, 1)
+        if "timeouts" in rows:
             out["truncated"] = rows["timeouts"].bool().reshape(-1, 1)
-            done = done | out["truncated"] if self.use_truncated_as_done else done
-        out["done"] = done.clone()
+            out["done"] = out["terminated"] | (out["truncated"] & self.use_truncated_as_done)
         return out
 
     def metadata(self, folder: Path) -> dict[str, Any]:
         with opened(self._file(folder)) as file:
-            return _described(file["metadata"]) if "metadata" in file else {}
+            return _described(arrays(file["metadata"])) if "metadata" in file else {}
 
     def _file(self, folder: Path) -> Path:
-        named = folder / D4RL_URLS.get(self.dataset_id, "").rpartition("/")[2]
-        files = [named] if named.is_file() else sorted([*folder.glob("*.hdf5"), *folder.glob("*.h5")])
+        named = folder / Path(D4RL_URLS.get(self.dataset_id, "")).name
+        files = [named] if named.is_file() else sorted(folder.glob("*.hdf5"))
         if len(files) != 1:
             raise CorruptDatasetError(f"{folder} must have one HDF5 file, it has {[file.name for file in files]}")
         return files[0]
 
 
-def _row_entries(file: Any) -> list[str]:
-    """The names of what has a value for each row."""
-    return [name for name in (*_NEEDED, "timeouts", "next_observations", "infos") if name in file]
-
-
-def _described(group: Any) -> dict[str, Any]:
-    """Text, numbers and small arrays below a group as JSON has them. Of larger arrays: shape and dtype."""
-    out: dict[str, Any] = {}
-    for path, dataset in datasets(group).items():
-        *above, name = path.split("/")
-        place = out
-        for each in above:
-            place = place.setdefault(each, {})
-        found = values(dataset) if dataset.size <= _KEPT else {"shape": dataset.shape, "dtype": str(dataset.dtype)}
-        place[name] = found.tolist() if hasattr(found, "tolist") else found
-    return out
+def _described(held: Any) -> Any:
+    """Text, numbers and small arrays as JSON has them. Of larger arrays: shape and dtype."""
+    if isinstance(held, Mapping):
+        return {name: _described(each) for name, each in held.items()}
+    if np.size(held) > _KEPT:
+        return {"shape": np.shape(held), "dtype": str(np.asarray(held).dtype)}
+    return np.asarray(held).tolist()
 
 
 class D4RLExperienceReplay(BaseDatasetExperienceReplay):
@@ -163,18 +139,16 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     | ("next", "done") | bool [1]: either of both; without `use_truncated_as_done` the first |
     | "reward", "terminated", "truncated", "done" | those of ("next", ...) of the previous row, zeros in the first one |
 
-    `metadata` has what the file says of itself: text, numbers, arrays of at most 1,000 values; of larger ones, such as the
-    weights of a policy, shape and dtype only.
+    `metadata` has what the file says of itself. Of arrays with over 1,000 values that is shape and dtype only.
 
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.
         from_env: make the rows by `get_dataset` of the environment, which needs the d4rl library.
         use_truncated_as_done: whether time-outs set "done". Where they do not, and upstream has no next observations,
             ("next", "observation") of a time-out is zeros nonetheless: the following row is of another episode.
-        direct_download: download the file. False makes the rows by the d4rl library: by `d4rl.qlearning_dataset`, unless
-            `from_env`. None downloads unless `from_env`.
-        terminate_on_end: of `d4rl.qlearning_dataset`: keep the last step of episodes that time out. It cannot be False for
-            a direct download.
+        direct_download: download the file. False makes the rows by `d4rl.qlearning_dataset`, or by `from_env`. None
+            downloads unless `from_env`.
+        terminate_on_end: of `d4rl.qlearning_dataset`: keep the last step of episodes that time out.
         from_local: a folder with the HDF5 file.
         **env_kwargs: for `gym.make`, with the d4rl library.
 
@@ -194,17 +168,18 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
         **env_kwargs: Any,
     ) -> None:  # fmt: skip
         direct = not from_env if direct_download is None else direct_download
-        if direct and from_env:
-            raise ValueError("from_env=True needs the d4rl library: direct_download must not be True")
-        if direct and terminate_on_end is False:
-            raise ValueError("terminate_on_end=False needs the d4rl library: pass direct_download=False")
+        if direct and (from_env or terminate_on_end is False):
+            raise ValueError(
+                "from_env=True and terminate_on_end=False need the d4rl library: pass direct_download=False"
+            )
         if direct and env_kwargs:
-            names = ", ".join(env_kwargs)
-            raise RuntimeError(f"a direct download makes no environment, got arguments for one: {names}")
+            raise RuntimeError(
+                f"a direct download makes no environment, got arguments for one: {', '.join(env_kwargs)}"
+            )
         library = "" if direct else "get_dataset" if from_env else "qlearning_dataset"
-        source = D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs)
         super().__init__(
-            source, batch_size, root=root, download=download, from_local=from_local, split_trajs=split_trajs,
-            num_workers=num_workers, sampler=sampler, writer=writer, collate_fn=collate_fn, pin_memory=pin_memory,
-            prefetch=prefetch, transform=transform, generator=generator,
+            D4RLSource(dataset_id, use_truncated_as_done, library, bool(terminate_on_end), env_kwargs), batch_size,
+            root=root, download=download, from_local=from_local, split_trajs=split_trajs, num_workers=num_workers,
+            sampler=sampler, writer=writer, collate_fn=collate_fn, pin_memory=pin_memory, prefetch=prefetch,
+            transform=transform, generator=generator,
         )  # fmt: skip

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from itertools import product
 
-# The host answers https too, which is tried first.
 _URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/{}.hdf5"
 
 _KITCHEN = "kitchen_microwave_kettle"
+_HANDS = {"human": "v0_demos_clipped", "cloned": "demos-v0-bc-combined", "expert": "v0_expert_clipped"}
 _OTHERS = {
     "ant-random-expert-v0": "gym_mujoco/ant_random_expert",
     "walker2d-medium-replay-v0": "gym_mujoco/walker_mixed",
@@ -37,11 +37,7 @@ def _paths() -> Iterator[tuple[str, str]]:
             yield f"{agent}-{quality}-v0", f"gym_mujoco/{name.replace('medium_replay', 'mixed')}"
             yield f"bullet-{agent}-{quality}-v0", f"bullet/bullet-{name}"
     for hand in ("door", "hammer", "pen", "relocate"):
-        for who, name in (
-            ("human", "v0_demos_clipped"),
-            ("cloned", "demos-v0-bc-combined"),
-            ("expert", "v0_expert_clipped"),
-        ):
+        for who, name in _HANDS.items():
             yield f"{hand}-{who}-v0", f"hand_dapg/{hand}-{name}"
             yield f"{hand}-{who}-v1", f"hand_dapg_v1/{hand}-{who}-v1"
     for maze in ("umaze", "medium", "large"):

@@ -242,8 +242,13 @@ def _make(
         sums = source.download(files)
         if not force and noted.exists():
             _check_sums(sums, json.loads(noted.read_text()), files)
-    metadata = json.dumps(source.metadata(files))
-    rows = convert(source, files, scratch / "data", workers)
+    try:
+        metadata = json.dumps(source.metadata(files))
+        rows = convert(source, files, scratch / "data", workers)
+    except CorruptDatasetError as error:
+        if not sums:
+            raise
+        raise CorruptDatasetError(f"{error}. Remove it to have it downloaded anew, or pass download='force'") from error
     (scratch / "data" / metadata_name).write_text(metadata)
     if sums:
         (scratch / "sums").write_text(json.dumps(dict(sums)))
@@ -253,13 +258,14 @@ def _make(
 
 
 def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
-    """DownloadError for a file that is not the one that was converted the first time."""
-    if differ := [name for name, found in sums.items() if before.get(name, found) != found]:
-        name = differ[0]
+    """DownloadError for a file that is not the one that was converted the first time. The next call downloads it anew."""
+    differ = [name for name, found in sums.items() if before.get(name, found) != found]
+    for name in differ:
+        (folder / name).unlink(missing_ok=True)
+    if differ:
         raise DownloadError(
-            f"{name} is not the file that was downloaded the first time: its SHA-256 is {sums[name]}, it was "
-            f"{before[name]}. Pass download='force' if upstream has changed it, otherwise remove it from {folder} and try "
-            "again"
+            f"{differ[0]} is not the file that was downloaded the first time: its SHA-256 is {sums[differ[0]]}, it was "
+            f"{before[differ[0]]}. Try again, or pass download='force' if upstream has changed it"
         )
 
 

@@ -1,5 +1,6 @@
-"""Small pieces of upstream files together as parts."""
+"""Upstream files in pieces of some 16 MB: small ones together, large ones divided."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,20 @@ from interop.datasets.source import Part
 _BYTES = 1 << 24
 
 
-def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]]) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes): of 16 MB, or a larger piece. `Part.which` has the `what`.
+def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None = None) -> list[Part]:
+    """Parts of consecutive pieces, each (what, rows, bytes), without those of no rows. `Part.which` has the `what`.
 
-    Pieces without rows are left out.
+    Parts have `most` bytes, by default 16 MB, or are one piece.
     """
-    parts: list[Part] = []
-    held: list[Any] = []
-    rows = size = 0
-    for what, count, more in pieces:
-        if held and size + more > _BYTES:
-            parts.append(Part(rows, path, tuple(held)))
-            held, rows, size = [], 0, 0
-        if count:
-            held.append(what)
-            rows, size = rows + count, size + more
-    return [*parts, Part(rows, path, tuple(held))] if held else parts
+    groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
+    for what, rows, size in pieces:
+        if rows:
+            groups[offset // (most or _BYTES)].append((what, rows))
+        offset += size
+    return [Part(sum(rows for _, rows in each), path, tuple(what for what, _ in each)) for each in groups.values()]
+
+
+def ranges(rows: int, size: int) -> list[tuple[int, int]]:
+    """The rows of a file of so many bytes as ranges: the first row, and the one behind the last."""
+    step = max(_BYTES * rows // max(size, 1), 1)
+    return [(first, min(first + step, rows)) for first in range(0, rows, step)]

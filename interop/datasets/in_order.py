@@ -1,7 +1,9 @@
 """Results of calls in other processes, in order, a few of them ahead."""
 
 import multiprocessing
+import os
 import pickle
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -50,7 +52,7 @@ def by_processes(
     context, tasks = multiprocessing.get_context(method or "spawn"), iter(tasks)
     for first in tasks:
         some = chain([first], islice(tasks, max_tasks_per_child and workers * max_tasks_per_child - 1))
-        with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+        with ProcessPoolExecutor(workers, context, _start, (threads,)) as pool:
             try:
                 yield from in_order(partial(_submitted, pool, function), some, workers)
             except BrokenProcessPool as error:
@@ -60,6 +62,19 @@ def by_processes(
                 ) from error
             finally:
                 pool.shutdown(cancel_futures=True)
+
+
+def _start(threads: int) -> None:
+    torch.set_num_threads(threads)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    """End this process with its parent. One that was forked would keep the locks of a parent that was killed."""
+    parent.join()
+    os._exit(1)
 
 
 def _submitted(pool: ProcessPoolExecutor, function: Callable[[Any], Any], task: Any) -> Callable[[], Any]:

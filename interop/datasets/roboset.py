@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
+from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
 from interop.datasets.hdf5 import arrays, datasets, opened
@@ -40,50 +40,41 @@ class RobosetSource(Source):
     def download(self, folder: Path) -> Mapping[str, str]:
         if self.dataset_id not in IDS:
             raise ValueError(unknown_id("RoboSet", self.dataset_id, IDS))
-        files = [file for file in hub_files(_REPO, self.dataset_id) if file.path.endswith(".h5")]
-        if not files:
-            raise DownloadError(f"{_REPO} has no files {self.dataset_id}*.h5 any more")
-        return hub_download(_REPO, files, folder)
+        files = hub_files(_REPO, self.dataset_id)
+        return hub_download(_REPO, [file for file in files if file.path.endswith(".h5")], folder)
 
     def parts(self, folder: Path) -> Sequence[Part]:
         trials = []
         for seed, path in enumerate(local_files(folder, self.dataset_id, ".h5")):
             with opened(path) as file:
                 for name in file:
-                    if number := re.fullmatch(r"Trial(\d+)", name):
-                        size = sum(each.nbytes for each in datasets(file[name]).values())
-                        trials.append((int(number[1]), seed, path, name, _steps(file[name], path), size))
-        in_order = (((path, name, number, seed), rows, size) for number, seed, path, name, rows, size in sorted(trials))
-        return grouped(folder, in_order)
+                    if found := re.fullmatch(r"Trial(\d+)", name):
+                        trial = datasets(file[name])
+                        if missing := [key for key in _NEEDED if key not in trial]:
+                            raise CorruptDatasetError(f"{path}: {name} has no {missing[0]!r}")
+                        size = sum(each.nbytes for each in trial.values())
+                        trials.append(((int(found[1]), seed, path, name), len(trial["actions"]), size))
+        return grouped(folder, sorted(trials))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
-        for path, name, number, seed in part.which:
+        for number, seed, path, name in part.which:
             with opened(path) as file:
-                found = arrays(file[name])
-            yield _rows(found, f"{path}, {name}", number, seed)
+                held = arrays(file[name])
+            yield _rows(held, f"{path}, {name}", number, seed)
 
 
-def _steps(trial: Any, path: Path) -> int:
-    """How many steps a trial has."""
-    if missing := [key for key in _NEEDED if key not in trial]:
-        raise CorruptDatasetError(f"{path}: {trial.name} has no {missing[0]!r}")
-    return trial["actions"].shape[0]
-
-
-def _rows(found: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
+def _rows(held: dict[str, Any], where: str, number: int, seed: int) -> TensorDict:
     """A trial as rows."""
-    steps = len(found["actions"])
-    out = nested(found, steps, where)
-    done = out.pop("done").bool().reshape(-1, 1)
-    after = TensorDict({"reward": out.pop("rewards").reshape(-1, 1)}, [steps])
+    steps = len(held["actions"])
+    out = nested(held, steps, where)
+    out["action"] = out.pop("actions")
+    done = out["done"] = out["done"].bool().reshape(-1, 1)
+    after = TensorDict({"reward": out.pop("rewards").reshape(-1, 1), "done": done, "terminated": done}, [steps])
     for name, key in ("observations", "observation"), ("env_infos", "info"):
-        if name in found:
+        if name in held:
             out[key] = out.pop(name)
             after[key] = following(out[key])
-    out["action"] = out.pop("actions")
-    out["done"], after["done"], after["terminated"] = done, done.clone(), done.clone()
-    for flags, key in (out, "terminated"), (out, "truncated"), (after, "truncated"):
-        flags[key] = torch.zeros_like(done)
+    out["terminated"] = out["truncated"] = after["truncated"] = torch.zeros_like(done)
     out["episode"], out["seed"] = (torch.full([steps], value) for value in (number, seed))
     out["next"] = after
     return out
@@ -93,16 +84,17 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
     """Demonstrations of simulated robots, of RoboSet (arXiv:2309.01918), from the Hugging Face hub.
 
     The licence is that of https://huggingface.co/datasets/jdvakil/RoboSet_Sim. Rows are in order of the numbers of the
-    trials, those of equal numbers in order of the files. For trials of T steps:
+    trials, those of equal numbers in order of the files.
 
-    - "observation" [d] float64, "action" and "time": as upstream, and so is what else a trial has.
-    - "info": `env_infos`, nested.
-    - ("next", "observation") and ("next", "info"): those of the next step. Zeros in the last one: upstream has none.
-    - ("next", "reward") [1]: as upstream.
-    - "done", ("next", "done") and ("next", "terminated") bool [1]: `done` of the same step. Where a trial has none, it ends
-      where "episode" or "seed" changes.
-    - "terminated", "truncated" and ("next", "truncated") bool [1]: False.
-    - "episode" int64 []: the number of the trial in its file; "seed" int64 []: the number of the file.
+    | key | content |
+    |---|---|
+    | "observation", "action", "time", and what else a trial has | as upstream |
+    | "info" | `env_infos`, nested |
+    | ("next", "observation"), ("next", "info") | those of the next step; zeros in the last one: upstream has none |
+    | ("next", "reward") | [1], as upstream |
+    | "done", ("next", "done"), ("next", "terminated") | bool [1]: `done` of the same step |
+    | "terminated", "truncated", ("next", "truncated") | bool [1]: False |
+    | "episode", "seed" | int64 []: the numbers of the trial in its file, and of the file. Trials end where these change |
 
     Args:
         dataset_id: one of `available_datasets`. With `from_local`, any.

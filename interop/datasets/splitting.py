@@ -19,8 +19,8 @@ _WRITTEN = 1 << 26  # bytes, padding included
 def split(storage: Storage, folder: Path) -> int:
     """Write the trajectories of a storage to a folder as rows [T], T the longest; how many there are.
 
-    A trajectory ends where ("next", "done") is set, and where "episode" changes. Rows get "traj_ids" and "mask", which is
-    False in the padding. ValueError for rows with neither.
+    A trajectory ends where ("next", "done") is set, and where "episode" or "seed" changes. Rows get "traj_ids" and "mask",
+    which is False in the padding. ValueError for rows without ("next", "done") and "episode".
     """
     starts = np.concatenate([[0], _ends(storage) + 1])
     longest = int(np.diff(starts).max())
@@ -34,15 +34,16 @@ def split(storage: Storage, folder: Path) -> int:
 
 def _ends(storage: Storage) -> np.ndarray:
     """The last row of each trajectory."""
-    done, episode = ("next", "done"), "episode"
-    ends = [np.array([len(storage) - 1])]
-    if columns.has(storage, done):
-        ends.append((columns.whole(storage, done).reshape(len(storage), -1) != 0).any(1).numpy().nonzero()[0])
-    if columns.has(storage, episode):
-        ids = columns.whole(storage, episode).reshape(-1).numpy()
-        ends.append((ids[1:] != ids[:-1]).nonzero()[0])
-    if len(ends) == 1:
+    done, count = ("next", "done"), len(storage)
+    if not columns.has(storage, done) and not columns.has(storage, "episode"):
         raise ValueError('split_trajs needs "episode" or ("next", "done"): these rows are no trajectories')
+    ends = [np.array([count - 1])]
+    if columns.has(storage, done):
+        ends.append((columns.whole(storage, done).reshape(count, -1) != 0).any(1).numpy().nonzero()[0])
+    for key in ("episode", "seed"):
+        if columns.has(storage, key):
+            ids = columns.whole(storage, key).reshape(count, -1)
+            ends.append((ids[1:] != ids[:-1]).any(1).numpy().nonzero()[0])
     return np.unique(np.concatenate(ends))
 
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
-from interop.datasets.grouping import grouped
+from interop.datasets.grouping import grouped, ranges
 from interop.datasets.hdf5 import arrays, datasets, opened
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import following, nested, zeroed
@@ -22,26 +22,20 @@ from interop.transforms import Resize, ToTensorImage, Transform
 
 _REPO, _TOP = "conglu/vd4rl", "vd4rl/"
 _SUFFIXES = (".npz", ".hdf5")
-_BLOCK = 1 << 24  # bytes of a shard that are read at once
 _LAST = 2  # the `step_type` of the last step of an episode
-_KEYS = {  # of upstream's names: the group and the name here
-    "image": ("", "pixels"), "observation": ("", "pixels"), "action": ("", "action"), "discount": ("", "discount"),
-    "is_first": ("", "is_init"), "is_last": ("next", "done"), "is_terminal": ("next", "terminated"),
-    "reward": ("next", "reward"),
+_KEYS: dict[str, Any] = {  # of upstream's names: the keys here; of all others ("state", name)
+    "image": "pixels", "observation": "pixels", "action": "action", "discount": "discount", "is_first": "is_init",
+    "is_last": ("next", "done"), "is_terminal": ("next", "terminated"), "reward": ("next", "reward"),
 }  # fmt: skip
 # What NumPy raises for files that are damaged, or no archives of arrays.
-_FAULTS = (
-    zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, RuntimeError,
-)  # fmt: skip
+_FAULTS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, LookupError, ValueError, TypeError, RuntimeError)
 
-# What the hub has of 64 x 64 pixels, for where it cannot be asked.
-_TASKS = ("cheetah_run", "humanoid_walk", "walker_walk")
-_QUALITIES = ("expert", "medium", "medium_expert", "medium_replay", "random")
-_KNOWN = [
+_KNOWN = [  # what the hub has of 64 x 64 pixels, for where it cannot be asked
     *(f"distracting/walker_walk_random/64px/{level}" for level in ("easy", "hard", "medium")),
-    *(f"main/{task}/{quality}/64px" for task in _TASKS for quality in _QUALITIES),
+    *(f"main/{task}/{quality}/64px" for task in ("cheetah_run", "humanoid_walk", "walker_walk")
+      for quality in ("expert", "medium", "medium_expert", "medium_replay", "random")),
     *(f"multitask/{task}_random/64px" for task in ("cheetah_run", "walker_walk")),
-]
+]  # fmt: skip
 
 
 class _Available:
@@ -61,18 +55,14 @@ class VD4RLSource(Source):
 
     family: ClassVar[str] = "vd4rl"
 
-    @property
-    def _prefix(self) -> str:
-        return f"{_TOP}{self.dataset_id}/"
-
     def download(self, folder: Path) -> Mapping[str, str]:
-        files = [file for file in hub_files(_REPO, self._prefix) if Path(file.path).suffix in _SUFFIXES]
+        files = [file for file in hub_files(_REPO, f"{_TOP}{self.dataset_id}/") if Path(file.path).suffix in _SUFFIXES]
         if not files:
             raise ValueError(unknown_id("V-D4RL", self.dataset_id, VD4RLExperienceReplay.available_datasets))
         return hub_download(_REPO, files, folder)
 
     def parts(self, folder: Path) -> Sequence[Part]:
-        files = local_files(folder, self._prefix, *_SUFFIXES)
+        files = local_files(folder, f"{_TOP}{self.dataset_id}/", *_SUFFIXES)
         return grouped(folder, (piece for path in files for piece in _pieces(path)))
 
     def read(self, part: Part) -> Iterator[TensorDictBase]:
@@ -88,17 +78,15 @@ class VD4RLSource(Source):
 def _pieces(path: Path) -> Iterator[tuple[tuple[Path, int, int], int, int]]:
     """Ranges of rows of a file: (path, first, last), rows, bytes. An episode is one range."""
     if path.suffix == ".npz":
-        rows = len(_episode(path, "reward")["reward"])
+        rows = np.size(_episode(path, "reward")["reward"])
         yield (path, 0, rows), rows, path.stat().st_size
         return
     with opened(path) as file:
         held = datasets(file)
-        if "reward" not in held or not held["reward"].shape:
+        if "reward" not in held:
             raise CorruptDatasetError(f"{path} has no reward for each step: no file of V-D4RL")
-        rows, size = len(held["reward"]), sum(each.nbytes for each in held.values())
-    step = max(_BLOCK * rows // max(size, 1), 1)
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
+        rows, size = held["reward"].size, sum(each.nbytes for each in held.values())
+    for first, last in ranges(rows, size):
         yield (path, first, last), last - first, size * (last - first) // rows
 
 
@@ -106,35 +94,28 @@ def _episode(path: Path, *names: str) -> dict[str, np.ndarray]:
     """Arrays of an `.npz` file, by default all."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in names or archive.files}
+            return {name: archive[name] for name in names or archive.files}
     except _FAULTS as error:
         raise CorruptDatasetError(f"{path} cannot be read as an .npz file ({error})") from error
-    for name, array in found.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc" or not array.ndim:
-            raise CorruptDatasetError(f"{path}: {name} has no number for each step")
-    return found
 
 
 def _rows(found: Mapping[str, Any], count: int, where: str) -> TensorDict:
     """The first `count` rows. One more is the next of the last of these; it is missing at the end of a file."""
-    entries: dict[str, dict[str, Any]] = {}
-    for name, each in found.items():
-        group, key = _KEYS.get(name, ("state", name))
-        entries.setdefault(group, {})[key] = each
-    every = nested({**entries.pop("", {}), **entries}, len(found["reward"]), where)
-    if "pixels" not in every or "action" not in every:
-        raise CorruptDatasetError(f"{where}: there are no images or no actions, only {', '.join(found)}")
+    if {"reward", "action"} - found.keys() or not {"image", "observation"} & found.keys():
+        raise CorruptDatasetError(f"{where}: there are no images, actions or rewards, only {', '.join(found)}")
+    rows = nested(found, np.size(found["reward"]), where)
+    every = TensorDict({_KEYS.get(name, ("state", name)): each for name, each in rows.items()}, rows.batch_size)
     after = following(every.select("pixels", "state", strict=False))[:count]
     out = every[:count]
     given = out.pop("next")
     if "step_type" in found:
         after = zeroed(after, out["state", "step_type"] == _LAST)
     after["reward"] = given["reward"].reshape(-1, 1)
-    flags = {key: given[key].bool().reshape(-1, 1) for key in ("done", "terminated") if key in given}
-    if len(flags) == 2:
-        flags["truncated"] = flags["done"] & ~flags["terminated"]
-        out.update({key: torch.zeros_like(flag) for key, flag in flags.items()})
-    out["next"] = after.update(flags)
+    if "done" in given and "terminated" in given:
+        done, terminated = (given[key].bool().reshape(-1, 1) for key in ("done", "terminated"))
+        after.update({"done": done, "terminated": terminated, "truncated": done & ~terminated})
+        out.update(dict.fromkeys(("done", "terminated", "truncated"), torch.zeros_like(done)))
+    out["next"] = after
     return out
 
 
@@ -154,7 +135,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     | ("next", "done"), ("next", "terminated"), ("next", "truncated") | bool [1]: last; terminal; last but not terminal |
     | "done", "terminated", "truncated" | bool [1], False |
 
-    The datasets of 84px have no flags. Their episodes end where ("state", "step_type") is 2.
+    The datasets of 84px have no flags, and no `split_trajs`. Their episodes end where ("state", "step_type") is 2.
 
     Args:
         dataset_id: one of `available_datasets`, such as "main/walker_walk/random/64px". `available_datasets` asks the hub.
@@ -169,16 +150,17 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     available_datasets = _Available()
 
     def __init__(
-        self,
-        dataset_id: str,
-        batch_size: int | None = None,
-        *,
-        totensor: bool = True,
-        image_size: int | Sequence[int] | None = None,
-        transform: Transform | Callable[[Any], Any] | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(VD4RLSource(dataset_id), batch_size, transform=transform, **more)
+        self, dataset_id: str, batch_size: int | None = None, *, totensor: bool = True,
+        image_size: int | Sequence[int] | None = None, transform: Transform | Callable[[Any], Any] | None = None,
+        split_trajs: bool = False, **more: Any,
+    ) -> None:  # fmt: skip
+        if split_trajs and "84px" in Path(dataset_id).parts:
+            raise ValueError(
+                'split_trajs needs ("next", "done"), which the datasets of 84px do not have: load the rows, whose episodes '
+                'end where ("state", "step_type") is 2'
+            )
+        source = VD4RLSource(dataset_id)
+        super().__init__(source, batch_size, transform=transform, split_trajs=split_trajs, **more)
         pixels: Any = ["pixels", ("next", "pixels")]
         if totensor and not any(isinstance(each, ToTensorImage) for each in self.transform):
             self.append_transform(ToTensorImage(in_keys=pixels, shape_tolerant=True))

@@ -80,6 +80,12 @@ RUNS = [
         "threads --seconds 0 --dumps 0 --prefetches 100",
         "threads --seconds 0 --dumps 0 --prefetches 10",
     ),
+    Run(
+        "X1",
+        "whoever downloads, converts, splits, transforms or removes a dataset is killed",
+        "datasets --points 400 --random 40",
+        "datasets --points 80 --random 8",
+    ),
     Run("S1", "files that would run code or lead elsewhere", "pytest tests/interop/checkpoint/test_no_code.py", ""),
 ]
 

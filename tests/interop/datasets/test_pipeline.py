@@ -314,10 +314,13 @@ def test_a_file_that_is_another_one_than_the_first_time(toy, rows, tmp_path):
     toy().delete()
     changed = sources_toy.make(tmp_path / "up", np.random.default_rng(1))
     with pytest.raises(
-        errors.DownloadError, match=r"0.json is not the file .* SHA-256 is \w+, it was \w+. Pass .*force"
+        errors.DownloadError, match=r"0.json is not the file .* SHA-256 is \w+, it was \w+. Try again, or pass .*force"
     ):
         toy()
     assert not (tmp_path / "root/toy").exists()
+    sources_toy.make(tmp_path / "up", np.random.default_rng(0))
+    assert same(toy()[:], rows), "the good file again"
+    sources_toy.make(tmp_path / "up", np.random.default_rng(1))
     assert same(toy(download="force")[:], changed)
     toy().delete()
     assert same(toy()[:], changed)

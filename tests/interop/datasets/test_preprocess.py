@@ -332,3 +332,36 @@ assert construct()[:].get("noise", None) is not None
 
 def test_processes(in_a_fork, rows, tmp_path):
     assert "nothing" in in_a_fork(FORKED, folder=str(tmp_path))
+
+
+KILLED = """
+import os, signal, time
+from tests.interop.datasets.sources_toy import ToyExperienceReplay
+
+def construct():
+    return ToyExperienceReplay("toy", upstream=f"{folder}/up", root=f"{folder}/root")
+
+def fn(td):
+    os.write(writing, b"%d " % os.getpid())
+    time.sleep(60)
+
+construct()
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    construct().preprocess(fn, num_workers=2, mp_start_method="fork", chunksize=1)
+workers = {int(os.read(reading, 100).split()[0])}
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+begun = time.monotonic()
+construct().preprocess(lambda td: td, num_workers=0)
+assert time.monotonic() - begun < 20
+for worker in workers:
+    while os.path.exists(f"/proc/{worker}") and "(zombie)" not in open(f"/proc/{worker}/status").read():
+        assert time.monotonic() - begun < 20
+        time.sleep(0.01)
+"""
+
+
+def test_workers_end_with_their_parent(in_a_fork, rows, tmp_path):
+    in_a_fork(KILLED, folder=str(tmp_path))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from interop.datasets import grouping
-from interop.datasets.errors import CorruptDatasetError, DownloadError
+from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.roboset import RobosetExperienceReplay, RobosetSource
 from tests.interop.datasets import sources_roboset
 
@@ -90,8 +90,6 @@ def test_the_buffer(tmp_path, hub, rng):
     assert len(RobosetExperienceReplay.available_datasets) == len(set(RobosetExperienceReplay.available_datasets)) == 20
     with pytest.raises(ValueError, match=r"no dataset 'DAPG\(robot\)/door_v2d-v1'.*'DAPG\(expert\)/door_v2d-v1'"):
         RobosetExperienceReplay("DAPG(robot)/door_v2d-v1", 4, root=tmp_path / "root")
-    with pytest.raises(DownloadError, match="pen_v2d-v1"):
-        RobosetExperienceReplay("DAPG(human)/pen_v2d-v1", 4, root=tmp_path / "root")
 
 
 def test_a_copy_of_the_repository(tmp_path, rng):
@@ -99,3 +97,12 @@ def test_a_copy_of_the_repository(tmp_path, rng):
     sources_roboset.make(tmp_path / "copy" / "DAPG(human)", rng)
     rb = RobosetExperienceReplay(ID, 4, root=tmp_path / "root", from_local=tmp_path / "copy")
     assert len(rb) == sum(len(held["done"]) for *_, held in trials)
+
+
+def test_a_trajectory_ends_with_its_file(tmp_path, rng):
+    for name in ("a.h5", "b.h5"):
+        held = sources_roboset.trial(rng, 3)
+        held["done"][:] = False
+        sources_roboset.write(tmp_path / "files" / name, {"Trial4": held})
+    split = RobosetExperienceReplay(ID, root=tmp_path, from_local=tmp_path / "files", split_trajs=True)
+    assert split[:]["seed"].tolist() == [[0] * 3, [1] * 3]
