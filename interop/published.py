@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def publish(
-    folder: Path, made_from: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any] | None], *,
+    folder: Path, made_from: Mapping[str, Any] | None, make: Callable[[Path], Mapping[str, Any] | None], *,
     when: Literal["missing", "differs", "always"] = "missing", replaces_foreign: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Make a folder by `make(scratch)` where it is missing. Returns its record: `made_from`, what `make` returned, and the
@@ -34,6 +34,7 @@ def publish(
     they do. Symbolic links in the path are resolved once.
 
     Args:
+        made_from: None for a folder of files for others, which gets no record, and is never one that need not be made.
         when: "differs" makes a folder anew that was made from something else, "always" any. The old folder is replaced
             when the new one is complete. Both have the same "kind" in their records.
         replaces_foreign: replace a folder without a record.
@@ -45,23 +46,24 @@ def publish(
     """
     folder = Path(os.path.realpath(folder))
     scratch = _scratch(folder)
-    if found := _usable(folder, made_from, when, replaces_foreign):
+    if found := _usable(folder, made_from or {}, when, replaces_foreign):
         if scratch.exists():
             with contextlib.suppress(OSError), _locked(scratch, _do_not_wait):
                 _clear(scratch, PROGRESS)
         return found
     with _locked(scratch, lambda: _log.warning("another process is making %s: waiting for it", folder)):
         _put_back(scratch, folder)
-        if found := _usable(folder, made_from, when, replaces_foreign):  # another process made it meanwhile
+        if found := _usable(folder, made_from or {}, when, replaces_foreign):  # another process made it meanwhile
             _clear(scratch, PROGRESS)
             return found
         _clear(scratch, DOWNLOADS, PROGRESS)
         replaces = not _is_empty(folder)
         try:
             data = scratch / "data"
-            record = {**made_from, **(make(scratch) or {})}
+            record = {**(made_from or {}), **(make(scratch) or {})}
             record["files"] = {os.fspath(each.relative_to(data)): each.stat().st_size for each in _files(data)}
-            (data / RECORD).write_text(json.dumps(record))
+            if made_from is not None:
+                (data / RECORD).write_text(json.dumps(record))
             for each in [*data.rglob("*"), data]:
                 flush(each)
             if replaces:

@@ -1,12 +1,13 @@
 """The trajectories of a buffer in the layout of Minari's episodes."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase, is_non_tensor
 
+from interop.datasets.rows import following
 from interop.datasets.stored_episodes import StoredEpisodes, plain
 from interop.keys import as_path, entries_below, known_keys
 from interop.ted.row_values import dense, words
@@ -15,9 +16,8 @@ Keys = str | tuple[str, ...] | Mapping[str, str | tuple[str, ...]]
 _OUTCOMES = {("reward",), ("done",), ("terminated",), ("truncated",)}
 
 
-@dataclass(frozen=True)
-class EpisodeBuffers:
-    """Episodes as keyword arguments of `minari.EpisodeBuffer`; read anew in each iteration, one at a time.
+def episode_buffers(stored: StoredEpisodes, observation: Keys, action: Keys) -> Iterator[dict[str, Any]]:
+    """Episodes as keyword arguments of `minari.EpisodeBuffer`, one at a time.
 
     A trajectory is cut where an entry of "next" is not that of the row that follows.
 
@@ -25,71 +25,51 @@ class EpisodeBuffers:
         stored: the trajectories.
         observation, action: the entry, or a dict of several.
 
-    Raises, while it is iterated: KeyError for a missing entry; TypeError for one that is neither a tensor that NumPy knows
-    nor text; ValueError for several rewards a step, and for entries of "next" of another shape or dtype.
+    Raises: KeyError for a missing entry; TypeError for one that is neither a tensor that NumPy knows nor text; ValueError
+    for several rewards a step, and for entries of "next" of another shape or dtype.
     """
+    ids = set(stored.marked_by) if stored.ids is not None else set()
+    for rows in stored:
+        start = 0
+        for stop in [*_breaks(rows), len(rows)]:
+            yield _episode(rows[start:stop], observation, action, ids)
+            start = stop
 
-    stored: StoredEpisodes
-    observation: Keys
-    action: Keys
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for rows in self.stored:
-            start = 0
-            for stop in [*_breaks(rows), len(rows)]:
-                yield self._episode(rows[start:stop])
-                start = stop
+def _episode(rows: TensorDictBase, observation: Keys, action: Keys, ids: set[tuple[Any, ...]]) -> dict[str, Any]:
+    steps, used = _steps(rows), _OUTCOMES | ids
 
-    def _episode(self, rows: TensorDictBase) -> dict[str, Any]:
-        steps, used = _steps(rows), set(_OUTCOMES)
-        if self.stored.ids is not None:
-            used |= {*self.stored.marked_by}
+    def taken(keys: Keys, count: int) -> Any:
+        if isinstance(keys, Mapping):
+            return {name: taken(key, count) for name, key in keys.items()}
+        path = as_path(keys)
+        found = {each[len(path) :]: value[:count] for each, value in steps.items() if each[: len(path)] == path}
+        if not found:
+            raise KeyError(f"{keys!r} is not stored; there are {known_keys(rows)}. Name the entry by its key")
+        used.update((*path, *each) for each in found)
+        return _nested(found)
 
-        def taken(keys: Keys) -> Any:
-            if isinstance(keys, Mapping):
-                return {name: taken(key) for name, key in keys.items()}
-            path = as_path(keys)
-            found = {each[len(path) :]: value for each, value in steps.items() if each[: len(path)] == path}
-            if not found:
-                raise KeyError(f"{keys!r} is not stored; there are {known_keys(rows)}. Name the entry by its key")
-            used.update((*path, *each) for each in found)
-            return _nested(found)
-
-        observations, actions = taken(self.observation), taken(self.action)
-        infos = {
-            path[1:] if path[0] == "info" else path: [*value] if np.ndim(value) == 1 else value  # lists: for Arrow
-            for path, value in steps.items()
-            if path not in used
-        }
-        if len(infos) + len(used & steps.keys()) < len(steps):
-            raise ValueError('an entry of "info" has the name of one beside it: both would be an info. Rename one')
-        return {
-            "observations": observations,
-            "actions": _first(actions, len(rows)),
-            **_outcomes(rows),
-            "infos": _nested(infos),
-        }
+    observations, actions = taken(observation, len(rows) + 1), taken(action, len(rows))
+    infos = {}
+    for path, value in steps.items():
+        if path not in used:
+            name = path[1:] if path[0] == "info" else path
+            if name in infos:
+                raise ValueError('an entry of "info" has the name of one beside it: both would be an info. Rename one')
+            infos[name] = [*value] if np.ndim(value) == 1 else value  # lists: for Arrow
+    return {"observations": observations, "actions": actions, **_outcomes(rows), "infos": _nested(infos)}
 
 
 def _steps(rows: TensorDictBase) -> dict[Any, Any]:
     """Entries by path, T + 1 steps of each: those of the root, and the last one of "next"."""
-    above, below = ({path: plain(value, path) for path, value in entries_below(each)}
-                    for each in (rows.exclude("next"), rows.get("next", {})))  # fmt: skip
+    above, below = (dict(entries_below(each)) for each in (rows.exclude("next"), rows.get("next", {})))
     steps = {
-        path: _joined(values, below[path][-1:] if path in below else _nothing(values)) for path, values in above.items()
+        path: torch.cat([each, below[path][-1:] if path in below else following(each[:1])])
+        for path, each in above.items()
     }
     for path in below.keys() - above.keys() - _OUTCOMES:
-        steps[path] = _joined(_nothing(below[path]), below[path])
-    return steps
-
-
-def _joined(one: Any, other: Any) -> Any:
-    return one + other if isinstance(one, list) else np.concatenate([one, other])
-
-
-def _nothing(values: Any) -> Any:
-    """One step of zeros or of empty text."""
-    return [""] if isinstance(values, list) else np.zeros_like(values[:1])
+        steps[path] = torch.cat([following(below[path][:1]), below[path]])
+    return {path: plain(each, path) for path, each in steps.items()}
 
 
 def _nested(values: Mapping[Any, Any]) -> Any:
@@ -103,10 +83,6 @@ def _nested(values: Mapping[Any, Any]) -> Any:
             holder = holder.setdefault(each, {})
         holder[path[-1]] = value
     return out
-
-
-def _first(values: Any, count: int) -> Any:
-    return {key: _first(each, count) for key, each in values.items()} if isinstance(values, dict) else values[:count]
 
 
 def _outcomes(rows: TensorDictBase) -> dict[str, Any]:

@@ -10,12 +10,15 @@ from interop.datasets.source import Part
 _BYTES = 1 << 24
 
 
-def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]]) -> list[Part]:
-    """Parts of consecutive pieces, each (what, rows, bytes), without those of no rows. `Part.which` has the `what`."""
+def grouped(path: Path, pieces: Iterable[tuple[Any, int, int]], most: int | None = None) -> list[Part]:
+    """Parts of consecutive pieces, each (what, rows, bytes), without those of no rows. `Part.which` has the `what`.
+
+    Parts have `most` bytes, by default 16 MB, or are one piece.
+    """
     groups, offset = defaultdict[int, list[tuple[Any, int]]](list), 0
     for what, rows, size in pieces:
         if rows:
-            groups[offset // _BYTES].append((what, rows))
+            groups[offset // (most or _BYTES)].append((what, rows))
         offset += size
     return [Part(sum(rows for _, rows in each), path, tuple(what for what, _ in each)) for each in groups.values()]
 

@@ -26,89 +26,70 @@ class Episode:
 
 
 def info_of(folder: Path) -> dict[str, Any]:
-    """`meta/info.json`. DatasetError for a version of the format that is not one of `VERSIONS`, or without features."""
-    (info,) = _json(folder / "meta/info.json")
-    version = info.get("codebase_version") if isinstance(info, Mapping) else None
+    """`meta/info.json`. DatasetError for a version of the format that is not one of `VERSIONS`."""
+    info: dict[str, Any] = read_json(path := folder / "meta/info.json")
+    version = info.get("codebase_version") if isinstance(info, dict) else None
     if version not in VERSIONS:
         raise DatasetError(
-            f"{folder}/meta/info.json: codebase_version is {version!r}, this program reads "
-            f"{', '.join(VERSIONS)}. The lerobot package converts older datasets"
+            f"{path}: codebase_version is {version!r}, this program reads {', '.join(VERSIONS)}. The lerobot package "
+            "converts older datasets"
         )
-    try:
-        for name, feature in info["features"].items():
-            info["features"][name] = {**feature, "dtype": str(feature["dtype"]), "shape": [*map(int, feature["shape"])]}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptDatasetError(f"{folder}/meta/info.json does not describe all features: {error!r}") from error
-    return dict(info)
+    return info
 
 
 def tasks_of(folder: Path) -> dict[int, str]:
     """The text of each task."""
     if (path := folder / "meta/tasks.jsonl").exists():
-        return {task["task_index"]: task["task"] for task in _json(path, lines=True)}
+        return {task["task_index"]: task["task"] for task in read_json(path)}
     table = read_table(folder / "meta/tasks.parquet")
-    (text,) = (name for name in table.column_names if name in ("task", "__index_level_0__"))
-    return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
-
-
-def statistics_of(folder: Path) -> dict[str, Any]:
-    """ "stats" and "episodes_stats" as they are in files of these names, as far as these are there."""
-    found: dict[str, Any] = {}
-    if (path := folder / "meta/stats.json").exists():
-        (found["stats"],) = _json(path)
-    if (path := folder / "meta/episodes_stats.jsonl").exists():
-        found["episodes_stats"] = _json(path, lines=True)
-    return found
+    texts = [name for name in table.column_names if name != "task_index"]
+    return dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
 
 
 def episodes_of(folder: Path, info: Mapping[str, Any], video_keys: Sequence[str]) -> list[Episode]:
-    """All episodes in order. CorruptDatasetError where the place of one is missing, or out of the folder."""
+    """All episodes in order. KeyError or TypeError where the place of one is missing."""
     if (path := folder / "meta/episodes.jsonl").exists():
-        rows = _json(path, lines=True)
+        rows = read_json(path)
     else:
-        files = sorted((folder / "meta/episodes").glob("*/*.parquet"))
-        rows = [row for path in files for row in read_table(path, leave_out="stats/").to_pylist()]
+        tables = map(read_table, (folder / "meta/episodes").glob("*/*.parquet"))
+        kept = (table.select([name for name in table.column_names if "stats/" not in name]) for table in tables)
+        rows = [row for table in kept for row in table.to_pylist()]
     if not rows:
         raise CorruptDatasetError(f"{folder}/meta has no episodes.jsonl, and no episodes/*/*.parquet with rows")
-    try:
-        return [_episode(folder, info, video_keys, row) for row in sorted(rows, key=lambda row: row["episode_index"])]
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise CorruptDatasetError(f"{folder}/meta does not tell where all episodes are: {error!r}") from error
-
-
-def read_table(path: Path, leave_out: str | None = None, **options: Any) -> Any:
-    """The table in a Parquet file, without columns of a prefix. CorruptDatasetError where it is missing or damaged."""
-    parquet, pyarrow = required("pyarrow.parquet", "datasets"), required("pyarrow", "datasets")
-    try:
-        columns = leave_out and [name for name in parquet.read_schema(path).names if not name.startswith(leave_out)]
-        return parquet.read_table(path, columns=columns, **options)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise CorruptDatasetError(f"{path} is missing, or no whole Parquet file: {error}") from error
+    return [_episode(folder, info, video_keys, row) for row in sorted(rows, key=lambda row: row["episode_index"])]
 
 
 def _episode(folder: Path, info: Mapping[str, Any], video_keys: Sequence[str], row: Mapping[str, Any]) -> Episode:
     number: int = row["episode_index"]
-    names = {"episode_index": number, "episode_chunk": number // info.get("chunks_size", 1000)}
 
     def file(template: str, group: str, **more: str) -> Path:
         indices = {name: row.get(f"{group}/{name}") for name in ("chunk_index", "file_index")}
-        return _inside(folder, template.format(**names, **indices, **more))
+        chunk = number // info.get("chunks_size", 1000)
+        path = Path(template.format(episode_index=number, episode_chunk=chunk, **indices, **more))
+        if path.is_absolute() or ".." in path.parts:
+            raise CorruptDatasetError(f"{folder}/meta/info.json: {path} leads out of the folder")
+        return folder / path
 
-    starts = {key: float(row.get(f"videos/{key}/from_timestamp", 0)) for key in video_keys}
-    videos = ((key, file(info["video_path"], f"videos/{key}", video_key=key), start) for key, start in starts.items())
+    videos = (
+        (key, file(info["video_path"], f"videos/{key}", video_key=key), row.get(f"videos/{key}/from_timestamp", 0.0))
+        for key in video_keys
+    )
     return Episode(number, row["length"], file(info["data_path"], "data"), tuple(videos))
 
 
-def _inside(folder: Path, name: str) -> Path:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise CorruptDatasetError(f"{folder}/meta/info.json: {name} leads out of the folder")
-    return folder / name
+def read_table(path: Path, **options: Any) -> Any:
+    """The table in a Parquet file. CorruptDatasetError where it is missing or damaged."""
+    parquet, pyarrow = required("pyarrow.parquet", "datasets"), required("pyarrow", "datasets")
+    try:
+        return parquet.read_table(path, **options)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise CorruptDatasetError(f"{path} is missing, or no whole Parquet file: {error}") from error
 
 
-def _json(path: Path, lines: bool = False) -> list[Any]:
-    """The values in a file, of which there is one, or one a line."""
+def read_json(path: Path) -> Any:
+    """The value in a file; of `.jsonl` a list of the values in its lines."""
     try:
         text = path.read_text()
-        return [json.loads(each) for each in (filter(str.strip, text.splitlines()) if lines else [text])]
+        return [*map(json.loads, filter(str.strip, text.splitlines()))] if path.suffix == ".jsonl" else json.loads(text)
     except (OSError, ValueError) as error:
         raise CorruptDatasetError(f"{path} is missing, or no JSON: {error}") from error

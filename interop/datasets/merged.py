@@ -32,7 +32,7 @@ def merged(
     """Buffers or datasets as one ensemble, `merged(a, b, p=[0.8, 0.2], batch_size=256)`, whose batches are alike.
 
     Entries have one key, shape and dtype in all. This is checked here, on the first row of each buffer after its transforms.
-    Entries are left out and cast when a batch is read; nothing is copied, and the buffers stay as they are.
+    Entries are left out and cast when a batch is read; the buffers stay as they are.
 
     Args:
         buffers: of tensordicts, with at least one row. They keep their samplers and transforms.
@@ -43,11 +43,10 @@ def merged(
             dict names the dtype of entries, of any kind.
         num_buffer_sampled: parts of a batch. By default the smallest number that divides the batch size and is no smaller
             than that of the buffers.
-        more: as for `ReplayBufferEnsemble`.
+        **more: as for `ReplayBufferEnsemble`.
 
     Raises:
-        ValueError: entries differ in shape or dtype, or are missing; a table of them is in the message. No entry is common
-            to all.
+        ValueError: entries differ in shape or dtype, or are missing; a table of them is in the message.
         RuntimeError: a buffer is empty.
         TypeError: items are not tensordicts.
     """
@@ -69,21 +68,13 @@ def merged(
                 types[path] = common
     if misfits or not types:
         raise ValueError(_table(misfits or [*paths], layouts, buffers))
-    changes = {
-        path: kind
-        for path, kind in types.items()
-        if isinstance(kind, torch.dtype) and any(each[path][0] != kind for each in layouts)
-    }
     dropped = frozenset(paths.keys() - types.keys())
+    dtypes = {path: kind for path, kind in types.items() if cast and isinstance(kind, torch.dtype)}
     if num_buffer_sampled is None and batch_size is not None and not more.get("sample_from_all"):
         num_buffer_sampled = next((n for n in range(len(buffers), batch_size) if batch_size % n == 0), batch_size)
+    aligned = _Aligned(dropped, dtypes) if dropped or dtypes else None
     return ReplayBufferEnsemble(
-        *buffers,
-        p=p,
-        batch_size=batch_size,
-        num_buffer_sampled=num_buffer_sampled,
-        collate_fn=_Aligned(dropped, changes) if dropped or changes else None,
-        **more,
+        *buffers, p=p, batch_size=batch_size, num_buffer_sampled=num_buffer_sampled, collate_fn=aligned, **more
     )
 
 
@@ -149,16 +140,9 @@ def _table(paths: Sequence[_Path], layouts: Sequence[_Layout], buffers: Sequence
     head = ["", *(f"{place}: {type(each).__name__}" for place, each in enumerate(buffers))]
     rows = [[".".join(map(str, path)), *(_shown(each.get(path)) for each in layouts)] for path in paths]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
-    return "\n".join(
-        [
-            "the buffers do not fit together:",
-            *lines,
-            "Leave entries out by keys=[...], or convert dtypes by cast=True or cast={key: dtype}",
-        ]
-    )
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (head, *rows)]
+    advice = "Leave entries out by keys=[...], or convert dtypes by cast=True or cast={key: dtype}"
+    return "\n".join(["the buffers do not fit together:", *lines, advice])
 
 
 def _shown(kind: _Kind | None) -> str:

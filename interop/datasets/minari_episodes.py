@@ -1,14 +1,14 @@
 """The episodes in the files of Minari datasets, as they are stored: HDF5, Arrow or Parquet."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from interop.datasets.arrow_columns import faults, values
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.hdf5 import arrays, opened
+from interop.keys import entries_below
 from interop.optional import required
 
 ONE_MORE = ("observations", "infos", "state")  # entries with a row before each step, and one behind the last
@@ -16,90 +16,89 @@ _HDF5 = "main_data.hdf5"
 
 
 class Episode(NamedTuple):
-    """An episode, or some steps of it.
+    """An episode: its number in the files, and how many steps it has."""
+
+    number: int
+    steps: int
+
+
+class Steps(NamedTuple):
+    """The steps of an episode, or some of them.
 
     Args:
-        number: that it has in the files.
-        steps: how many there are.
+        episode: its number, and how many steps these are.
         where: the file and the episode, for errors.
         entries: arrays, lists of text and lists of encoded images, by their place: ("observations", "image"). The parts of
             a Tuple are "0", "1", ....
     """
 
-    number: int
-    steps: int
+    episode: Episode
     where: str
     entries: dict[tuple[str, ...], Any]
 
 
-def steps_of(data: Path, kind: str) -> dict[int, int]:
-    """How many steps each episode has, by number, in order. Reads headers."""
-    found = dict(_hdf5_steps(data / _HDF5) if kind == "hdf5" else _arrow_steps(data))
-    return {number: found[number] for number in sorted(found)}
+def episodes(data: Path, kind: str) -> list[Episode]:
+    """The episodes in a folder, in order. Reads headers."""
+    return sorted(_of_hdf5(data / _HDF5) if kind == "hdf5" else _of_arrow(data))
 
 
-def episodes(data: Path, kind: str, steps: Mapping[int, int]) -> Iterator[Episode]:
-    """Episodes of these numbers and steps."""
-    if kind != "hdf5":
-        for number, count in steps.items():
-            folder = data / str(number)
-            yield Episode(number, count, str(folder), dict(_flat(_arrow_episode(folder, kind, count))))
-        return
-    with opened(data / _HDF5) as file:
-        for number, count in steps.items():
-            entries = arrays(file[f"episode_{number}"])
-            yield Episode(number, count, f"{data / _HDF5}, episode {number}", dict(_flat(entries)))
+def steps_of(data: Path, kind: str, these: Iterable[Episode]) -> Iterator[Steps]:
+    """All steps of these episodes."""
+    if kind == "hdf5":
+        with opened(data / _HDF5) as file:
+            for each in these:
+                yield _steps(each, f"{data / _HDF5}, episode {each.number}", arrays(file[f"episode_{each.number}"]))
+    else:
+        for each in these:
+            folder = data / str(each.number)
+            yield _steps(each, str(folder), _arrow_entries(folder, kind, each.steps))
 
 
-def _flat(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, each in values.items():
-        index = key.removeprefix("_index_")  # a part of a Tuple
-        path = (*above, index if index.isdigit() else key)
-        if isinstance(each, Mapping):
-            yield from _flat(each, path)
-        else:
-            yield path, each
+def _steps(episode: Episode, where: str, entries: dict[str, Any]) -> Steps:
+    def name(key: str) -> str:
+        place = key.removeprefix("_index_")  # a part of a Tuple
+        return place if place.isdigit() else key
+
+    return Steps(episode, where, {tuple(map(name, path)): each for path, each in entries_below(entries)})
 
 
-def _hdf5_steps(path: Path) -> Iterator[tuple[int, int]]:
+def _of_hdf5(path: Path) -> Iterator[Episode]:
     if not path.exists():
         raise CorruptDatasetError(f"{path} is missing")
-    attributes, steps = required("h5py", "interop").h5a, np.empty((), np.int64)
+    h5d = required("h5py", "interop").h5d
     with opened(path) as file:
         for name in file:
             if name.startswith("episode_"):
-                try:  # by the low-level functions: those of groups take five times as long
-                    attributes.open(file.id, b"total_steps", obj_name=name.encode()).read(steps)
-                except KeyError:  # files of 2023
-                    steps[()] = len(file[name]["rewards"]) if "rewards" in file[name] else 0
-                yield int(name.removeprefix("episode_")), int(steps)
+                try:  # by the low-level function: that of groups takes five times as long
+                    steps = h5d.open(file.id, f"{name}/rewards".encode()).shape[:1]
+                except KeyError:
+                    steps = (len(file[name]),)  # 0 for an empty group
+                yield Episode(int(name.removeprefix("episode_")), *steps)
 
 
-def _arrow_steps(data: Path) -> Iterator[tuple[int, int]]:
+def _of_arrow(data: Path) -> Iterator[Episode]:
     for folder in data.iterdir():
         if folder.name.isdigit():
             path = folder / "metadata.json"
             try:
-                yield int(folder.name), int(json.loads(path.read_bytes())["total_steps"])
+                yield Episode(int(folder.name), int(json.loads(path.read_bytes())["total_steps"]))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise CorruptDatasetError(f"{path} does not say the total_steps of this episode ({error})") from error
 
 
-def _arrow_episode(folder: Path, kind: str, steps: int) -> dict[str, Any]:
+def _arrow_entries(folder: Path, kind: str, steps: int) -> dict[str, Any]:
     pyarrow = required("pyarrow", "datasets")
     files = sorted(folder.glob(f"*.{kind}"), key=lambda path: (len(path.name), path.name))  # part-2 before part-10
-    try:
+    with faults(f"{folder}: its {kind} files"):
         table = pyarrow.concat_tables([_table(each, kind) for each in files]).combine_chunks()
         table.validate(full=True)
-        if table.num_rows != steps + 1:
-            raise CorruptDatasetError(f"{folder} has {table.num_rows} rows, {steps + 1} are needed for {steps} steps")
+        if len(table) != steps + 1:
+            raise CorruptDatasetError(f"{folder} has {len(table)} rows, {steps + 1} are needed for {steps} steps")
         return {
-            name: _values(table[name].chunk(0).slice(0, steps + (name in ONE_MORE)), f"{folder}, {name}")
+            name: values(table[name].chunk(0).slice(0, steps + (name in ONE_MORE)), f"{folder}, {name}")
             for name in table.column_names
             if name != "episode_id"
         }
-    except (pyarrow.ArrowException, OSError) as error:
-        raise CorruptDatasetError(f"{folder} cannot be read as {kind} files ({error})") from error
 
 
 def _table(path: Path, kind: str) -> Any:
@@ -107,33 +106,3 @@ def _table(path: Path, kind: str) -> Any:
         return required("pyarrow.parquet", "datasets").ParquetFile(path, memory_map=True).read(use_threads=False)
     pyarrow = required("pyarrow", "datasets")
     return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-
-
-def _values(column: Any, where: str) -> Any:
-    """A column as an array, a list of text or bytes, or a mapping of these."""
-    types = required("pyarrow", "datasets").types
-    kind = column.type
-    if types.is_struct(kind):
-        return {
-            field.name: _shaped(_values(column.field(place), f"{where}/{field.name}"), field.metadata)
-            for place, field in enumerate(kind)
-        }
-    if column.null_count:
-        raise CorruptDatasetError(f"{where} has {column.null_count} missing values")
-    if types.is_fixed_size_list(kind) or types.is_list(kind):
-        flat = _values(column.flatten(), where)
-        lengths = {len(each) for each in column} if types.is_list(kind) else {kind.list_size}
-        if len(lengths) == 1 and isinstance(flat, np.ndarray):
-            return flat.reshape(len(column), *lengths, *flat.shape[1:])
-    elif types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind):
-        return column.to_pylist()
-    elif (array := column.to_numpy(zero_copy_only=False)).dtype.kind in "biufc":
-        return array
-    raise CorruptDatasetError(f"{where} is {kind}, which are no arrays of one shape and no text")
-
-
-def _shaped(values: Any, metadata: Mapping[bytes, bytes] | None) -> Any:
-    """An array of rows in the shape that Minari notes beside columns of infos."""
-    if not metadata or b"shape" not in metadata or not isinstance(values, np.ndarray):
-        return values
-    return values.reshape(len(values), *(int(size) for size in metadata[b"shape"].split(b",") if size))

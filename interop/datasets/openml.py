@@ -28,8 +28,7 @@ _UPSTREAM = {  # name and version on OpenML
     "magic": ("MagicTelescope", 1),
 }
 _TARGET = "__target__"  # the column of the target in the downloaded file
-_ROWS = 1 << 16  # that are yielded at once
-_ATTRIBUTE = re.compile(r"""@attribute\s+('[^']*'|"[^"]*"|\S+)\s+(\{|numeric|real|integer)""", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"""@attribute\s+('[^']*'|"[^"]*"|\S+)\s+(numeric|real|integer)?""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -57,24 +56,17 @@ class OpenMLSource(Source):
         return {}
 
     def parts(self, folder: Path) -> list[Part]:
-        return [Part(len(self.table(folder)[1]), folder)]
+        return [Part(len(self.table(folder)[0]), folder)]
 
     def read(self, part: Part) -> Iterator[TensorDict]:
-        values, labels, _, _ = self.table(part.path)
-        for start in range(0, len(labels), _ROWS):
-            rows = slice(start, start + _ROWS)
-            yield TensorDict(
-                {"X": torch.from_numpy(values[rows]), "y": torch.from_numpy(labels[rows])}, [len(labels[rows])]
-            )
+        yield self.table(part.path)[0]
 
     def metadata(self, folder: Path) -> dict[str, Any]:
-        """Names of the columns of X, "columns", and of the classes that y counts, "classes"."""
-        _, _, columns, classes = self.table(folder)
-        return {"columns": columns, "classes": classes}
+        return self.table(folder)[1]
 
-    def table(self, folder: Path) -> tuple[np.ndarray, np.ndarray, list[str], list[str]]:
-        """X float64 [N, F] and y int64 [N], the names of the columns of X, and of the classes."""
-        encoders = required("sklearn.preprocessing", "datasets")
+    def table(self, folder: Path) -> tuple[TensorDict, dict[str, list[str]]]:
+        """All rows, and the names of the columns of X, "columns", and of the classes that y counts, "classes"."""
+        sklearn = required("sklearn.preprocessing", "datasets")
         features = _frame(folder, _UPSTREAM[self.dataset_id][0])
         target = features.pop(_TARGET)
         if self.dataset_id.startswith("adult"):
@@ -85,58 +77,57 @@ class OpenMLSource(Source):
         is_text = self.dataset_id.startswith("mushroom")  # all columns are
         text = features.columns if is_text else features.select_dtypes(exclude="number").columns
         numbers = features.columns.difference(text, sort=False)
-        if not len(target) or features[numbers].isna().any(axis=None) or target.isna().any():
+        if features.empty or target.isna().any() or features[numbers].isna().any(axis=None):
             raise CorruptDatasetError(
-                f"{folder}: the table has no rows, or gaps in its target or in columns of numbers"
+                f"{folder}: the table is empty, or has gaps in its target or in columns of numbers"
             )
-        labels, scaler = encoders.LabelEncoder(), encoders.StandardScaler()
-        y = labels.fit_transform(target).astype(np.int64)
-        classes = [str(each) for each in labels.classes_]
-        codes = features.assign(**{name: labels.fit_transform(features[name]) for name in text})
-        if not self.dataset_id.endswith("_onehot"):
-            return scaler.fit_transform(codes).astype(np.float64), y, list(features), classes
-        onehot = encoders.OneHotEncoder(sparse_output=False)
-        encoded = [scaler.fit_transform(codes[numbers])] if len(numbers) else []
-        encoded.append(onehot.fit_transform(codes[text]))
-        columns = [*numbers, *onehot.get_feature_names_out()]
-        return np.concatenate(encoded, axis=1, dtype=np.float64), y, columns, classes
+        labels, encoder = sklearn.LabelEncoder(), sklearn.StandardScaler()
+        y = torch.from_numpy(labels.fit_transform(target).astype(np.int64))
+        if self.dataset_id.endswith("_onehot"):
+            joined = required("sklearn.compose", "datasets").make_column_transformer
+            onehot = sklearn.OneHotEncoder(sparse_output=False)
+            encoder = joined((encoder, numbers), (onehot, text), verbose_feature_names_out=False)
+        else:
+            features = features.assign(**features[text].apply(sklearn.LabelEncoder().fit_transform))
+        x = torch.from_numpy(np.asarray(encoder.fit_transform(features), np.float64))
+        names = {"columns": encoder.get_feature_names_out(), "classes": labels.classes_}
+        return TensorDict({"X": x, "y": y}, [len(y)]), {key: [*map(str, each)] for key, each in names.items()}
 
 
 def _frame(folder: Path, name: str) -> Any:
     """The table with its target, as it was downloaded, or from the only `.arff` file in the folder."""
-    path, found = folder / f"{name}.parquet", sorted(folder.glob("*.arff"))
-    if not path.exists() and len(found) != 1:
+    pandas = required("pandas", "datasets")
+    found = [*folder.glob(f"{name}.parquet")] or [*folder.glob("*.arff")]
+    if len(found) != 1:
         raise CorruptDatasetError(
             f"{folder} must have the .arff file of {name} from OpenML, it has {len(found)} of them"
         )
-    path, read = (path, required("pandas", "datasets").read_parquet) if path.exists() else (found[0], _arff)
     try:
-        return read(path)
+        return pandas.read_parquet(found[0]) if found[0].suffix == ".parquet" else _arff(found[0])
     except (ValueError, OSError) as error:
-        raise CorruptDatasetError(f"{path} cannot be read: {error}") from error
+        raise CorruptDatasetError(f"{found[0]} cannot be read: {error}") from error
 
 
 def _arff(path: Path) -> Any:
     """An ARFF file of numbers and categories. The last attribute is the target."""
     with path.open() as file:
         header = [line.strip() for line in takewhile(lambda line: line.strip().lower() != "@data", file)]
-        attributes = {line: _ATTRIBUTE.match(line) for line in header if line.lower().startswith("@attribute")}
-        if unknown := [line for line, found in attributes.items() if found is None]:
-            raise ValueError(f"it has an attribute that is neither a number nor a category: {unknown[0]}")
-        kinds = [str if found[2] == "{" else float for found in attributes.values() if found]
+        attributes = [found for line in header if (found := _ATTRIBUTE.match(line))]
         frame = required("pandas", "datasets").read_csv(
             file,
             header=None,
-            dtype=dict(enumerate(kinds)),
+            dtype={place: float if found[2] else str for place, found in enumerate(attributes)},
             na_values=["?", ""],
             keep_default_na=False,
             comment="%",
             skipinitialspace=True,
-            quotechar="'" if any("'" in line.partition("{")[2] for line in attributes) else '"',
+            quotechar="'" if any("'" in line.partition("{")[2] for line in header) else '"',
         )
-    names = [found[1].strip("'\"") for found in attributes.values() if found]
-    frame.columns = [*names[:-1], _TARGET]  # a ValueError where rows have more values
-    return frame.astype({name: "category" for name, kind in zip(frame, kinds, strict=True) if kind is str})
+    frame.columns = [
+        *(found[1].strip("'\"") for found in attributes[:-1]),
+        _TARGET,
+    ]  # ValueError: rows have more values
+    return frame
 
 
 class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
@@ -157,23 +148,17 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         batch_size: rows of a batch.
         root: the folder of the family, by default `~/.cache/fbuf/openml`.
         sampler: a `SamplerWithoutReplacement` by default.
-        download: True, "force" or False.
-        from_local: a folder with the `.arff` file that OpenML offers, whose last attribute is the target.
-        **more: as for `BaseDatasetExperienceReplay`.
+        **more: as for `BaseDatasetExperienceReplay`. The folder of `from_local` has the `.arff` file that OpenML offers,
+            whose last attribute is the target.
 
     Raises:
-        RuntimeError: another name.
-        ImportError: scikit-learn, pandas or pyarrow is not installed.
+        RuntimeError: another name. ImportError: scikit-learn, pandas or pyarrow is not installed.
     """
 
     def __init__(
-        self,
-        name: str,
-        batch_size: int | None = None,
-        root: str | os.PathLike[str] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        **more: Any,
-    ) -> None:
+        self, name: str, batch_size: int | None = None, root: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         sampler = SamplerWithoutReplacement() if sampler is None else sampler
         super().__init__(OpenMLSource(name), batch_size, root=root, sampler=sampler, **more)
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from tensordict import TensorDict
 
 from interop.buffers import TensorDictReplayBuffer, collate
-from interop.datasets.errors import CorruptDatasetError, unknown_id
+from interop.datasets.errors import unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import HubFile, hub_download, hub_files, local_files
 from interop.datasets.openx_episodes import REPO, episodes, trajectory
 from interop.datasets.openx_ids import IDS
+from interop.datasets.openx_stream import StreamSampler, TrajectoryStream
 from interop.datasets.source import Part, Source
-from interop.datasets.streaming import StreamSampler, TrajectoryStream
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
-from interop.writers import ImmutableDatasetWriter
+from interop.writers import ImmutableDatasetWriter, Writer
 
 _PARTS = 16  # of an archive: each skips the episodes before it
 _LONGEST = 1 << 20  # rows of a trajectory
@@ -36,24 +36,18 @@ class OpenXSource(Source):
             raise ValueError(unknown_id("Open X-Embodiment", self.dataset_id, IDS))
         return found
 
-    def local(self, folder: Path) -> list[Path]:
-        """The archives in a folder, or in its subfolder with the name of the dataset."""
-        return local_files(folder, f"{self.dataset_id}/", ".tar")
-
     def download(self, folder: Path) -> Mapping[str, str]:
         return hub_download(REPO, self.shards(), folder)
 
     def parts(self, folder: Path) -> list[Part]:
         """All archives are read once: nothing else tells how many steps there are."""
         out, before = [], 0
-        for path in self.local(folder):
+        for path in local_files(folder, f"{self.dataset_id}/", ".tar"):
             lengths = [len(steps) for _, steps in episodes(path)]
             step = -(-len(lengths) // _PARTS) or 1
             starts = range(0, len(lengths), step)
             out += [Part(sum(lengths[first : first + step]), path, (first, first + step, before)) for first in starts]
             before += len(lengths)
-        if not out:
-            raise CorruptDatasetError(f"{folder}: the archives have no episodes, which are members *.data.pickle")
         return out
 
     def read(self, part: Part) -> Iterator[TensorDict]:
@@ -62,13 +56,19 @@ class OpenXSource(Source):
             yield trajectory(encoded, number)
 
 
+def _of_downloaded(name: str) -> Any:
+    """A property of `BaseDatasetExperienceReplay`, which is None for a stream."""
+    of = getattr(BaseDatasetExperienceReplay, name)
+    return property(lambda self: None if self.streaming else of.fget(self), doc=f"{of.__doc__} None for a stream.")
+
+
 class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     """Robot trajectories of Open X-Embodiment, downloaded or as a stream (https://robotics-transformer-x.github.io).
 
-    Licences are those of each dataset. An episode is a demonstration. Rows, for T steps:
+    Licences are those of each dataset. An episode is a demonstration. Rows:
 
-    - "observation": what the dataset has, images as uint8 [3, H, W], text as text. ("next", "observation") is that of the
-      next step, and zeros, or empty text, in the last step: upstream has none.
+    - "observation": as upstream has it, images as uint8 [3, H, W]. ("next", "observation") is that of the next step, and
+      zeros, or empty text, in the last step.
     - "action", "discount" and others: as upstream has them. Python floats become float32.
     - ("next", "reward") [1]; ("next", "done"), ("next", "terminated") and ("next", "truncated") bool [1] from `is_last` and
       `is_terminal`; "done", "terminated" and "truncated" bool [1], False; "is_init" bool [] from `is_first`.
@@ -77,11 +77,10 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     Iterating without a batch size yields whole trajectories, `num_slices` of them at a time if downloaded. Each is cropped
     to `slice_len`.
 
-    A stream is read over the network, or from the files of `from_local`, and nothing is written to disk. It has some
-    trajectories in memory. A batch consists of random windows of the next trajectories, which are truncated at their ends:
-    `num_slices` equal ones, ones of `slice_len`, or a single one. After the last trajectory the first comes again. With
-    `prefetch` above 1 batches may come in another order. It has no length, no index, no folder, and a checkpoint of it is
-    refused.
+    A stream is read over the network, or from the files of `from_local`, and nothing is written to disk. A batch consists
+    of random windows of the next trajectories, which are truncated at their ends: `num_slices` equal ones, ones of
+    `slice_len`, or a single one. After the last trajectory the first comes again. With `prefetch` above 1 batches may come
+    in another order. It has no length, no index, no folder, and a checkpoint of it is refused.
 
     Args:
         dataset_id: one of `available_datasets`.
@@ -90,7 +89,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             of which a random one is next.
         num_slices: slices of a batch.
         slice_len: steps of a slice, in the place of `num_slices`.
-        pad: of streams: what fills slices of trajectories that are too short; True for 0. Else these are a RuntimeError.
+        pad: of streams: the number that fills slices of trajectories that are too short, of which text is None; True for 0.
+            By default these are a RuntimeError.
         replacement: of downloaded datasets: whether samples come again, by default they do.
         streaming: whether the dataset is a stream: the opposite of `download`, by default it is.
         root: the folder of the family, by default `~/.cache/fbuf/openx`.
@@ -102,46 +102,37 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
 
     Raises:
         ValueError: arguments that exclude each other, a batch that slices do not fill, an id that the hub does not have.
-        RuntimeError: arguments that need a downloaded dataset, or a stream.
-        NotImplementedError: `split_trajs`.
+        RuntimeError: arguments that need a downloaded dataset, or a stream. NotImplementedError: `split_trajs`.
     """
 
     available_datasets = IDS
+    root = _of_downloaded("root")
+    data_path = _of_downloaded("data_path")
+    data_path_root = _of_downloaded("data_path_root")
+    metadata = _of_downloaded("metadata")
 
     def __init__(
-        self,
-        dataset_id: str,
-        batch_size: int | None = None,
-        *,
-        shuffle: bool = True,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
-        pad: float | None = None,
-        replacement: bool | None = None,
-        streaming: bool | None = None,
-        root: str | os.PathLike[str] | None = None,
-        download: bool | Literal["force"] | None = None,
-        from_local: str | os.PathLike[str] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        split_trajs: bool = False,
-        strict_length: bool = True,
-        **more: Any,
-    ) -> None:
+        self, dataset_id: str, batch_size: int | None = None, *, shuffle: bool = True, num_slices: int | None = None,
+        slice_len: int | None = None, pad: float | None = None, replacement: bool | None = None,
+        streaming: bool | None = None, root: str | os.PathLike[str] | None = None,
+        download: bool | Literal["force"] | None = None, from_local: str | os.PathLike[str] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None, split_trajs: bool = False, strict_length: bool = True,
+        writer: Writer | Callable[[], Writer] | None = None, collate_fn: Callable[[Any], Any] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         if num_slices is not None and slice_len is not None:
             raise ValueError("num_slices or slice_len can be given, but not both")
         if split_trajs:
-            raise NotImplementedError(
-                "split_trajs is not supported: iterate without a batch size for single trajectories"
-            )
+            raise NotImplementedError("split_trajs is not supported: iterate without a batch size for trajectories")
         self.streaming = not download if streaming is None else streaming
         self.shuffle, self.num_slices, self.slice_len = shuffle, num_slices, slice_len
-        source, pad = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
+        source, padding = OpenXSource(dataset_id), {True: 0, False: None}[pad] if isinstance(pad, bool) else pad
+        more |= {"batch_size": batch_size, "collate_fn": collate_fn, "writer": writer}
         if not self.streaming:
-            if pad is not None:
+            if padding is not None:
                 raise RuntimeError("pad is for streams: pass streaming=True")
-            more["sampler"] = self._sampler_of(sampler, replacement, strict_length)
+            sampler = self._sampler_of(sampler, replacement, strict_length)
             download = streaming is not None if download is None else download
-            super().__init__(source, batch_size, root=root, download=download, from_local=from_local, **more)
+            super().__init__(source, root=root, download=download, from_local=from_local, sampler=sampler, **more)
             return
         if replacement:
             raise RuntimeError("replacement=True is not available with a stream: pass download=True")
@@ -152,15 +143,13 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         shards: Sequence[Path | str] = (
             [file.path for file in source.shards()]
             if from_local is None
-            else source.local(Path(from_local).expanduser())
+            else local_files(Path(from_local).expanduser(), f"{dataset_id}/", ".tar")
         )
-        stream = TrajectoryStream(
-            shards, episodes, trajectory, shuffle=shuffle, num_slices=num_slices, slice_len=slice_len, pad=pad
-        )
+        stream = TrajectoryStream(shards, shuffle, num_slices, slice_len, padding)
         if batch_size is not None:
             stream.slice_length(batch_size)
-        parts = {"storage": stream, "sampler": StreamSampler(), "writer": ImmutableDatasetWriter(), **more}
-        TensorDictReplayBuffer.__init__(self, **{"collate_fn": collate.identity, "batch_size": batch_size, **parts})
+        more |= {"collate_fn": collate_fn or collate.identity, "writer": writer or ImmutableDatasetWriter()}
+        TensorDictReplayBuffer.__init__(self, storage=stream, sampler=StreamSampler(), **more)
 
     def _sampler_of(self, given: Any, replacement: bool | None, strict_length: bool) -> Any:
         """The sampler of a downloaded dataset."""
@@ -168,59 +157,29 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             return SamplerWithoutReplacement(shuffle=self.shuffle) if given is None and replacement is False else given
         if given is not None:
             raise ValueError("num_slices and slice_len make a sampler: pass either them or sampler")
-        slices: dict[str, Any] = {
-            "num_slices": self.num_slices,
-            "slice_len": self.slice_len,
-            "strict_length": strict_length,
-        }
+        slices: dict[str, Any] = {"num_slices": self.num_slices, "slice_len": self.slice_len, "traj_key": "episode"}
         if replacement is False:
-            return SliceSamplerWithoutReplacement(**slices, traj_key="episode", shuffle=self.shuffle)
+            return SliceSamplerWithoutReplacement(**slices, strict_length=strict_length, shuffle=self.shuffle)
         if not self.shuffle:
             raise RuntimeError("shuffle=False with slices needs replacement=False")
-        return SliceSampler(**slices, traj_key="episode")
+        return SliceSampler(**slices, strict_length=strict_length)
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is not None:
-            yield from super().__iter__()
-        elif isinstance(self.storage, TrajectoryStream):
-            yield from map(self.transform, self.storage.trajectories())
-        else:
-            count = self.num_slices or 1
-            sampler = SliceSamplerWithoutReplacement(
-                num_slices=count,
-                traj_key="episode",
-                truncated_key=self.slice_len and ("next", "truncated"),
-                strict_length=False,
-                shuffle=self.shuffle,
-            )
-            whole = TensorDictReplayBuffer(
-                storage=self.storage,
-                sampler=sampler,
-                writer=ImmutableDatasetWriter(),
-                batch_size=count * (self.slice_len or _LONGEST),
-                generator=self._rng,
-            )
-            yield from map(self.transform, whole)
-
-    @property
-    def root(self) -> Path | None:  # type: ignore[override]
-        """The folder of the family of datasets; None for a stream."""
-        return None if self.streaming else super().root
-
-    @property
-    def data_path_root(self) -> Path | None:  # type: ignore[override]
-        """The folder of the rows; None for a stream."""
-        return None if self.streaming else super().data_path_root
-
-    @property
-    def data_path(self) -> Path | None:  # type: ignore[override]
-        """The folder of the rows; None for a stream."""
-        return None if self.streaming else super().data_path
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Empty: upstream says nothing."""
-        return {}
+            return super().__iter__()
+        length, storage = self.slice_len, self.storage
+        if isinstance(storage, TrajectoryStream):
+            rows = storage.trajectories()
+            return map(self.transform, rows if length is None else (storage.window(each, length) for each in rows))
+        count = self.num_slices or 1
+        sampler = SliceSamplerWithoutReplacement(
+            num_slices=count, traj_key="episode", strict_length=False, shuffle=self.shuffle,
+            truncated_key=length and ("next", "truncated"),
+        )  # fmt: skip
+        whole = TensorDictReplayBuffer(
+            storage=storage, sampler=sampler, batch_size=count * (length or _LONGEST), generator=self._rng
+        )
+        return map(self.transform, whole)
 
     def delete(self) -> None:
         """Remove the rows from the disk. RuntimeError for a stream."""

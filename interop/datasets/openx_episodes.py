@@ -20,14 +20,11 @@ from interop.datasets.rows import channels_first, column, following, nested
 REPO = "jxu124/OpenX-Embodiment"
 _REQUIRED = ("observation", "reward", "is_first", "is_last", "is_terminal")
 
-Steps = Sequence[Mapping[str, Any]]
+Episode = tuple[str, Sequence[Mapping[str, Any]]]  # the name for errors, and the steps with encoded images
 
 
-def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[tuple[str, Steps]]:
-    """The episodes of an archive, images encoded: the name for errors, and the steps.
-
-    An archive on the hub, of which the path is text, is read over the network as it comes.
-    """
+def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    """The episodes of an archive. One on the hub, of which the path is text, is read over the network as it comes."""
     with ExitStack() as opened:
         found = (
             tar_members(archive)
@@ -44,7 +41,7 @@ def episodes(archive: Path | str, first: int = 0, stop: int | None = None) -> It
             yield where, steps
 
 
-def trajectory(episode: tuple[str, Steps], number: int) -> TensorDict:
+def trajectory(episode: Episode, number: int) -> TensorDict:
     """An episode as a tensordict [T]: see `OpenXExperienceReplay`."""
     where, steps = episode
     entries, count = _entries(steps, where), len(steps)
@@ -78,18 +75,16 @@ def _entries(steps: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
 
 def _entry(values: list[Any], where: str) -> Any:
     """The values that the steps have under a key."""
-    if all(isinstance(value, str | bytes) for value in values):
-        try:
-            return [value.decode() if isinstance(value, bytes) else value for value in values]
-        except UnicodeDecodeError as error:
-            raise CorruptDatasetError(f"{where}: there are bytes that are no text: {error}") from error
     if all(isinstance(value, Mapping) for value in values):
         if not all(isinstance(value.get("bytes"), bytes) for value in values):
             return _entries(values, where)
         return channels_first(stacked([value["bytes"] for value in values], where))
-    arrays = [np.asarray(value, np.float32 if type(value) is float else None) for value in values]
-    shapes, kinds = {array.shape for array in arrays}, {array.dtype.kind for array in arrays}
-    if len(shapes) > 1 or not kinds <= set("biuf"):
-        found = f"of shapes {sorted(shapes)}" if len(shapes) > 1 else f"like {values[0]!r:.80}"
-        raise CorruptDatasetError(f"{where}: the steps have values {found}: they are to be numbers of one shape")
-    return np.stack(arrays)
+    try:
+        if all(isinstance(value, str | bytes) for value in values):
+            return [value.decode() if isinstance(value, bytes) else value for value in values]
+        array = np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"there is {values[0]!r:.80}")
+        return array.astype(np.float32) if type(values[0]) is float else array
+    except (ValueError, TypeError) as error:
+        raise CorruptDatasetError(f"{where}: these are neither numbers of one shape nor text: {error}") from error

@@ -11,7 +11,7 @@ from torch import Tensor
 from interop.datasets.errors import CorruptDatasetError
 
 
-def nested(arrays: Mapping[str, Any], count: int, where: str) -> TensorDict:
+def nested(arrays: Mapping[Any, Any], count: int, where: str) -> TensorDict:
     """Arrays [count, ...], lists of text and mappings of these as a tensordict [count].
 
     `CorruptDatasetError`, which begins with `where`, names an entry of another length and both lengths.
@@ -38,8 +38,15 @@ def _is_leaf(kind: type) -> bool:
 
 
 def leaf(values: np.ndarray | Sequence[Any]) -> Any:
-    """An array as a tensor, a list of text or of other values as it is stored."""
+    """An array as a tensor, a list of text or of other values as it is stored.
+
+    Storages have no uint32 and uint64: these are int64. CorruptDatasetError for numbers beyond it.
+    """
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
+        if values.dtype.kind == "u" and values.itemsize > 2:
+            if values.size and values.max() > np.iinfo(np.int64).max:
+                raise CorruptDatasetError(f"{values.max()} is no int64, the largest integer type that can be stored")
+            values = values.astype(np.int64)
         values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
         return torch.from_numpy(np.ascontiguousarray(values) if values.flags.writeable else values.copy())
     return NonTensorStack(*(NonTensorData(_text(each)) for each in values))

@@ -26,7 +26,7 @@ from interop.writers import TensorDictMaxValueWriter
 def stored_episodes(
     rb: ReplayBuffer, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None
 ) -> Iterator["StoredEpisodes"]:
-    """The trajectories of a buffer of any storage whose items are tensordicts. The buffer is locked in the context.
+    """The trajectories of a buffer of tensordicts, which is locked in the context.
 
     Raises: TypeError for an ensemble and for a writer that keeps no order; RuntimeError for an empty buffer, and where no
     entry says where trajectories end.
@@ -56,21 +56,20 @@ class StoredEpisodes:
         self._storage = storage
         markers = Markers(traj_key, end_keys)
         self._index = Boundaries(markers)
-        self._index.sync(self._storage)
-        lane, first, last = self._index.trajectories(1).T
-        self._lane, self._first = lane, np.maximum(first, self._index.oldest)
-        lengths = last - self._first + 1
-        self._stops = np.cumsum(lengths)  # as places in the new order
-        self._starts = self._stops - lengths
+        self._index.sync(storage)
+        self._lane, first, last = self._index.trajectories(1).T
+        self._first = np.maximum(first, self._index.oldest)
+        self._stops = np.cumsum(last - self._first + 1)  # as places in the new order
+        self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""
         assert markers.found is not None
-        self.marked_by: tuple[tuple[Any, ...], ...] = tuple(map(as_path, markers.found[0]))
+        self.marked_by = tuple(map(as_path, markers.found[0]))
         """The entries that say where trajectories end."""
         self.ids: np.ndarray | None = None
         """The id of each trajectory, where an entry has one for each, and no two have the same."""
         if markers.found[1]:
-            ids = markers.read(self._storage, self._index.rows_at(self._first))[np.arange(len(lane)), lane]
+            ids = markers.read(storage, self._index.rows_at(self._first))[np.arange(len(self)), self._lane]
             self.ids = ids if len(np.unique(ids)) == len(ids) else None
 
     def __len__(self) -> int:

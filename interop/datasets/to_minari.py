@@ -3,17 +3,17 @@
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from tensordict.utils import NestedKey
 
 from interop.buffers import ReplayBuffer
-from interop.datasets.episode_buffers import EpisodeBuffers, Keys
+from interop.datasets.episode_buffers import Keys, episode_buffers
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import stored_episodes
-from interop.datasets.value_spaces import below, fitted, space_of
+from interop.datasets.value_spaces import fitted, space_of
 from interop.optional import required
 from interop.published import publish
 
@@ -47,9 +47,8 @@ def to_minari(
 ) -> "MinariDataset":
     """Write the trajectories of a buffer as a local Minari dataset, which `minari.load_dataset(dataset_id)` reads.
 
-    The stored rows are written, without the transforms of the buffer, an episode at a time: memory is bounded by the
-    longest one. `MinariExperienceReplay` reads them back bit for bit. The buffer is locked meanwhile. The dataset appears
-    when it is complete; an error or a kill leaves none.
+    The stored rows are written, without the transforms of the buffer, an episode at a time; `MinariExperienceReplay` reads
+    them back bit for bit. The buffer is locked meanwhile. The dataset appears when it is complete.
 
     | stored | written |
     |---|---|
@@ -71,13 +70,13 @@ def to_minari(
         traj_key, end_keys: what tells where trajectories end, as for `SliceSampler`.
         data_format: "hdf5", "arrow" or "parquet".
         jpeg_encoding: store images of at least 32 x 32 as JPEG, which changes them.
-        author, author_email, metadata: as for `minari.create_dataset_from_buffers`. `metadata` are `algorithm_name`,
-            `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
-            `num_episodes_average_score`.
+        author, author_email: one or several.
+        **metadata: `algorithm_name`, `code_permalink`, `description`, `requirements`, `ref_min_score`, `ref_max_score` and
+            `num_episodes_average_score`, as for `minari.create_dataset_from_buffers`.
 
     Raises:
         ValueError: the id is malformed, or there is such a dataset, which stays as it is; rows do not fit the spaces.
-        KeyError, TypeError: see `EpisodeBuffers`; TypeError also for other metadata.
+        KeyError, TypeError: see `episode_buffers`; TypeError also for other metadata.
         RuntimeError: the buffer is empty, or has nothing that tells where trajectories end.
     """
     minari = required("minari", "datasets")
@@ -93,14 +92,15 @@ def to_minari(
     for name, each in (("author", author), ("author_email", author_email)):
         metadata |= {name: {each} if isinstance(each, str) else {*each}} if each else {}
     with stored_episodes(rb, traj_key, end_keys) as stored:
-        episodes = EpisodeBuffers(stored, observation_key, action_key)
-        spaces = {
-            name: space_of(below(episodes.__iter__, name)) if space is None else space for name, space in given.items()
-        }
+
+        def every(name: str) -> Iterator[Any]:
+            return (each[name] for each in episode_buffers(stored, observation_key, action_key))
+
+        spaces = {name: space_of(partial(every, name)) if space is None else space for name, space in given.items()}
 
         def buffers() -> Iterator["EpisodeBuffer"]:
             with progress(f"Writing {dataset_id}", stored.rows, "row") as advance:
-                for place, episode in enumerate(episodes):
+                for place, episode in enumerate(episode_buffers(stored, observation_key, action_key)):
                     for name, space in spaces.items():
                         episode[name] = fitted(space, episode[name], f"episode {place}, {name}")
                     yield minari.data_collector.EpisodeBuffer(**episode)
@@ -115,7 +115,7 @@ def to_minari(
             storage.update_metadata(metadata)
             storage.update_episodes(buffers())
 
-        publish(folder, {"dataset_id": dataset_id, "written": token_hex(8)}, make)
+        publish(folder, None, make)
     namespaces = required("minari.namespace", "datasets")
     if namespace is not None and namespace not in namespaces.list_local_namespaces():
         namespaces.create_namespace(namespace)

@@ -1,44 +1,40 @@
 """The gymnasium spaces of the values of a dataset."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from interop.bridge import FROM_NUMPY
 from interop.optional import required
+from interop.specs import Unbounded, to_gymnasium
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
 
-Every = Callable[[], Iterator[Any]]
-"""The values of each episode: arrays [T, ...], lists of text, or dicts of these. It is called for each pass."""
-
-
-def space_of(every: Every) -> "Space[Any]":
+def space_of(every: Callable[[], Iterator[Any]]) -> "Space[Any]":
     """The space of the values of episodes: a Box, without bounds but those of the dtype, a Text, or a Dict.
 
-    For the longest text and its letters all episodes are read, for other values the first.
+    Args:
+        every: gives the values of each episode: arrays [T, ...], lists of text, or dicts of these. It is called again for
+            text: for the longest and all letters, all episodes are read, for other values the first.
     """
     spaces, first = required("gymnasium", "datasets").spaces, next(every())
     if isinstance(first, dict):
-        return spaces.Dict({key: space_of(below(every, key)) for key in first})
+        return spaces.Dict({key: space_of(partial(_entries, every, key)) for key in first})
     if isinstance(first, list):
-        longest, letters = 1, set("")
+        longest, letters = 1, set[str]()
         for texts in every():
             longest = max(longest, *map(len, texts))
             letters.update(*texts)
         return spaces.Text(longest, min_length=0, charset=frozenset(letters))
-    kind, shape = first.dtype, first.shape[1:]
-    if kind.kind == "f":
-        return spaces.Box(-np.inf, np.inf, shape, kind.type)
-    low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return spaces.Box(low, high, shape, kind.type)
+    return to_gymnasium(Unbounded(first.shape[1:], dtype=FROM_NUMPY[first.dtype]))
 
 
-def below(every: Every, key: str) -> Every:
-    """One entry of the values."""
-    return lambda: (values[key] for values in every())
+def _entries(every: Callable[[], Iterator[Any]], key: str) -> Iterator[Any]:
+    return (each[key] for each in every())
 
 
 def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
@@ -53,12 +49,12 @@ def fitted(space: "Space[Any]", values: Any, where: str) -> Any:
         return {key: fitted(member, values[key], f"{where}, {key}") for key, member in space.spaces.items()}
     if isinstance(values, dict) and isinstance(space, spaces.Tuple) and len(values) == len(space.spaces):
         return tuple(fitted(*each, where) for each in zip(space.spaces, values.values(), strict=True))
-    if isinstance(space, spaces.Text):
-        fits = isinstance(values, list)
+    if isinstance(values, np.ndarray):
+        kind = f"{values.dtype} {[*values.shape[1:]]}"
+        fits = (space.dtype, space.shape) == (values.dtype, values.shape[1:])
     else:
-        fits = isinstance(values, np.ndarray) and (space.dtype, space.shape) == (values.dtype, values.shape[1:])
+        kind, fits = type(values).__name__, isinstance(values, list) and isinstance(space, spaces.Text)
     if not fits:
-        kind = f"{values.dtype} {[*values.shape[1:]]}" if isinstance(values, np.ndarray) else type(values).__name__
         raise ValueError(
             f"{where}: the space is {space}, the rows are {kind}. Pass observation_space or action_space that they fit, or "
             "convert them"

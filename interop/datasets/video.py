@@ -1,5 +1,6 @@
 """The frames of a video by time."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,44 +9,24 @@ from interop.datasets.errors import CorruptDatasetError
 from interop.optional import required
 
 
-class Video:
-    """The frames of a video file, decoded one after the other by PyAV.
+def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[np.ndarray]:
+    """The frames of a video file at these seconds, which do not decrease, as uint8 [3, H, W]. PyAV decodes them in order.
 
-    Args:
-        path: the file.
-        start: seconds from which on frames are wanted. Decoding begins at the last key frame before it.
-        tolerance: seconds by which a frame may differ from the time it is wanted for.
+    CorruptDatasetError where no frame is within the tolerance, in seconds, and for a damaged file.
     """
-
-    def __init__(self, path: Path, start: float, tolerance: float) -> None:
-        self.path, self._tolerance = path, tolerance
-        self._av = required("av", "video")
-        try:
-            self._container = self._av.open(str(path))
-            stream = self._container.streams.video[0]
+    av = required("av", "video")
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            if start:
-                self._container.seek(int(max(start - tolerance, 0) / stream.time_base), stream=stream)
-            self._frames = self._container.decode(stream)
-            self._frame = next(self._frames, None)
-        except (self._av.FFmpegError, IndexError, OSError) as error:
-            raise CorruptDatasetError(f"{path} cannot be read as a video: {error}") from error
-
-    def at(self, seconds: float) -> np.ndarray:
-        """The frame of this time, uint8 [3, H, W]. Times do not decrease from call to call.
-
-        CorruptDatasetError where there is none within the tolerance.
-        """
-        passed = None
-        try:
-            while self._frame is not None and self._frame.time < seconds - self._tolerance:
-                passed, self._frame = self._frame.time, next(self._frames, None)
-        except self._av.FFmpegError as error:
-            raise CorruptDatasetError(f"{self.path} cannot be decoded at {seconds:.4f} s: {error}") from error
-        if self._frame is None or self._frame.time > seconds + self._tolerance:
-            near = [f"{each:.4f} s" for each in (passed, self._frame and self._frame.time) if each is not None]
-            raise CorruptDatasetError(
-                f"{self.path} has no frame within {self._tolerance} s of {seconds:.4f} s. The nearest: {', '.join(near)}"
-            )
-        frame: np.ndarray = self._frame.to_ndarray(format="rgb24")
-        return frame.transpose(2, 0, 1)
+            container.seek(int(max(times[0] - tolerance, 0) / stream.time_base), stream=stream)
+            decoded = container.decode(stream)
+            frame = next(decoded, None)
+            for seconds in times:
+                while frame is not None and frame.time < seconds - tolerance:
+                    frame = next(decoded, None)
+                if frame is None or frame.time > seconds + tolerance:
+                    raise CorruptDatasetError(f"{path} has no frame within {tolerance} s of {seconds:.4f} s")
+                yield frame.to_ndarray(format="rgb24").transpose(2, 0, 1)
+    except (av.FFmpegError, IndexError, OSError) as error:
+        raise CorruptDatasetError(f"{path} cannot be read as a video: {error}") from error

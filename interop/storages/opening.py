@@ -71,10 +71,11 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
         fields = description(root)
         layout, lanes = layout_of(fields.any("layout"), str(root / DESCRIPTION)), fields.wholes("lanes")
         rows, files = fields.whole("rows"), fields.fields("files")
-        storage = kind(fields.whole("capacity", 1), scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
+        capacity = fields.whole("capacity", 1)
+        storage = kind(capacity, scratch_dir=root, ndim=fields.whole("ndim", 1, 64))
         names = _names(layout, root)
         shapes = [(rows, *lanes, *spec.shape) for spec in layout.leaves]
-        if len(lanes) != storage.ndim - 1 or rows != -(-storage._max_size // max(math.prod(lanes), 1)):
+        if len(lanes) != storage.ndim - 1 or rows != -(-capacity // max(math.prod(lanes), 1)):
             raise CheckpointCorrupt(f"{root / DESCRIPTION}: {rows} rows of {lanes} do not make up the capacity")
         for name, shape, spec in zip(names, shapes, layout.leaves, strict=True):
             if files.whole(name) != bytes_of(shape, spec.dtype):

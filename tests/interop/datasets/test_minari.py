@@ -18,6 +18,7 @@ from PIL import Image
 
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.minari_data import MinariExperienceReplay, MinariSource
+from interop.datasets.rows import leaf
 from interop.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 from tests.interop.datasets import sources_minari as made
 
@@ -113,7 +114,7 @@ def test_entries_of_other_tools(tmp_path: Path) -> None:
             group["infos/note"] = [f"note {step}" for step in range(steps)]
             group["infos/goal"] = np.arange(steps + 1)
             group.create_group("empty")
-            del group.attrs["total_steps"], group["rewards"]
+            del group["rewards"]
             group["rewards"] = np.arange(steps)  # no floats
         file.create_group("episode_2")
         file.create_group("about")
@@ -199,7 +200,8 @@ def test_specs_of_spaces(line: Path, tmp_path: Path, space: str | None) -> None:
 
 
 def _longer(file: h5py.File) -> None:
-    file["episode_1"].attrs["total_steps"] = 3
+    del file["episode_1/rewards"]
+    file["episode_1/rewards"] = np.zeros(3)
 
 
 def _other_dtype(file: h5py.File) -> None:
@@ -286,6 +288,14 @@ def test_damaged_images(tmp_path: Path) -> None:
         images[2] = images[2][:300]
     with pytest.raises(CorruptDatasetError, match="episode 3, observations/image, image 2: this is no JPEG"):
         MinariExperienceReplay(made.DATASET, 4, root=tmp_path / "root", from_local=tmp_path)
+
+
+def test_unsigned_integers_that_storages_do_not_have() -> None:
+    for dtype in (np.uint32, np.uint64):
+        assert leaf(np.array([1, 2**32 - 1], dtype)).tolist() == [1, 2**32 - 1]
+    assert leaf(np.array([1], np.uint16)).dtype == torch.uint16
+    with pytest.raises(CorruptDatasetError, match="18446744073709551615 is no int64"):
+        leaf(np.array([1, 2**64 - 1], np.uint64))
 
 
 def test_formats_of_the_future(line: Path, tmp_path: Path) -> None:

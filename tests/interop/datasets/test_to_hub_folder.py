@@ -100,7 +100,7 @@ def test_the_card(rng, tmp_path):
     told = {"name": "a: #name", "licence": "mit", "description": "It."}
     folder = to_hub_folder(buffer(*with_entries(rng, 3, 2)), tmp_path / "data", **told)
     card = DatasetCard.load(folder / "README.md")
-    front = {"pretty_name": "a: #name", "license": "mit", "size_categories": ["n<1K"]}
+    front = {"pretty_name": "a: #name", "license": "mit"}
     assert card.data.to_dict().items() >= front.items()
     columns = ["| `seen.image` | uint8 | [32, 40, 3] |", "| `next.reward` | float64 | [1] |"]
     for line in ("It.", "5 steps of 2 episodes", "ends by `next.done`", *columns):
@@ -169,18 +169,29 @@ def test_an_error_leaves_nothing_and_a_kill_nothing_that_is_seen(rng, tmp_path):
     assert not folder.exists()
     check(to_hub_folder(buffer(*held), folder), held)
     assert {path.name for path in tmp_path.iterdir()} == {"data", "root"}
+    assert {path.name for path in folder.iterdir()} == {"data", "README.md"}
 
 
 @pytest.mark.parametrize(("column", "match"), [
-    (pa.array([1, None, 3]), "column x has missing values"),
-    (pa.array([[1], [2, 3], []]), "column x has the type list.*of one length"),
-    (pa.array([[1.0, 2.0], [1.0, None], [3.0, 4.0]], pa.list_(pa.float64(), 2)), "column x has missing values"),
+    (pa.array([1, None, 3]), "column x has 1 missing values"),
+    (pa.array([{"a": 1}, None, {"a": 3}]), "column x/a has 1 missing values"),
+    (pa.array([[1], [2, 3], []]), "column x is list.*no arrays of one shape"),
+    (pa.array([[1.0, 2.0], [1.0, None], [3.0, 4.0]], pa.list_(pa.float64(), 2)), "column x has 1 missing values"),
 ])  # fmt: skip
 def test_columns_that_are_no_rows(column, match, tmp_path):
     (tmp_path / "data" / "data").mkdir(parents=True)
     parquet.write_table(pa.table({"x": column}), tmp_path / "data" / "data" / "train.parquet")
     with pytest.raises(CorruptDatasetError, match=match):
         loaded(tmp_path / "data")
+
+
+def test_columns_of_others(tmp_path):
+    held = {"x": [{"a": 1, "b": [[1.5, 2.5]]}, {"a": 2, "b": [[3.5, 4.5]]}], "y": pa.array([1, 2**40], pa.uint64())}
+    (tmp_path / "data" / "data").mkdir(parents=True)
+    parquet.write_table(pa.table(held), tmp_path / "data" / "data" / "train.parquet")
+    rows = loaded(tmp_path / "data")[:]
+    assert rows["x", "a"].tolist() == [1, 2] and rows["x", "b"].tolist() == [[[1.5, 2.5]], [[3.5, 4.5]]]
+    assert rows["y"].tolist() == [1, 2**40] and rows["y"].dtype == torch.int64
 
 
 def test_files_that_are_damaged(rng, tmp_path):

@@ -240,6 +240,7 @@ def test_an_error_leaves_nothing_and_a_kill_nothing_that_is_seen(rng, root):
     assert not minari.list_local_datasets() and not (root / "space" / "failing-v0").exists()
     check(to_minari(buffer(*held), "space/failing-v0"), held)
     assert {path.name for path in (root / "space").iterdir()} == {"failing-v0", "namespace_metadata.json"}
+    assert [path.name for path in (root / "space" / "failing-v0").iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])

@@ -1,0 +1,47 @@
+"""Columns of Arrow and Parquet files as arrays and text."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from interop.datasets.errors import CorruptDatasetError
+from interop.optional import required
+
+
+@contextlib.contextmanager
+def faults(what: str) -> Iterator[None]:
+    """Raises the errors of pyarrow as CorruptDatasetError, which begins with `what`."""
+    try:
+        yield
+    except (required("pyarrow", "datasets").ArrowException, OSError, ValueError) as error:
+        raise CorruptDatasetError(f"{what} cannot be read ({error})") from error
+
+
+def values(column: Any, where: str, metadata: Mapping[bytes, bytes] | None = None) -> Any:
+    """A `pyarrow.Array` as an array [rows, ...], a list of text or bytes, or a mapping of these.
+
+    Lists of one length are dims of the array; Minari notes other dims in the metadata of a field. CorruptDatasetError, which
+    begins with `where`, for missing values, lists of several lengths, and other types.
+    """
+    types, kind = required("pyarrow", "datasets").types, column.type
+    if types.is_struct(kind):
+        inner = zip(kind, column.flatten(), strict=True)
+        return {field.name: values(each, f"{where}/{field.name}", field.metadata) for field, each in inner}
+    if column.null_count:
+        raise CorruptDatasetError(f"{where} has {column.null_count} missing values")
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind):
+        return column.to_pylist()
+    is_fixed = types.is_fixed_size_list(kind)
+    if is_fixed or types.is_list(kind):
+        flat = values(column.flatten(), where)
+        lengths = {kind.list_size} if is_fixed else set(column.value_lengths().to_pylist())
+        if len(lengths) == 1 and isinstance(flat, np.ndarray):
+            shape = [*lengths, *flat.shape[1:]]
+            if metadata and b"shape" in metadata:
+                shape = [int(size) for size in metadata[b"shape"].split(b",") if size]
+            return flat.reshape(len(column), *shape)
+    elif (array := column.to_numpy(zero_copy_only=False)).dtype.kind in "biufc":
+        return array
+    raise CorruptDatasetError(f"{where} is {kind}, which are no arrays of one shape and no text")
