@@ -1,6 +1,7 @@
 """The replay buffer of a dataset."""
 
 import contextlib
+import inspect
 import json
 import os
 import secrets
@@ -13,12 +14,13 @@ from typing import Any, Literal
 
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.writing import flush
-from interop.buffers import TensorDictReplayBuffer
+from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
 from interop.datasets.conversion import convert
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
+from interop.numbers import whole
 from interop.published import DOWNLOADS, RECORD, check_files, is_there, publish, remove
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
@@ -78,6 +80,10 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     ) -> None:
         if download not in (True, False, "force"):
             raise ValueError(f"download must be True, False or 'force', got {download!r}")
+        whole("num_workers", num_workers, 0)
+        whole("batch_size", 1 if batch_size is None else batch_size)
+        given = {key: value for key, value in more.items() if key != "priority_key"}
+        inspect.signature(ReplayBuffer).bind(storage=None, **given)  # a TypeError now, and not after the download
         parts = Path(source.dataset_id).parts
         if not parts or ".." in parts or Path(source.dataset_id).is_absolute():
             raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
@@ -86,7 +92,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         self._source, self._split_trajs = source, split_trajs
         files = None if from_local is None else Path(from_local).expanduser().absolute()
         folder, force = self.data_path_root, download == "force"
-        if files is not None and not files.is_dir():
+        if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
         if files is None and not download and not is_there(folder):
             raise MissingDatasetError(
@@ -239,7 +245,12 @@ def _make(
         if force:
             shutil.rmtree(files, ignore_errors=True)
         files.mkdir(exist_ok=True)
-        sums = source.download(files)
+        try:
+            sums = source.download(files)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                files.rmdir()  # if nothing came
+            raise
         if not force and noted.exists():
             _check_sums(sums, json.loads(noted.read_text()), files)
     try:

@@ -211,3 +211,9 @@ def test_a_page_in_the_place_of_the_file_is_refused(tmp_path, server, monkeypatc
     (server.folder / "moved.hdf5").write_text("<html>Moved</html>")
     with pytest.raises((CorruptDatasetError, DownloadError), match=r"moved\.hdf5"):
         D4RLExperienceReplay(ID, 4, root=tmp_path / "root")
+
+
+def test_an_unknown_id_leaves_nothing(tmp_path):
+    with pytest.raises(KeyError, match="'hopper-medium-v2'"):
+        D4RLExperienceReplay("hoper-medium-v2", 2, root=tmp_path)
+    assert not [*tmp_path.iterdir()]
