@@ -217,3 +217,13 @@ def test_an_unknown_id_leaves_nothing(tmp_path):
     with pytest.raises(KeyError, match="'hopper-medium-v2'"):
         D4RLExperienceReplay("hoper-medium-v2", 2, root=tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("name", "value"), [("rewards", np.zeros((6, 2))), ("observations", np.full((6, 1), b"x"))])
+def test_entries_of_another_kind(tmp_path, name, value):
+    held = {each: np.zeros(6) for each in ("observations", "actions", "rewards", "terminals")} | {name: value}
+    with h5py.File(tmp_path / "some.hdf5", "w") as file:
+        for each, values in held.items():
+            file[each] = values
+    with pytest.raises(CorruptDatasetError, match=rf"some\.hdf5: {name} must be"):
+        D4RLExperienceReplay("mine", 2, root=tmp_path / "root", from_local=tmp_path)

@@ -321,6 +321,7 @@ def test_a_download_that_fails_goes_on(toy, rows, tmp_path):
     with pytest.raises(errors.DownloadError):
         toy()
     assert not list((tmp_path / "root").iterdir())
+    kept.mkdir(parents=True)
     shutil.copy(tmp_path / "away/0.json", kept)
     edit(tmp_path / "away/0.json", lambda held: held.update(rows=99))
     shutil.move(tmp_path / "away", tmp_path / "up")
