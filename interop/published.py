@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from fbuf.checkpoint import CheckpointCorrupt
 from fbuf.checkpoint.folder_lock import FolderLock
@@ -18,6 +18,7 @@ DOWNLOADS, PROGRESS = "downloads", "progress"  # folders of the scratch folder t
 _REPLACED = "replaced"  # the old folder, between the two renames of a replacement
 
 _log = logging.getLogger("interop")
+T = TypeVar("T")
 
 
 def publish(
@@ -56,7 +57,7 @@ def publish(
             _clear(scratch, PROGRESS)
             return found
         _clear(scratch, DOWNLOADS, PROGRESS)
-        replaces = folder.is_dir() and any(folder.iterdir())
+        replaces = not _is_empty(folder)
         try:
             data = scratch / "data"
             record = {**(made_from or {}), **(make(scratch) or {})}
@@ -86,6 +87,36 @@ def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
             raise CheckpointCorrupt(f"{folder / name} {came}, it was written with {size}")
 
 
+def read_whole(folder: Path, make_sure: Callable[[], object], read: Callable[[], T]) -> T:
+    """`read()` of a folder that `make_sure()` makes where it is missing.
+
+    Both are called again where another process has replaced, or removed, the folder meanwhile.
+    """
+    while True:
+        make_sure()
+        try:
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # no other one gets its number
+        except FileNotFoundError:
+            continue
+        try:
+            found = read()
+        except Exception:
+            if _is_still(folder, held):
+                raise
+        else:
+            if _is_still(folder, held):
+                return found
+        finally:
+            os.close(held)
+
+
+def _is_still(folder: Path, held: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(held))
+    except FileNotFoundError:
+        return False
+
+
 def is_there(folder: Path) -> bool:
     """Whether a folder was made, be it that it is being replaced, or that a process was killed when it replaced it."""
     folder = Path(os.path.realpath(folder))
@@ -100,6 +131,16 @@ def remove(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.rename(scratch / "removed")
         _clear(scratch)
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it."""
+    try:
+        return not os.listdir(folder)
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False
 
 
 def _files(folder: Path) -> list[Path]:
@@ -119,9 +160,10 @@ def _usable(
         if not isinstance(found, dict):
             raise ValueError(f"it has a {type(found).__name__}")
     except (FileNotFoundError, NotADirectoryError):
-        is_empty = folder.is_dir() and (replaces_foreign or not any(folder.iterdir()))
-        if is_empty or not os.path.lexists(folder):
+        if _is_empty(folder) or (replaces_foreign and folder.is_dir()):
             return None
+        if (folder / RECORD).exists():  # it was put in place at this moment
+            return _usable(folder, made_from, when, replaces_foreign)
         raise FileExistsError(
             f"{folder} is in the way: it was not made by this library. Move it, or pass another root"
         ) from None
@@ -130,7 +172,8 @@ def _usable(
             return None
         raise CheckpointCorrupt(f"{folder / RECORD} is damaged: {error}") from error
     if found.get("kind") != made_from.get("kind"):
-        raise FileExistsError(f"{folder} is in the way: it has {found.get('kind')}. Move it, or pass another root")
+        has = found.get("kind", "something else")
+        raise FileExistsError(f"{folder} is in the way: it has {has}. Move it, or pass another root")
     if when == "always":
         return None
     if found.get("schema", 0) > made_from.get("schema", found.get("schema", 0)):
@@ -149,7 +192,8 @@ def _usable(
 def _locked(scratch: Path, waits: Callable[[], None]) -> Iterator[None]:
     """The scratch folder, held by this thread alone. It goes at the end, unless files are kept in it."""
     while True:
-        scratch.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            scratch.mkdir(parents=True)
         with contextlib.suppress(FileNotFoundError):  # its last holder removes it
             lock = FolderLock(scratch)
             try:

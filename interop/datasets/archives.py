@@ -8,15 +8,13 @@ from typing import IO, Self
 from interop.datasets.compressed import Stream, decompressed
 from interop.datasets.errors import CorruptDatasetError
 
-_LONGEST_NAME = 1 << 16
-
 
 def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file of an archive (tar, tar.gz, tar.xz), in its order. Nothing is written to disk.
 
     A content is read before the next one is asked for; no more of the archive is in memory. `CorruptDatasetError`, also
     while a content is read, for an archive that is damaged or truncated, and for a member that is no plain file or
-    directory, has an absolute path or one with "..", or the name of another member.
+    directory, or has an absolute path or one with "..".
     """
     with decompressed(path) as stream:
         yield from members_of(stream, path)
@@ -24,20 +22,13 @@ def tar_members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 def members_of(stream: Stream, path: object) -> Iterator[tuple[str, IO[bytes]]]:
     """The same of an archive that is read from a stream. `path` names it in errors."""
-    seen = set[str]()
     try:
         archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
         while (member := archive.next()) is not None:
             archive.members.clear()  # or they would all be kept
             name = _checked(member, path)
-            if not member.isfile():
-                continue
-            if name in seen:
-                raise CorruptDatasetError(f"{path}: two members are named {name!r}")
-            seen.add(name)
-            content = archive.extractfile(member)
-            assert content is not None
-            yield name, content
+            if content := archive.extractfile(member):  # None for folders
+                yield name, content
     except (tarfile.TarError, ValueError) as error:
         raise CorruptDatasetError(f"{path} is no tar archive, or a damaged one: {error}") from error
     stream.finish()
@@ -58,11 +49,8 @@ class _Header(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
-            header = super().frombuf(buf, encoding, errors)
+            return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if buf and not any(buf):  # the end
                 raise
             raise tarfile.ReadError(str(error)) from error
-        if not (header.isfile() or header.isdir()) and header.size > _LONGEST_NAME:  # is read into memory as a whole
-            raise tarfile.ReadError(f"a header of {header.size} bytes")
-        return header

@@ -27,20 +27,14 @@ class Stream:
 
     def read(self, size: int = -1, /) -> bytes:
         """As many bytes, or fewer at the end; without a size the rest."""
-        if size < 0:
-            return b"".join(self._rest())
         data = self._some(size)
-        if not data and size:
+        if not data and size > 0:
             raise CorruptDatasetError(f"{self._path} is truncated: more bytes were expected behind its last one")
         return data
 
     def finish(self) -> int:
         """Read the rest, which compares the checksum behind compressed data. Returns its number of bytes."""
-        return sum(map(len, self._rest()))
-
-    def _rest(self) -> Iterator[bytes]:
-        while data := self._some(_BLOCK):
-            yield data
+        return sum(map(len, iter(lambda: self._some(_BLOCK), b"")))
 
     def _some(self, size: int) -> bytes:
         try:

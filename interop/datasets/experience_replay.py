@@ -1,27 +1,24 @@
 """The replay buffer of a dataset."""
 
-import contextlib
 import inspect
 import json
 import os
 import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
-from fbuf.checkpoint import CheckpointCorrupt
-from fbuf.checkpoint.writing import flush
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
-from interop.datasets.conversion import convert
-from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
+from interop.datasets.committed import damage_of, made, made_again, opened, record_of
+from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
 from interop.numbers import whole
-from interop.published import DOWNLOADS, RECORD, check_files, is_there, publish, remove
+from interop.published import is_there, publish, read_whole, remove
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
 
@@ -94,46 +91,56 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         folder, force = self.data_path_root, download == "force"
         if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
-        if files is None and not download and not is_there(folder):
-            raise MissingDatasetError(
-                f"The dataset could not be found in {folder}, and download=False. Pass download=True, or the folder of "
-                "files that you have as from_local="
-            )
         made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
         if files is not None:
             made_from["from_local"] = os.fspath(files)
-        make = partial(_make, source, files, self.METADATA_NAME, force, num_workers)
-        with _damage_of(folder):
-            publish(folder, made_from, make, when="always" if force else "missing")
-        made = writer() if writer is not None and not isinstance(writer, Writer) else writer
-        made = made or ImmutableDatasetWriter()
-        self._own_collate_fn = collate_fn
-        storage = self._opened(made)
-        super().__init__(storage=storage, writer=made, collate_fn=collate_fn, batch_size=batch_size, **more)
+        make = partial(made, source, files, self.METADATA_NAME, force, num_workers)
+        whens: Iterator[Any] = chain(["always"] if force else [], repeat("missing"))
 
-    def _opened(self, writer: Writer) -> Storage:
+        def make_sure() -> None:
+            if files is None and not download:
+                self._check_there()
+            with damage_of(folder):
+                publish(folder, made_from, make, when=next(whens))
+
+        chosen = writer() if writer is not None and not isinstance(writer, Writer) else writer
+        chosen = chosen or ImmutableDatasetWriter()
+        self._own_collate_fn = collate_fn
+        storage = self._opened(chosen, make_sure)
+        super().__init__(storage=storage, writer=chosen, collate_fn=collate_fn, batch_size=batch_size, **more)
+
+    def _check_there(self) -> None:
+        if not is_there(self.data_path_root):
+            raise MissingDatasetError(
+                f"The dataset could not be found in {self.data_path_root}. Pass download=True, or the folder of files "
+                "that you have as from_local="
+            )
+
+    def _opened(self, writer: Writer, make_sure: Callable[[], object]) -> Storage:
         """The storage of the rows, or trajectories, that are on the disk."""
         if self._split_trajs:
-            of = {
-                "kind": f"the trajectories of {_KIND}",
-                "schema": _SCHEMA,
-                "of": _record(self.data_path_root).get("made"),
-            }
-            with _damage_of(self.data_path):
-                publish(self.data_path, of, self._make_split, when="differs")
-        storage = _committed(self.data_path)
+            make_sure = partial(read_whole, self.data_path_root, make_sure, self._split)
+        storage = read_whole(self.data_path, make_sure, partial(self._open, self.data_path, writer))
+        self._kinds = (TensorStorage, type(storage))
+        return storage
+
+    def _open(self, folder: Path, writer: Writer) -> Storage:
+        storage, record = opened(folder)
         if not isinstance(writer, ImmutableDatasetWriter):
             storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
-        opened = storage if self._split_trajs else self._presented(storage)
-        self._kinds = (TensorStorage, type(opened))
-        return opened
+        return storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
 
-    def _presented(self, storage: TensorStorage) -> Storage:
-        return storage if "preprocessed" in _record(self.data_path_root) else self.presented(storage)
+    def _split(self) -> dict[str, Any]:
+        """Make the trajectories of the rows that are there now."""
+        kind, base = f"the trajectories of {_KIND}", self.data_path_root
+        of = {"kind": kind, "schema": _SCHEMA, "of": record_of(base).get("made")}
 
-    def _make_split(self, scratch: Path) -> dict[str, Any]:
-        rows = split(self._presented(_committed(self.data_path_root)), scratch / "data")
-        return {"rows": rows, "made": secrets.token_hex(8)}
+        def make(scratch: Path) -> dict[str, Any]:
+            rows = split(self._open(base, ImmutableDatasetWriter()), scratch / "data")
+            return {"rows": rows, "made": secrets.token_hex(8)}
+
+        with damage_of(self.data_path):
+            return publish(self.data_path, of, make, when="differs")
 
     @property
     def root(self) -> Path:
@@ -207,83 +214,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             dest = Path(dest).absolute()
             publish(dest, {"kind": "a preprocessed dataset", "schema": _SCHEMA}, run, when="always")
             return LazyMemmapStorage.open(dest)
-        record = _record(self.data_path)
-        publish(self.data_path, record, partial(_make_again, self.data_path, run), when="always")
-        storage = self._opened(self._writer)
+        record = record_of(self.data_path)
+        publish(self.data_path, record, partial(made_again, self.data_path, run), when="always")
+        storage = self._opened(self._writer, self._check_there)
         self.set_storage(storage, self._own_collate_fn)
         return storage
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-    return found
-
-
-@contextlib.contextmanager
-def _damage_of(folder: Path, *kinds: type[Exception]) -> Iterator[None]:
-    caught: tuple[type[Exception], ...] = (CheckpointCorrupt, *kinds)
-    try:
-        yield
-    except caught as error:
-        raise CorruptDatasetError(f"{error}. Remove {folder}, or pass download='force'") from error
-
-
-def _committed(folder: Path) -> TensorStorage:
-    with _damage_of(folder, FileNotFoundError):
-        check_files(folder, _record(folder)["files"])
-        return LazyMemmapStorage.open(folder, "r")
-
-
-def _make(
-    source: Source, files: Path | None, metadata_name: str, force: bool, workers: int, scratch: Path
-) -> dict[str, Any]:
-    """Download if there are no files, and convert them."""
-    sums: Mapping[str, str] = {}
-    noted = scratch.with_suffix(".sha256.json")  # beside the dataset
-    if files is None:
-        files = scratch / DOWNLOADS
-        if force:
-            shutil.rmtree(files, ignore_errors=True)
-        files.mkdir(exist_ok=True)
-        try:
-            sums = source.download(files)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                files.rmdir()  # if nothing came
-            raise
-        if not force and noted.exists():
-            _check_sums(sums, json.loads(noted.read_text()), files)
-    try:
-        metadata = json.dumps(source.metadata(files))
-        rows = convert(source, files, scratch / "data", workers)
-    except CorruptDatasetError as error:
-        if not sums:
-            raise
-        raise CorruptDatasetError(f"{error}. Remove it to have it downloaded anew, or pass download='force'") from error
-    (scratch / "data" / metadata_name).write_text(metadata)
-    if sums:
-        (scratch / "sums").write_text(json.dumps(dict(sums)))
-        flush(scratch / "sums")
-        (scratch / "sums").replace(noted)
-    return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
-
-
-def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
-    """DownloadError for a file that is not the one that was converted the first time. The next call downloads it anew."""
-    differ = [name for name, found in sums.items() if before.get(name, found) != found]
-    for name in differ:
-        (folder / name).unlink(missing_ok=True)
-    if differ:
-        raise DownloadError(
-            f"{differ[0]} is not the file that was downloaded the first time: its SHA-256 is {sums[differ[0]]}, it was "
-            f"{before[differ[0]]}. Try again, or pass download='force' if upstream has changed it"
-        )
-
-
-def _make_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Path) -> dict[str, Any]:
-    """A transformed dataset in the place of what is there, of which the metadata stays."""
-    made = run(scratch)
-    for path in folder.glob("*.json"):
-        if not (scratch / "data" / path.name).exists() and path.name != RECORD:
-            shutil.copy(path, scratch / "data" / path.name)
-    return {**made, "made": secrets.token_hex(8)}

@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from interop.datasets.checksums import Checksums, sha256_of
 from interop.datasets.compressed import Stream
 from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
-from interop.datasets.fetching import by_hand
+from interop.datasets.fetching import by_hand, checksum_of
 from interop.optional import required
 
 _TIMEOUT = 30.0  # seconds without an answer
@@ -40,18 +39,24 @@ def hub_download(repo: str, files: Sequence[HubFile], folder: Path) -> dict[str,
     Files that earlier calls finished are not downloaded again. `HF_ENDPOINT` and `HF_TOKEN` are honoured.
     `DownloadError` names the file, and says how to go on by hand.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = Checksums(folder)
-    found = {file.path: kept.of(file.path, file.size, file.sha256) for file in files}
-    missing = [file for file in files if found[file.path] is None]
+    hub = required("huggingface_hub", "datasets")
+
+    def download(file: HubFile) -> str:
+        checksum = checksum_of(folder, file.path, file.size, file.sha256)
+        if checksum is None:
+            (folder / file.path).unlink(missing_ok=True)  # damaged: the library looks at its own record only
+            hub.hf_hub_download(repo, file.path, repo_type="dataset", local_dir=folder)
+            checksum = checksum_of(folder, file.path, file.size, file.sha256)
+        if checksum is None:
+            (folder / file.path).unlink()
+            raise OSError(f"{file.path} came with another size than {file.size}, or another SHA-256 than {file.sha256}")
+        return checksum
+
     with (
         _as_download_error(repo, [file.path for file in files]),
         ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
-        for file, checksum in zip(missing, pool.map(lambda file: _download(repo, file, folder), missing), strict=True):
-            kept.keep(file.path, checksum)
-            found[file.path] = checksum
-    return {path: checksum for path, checksum in found.items() if checksum}
+        return dict(zip((file.path for file in files), pool.map(download, files), strict=True))
 
 
 @contextmanager
@@ -75,17 +80,6 @@ def local_files(folder: Path, prefix: str, *suffixes: str) -> list[Path]:
     if not names:
         raise CorruptDatasetError(f"{folder} has no files {prefix}*{' or '.join(suffixes)}")
     return [every[name] for name in sorted(names)]
-
-
-def _download(repo: str, file: HubFile, folder: Path) -> str:
-    hub, path = required("huggingface_hub", "datasets"), folder / file.path
-    path.unlink(missing_ok=True)  # damaged: the library looks at its own record only
-    hub.hf_hub_download(repo, file.path, repo_type="dataset", local_dir=folder)
-    checksum, size = sha256_of(path), path.stat().st_size
-    if file.size not in (None, size) or file.sha256 not in (None, checksum):
-        path.unlink()
-        raise OSError(f"{file.path} has {size} bytes of SHA-256 {checksum}, not {file.size} of {file.sha256}")
-    return checksum
 
 
 @contextmanager

@@ -1,10 +1,15 @@
-"""Pickles and arrays of objects, read without running code."""
+"""Pickles and arrays of objects, read without running code.
 
+A pickle is a program that names functions and calls them. Here a name gives a stand-in, or the pickle is refused. NumPy's
+own functions are never called: a dtype that a pickle describes could make them take bytes for addresses.
+"""
+
+import copyreg
 import io
-import math
+import pickle
 import re
 import sys
-import tokenize
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,29 +17,26 @@ from numpy.lib import format as npy
 
 from interop.datasets.compressed import Readable
 from interop.datasets.errors import CorruptDatasetError
-from interop.datasets.pickles import Unbuilt, unpickled
 
-_DAMAGE = (
-    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
-    *(SyntaxError, tokenize.TokenError),  # of NumPy, where a header is damaged
-)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_PLAIN = {str, bytes, int, float, bool, type(None)}
+_LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}  # number that stands for a bool, for a character
 
 
 def load_object(file: Readable, where: str = "the file") -> Any:
     """What a pickle or `.npy` file holds: NumPy arrays, numbers, text, bytes, None, and dicts, lists and tuples of these.
 
-    Of a `.npy` file with one object that object, else the array. Arrays are read-only, and share the memory of the file.
+    Of a `.npy` file with one object that object, else the array. Arrays may be read-only.
     `CorruptDatasetError`, which begins with `where`, for anything else, and for a damaged or truncated file.
     """
-    data = io.BytesIO(file.read())
+    data = file.read()
+    stream = io.BytesIO(data)
     try:
-        value = _array_of(data) if data.getvalue().startswith(npy.MAGIC_PREFIX) else unpickled(data, _KNOWN)
-        if rest := len(data.getbuffer()) - data.tell():
+        value = _array_of(stream) if data.startswith(npy.MAGIC_PREFIX) else _unpickled(stream)
+        if rest := len(data) - stream.tell():
             raise ValueError(f"{rest} bytes follow its end")
-    except _DAMAGE as error:
-        reason = error if isinstance(error, ValueError) else repr(error)
-        raise CorruptDatasetError(f"{where} cannot be read: {reason}") from error
+    except Exception as error:  # damaged pickles raise any, MemoryError and RecursionError too
+        raise CorruptDatasetError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
     return value
 
 
@@ -42,92 +44,107 @@ def array_header(file: Readable, where: str = "the file") -> tuple[tuple[int, ..
     """Shape and dtype of the array of an `.npy` file, whose rows follow. `CorruptDatasetError` for one in another order."""
     try:
         shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
-    except _DAMAGE as error:
+    except Exception as error:  # damaged headers raise any
         raise CorruptDatasetError(f"{where} is no .npy file: {error}") from error
     if fortran and len(shape) > 1:
         raise CorruptDatasetError(f"{where} has an array in the order of Fortran, which cannot be read row by row")
     return shape, dtype
 
 
-def _array_of(data: io.BytesIO) -> Any:
-    shape, fortran, dtype = _HEADERS[npy.read_magic(data)](data)
+def _array_of(stream: io.BytesIO) -> Any:
+    shape, fortran, dtype = _HEADERS[npy.read_magic(stream)](stream)
     if dtype.kind != "O":
-        return _filled(data.read(), dtype, shape, "F" if fortran else "C")
-    array = unpickled(data, _KNOWN)
-    if not isinstance(array, np.ndarray) or array.dtype.kind != "O" or array.shape != shape:
-        raise ValueError(f"its header has objects of shape {shape}, its pickle other things")
-    return array if shape else array.item()
-
-
-# ------------------------------------------------------------------ what the functions of NumPy make
-
-
-def _dtype(kind: str, align: int = 0, copied: int = 1) -> Unbuilt:
-    if not re.fullmatch(r"[biufc][0-9]{1,2}|[SU][0-9]{1,9}|O8?", kind):
-        raise ValueError(f"it holds an array of dtype {kind!r}")
-
-    def build(state: Any) -> np.dtype:
-        version, order, *fields, _, _, _ = state
-        if version != 3 or fields != [None, None, None]:
-            raise ValueError("it holds a dtype with fields, a shape or metadata")
-        return np.dtype(kind).newbyteorder(order)
-
-    return Unbuilt(build)
-
-
-def _array(kind: Any, shape: Any, code: Any) -> Unbuilt:
-    if kind is not np.ndarray:
-        raise ValueError("it holds an array of another type than ndarray")
-
-    def build(state: Any) -> np.ndarray:
-        version, shape, dtype, fortran, content = state
-        if version != 1:
-            raise ValueError(f"it holds an array of version {version}")
-        return _filled(content, dtype, shape, "F" if fortran else "C")
-
-    return Unbuilt(build)
+        return _filled(stream.read(), dtype, shape, "F" if fortran else "C")
+    value = _unpickled(stream)
+    return value if shape else value.item()
 
 
 def _filled(content: Any, dtype: np.dtype, shape: Any, order: Any) -> np.ndarray:
-    """An array of which no more memory is taken than there are bytes."""
-    if not isinstance(dtype, np.dtype) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"it holds an array of dtype {dtype} and shape {shape}")
-    size = 1 if dtype.kind == "O" else dtype.itemsize
-    if not isinstance(content, list if dtype.kind == "O" else bytes | bytearray):
+    """An array that takes no more memory than there are bytes, or objects."""
+    if dtype.kind == "O" and type(content) is list:
+        array = np.empty(len(content), object)
+        for place, item in enumerate(content):
+            array[place] = item
+        return array.reshape(shape, order=order)
+    if dtype.kind not in "biufcSU":
         raise ValueError(f"it holds an array of {dtype} whose content is {type(content).__name__}")
-    if len(content) != math.prod(shape) * size:
-        raise ValueError(f"it holds an array of {dtype} {list(shape)} with content of length {len(content)}")
-    if not isinstance(content, list):
-        points = np.dtype("u4").newbyteorder(dtype.byteorder)
-        if dtype.kind == "U" and (np.frombuffer(content, points) > sys.maxunicode).any():
-            raise ValueError("it holds an array of text with characters that Unicode does not have")
-        return np.frombuffer(content, dtype).reshape(shape, order=order)
-    array = np.empty(len(content), object)
-    for place, item in enumerate(content):
-        array[place] = item
-    return array.reshape(shape, order=order)
+    unit, largest = _LARGEST.get(dtype.kind, ("", 0))
+    if unit and (np.frombuffer(content, dtype.byteorder + unit) > largest).any():
+        raise ValueError(f"it holds an array of {dtype} with values that {dtype} has not")
+    return np.frombuffer(content, dtype).reshape(shape, order=order)
 
 
-def _scalar(dtype: np.dtype, content: bytes) -> Any:
-    if dtype.kind == "O":
-        raise ValueError("it holds a NumPy scalar of an object")
-    return _filled(content, dtype, (), "C")[()]
+@dataclass(slots=True, eq=False)
+class _StandIn:
+    """What a name gives (`call`), or a call of it (`build` makes `built` of a state). A pickle can change nothing else."""
+
+    call: Any = None
+    build: Any = None
+    built: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.built = self.build(*state)
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    """Bytes in pickles of protocol 2."""
-    if encoding not in ("latin1", "latin-1"):
-        raise ValueError(f"it holds bytes in the encoding {encoding!r}")
-    return text.encode("latin-1")
+def _dtype(kind: str, align: int = 0, copied: int = 1) -> _StandIn:
+    def build(version: int, order: Any, base: None, names: None, fields: None, *_: Any) -> np.dtype:
+        if not re.fullmatch(r"[biufc]\d\d?|[SU]\d+|O8?", kind) or (base, names, fields) != (None, None, None):
+            raise ValueError(f"it holds an array of dtype {kind!r}, with fields {fields}")
+        return np.dtype(kind).newbyteorder(order)
+
+    return _StandIn(build=build)
 
 
-_KNOWN: dict[str, Any] = {
-    "numpy ndarray": np.ndarray,
-    "numpy dtype": _dtype,
-    "_codecs encode": _encode,
-    "__builtin__ bytes": lambda: b"",
+def _of_state(version: int, shape: Any, dtype: _StandIn, fortran: bool, data: Any) -> np.ndarray:
+    return _filled(data, dtype.built, shape, "F" if fortran else "C")
+
+
+_NAMES = {
+    ("numpy", "ndarray"): _StandIn(),
+    ("numpy", "dtype"): _StandIn(_dtype),
+    ("_codecs", "encode"): _StandIn(lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding])),  # protocol 2
+    ("__builtin__", "bytes"): _StandIn(lambda: b""),
 }
 for _core in ("numpy.core", "numpy._core"):
-    _KNOWN[f"{_core}.multiarray _reconstruct"] = _array
-    _KNOWN[f"{_core}.multiarray scalar"] = _scalar
-    _KNOWN[f"{_core}.numeric _frombuffer"] = _filled
+    _NAMES[f"{_core}.multiarray", "_reconstruct"] = _StandIn(lambda *_: _StandIn(build=_of_state))
+    _NAMES[f"{_core}.multiarray", "scalar"] = _StandIn(lambda dtype, data: _filled(data, dtype.built, (), "C")[()])
+    _NAMES[f"{_core}.numeric", "_frombuffer"] = _StandIn(
+        lambda data, dtype, shape, order: _StandIn(built=_filled(data, dtype.built, shape, order))
+    )
+
+
+class _Unpickler(pickle.Unpickler):
+    """Gives stand-ins for names."""
+
+    def find_class(self, module: str, name: str) -> _StandIn:
+        if (module, name) not in _NAMES:
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, which would run code")
+        return _NAMES[module, name]
+
+
+def _unpickled(stream: io.BytesIO) -> Any:
+    copyreg.clear_extension_cache()  # or a number could give what another unpickler has imported
+    return _plain(_Unpickler(stream).load(), {})
+
+
+def _plain(value: Any, done: dict[int, Any]) -> Any:
+    """A value with arrays in the place of stand-ins. `done` has what was made of dicts, lists and the like, by their ids."""
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, np.generic | bytearray):
+        return value
+    if kind is _StandIn and value.built.dtype.kind != "O":
+        return value.built
+    if id(value) not in done:
+        if kind is _StandIn:
+            items = [_plain(each, done) for each in value.built.flat]
+            done[id(value)] = _filled(items, value.built.dtype, value.built.shape, "C")
+        elif kind is dict and _PLAIN.issuperset(map(type, value)):
+            done[id(value)] = {key: _plain(each, done) for key, each in value.items()}
+        elif kind in (list, tuple):
+            done[id(value)] = kind([_plain(each, done) for each in value])
+        else:
+            raise ValueError(f"it holds a {kind.__name__} that is no plain value, or has keys that are none")
+    return done[id(value)]

@@ -140,7 +140,9 @@ def as_hub(server: Server, home: Path, patch: pytest.MonkeyPatch) -> None:
 
     for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}.items():
         patch.setenv(name, value)
-    patch.delenv("HF_TOKEN", raising=False)
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        patch.delenv(name, raising=False)
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
     patch.setattr(constants, "ENDPOINT", server.url)
     template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -61,20 +61,18 @@ REFUSED = {
     "device": header("device", kind=tarfile.CHRTYPE),
     "block device": header("device", kind=tarfile.BLKTYPE),
     "pipe": header("pipe", kind=tarfile.FIFOTYPE),
-    "again": header("game/a.npy", 1),
-    "again, otherwise": header("./game//a.npy", 1),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_plain_file_of_its_own_is_refused(tmp_path, name):
+def test_what_is_no_plain_file_is_refused(tmp_path, name):
     path = archive(tmp_path / "a.tar", REFUSED[name])
     with pytest.raises(CorruptDatasetError, match=r"a\.tar: ") as error:
         contents(path)
-    assert repr(REFUSED[name].name) in str(error.value) or "game/a.npy" in str(error.value)
+    assert repr(REFUSED[name].name) in str(error.value)
 
 
-def test_sparse_files_and_huge_headers_are_refused(tmp_path):
+def test_sparse_files_are_refused(tmp_path):
     info = header("sparse", 10)
     info.pax_headers = {
         "GNU.sparse.map": "0,1,1000000000,1",
@@ -83,10 +81,6 @@ def test_sparse_files_and_huge_headers_are_refused(tmp_path):
     }
     with pytest.raises(CorruptDatasetError, match="sparse"):
         contents(archive(tmp_path / "a.tar", info))
-    block = header("x", 1 << 40, tarfile.XHDTYPE).tobuf(tarfile.GNU_FORMAT)
-    (tmp_path / "b.tar").write_bytes(block + bytes(10240))
-    with pytest.raises(CorruptDatasetError, match="header of"):
-        contents(tmp_path / "b.tar")
 
 
 @pytest.mark.parametrize("suffix", MODES)

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from interop.datasets import fetching
 from interop.datasets.errors import DownloadError
 from interop.datasets.fetching import RemoteFile
-from interop.datasets.fetching import fetch as fetch_patiently
 from tests.interop.datasets.server import Answer, Server
 
 DATA = np.random.default_rng(0).bytes(1_000_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
-fetch = partial(fetch_patiently, timeout=0.3, pause=0.01)
+fetch = partial(fetching.fetch, timeout=0.3, pause=0.01)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def remote(server: Server) -> RemoteFile:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")}
+    return {path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".version"}
 
 
 def fails(remote: RemoteFile, to: Path, match: str, left: set[str] = frozenset(), **settings: float) -> str:
@@ -60,22 +60,17 @@ def test_files_arrive_with_their_checksums(server: Server, remote: RemoteFile, t
     assert names(to) == {"a.bin", "b.bin"}
 
 
-@pytest.mark.parametrize("record", ["kept", "lost", "garbled", "of another kind"])
-def test_files_that_are_there_are_not_fetched_again(record: str, server: Server, remote: RemoteFile, to: Path) -> None:
+def test_files_that_are_there_are_not_fetched_again(server: Server, remote: RemoteFile, to: Path) -> None:
     fetch([remote], to)
-    (path,) = to.glob(".*")
-    if record == "lost":
-        path.unlink()
-    elif record != "kept":
-        path.write_bytes(b"\xff{" if record == "garbled" else b'{"a.bin": 3}')
     assert fetch([remote], to) == {"a.bin": SHA256}
     assert len(server.requests) == 1
 
 
-def test_a_file_that_was_damaged_is_fetched_again(server: Server, remote: RemoteFile, to: Path) -> None:
-    fetch([remote], to)
-    (to / "a.bin").write_bytes(b"x" + DATA[1:])
-    assert fetch([remote], to) == {"a.bin": SHA256}
+@pytest.mark.parametrize("known", [{"size": len(DATA)}, {"sha256": SHA256}], ids=repr)
+def test_a_file_that_was_damaged_is_fetched_again(known: dict, server: Server, remote: RemoteFile, to: Path) -> None:
+    to.mkdir()
+    (to / "a.bin").write_bytes(DATA[::-1][: len(DATA) - ("size" in known)])
+    assert fetch([RemoteFile(remote.url, "a.bin", **known)], to) == {"a.bin": SHA256}
     assert (to / "a.bin").read_bytes() == DATA
 
 
@@ -89,7 +84,7 @@ def test_a_cut_connection_is_resumed(server: Server, remote: RemoteFile, to: Pat
 def test_a_later_call_goes_on(server: Server, remote: RemoteFile, to: Path) -> None:
     server.answer("a.bin", Answer(cut=300_000), times=1)
     server.answer("a.bin", Answer(status=503), times=5)
-    assert "tries: 5, bytes kept: 300000" in fails(remote, to, "503", left={"a.bin.part"})
+    fails(remote, to, "503", left={"a.bin.part"})
     assert fetch([remote], to) == {"a.bin": SHA256}
     assert server.bytes_sent("a.bin") == len(DATA) + 5 * len(b"no")
 
@@ -159,44 +154,21 @@ def test_a_checksum_that_a_resumed_file_fails_is_tried_once_more(server: Server,
     assert fetch([RemoteFile(remote.url, "a.bin", sha256=SHA256)], to) == {"a.bin": SHA256}
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
 def test_errors_that_go_away_are_waited_for(status: int, server: Server, remote: RemoteFile, to: Path) -> None:
     server.answer("a.bin", Answer(status=status), times=2)
     assert fetch([remote], to) == {"a.bin": SHA256}
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were made, without making them."""
-    made: list[float] = []
-    monkeypatch.setattr("interop.datasets.fetching.time.sleep", made.append)
-    return made
-
-
-def test_pauses_grow(server: Server, remote: RemoteFile, to: Path, pauses: list[float]) -> None:
-    server.answer("a.bin", Answer(status=500))
-    with pytest.raises(DownloadError, match="tries: 5"):
-        fetch_patiently([remote], to)
-    assert pauses == [0.5, 1, 2, 4]
-
-
-def test_the_server_says_how_long_to_wait(server: Server, remote: RemoteFile, to: Path, pauses: list[float]) -> None:
-    server.answer("a.bin", Answer(status=429, headers={"Retry-After": "7"}), times=1)
-    fetch([remote], to)
-    assert pauses == [7]
-    server.answer("a.bin", Answer(status=429, headers={"Retry-After": "3600"}))
-    fails(RemoteFile(remote.url, "b.bin"), to, "429.*asks to wait 3600 s.*tries: 1", left={"a.bin"})
-
-
 def test_what_does_not_go_away_is_not_tried_again(server: Server, remote: RemoteFile, to: Path) -> None:
     missing = RemoteFile(server.at("other.bin"), "a.bin")
-    fails(missing, to, r"404 Not Found from 127.0.0.1 \(tries: 1")
+    fails(missing, to, "404 .*127.0.0.1")
     assert len(server.requests) == 1
 
 
 def test_silence_is_named(server: Server, remote: RemoteFile, to: Path) -> None:
     server.answer("a.bin", Answer(stall=0))
-    fails(remote, to, "127.0.0.1 did not answer for 0.1 s.*tries: 2", left={"a.bin.part"}, timeout=0.1, retries=1)
+    fails(remote, to, "127.0.0.1.*timed out", left={"a.bin.part"}, timeout=0.1, retries=1)
 
 
 def test_a_stalled_body_is_resumed(server: Server, remote: RemoteFile, to: Path) -> None:
@@ -206,14 +178,13 @@ def test_a_stalled_body_is_resumed(server: Server, remote: RemoteFile, to: Path)
 
 
 def test_no_network(to: Path) -> None:
-    fails(RemoteFile("http://127.0.0.1:9/a.bin", "a.bin"), to, "127.0.0.1.*[Rr]efused.*tries: 5")
-    fails(RemoteFile("https://nowhere.invalid/a.bin", "a.bin"), to, "nowhere.invalid.*tries: 1", retries=0)
+    fails(RemoteFile("http://127.0.0.1:9/a.bin", "a.bin"), to, "127.0.0.1.*[Rr]efused")
+    fails(RemoteFile("https://nowhere.invalid/a.bin", "a.bin"), to, "nowhere.invalid", retries=0)
 
 
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        (Answer(headers={"Content-Type": "text/html; charset=utf-8"}), "page of HTML"),
         (Answer(body=b"\n<!DOCTYPE HTML><title>Sign in"), "page of HTML"),
         (Answer(body=b"<html><body>"), "page of HTML"),
         (Answer(body=b""), "is empty"),
@@ -224,11 +195,6 @@ def test_no_network(to: Path) -> None:
 def test_what_is_no_data_is_refused(answer: Answer, match: str, server: Server, remote: RemoteFile, to: Path) -> None:
     server.answer("a.bin", answer)
     fails(remote, to, match, left={"a.bin.part"} if "more" in match else set())
-
-
-def test_html_is_data_where_the_name_says_so(server: Server, to: Path) -> None:
-    (server.folder / "a.html").write_bytes(b"<html>")
-    assert fetch([RemoteFile(server.at("a.html"), "a.html")], to)
 
 
 @pytest.mark.parametrize("known", [{"size": 999_999}, {"sha256": "0" * 64}, {"size": 1_000_001}], ids=repr)
@@ -254,14 +220,9 @@ def test_names_stay_in_the_folder(name: str, remote: RemoteFile, to: Path, tmp_p
     assert not (tmp_path / "a.bin").exists()
 
 
-def test_names_differ(remote: RemoteFile, to: Path) -> None:
-    with pytest.raises(ValueError, match="must differ"):
-        fetch([remote, remote], to)
-
-
 @pytest.mark.parametrize("url", ["http://example.invalid/a.bin", "ftp://127.0.0.1/a.bin", "a.bin"])
 def test_only_https(url: str, to: Path) -> None:
-    fails(RemoteFile(url, "a.bin"), to, "is not https")
+    fails(RemoteFile(url, "a.bin"), to, "which is not https")
 
 
 @contextmanager
@@ -279,7 +240,7 @@ def test_a_host_of_plain_http(server: Server, remote: RemoteFile, to: Path, monk
     with proxy(server, monkeypatch):
         assert fetch([plain], to) == {"a.bin": SHA256}
         missing = RemoteFile("http://example.invalid/b.bin", "b.bin", plain_http=True)
-        message = fails(missing, to, "https://example.invalid/b.bin: .*tries: 2", left={"a.bin"})
+        message = fails(missing, to, "https://example.invalid/b.bin: ", left={"a.bin"})
     assert "http://example.invalid/b.bin: 404" in message
 
 
@@ -291,8 +252,8 @@ def test_redirects(server: Server, remote: RemoteFile, to: Path, monkeypatch: py
     server.answer("round.bin", Answer(redirect="/round.bin"))
     with proxy(server, monkeypatch):
         for name in ("away", "file"):
-            fails(RemoteFile(server.at(f"{name}.bin"), "b.bin"), to, "redirects to .* not https", left={"a.bin"})
-    fails(RemoteFile(server.at("round.bin"), "b.bin"), to, "redirects.*tries: 1", left={"a.bin"})
+            fails(RemoteFile(server.at(f"{name}.bin"), "b.bin"), to, "leads to .* not https", left={"a.bin"})
+    fails(RemoteFile(server.at("round.bin"), "b.bin"), to, "redirects", left={"a.bin"})
 
 
 def test_full_disks_are_foreseen(server: Server, remote: RemoteFile, to: Path) -> None:

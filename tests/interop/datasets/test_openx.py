@@ -148,7 +148,7 @@ def test_arguments_that_exclude_each_other(stream: Any, arguments: Any, error: t
 
 
 def test_nothing_to_open(tmp_path: Path) -> None:
-    with pytest.raises(MissingDatasetError, match="download=False"):
+    with pytest.raises(MissingDatasetError, match="download=True"):
         OpenXExperienceReplay(upstream.DATASET, root=tmp_path, download=False, streaming=False)
     with pytest.raises(CorruptDatasetError, match="has no files cmu_stretch/"):
         OpenXExperienceReplay(upstream.DATASET, from_local=tmp_path)

@@ -483,6 +483,60 @@ def test_processes_that_construct_it_at_once(in_a_fork, rows, tmp_path, download
     assert sorted(os.listdir(tmp_path / "root")) == [".toy.sha256.json", "toy"]
 
 
+EVERYTHING = """
+import os, random, torch
+from interop.datasets.errors import MissingDatasetError
+from tests.interop.datasets.sources_toy import ToyExperienceReplay, make, same
+
+torch.set_num_threads(1)
+rows = None
+
+def construct(**more):
+    return ToyExperienceReplay("toy", upstream=f"{folder}/up", root=f"{folder}/root", **more)
+
+def check(dataset):
+    held = dataset[:]
+    held = held[held["mask"]].exclude("mask", "traj_ids") if "mask" in list(held.keys()) else held
+    assert same(held.exclude("mark"), rows), held
+
+CALLS = [
+    lambda: check(construct()),
+    lambda: check(construct(download=False)),
+    lambda: check(construct(download="force")),
+    lambda: check(construct(split_trajs=True)),
+    lambda: construct().preprocess(lambda td: td.set("mark", torch.ones(len(td))), num_workers=0),
+    lambda: construct().delete(),
+]
+rows = construct()[:].clone()
+children = []
+for place in range(3):
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            random.seed(place)
+            for _ in range(60):
+                try:
+                    random.choice(CALLS)()
+                except MissingDatasetError:
+                    pass
+            status = 0
+        finally:
+            if status:
+                import traceback
+                traceback.print_exc()
+            os._exit(status)
+    children.append(child)
+assert not any([os.waitpid(child, 0)[1] for child in children])
+check(construct())
+"""
+
+
+def test_processes_that_do_everything_at_once(in_a_fork, rows, tmp_path):
+    in_a_fork(EVERYTHING, folder=str(tmp_path))
+    assert {*os.listdir(tmp_path / "root")} <= {".toy.sha256.json", "toy", "toy_split"}
+
+
 def test_datasets_of_one_parent_do_not_wait_for_one_another(toy, rows, tmp_path):
     other = threading.Thread(target=toy, args=("b",))
 

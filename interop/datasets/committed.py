@@ -1,0 +1,99 @@
+"""The folder of a converted dataset: how it is made from upstream files, opened, and made again."""
+
+import contextlib
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint.writing import flush
+from interop.datasets.conversion import convert
+from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
+from interop.datasets.source import Source
+from interop.published import DOWNLOADS, RECORD, check_files
+from interop.storages import LazyMemmapStorage, TensorStorage
+
+
+def made(
+    source: Source, files: Path | None, metadata_name: str, force: bool, workers: int, scratch: Path
+) -> dict[str, Any]:
+    """Download if there are no files, and convert them, to a folder that is published. Returns what is recorded of it."""
+    sums: Mapping[str, str] = {}
+    noted = scratch.with_suffix(".sha256.json")  # beside the dataset
+    if files is None:
+        files = scratch / DOWNLOADS
+        if force:
+            shutil.rmtree(files, ignore_errors=True)
+        files.mkdir(exist_ok=True)
+        try:
+            sums = source.download(files)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                files.rmdir()  # if nothing came
+            raise
+        if not force and noted.exists():
+            _check_sums(sums, json.loads(noted.read_text()), files)
+    try:
+        metadata = json.dumps(source.metadata(files))
+        rows = convert(source, files, scratch / "data", workers)
+    except CorruptDatasetError as error:
+        if not sums:
+            raise
+        raise CorruptDatasetError(f"{error}. Remove it to have it downloaded anew, or pass download='force'") from error
+    (scratch / "data" / metadata_name).write_text(metadata)
+    if sums:
+        (scratch / "sums").write_text(json.dumps(dict(sums)))
+        flush(scratch / "sums")
+        (scratch / "sums").replace(noted)
+    return {"rows": rows, "sha256": dict(sums), "made": secrets.token_hex(8)}
+
+
+def _check_sums(sums: Mapping[str, str], before: Mapping[str, str], folder: Path) -> None:
+    """DownloadError for a file that is not the one that was converted the first time. The next call downloads it anew."""
+    differ = [name for name, found in sums.items() if before.get(name, found) != found]
+    for name in differ:
+        (folder / name).unlink(missing_ok=True)
+    if differ:
+        raise DownloadError(
+            f"{differ[0]} is not the file that was downloaded the first time: its SHA-256 is {sums[differ[0]]}, it was "
+            f"{before[differ[0]]}. Try again, or pass download='force' if upstream has changed it"
+        )
+
+
+def made_again(folder: Path, run: Callable[[Path], dict[str, Any]], scratch: Path) -> dict[str, Any]:
+    """A transformed dataset in the place of what is in a folder, of which the metadata stays."""
+    found = run(scratch)
+    for path in folder.glob("*.json"):
+        if not (scratch / "data" / path.name).exists() and path.name != RECORD:
+            shutil.copy(path, scratch / "data" / path.name)
+    return {**found, "made": secrets.token_hex(8)}
+
+
+def opened(folder: Path) -> tuple[TensorStorage, dict[str, Any]]:
+    """The rows in a folder, to be read, and its record. CorruptDatasetError where files are missing or damaged."""
+    with damage_of(folder, FileNotFoundError):
+        record = json.loads((folder / RECORD).read_bytes())
+        check_files(folder, record["files"])
+        return LazyMemmapStorage.open(folder, "r"), record
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """The record of a folder. MissingDatasetError where there is none."""
+    try:
+        found: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
+    except FileNotFoundError:
+        raise MissingDatasetError(f"there is no dataset in {folder} any more. Construct it again") from None
+    return found
+
+
+@contextlib.contextmanager
+def damage_of(folder: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise what a damaged folder raises, and exceptions of these kinds, as CorruptDatasetError."""
+    caught: tuple[type[Exception], ...] = (CheckpointCorrupt, *kinds)
+    try:
+        yield
+    except caught as error:
+        raise CorruptDatasetError(f"{error}. Remove {folder}, or pass download='force'") from error
