@@ -161,7 +161,6 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     available_datasets = list(D4RL_URLS)
-    specs = None  # files of D4RL do not say
 
     def __init__(
         self, dataset_id: str, batch_size: int | None = None, sampler: Sampler | None = None, writer: Writer | None = None,

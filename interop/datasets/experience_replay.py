@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
+from interop.datasets.checkpointer import DatasetCheckpointer
 from interop.datasets.committed import damage_of, made, made_again, opened, record_of
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
@@ -19,6 +20,7 @@ from interop.datasets.source import Source
 from interop.datasets.splitting import split
 from interop.numbers import whole
 from interop.published import is_there, publish, read_whole, remove
+from interop.specs import Composite, make_composite_from_td
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
 
@@ -126,9 +128,13 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     def _open(self, folder: Path, writer: Writer) -> Storage:
         storage, record = opened(folder)
-        if not isinstance(writer, ImmutableDatasetWriter):
+        writes = not isinstance(writer, ImmutableDatasetWriter)
+        if writes:
             storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
-        return storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
+        shown = storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
+        if not writes:
+            shown.checkpointer = DatasetCheckpointer(record)
+        return shown
 
     def _split(self) -> dict[str, Any]:
         """Make the trajectories of the rows that are there now."""
@@ -171,6 +177,11 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         """What upstream says of the dataset."""
         found: dict[str, Any] = json.loads(self.metadata_path.read_text())
         return found
+
+    @property
+    def specs(self) -> Composite:
+        """What a row has: its entries, shapes and dtypes, without bounds."""
+        return make_composite_from_td(self._storage.get(0), unsqueeze_null_shapes=False)
 
     def delete(self) -> None:
         """Remove the rows from the disk, and what broken-off calls have left. This buffer can be read until it goes."""
