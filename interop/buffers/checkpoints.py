@@ -118,7 +118,8 @@ class Saveable(Aliases):
 
     def _step(self) -> Any:
         """A time, of which all that is stored counts at its end, or nothing."""
-        return self._storage._step()  # type: ignore[attr-defined]
+        storage = self._storage  # type: ignore[attr-defined]
+        return storage._step() if storage.checkpointer.changes_rows else contextlib.nullcontext()
 
     # ------------------------------------------------------------------ trees
 
@@ -305,8 +306,9 @@ class SaveableEnsemble(Saveable):
 
     def _step(self) -> Any:
         with contextlib.ExitStack() as steps:
-            for member in self._members:
-                steps.enter_context(member._storage._part())  # two of them may have one storage
+            for storage in (member._storage for member in self._members):
+                if storage.checkpointer.changes_rows:
+                    steps.enter_context(storage._part())  # two of them may have one storage
             return steps.pop_all()
 
     def _saved_with(self, out: Writing) -> dict[str, Any]:

@@ -21,6 +21,8 @@ class StorageCheckpointerBase:
     rest; `loads` is called last, on files that were checked, and has to leave the storage as it was where it raises.
     """
 
+    changes_rows = True  # whether `loads` writes rows; where it does not, a buffer loads though its rows are read-only
+
     def __init__(self) -> None:
         self._save_hooks: list[Callable[..., Any]] = []
         self._load_hooks: list[Callable[..., Any]] = []

@@ -28,7 +28,12 @@ def made(
         if force:
             shutil.rmtree(files, ignore_errors=True)
         files.mkdir(exist_ok=True)
-        sums = source.download(files)
+        try:
+            sums = source.download(files)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                files.rmdir()  # if nothing came
+            raise
         if not force and noted.exists():
             _check_sums(sums, json.loads(noted.read_text()), files)
     try:

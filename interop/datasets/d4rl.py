@@ -69,6 +69,11 @@ class D4RLSource(Source):
             rows = len(held["rewards"])
             if wrong := [name for name, each in held.items() if len(each) != rows]:
                 raise CorruptDatasetError(f"{path}: {wrong[0]} has {len(held[wrong[0]])} rows, rewards has {rows}")
+            for name, each in held.items():
+                single = name in (*_NEEDED[2:], "timeouts")
+                if each.dtype.kind not in "biufc" or (single and each.size != rows):
+                    kind = "one number a row" if single else "numbers"
+                    raise CorruptDatasetError(f"{path}: {name} must be {kind}, it is {each.dtype} {[*each.shape]}")
             bounds = ranges(rows - 1, sum(each.nbytes for each in held.values()))
         return [Part(last - first, path, (first, last)) for first, last in bounds]
 
@@ -156,7 +161,6 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     available_datasets = list(D4RL_URLS)
-    specs = None  # files of D4RL do not say
 
     def __init__(
         self, dataset_id: str, batch_size: int | None = None, sampler: Sampler | None = None, writer: Writer | None = None,

@@ -1,5 +1,6 @@
 """The replay buffer of a dataset."""
 
+import inspect
 import json
 import os
 import secrets
@@ -10,13 +11,16 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
-from interop.buffers import TensorDictReplayBuffer
+from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
+from interop.datasets.checkpointer import DatasetCheckpointer
 from interop.datasets.committed import damage_of, made, made_again, opened, record_of
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
+from interop.numbers import whole
 from interop.published import is_there, publish, read_whole, remove
+from interop.specs import Composite, make_composite_from_td
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer
 
@@ -75,6 +79,10 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     ) -> None:
         if download not in (True, False, "force"):
             raise ValueError(f"download must be True, False or 'force', got {download!r}")
+        whole("num_workers", num_workers, 0)
+        whole("batch_size", 1 if batch_size is None else batch_size)
+        given = {key: value for key, value in more.items() if key != "priority_key"}
+        inspect.signature(ReplayBuffer).bind(storage=None, **given)  # a TypeError now, and not after the download
         parts = Path(source.dataset_id).parts
         if not parts or ".." in parts or Path(source.dataset_id).is_absolute():
             raise ValueError(f"a dataset id names a folder below the root, got {source.dataset_id!r}")
@@ -83,7 +91,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         self._source, self._split_trajs = source, split_trajs
         files = None if from_local is None else Path(from_local).expanduser().absolute()
         folder, force = self.data_path_root, download == "force"
-        if files is not None and not files.is_dir():
+        if files is not None and not files.is_dir() and (force or not is_there(folder)):
             raise FileNotFoundError(f"from_local must be a folder of upstream files, there is none at {files}")
         made_from = {"kind": f"{_KIND} of {source.family}", "schema": _SCHEMA, **json.loads(json.dumps(asdict(source)))}
         if files is not None:
@@ -120,9 +128,13 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     def _open(self, folder: Path, writer: Writer) -> Storage:
         storage, record = opened(folder)
-        if not isinstance(writer, ImmutableDatasetWriter):
+        writes = not isinstance(writer, ImmutableDatasetWriter)
+        if writes:
             storage = TensorStorage(storage.get(slice(None)))  # a private map: what is written stays in this process
-        return storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
+        shown = storage if record.keys() & {"of", "preprocessed"} else self.presented(storage)
+        if not writes:
+            shown.checkpointer = DatasetCheckpointer(record)
+        return shown
 
     def _split(self) -> dict[str, Any]:
         """Make the trajectories of the rows that are there now."""
@@ -165,6 +177,11 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         """What upstream says of the dataset."""
         found: dict[str, Any] = json.loads(self.metadata_path.read_text())
         return found
+
+    @property
+    def specs(self) -> Composite:
+        """What a row has: its entries, shapes and dtypes, without bounds."""
+        return make_composite_from_td(self._storage.get(0), unsqueeze_null_shapes=False)
 
     def delete(self) -> None:
         """Remove the rows from the disk, and what broken-off calls have left. This buffer can be read until it goes."""

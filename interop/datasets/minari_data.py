@@ -175,6 +175,10 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
             if more.get("from_local") is not None:
                 raise ValueError("pass from_local or load_from_local_minari, not both")
             home = Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+            if not (home / dataset_id / "data").is_dir():
+                raise FileNotFoundError(
+                    f"there is no local Minari dataset {dataset_id!r} in {home}: see MINARI_DATASETS_PATH"
+                )
             more |= {"from_local": home / dataset_id / "data", "download": "force"}
         super().__init__(MinariSource(dataset_id), batch_size, **more)
 

@@ -155,6 +155,8 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         RuntimeError: another name. ImportError: scikit-learn, pandas or pyarrow is not installed.
     """
 
+    available_datasets = [*_UPSTREAM]
+
     def __init__(
         self, name: str, batch_size: int | None = None, root: str | os.PathLike[str] | None = None,
         sampler: Sampler | Callable[[], Sampler] | None = None, **more: Any,

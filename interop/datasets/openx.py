@@ -110,6 +110,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     data_path = _of_downloaded("data_path")
     data_path_root = _of_downloaded("data_path_root")
     metadata = _of_downloaded("metadata")
+    metadata_path = _of_downloaded("metadata_path")
 
     def __init__(
         self, dataset_id: str, batch_size: int | None = None, *, shuffle: bool = True, num_slices: int | None = None,

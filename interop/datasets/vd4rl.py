@@ -159,6 +159,10 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
                 'split_trajs needs ("next", "done"), which the datasets of 84px do not have: load the rows, whose episodes '
                 'end where ("state", "step_type") is 2'
             )
+        if image_size is not None and not totensor and transform is None and "84px" not in Path(dataset_id).parts:
+            raise ValueError(
+                "image_size needs totensor=True, or a transform that moves the channels: stored are [height, width, 3]"
+            )
         source = VD4RLSource(dataset_id)
         super().__init__(source, batch_size, transform=transform, split_trajs=split_trajs, **more)
         pixels: Any = ["pixels", ("next", "pixels")]

@@ -1,4 +1,4 @@
-"""Twelve laws that hold for each dataset, whoever wrote its files."""
+"""Laws that hold for each dataset, whoever wrote its files."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import torch
 
 from interop import ImmutableDatasetWriter, SamplerWithoutReplacement, SliceSampler
 from interop.datasets import errors
+from interop.datasets.rows import entries
 from tests.interop.datasets.loaders import LOADERS, Given, equal, given
 from tests.interop.datasets.sources_toy import content
 
@@ -157,3 +158,12 @@ def test_force_downloads_and_converts_anew(loader, tmp_path):
         new = dataset.construct(download="force")[:]
         assert not equal(new, old) and equal(dataset.construct(download=False)[:], new)
         assert equal(dataset.construct(root=tmp_path / "other")[:], new)
+
+
+def test_a_checkpoint_has_the_draws_and_names_the_rows(dataset, tmp_path):
+    first, other = (dataset.construct(generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    first.sample(2)
+    first.dumps(tmp_path / "checkpoint")
+    other.loads(tmp_path / "checkpoint")
+    assert torch.equal(first.sample(2)["index"], other.sample(2)["index"])
+    assert set(first.specs.keys(True, True)) == {key for key, _ in entries(first[0]) if key != "index"}

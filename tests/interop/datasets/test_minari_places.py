@@ -40,7 +40,7 @@ def test_a_local_dataset_is_converted_anew(home: Path, tmp_path: Path) -> None:
     shutil.rmtree(home)
     converted = MinariExperienceReplay(LINE, 2, root=tmp_path / "root", download=False)
     assert (converted[:] == again[:]).all() and converted.metadata == again.metadata
-    with pytest.raises(FileNotFoundError, match="toy"):
+    with pytest.raises(FileNotFoundError, match=f"no local Minari dataset '{LINE}'"):
         MinariExperienceReplay(LINE, 2, root=tmp_path / "root", load_from_local_minari=True)
     assert len(MinariExperienceReplay(LINE, 2, root=tmp_path / "root")) == 5
 

@@ -80,6 +80,7 @@ def test_rows(replay: Any, tmp_path: Path, name: str) -> None:
     assert rows["X"].dtype == torch.float64 and rows["y"].dtype == torch.int64
     np.testing.assert_allclose(rows["X"].numpy(), values, atol=1e-12)
     assert rows["y"].tolist() == codes(target)
+    assert name in type(dataset).available_datasets
     assert dataset.max_outcome_val == rows["y"].max().item()
     assert dataset.metadata["classes"] == sorted(set(target)) and len(dataset.metadata["columns"]) == values.shape[1]
     assert dataset.data_path == tmp_path / "root" / name

@@ -242,7 +242,7 @@ def test_a_stream_has_no_length_and_no_index(stream: Any, tmp_path: Path) -> Non
     ):
         with pytest.raises(RuntimeError):
             refused()
-    assert dataset.metadata is None
+    assert dataset.metadata is None and dataset.metadata_path is None
 
 
 def test_transforms_and_prefetch_of_a_stream(stream: Any) -> None:

@@ -200,6 +200,23 @@ def test_files_that_the_user_has(toy, rows, tmp_path):
     assert same(toy(from_local=local, upstream="nowhere", download="force")[:], changed)
 
 
+def test_files_that_are_gone_after_the_conversion(toy, rows, tmp_path):
+    toy(from_local=tmp_path / "up")
+    (tmp_path / "up").rename(tmp_path / "gone")
+    for download in (True, False):
+        assert same(toy(from_local=tmp_path / "up", download=download)[:], rows)
+    with pytest.raises(FileNotFoundError, match="from_local"):
+        toy(from_local=tmp_path / "up", download="force")
+    assert same(toy(from_local=tmp_path / "up")[:], rows)
+
+
+@pytest.mark.parametrize("wrong", [{"prefech": 2}, {"num_workers": -1}, {"batch_size": 0}, {"storage": None}])
+def test_wrong_arguments_are_refused_before_the_download(toy, tmp_path, wrong):
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        toy(**wrong)
+    assert not sources_toy.calls and not (tmp_path / "root").exists()
+
+
 def test_other_arguments_and_newer_schemas(toy, tmp_path):
     toy()
     with pytest.raises(ValueError, match=r"made from \{'at_most': False\}, not \{'at_most': True\}: pass another root"):
@@ -303,7 +320,8 @@ def test_a_download_that_fails_goes_on(toy, rows, tmp_path):
     shutil.move(tmp_path / "up", tmp_path / "away")
     with pytest.raises(errors.DownloadError):
         toy()
-    assert list((tmp_path / "root").rglob("*")) == [kept.parent, kept]
+    assert not list((tmp_path / "root").iterdir())
+    kept.mkdir(parents=True)
     shutil.copy(tmp_path / "away/0.json", kept)
     edit(tmp_path / "away/0.json", lambda held: held.update(rows=99))
     shutil.move(tmp_path / "away", tmp_path / "up")

@@ -1,0 +1,36 @@
+"""Checkpoints of buffers whose rows are those of a dataset."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fbuf.checkpoint import CheckpointMismatch
+from interop.checkpoint.checkpointers import StorageCheckpointerBase
+from interop.storages import Storage
+
+_NAME = "dataset.json"
+_PLACES = {"made", "files", "from_local"}  # of a record: they differ where the same dataset is converted again
+
+
+class DatasetCheckpointer(StorageCheckpointerBase):
+    """Saves which dataset the rows are of, in the place of the rows: these are on the disk, and never change.
+
+    `loads` raises CheckpointMismatch for a checkpoint of another dataset, or of another number of rows.
+    """
+
+    changes_rows = False
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._rows_of = {key: value for key, value in record.items() if key not in _PLACES}
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        Path(path).mkdir(exist_ok=True)
+        (Path(path) / _NAME).write_text(json.dumps(self._rows_of))
+
+    def loads(self, storage: Storage, path: str | os.PathLike[str], **options: Any) -> None:
+        found = json.loads((Path(path) / _NAME).read_text())
+        if found != self._rows_of:
+            raise CheckpointMismatch(f"the checkpoint is of {found}, the rows here are of {self._rows_of}")
