@@ -49,7 +49,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
             `<root>/<dataset_id>_split`.
         num_workers: processes that read upstream files; 0 for this one.
         writer: an `ImmutableDatasetWriter` by default, which refuses writes.
-        **more: as for `TensorDictReplayBuffer`.
+        collate_fn, **more: as for `TensorDictReplayBuffer`.
 
     Raises:
         MissingDatasetError: the dataset is not there, and `download=False`.

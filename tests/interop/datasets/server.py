@@ -77,8 +77,7 @@ class Server:
         self.requests: list[Request] = []
         self.closed = threading.Event()
         self._answers: dict[str, list[tuple[Answer, int | None]]] = {}
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
-        self._http.daemon_threads = False  # `close` waits for them
+        self._http = _Http(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -157,6 +156,11 @@ def publish_minari(server: Server, namespace: Path) -> None:
     ids = [f"{namespace.name}/{path.parent.relative_to(repo).as_posix()}" for path in sorted(repo.rglob("data"))]
     described = repo / "namespace_metadata.json"
     described.write_text(json.dumps(json.loads(described.read_text()) | {"datasets": ids}))
+
+
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 128  # of 5, connections of clients that were killed leave no room for others
+    daemon_threads = False  # `close` waits for them
 
 
 class _Handler(BaseHTTPRequestHandler):
