@@ -1,1 +1,5 @@
-"""Replay buffers in other processes: shards, and the batches that are drawn over several of them."""
+"""Replay buffers in other processes and on other machines."""
+
+from interop.remote.rpc import RemoteTensorDictReplayBuffer
+
+__all__ = ["RemoteTensorDictReplayBuffer"]
