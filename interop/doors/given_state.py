@@ -1,0 +1,109 @@
+"""States that users give, looked at before they are used; and the one that a functional loop has taken over."""
+
+from typing import Any
+
+import jax
+import torch
+
+import fbuf
+from interop import bridge
+
+
+def specs_of(buffer: fbuf.Buffer | fbuf.Mixture, state: Any) -> tuple[Any, Any]:
+    """The shapes and dtypes of an item and of all arrays of a state.
+
+    TypeError for traced arrays and other leaves, RuntimeError for deleted arrays, ValueError for arrays on several devices
+    and for a state of another buffer.
+    """
+    check_arrays(state)
+    mixture = isinstance(buffer, fbuf.Mixture)
+    member = buffer.buffers[0] if isinstance(buffer, fbuf.Mixture) else buffer
+    first = state[0] if mixture and isinstance(state, tuple) and state else state
+    if not isinstance(first, fbuf.BufferState):
+        raise ValueError(f"the state must be what {type(buffer).__name__}.init returns, got {type(first).__name__}")
+    rows = jax.eval_shape(lambda held: member.read(held, jax.numpy.zeros(1, jax.numpy.int32)), first)
+    item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    like = jax.eval_shape(lambda: buffer.init(item))
+    refuse_other(like, state)
+    return item, like
+
+
+def check_arrays(state: Any) -> None:
+    """Raise for leaves that are no arrays of one device, or were deleted."""
+    devices = set()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = f"state{jax.tree_util.keystr(path)}"
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"{name} is traced: inside jax.jit there is no array yet, give what the program returned")
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"{name} must be a jax.Array, got {type(leaf).__name__}")
+        if leaf.is_deleted():
+            raise RuntimeError(
+                f"{name} was deleted: a program had it donated. Give the state that the program returned"
+            )
+        devices |= leaf.devices()
+    if len(devices) > 1:
+        raise ValueError(f"the state is on {len(devices)} devices: gather it on one first (jax.device_put)")
+
+
+def refuse_other(like: Any, state: Any) -> None:
+    """ValueError for a state of another structure, shape or dtype; the differences are named."""
+    if (found := jax.tree.structure(state)) != (wanted := jax.tree.structure(like)):
+        raise ValueError(f"the state is of another buffer: its structure is {found}, not {wanted}")
+    pairs = zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(state), strict=True)
+    differences = [
+        f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)} instead of {spec.dtype}{list(spec.shape)}"
+        for (path, spec), leaf in pairs
+        if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype)
+    ]
+    if differences:
+        raise ValueError("the state is of another buffer: " + "; ".join(differences))
+
+
+def torch_device(device: jax.Device) -> torch.device:
+    """Torch's name of a JAX device. RuntimeError for one that torch does not see."""
+    kind = {"cpu": "cpu", "gpu": "cuda"}.get(device.platform)
+    if kind is None or (kind == "cuda" and not device.local_hardware_id < torch.cuda.device_count()):
+        raise RuntimeError(
+            f"the state is on {device}, which torch does not see ({torch.cuda.device_count()} CUDA devices)"
+        )
+    found = torch.device("cpu") if kind == "cpu" else torch.device(kind, device.local_hardware_id)
+    assert bridge.jax_device(found) is not None
+    return found
+
+
+class Handle:
+    """The state of a buffer while a functional loop has it. Assign `state` before the block ends."""
+
+    def __init__(self, buffer: fbuf.Buffer | fbuf.Mixture, state: Any, like: Any) -> None:
+        self.buffer, self._state, self._like, self._is_open = buffer, state, like, True
+
+    @property
+    def state(self) -> Any:
+        """The state. Programs may have it donated. ValueError or TypeError for one that is not of this buffer."""
+        if not self._is_open:
+            raise RuntimeError("the block of functional() has ended, and the buffer has its state again")
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        assert self.state is not None
+        refuse_other(self._like, state)
+        check_arrays(state)
+        self._state = state
+
+    def close(self) -> Any:
+        """The last state assigned. The handle ends."""
+        self._is_open = False
+        return self._state
+
+
+def is_alive(leaves: tuple[jax.Array, ...]) -> bool:
+    """Whether all arrays have their values. Waits for them."""
+    if any(leaf.is_deleted() for leaf in leaves):
+        return False
+    try:
+        jax.block_until_ready(leaves)
+    except Exception:  # the program that makes them failed
+        return False
+    return True
