@@ -36,7 +36,25 @@ _NOTHING = contextlib.nullcontext()
 
 
 class FunctionalReplayBuffer:
-    """A functional buffer and its state behind the calls of torch's replay buffers. Made by `from_fbuf`."""
+    """A stateful replay buffer for torch over a functional buffer with any rules, or a `Mixture`, and its state.
+
+    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items that are nested dicts come as
+    TensorDict, others as the same pytree of tensors. Calls are safe from several threads.
+
+    Args:
+        buffer: the rules.
+        state: what `buffer.init` or a program returned. The new buffer takes it over: the first write donates it.
+        batch_size: of `sample()` and of iteration.
+        beta: how much "priority_weight" corrects for priorities. May be set later.
+        priority_key: the entry of TensorDicts that `extend` and `update_tensordict_priority` take priorities from.
+        truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for none of them.
+        generator: governs every draw; by default torch's global one.
+
+    Raises:
+        TypeError: arrays are traced, or of a dtype that torch does not have.
+        ValueError: the state is of another buffer, or on several devices.
+        RuntimeError: arrays were deleted, or are on a device that torch does not see.
+    """
 
     def __init__(
         self,
@@ -69,7 +87,7 @@ class FunctionalReplayBuffer:
         self._drawings: dict[int, Any] = {}
         self._lock = Lock()
         self._out = self._lost = ""  # where the state was taken to; why there is none
-        self._iterator: Iterator[Any] | None = None
+        self._has_ended = False  # the epoch, with the last batch of `next`
 
     @property
     def beta(self) -> float:
@@ -132,14 +150,14 @@ class FunctionalReplayBuffer:
                     f"{priority.numel()} priorities for items of shape {list(shape)}; nothing was written"
                 )
             priority = priority.reshape(shape).movedim(len(lanes), 0) if lanes_first else priority
-            priority, _ = good_priorities(priority.reshape(-1), _float(priority))
+            values, _ = good_priorities(priority.reshape(-1), _float(priority))
         if not math.prod(shape):
             return torch.zeros((0, 1 + len(lanes))[: 1 + bool(lanes)], dtype=torch.int64, device=self.device)
         with self._lock:
             (words,) = self._donate(self._programs.extend, rows, number, lanes_first)
             index = bridge.hand_over(words).view(torch.int64)
             if priority is not None:
-                self._update(*self._slots(index, number), priority)
+                self._update(*self._slots(index, number), values)
         return index
 
     def add(self, item: Any, *, member: int | None = None) -> Any:
@@ -257,10 +275,11 @@ class FunctionalReplayBuffer:
     def next(self) -> Any:
         """The next batch of a running iteration; None once at its end, after which a new one begins."""
         with self._lock:
-            self._iterator = self._iterator or iter(self)
-            data = next(self._iterator, None)
-            self._iterator = None if data is None else self._iterator
-            return data
+            if self._has_ended:
+                self._has_ended = False
+                return None
+            drawing, tensors, self._has_ended = self._draw(None)
+            return drawing.data(tensors)
 
     def __getitem__(self, index: Any) -> Any:
         """A copy of the items at slots: an int, a slice, integers, a mask, or the index of a sample.
@@ -333,12 +352,12 @@ class FunctionalReplayBuffer:
                 Plan.of(memory_plan.shares_of(self._like, place_of(self._jax_device))).check()
             except NotEnoughMemoryError as error:
                 raise NotEnoughMemoryError(
-                    f"functional() copies the state, to have it where the block fails; pass backup=False to go without: {error}"
+                    f"functional() copies the state, for a block that fails; pass backup=False to go without: {error}"
                 ) from error
         return tuple(map(jnp.copy, leaves))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the state, beta and the state of the generator in a folder that `fbuf.load_state` reads, as `fbuf.save_state`.
+        """Save the state, beta and the generator's state in a folder that `fbuf.load_state` reads.
 
         The folder keeps what it had until the new checkpoint is whole on the disk. OSError where the disk fails.
         """
@@ -421,38 +440,10 @@ class FunctionalReplayBuffer:
 
 def _float(priority: Any) -> str:
     """The dtype in which priorities go to the sampler."""
-    wide = jax.config.jax_enable_x64 and getattr(priority, "dtype", None) in (torch.float64, np.float64)
-    return "float64" if wide else "float32"
+    wide = getattr(priority, "dtype", None) in (torch.float64, np.float64)
+    return str(jax.dtypes.canonicalize_dtype("float64" if wide else "float32"))
 
 
-def from_fbuf(
-    buffer: fbuf.Buffer | fbuf.Mixture,
-    state: Any,
-    *,
-    batch_size: int | None = None,
-    beta: float = 0.4,
-    priority_key: Any = "td_error",
-    truncated_key: Any = ("next", "truncated"),
-    generator: torch.Generator | None = None,
-) -> FunctionalReplayBuffer:
-    """A stateful replay buffer for torch over a functional buffer with any rules, or a `Mixture`, and its state.
-
-    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items that are nested dicts come as
-    TensorDict, others as the same pytree of tensors. Calls are safe from several threads.
-
-    Args:
-        buffer: the rules.
-        state: what `buffer.init` or a program returned. The new buffer takes it over: the first write donates it.
-        batch_size: of `sample()` and of iteration.
-        beta: how much "priority_weight" corrects for priorities. May be set later.
-        priority_key: the entry of TensorDicts that `extend` and `update_tensordict_priority` take priorities from.
-        truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for none of them.
-        generator: governs every draw; by default torch's global one.
-
-    Raises:
-        TypeError: arrays are traced, or of a dtype that torch does not have.
-        ValueError: the state is of another buffer, or on several devices.
-        RuntimeError: arrays were deleted, or are on a device that torch does not see.
-    """
-    given: dict[str, Any] = {"batch_size": batch_size, "beta": beta, "priority_key": priority_key}
-    return FunctionalReplayBuffer(buffer, state, truncated_key=truncated_key, generator=generator, **given)
+def from_fbuf(buffer: fbuf.Buffer | fbuf.Mixture, state: Any, **options: Any) -> FunctionalReplayBuffer:
+    """A stateful torch-side replay buffer over a functional buffer and its state. Options: see `FunctionalReplayBuffer`."""
+    return FunctionalReplayBuffer(buffer, state, **options)

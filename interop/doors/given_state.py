@@ -48,16 +48,20 @@ def check_arrays(state: Any) -> None:
 
 def refuse_other(like: Any, state: Any) -> None:
     """ValueError for a state of another structure, shape or dtype; the differences are named."""
-    if (found := jax.tree.structure(state)) != (wanted := jax.tree.structure(like)):
-        raise ValueError(f"the state is of another buffer: its structure is {found}, not {wanted}")
-    pairs = zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(state), strict=True)
+    found, wanted = _described(state), _described(like)
     differences = [
-        f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)} instead of {spec.dtype}{list(spec.shape)}"
-        for (path, spec), leaf in pairs
-        if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype)
+        f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}"
+        for name in sorted(found.keys() | wanted.keys())
+        if found.get(name) != wanted.get(name)
     ]
-    if differences:
-        raise ValueError("the state is of another buffer: " + "; ".join(differences))
+    structures: list[Any] = [jax.tree.structure(each) for each in (state, like)]
+    if differences or structures[0] != structures[1]:
+        raise ValueError("the state is of another buffer: " + ("; ".join(differences) or f"{state}"[:200]))
+
+
+def _described(state: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def torch_device(device: jax.Device) -> torch.device:
@@ -88,8 +92,8 @@ class Handle:
     @state.setter
     def state(self, state: Any) -> None:
         assert self.state is not None
-        refuse_other(self._like, state)
         check_arrays(state)
+        refuse_other(self._like, state)
         self._state = state
 
     def close(self) -> Any:

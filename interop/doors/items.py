@@ -49,7 +49,8 @@ class Items:
         not have the keys, the structure, the shapes after `dims` leading dims, or the dtypes of the stored items.
         """
         if not self.is_dict:
-            if (given := jax.tree.structure(data)) != self.structure:
+            given: Any = jax.tree.structure(data)
+            if given != self.structure:
                 raise TypeError(f"items are {self.structure}, got {given}; nothing was written")
             data = _named(data)
         elif isinstance(data, dict):
@@ -57,14 +58,14 @@ class Items:
         elif is_tensor_collection(data) and not isinstance(data, TensorDict):
             data = data.to_tensordict()
         try:
-            found = self._layout.flatten(data, dims)
+            leaves = self._layout.flatten(data, dims)
         except KeyError:
-            given, known = {leaf.path for leaf in Layout.of(data, dims).leaves}, set(self.paths)
+            found, known = {leaf.path for leaf in Layout.of(data, dims).leaves}, set(self.paths)
             raise KeyError(
-                f"the keys differ from those of the state; missing: {sorted(known - given)}, unknown: "
-                f"{sorted(given - known)}; nothing was written"
+                f"the keys differ from those of the state; missing: {sorted(known - found)}, unknown: "
+                f"{sorted(found - known)}; nothing was written"
             ) from None
-        return [_copy(leaf, self.device) for leaf in found]
+        return [_copy(leaf, self.device) for leaf in leaves]
 
     def build(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Any:
         """Stored items of tensors, with these batch dims."""

@@ -120,7 +120,8 @@ class Programs:
 
     def _info(self, items: dict[Path, Array], draw: Draw, beta: Array) -> dict[Path, Array]:
         """What the sampler says about the rows of a batch."""
-        slots, info = draw.slots.reshape(-1), {}
+        info: dict[Path, Array] = {}
+        slots = draw.slots.reshape(-1)
         rows, time = slots.size, slots.size // draw.valid.size
         if isinstance(draw, MixtureDraw):
             info["index", "index"] = _words(slots, ())
@@ -167,8 +168,8 @@ def _has_ended(members: Iterable[fbuf.Buffer], before: Any, after: Any) -> Array
     """Whether this draw was the last one of an epoch of a member, or emptied its queue."""
     ended = jnp.zeros((), jnp.bool_)
     for member, *states in zip(members, before, after, strict=True):
-        starts = getattr(member.sampler, "starts", None)
-        rule = next(filter(_goes_in_epochs, (member.sampler, starts, getattr(starts, "trajectories", None))), None)
+        starts: Any = getattr(member.sampler, "starts", None)
+        rule: Any = next(filter(_goes_in_epochs, (member.sampler, starts, getattr(starts, "trajectories", None))), None)
         if rule is None:
             continue
         old, new = (state.sampler if rule is member.sampler else state.sampler.starts for state in states)
