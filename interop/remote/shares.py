@@ -52,9 +52,13 @@ def rescale(allotted: Sequence[Share], drawn: Sequence[Share | None]) -> np.ndar
     now = [share if then is None else then for share, then in zip(allotted, drawn, strict=True)]
     if any(share.beta is None for share in now):
         return None
-    smallest = np.array([share.smallest / share.mass if share.mass > 0 else np.inf for share in now])
     chances = _chances(allotted)
-    smallest = np.where(chances > 0, chances * smallest, np.inf)
+    smallest = np.array(
+        [
+            chance * (share.smallest / share.mass) if chance > 0 else np.inf
+            for chance, share in zip(chances, now, strict=True)
+        ]
+    )
     least = smallest.min()
     return np.array(
         [
