@@ -32,6 +32,7 @@ from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
+from interop.remote import RemoteTensorDictReplayBuffer
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
     ConsumingSampler,
@@ -110,6 +111,7 @@ __all__ = [
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
     "RandomSampler",
+    "RemoteTensorDictReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "RoundRobinWriter",
