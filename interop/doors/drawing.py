@@ -22,17 +22,17 @@ class Drawing:
         self._words = [place for path, place in self._info.items() if path in WORDS]
         self._program = programs.draws(batch_size, self._moves, order)
 
-    def run(self, leaves: Leaves, key: Any, beta: Any) -> tuple[Leaves, Any]:
-        """The state after a draw, and what `tensors` takes. Leaves that the draw changes are donated."""
+    def run(self, leaves: Leaves, key: Any, beta: Any) -> tuple[Any, ...]:
+        """The state after a draw, and the results that `tensors` takes. Leaves that the draw changes are donated."""
         if not self.moving:
-            return leaves, self._program((), leaves, key, beta)[1:]
+            return leaves, *self._program((), leaves, key, beta)[1:]
         parts: tuple[Any, ...] = tuple(
             tuple(leaf for leaf, moves in zip(leaves, self._moves, strict=True) if moves is wanted)
             for wanted in (True, False)
         )
         changed, *drawn = self._program(*parts, key, beta)
-        changed = iter(changed)
-        return tuple(next(changed) if moves else leaf for leaf, moves in zip(leaves, self._moves, strict=True)), drawn
+        new = iter(changed)
+        return tuple(next(new) if moves else leaf for leaf, moves in zip(leaves, self._moves, strict=True)), *drawn
 
     def tensors(self, drawn: Any) -> tuple[list[Tensor], bool]:
         """The entries of a batch in memory of their own, none where nothing was drawn, and whether an epoch has ended."""

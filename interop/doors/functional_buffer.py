@@ -3,8 +3,6 @@
 import contextlib
 import math
 import os
-import threading
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,23 +14,19 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from fbuf import NotEnoughMemoryError, Plan, memory_plan
 from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
-from fbuf.free_memory import place_of
 from interop import bridge, compiled, randomness
 from interop.doors.drawing import Drawing
-from interop.doors.given_state import Handle, is_alive, specs_of, torch_device
+from interop.doors.given_state import specs_of, torch_device
+from interop.doors.held_state import Handle, HeldState
 from interop.doors.items import Items
 from interop.doors.programs import programs
-from interop.interrupts import uninterrupted
+from interop.doors.slots import slots_of
 from interop.keys import as_path
 from interop.numbers import not_negative, whole
 from interop.samplers.given import good_priorities, one_for_each
-from interop.storages.lock import Lock
 
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
-_SMALL = 1 << 26  # bytes of a state below which free memory is not asked for
-_NOTHING = contextlib.nullcontext()
 
 
 class FunctionalReplayBuffer:
@@ -70,12 +64,13 @@ class FunctionalReplayBuffer:
         if not isinstance(buffer, fbuf.Buffer | fbuf.Mixture):
             raise TypeError(f"buffer must be a fbuf.Buffer or fbuf.Mixture, got {type(buffer).__name__}")
         item, like = specs_of(buffer, state)
-        self.buffer, self._like = buffer, like
-        self._leaves = tuple(jax.tree.leaves(state))
-        self._jax_device = next(iter(self._leaves[0].devices()))
-        self.device = torch_device(self._jax_device)
+        self.buffer, self._held = buffer, HeldState(state, like)
+        self._lock = self._held.lock
+        self.device = torch_device(self._held.device)
         self._items = Items(item, self.device)
-        truncated = () if truncated_key is None else as_path(truncated_key)
+        member = buffer.buffers[0] if isinstance(buffer, fbuf.Mixture) else buffer
+        flags = truncated_key is not None and isinstance(member.sampler, fbuf.Slices)
+        truncated = as_path(truncated_key) if flags else ()
         if self._items.is_dict and any(truncated[:n] in self._items.paths for n in range(1, len(truncated))):
             raise ValueError(f"truncated_key={truncated_key!r} lies below a tensor of the items: give another, or None")
         structure = jax.tree.structure(state)
@@ -85,8 +80,6 @@ class FunctionalReplayBuffer:
         self.priority_key, self.generator = priority_key, generator
         self.beta = beta
         self._drawings: dict[int, Any] = {}
-        self._lock = Lock()
-        self._out = self._lost = ""  # where the state was taken to; why there is none
         self._has_ended = False  # the epoch, with the last batch of `next`
 
     @property
@@ -101,31 +94,18 @@ class FunctionalReplayBuffer:
     @property
     def is_out(self) -> bool:
         """Whether a block of `functional` has the state."""
-        return bool(self._out)
+        return self._held.is_out
 
     @property
     def state(self) -> Any:
         """A copy of the functional state."""
         with self._lock:
-            return self._state(map(jnp.copy, self._held()))
-
-    def _state(self, leaves: Any) -> Any:
-        return jax.tree.unflatten(jax.tree.structure(self._like), leaves)
-
-    def _held(self) -> tuple[jax.Array, ...]:
-        """The leaves of the state, under the lock. RuntimeError while the state is out, or was lost."""
-        if self._out:
-            raise RuntimeError(
-                f"the state of this buffer is out: functional() took it at {self._out}. End that block first"
-            )
-        if self._lost:
-            raise RuntimeError(self._lost)
-        return self._leaves
+            return self._held.tree(map(jnp.copy, self._held.leaves))
 
     def __len__(self) -> int:
         """Items stored, in all lanes and members."""
         with self._lock:
-            states = zip(self._programs.members, self._programs.states(self._held()), strict=True)
+            states = zip(self._programs.members, self._programs.states(self._held.leaves), strict=True)
             return sum(int(state.ring.size) * each.items_per_row for each, state in states)
 
     # ------------------------------------------------------------------ writes
@@ -154,10 +134,10 @@ class FunctionalReplayBuffer:
         if not math.prod(shape):
             return torch.zeros((0, 1 + len(lanes))[: 1 + bool(lanes)], dtype=torch.int64, device=self.device)
         with self._lock:
-            (words,) = self._donate(self._programs.extend, rows, number, lanes_first)
+            (words,) = self._held.donate(self._programs.extend, rows, number, lanes_first)
             index = bridge.hand_over(words).view(torch.int64)
             if priority is not None:
-                self._update(*self._slots(index, number), values)
+                self._update(*slots_of(index, self._programs.members, number), values)
         return index
 
     def add(self, item: Any, *, member: int | None = None) -> Any:
@@ -180,10 +160,10 @@ class FunctionalReplayBuffer:
         """
         if not self._keeps:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
-        slots, members = self._slots(index)
+        slots, members = slots_of(index, self._programs.members)
         values = one_for_each(slots, good_priorities(priority, _float(priority))[0])
         with self._lock:
-            self._held()
+            self._held.refuse_out()
             self._update(slots, members, values)
 
     def update_tensordict_priority(self, data: Any) -> None:
@@ -198,33 +178,15 @@ class FunctionalReplayBuffer:
     def _update(self, slots: np.ndarray, members: np.ndarray, values: np.ndarray) -> None:
         if slots.size:
             padded = (compiled.padded(each, _LEAST) for each in (slots, members, values))
-            self._donate(self._programs.update, *padded)
+            self._held.donate(self._programs.update, *padded)
 
     def empty(self) -> None:
         """Remove all items. The memory is kept."""
         with self._lock:
-            if self._lost and not self._out:
-                with jax.default_device(self._jax_device):
-                    self._leaves, self._lost = tuple(jax.tree.leaves(self.buffer.init(self._items.spec))), ""
-            self._donate(self._programs.clear)
-
-    def _donate(self, program: Any, *given: Any) -> list[Any]:
-        """Run a program that has the state donated and returns it first; what else it returns. Under the lock."""
-        leaves = self._held()
-        with self._donating():
-            self._leaves, *more = program(leaves, *given)
-        return more
-
-    @contextlib.contextmanager
-    def _donating(self) -> Iterator[None]:
-        """Signals wait. Where a program fails that had the state donated already, the state is lost, and calls say so."""
-        try:
-            with uninterrupted():
-                yield
-        except BaseException as error:
-            if any(leaf.is_deleted() for leaf in self._leaves):
-                self._lost = f"a program that had the state donated failed ({error!r}): call loads() or empty()"
-            raise
+            if self._held.is_lost:
+                with jax.default_device(self._held.device):
+                    self._held.replace(self.buffer.init(self._items.spec))
+            self._held.donate(self._programs.clear)
 
     # ------------------------------------------------------------------ reads
 
@@ -246,12 +208,15 @@ class FunctionalReplayBuffer:
         if size is None:
             raise RuntimeError("batch_size not specified: give it to sample(), or to from_fbuf()")
         with self._lock:
-            leaves, drawing = self._held(), self._drawings.get(size)
+            leaves, drawing = self._held.leaves, self._drawings.get(size)
             if drawing is None:
                 drawing = self._drawings[size] = Drawing(self._programs, self._items, size, leaves)
             key = randomness.key(self.generator)
-            with self._donating() if drawing.moving else _NOTHING:
-                self._leaves, drawn = drawing.run(leaves, key, self._beta)
+            drawn: Any
+            if drawing.moving:
+                drawn = self._held.donate(drawing.run, key, self._beta)
+            else:
+                drawn = drawing.run(leaves, key, self._beta)[1:]
         tensors, ended = drawing.tensors(drawn)
         if not tensors:
             raise RuntimeError(self._nothing())
@@ -291,12 +256,12 @@ class FunctionalReplayBuffer:
             number, index = index
             self._member(number)
         with self._lock:
-            leaves, member = self._held(), self._programs.members[number]
+            leaves, member = self._held.leaves, self._programs.members[number]
             stored = np.arange(
                 int(self._programs.states(leaves)[number].ring.size) * member.items_per_row, dtype=np.int32
             )
             if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
-                index = self._slots(index, number)[0]
+                index = slots_of(index, self._programs.members, number)[0]
             slots = stored[index.cpu().numpy() if isinstance(index, Tensor) else index]
             flat = slots.reshape(-1)
             arrays = self._programs.read(leaves, compiled.padded(flat), number) if flat.size else None
@@ -310,8 +275,7 @@ class FunctionalReplayBuffer:
 
     # ------------------------------------------------------------------ the state out, and checkpoints
 
-    @contextlib.contextmanager
-    def functional(self, *, backup: bool = True) -> Iterator[Handle]:
+    def functional(self, *, backup: bool = True) -> contextlib.AbstractContextManager[Handle]:
         """Take the state over, for programs that have it donated; assign the one to be given back to `handle.state`.
 
             with rb.functional() as handle:
@@ -324,37 +288,7 @@ class FunctionalReplayBuffer:
         `empty()`. Assigning a state of another buffer raises ValueError, traced arrays TypeError, deleted ones RuntimeError.
         NotEnoughMemoryError where the copy does not fit. The entry costs that copy, and nothing with `backup=False`.
         """
-        with self._lock:
-            leaves = self._held()
-            copy = self._copied(leaves) if backup else None
-            frame = traceback.extract_stack(limit=3)[0]  # below are contextlib and this function
-            self._out = f"{frame.filename}:{frame.lineno} in {frame.name}, thread {threading.current_thread().name}"
-        handle, raised = Handle(self.buffer, self._state(leaves), self._like), True
-        try:
-            yield handle
-            raised = False
-        finally:
-            leaves = tuple(jax.tree.leaves(handle.close()))
-            alive = is_alive(leaves)
-            lost = "the state was donated in a block of functional(), and no live one was assigned to handle.state"
-            with self._lock:
-                self._leaves = leaves if alive or copy is None else copy
-                self._lost = "" if alive or copy is not None else f"{lost}: call loads() or empty()"
-                self._out = ""
-            if not (alive or raised):
-                raise RuntimeError(
-                    lost + ("; the buffer has the copy from its entry again" if copy else ": it is lost")
-                )
-
-    def _copied(self, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        if sum(leaf.nbytes for leaf in leaves) > _SMALL:
-            try:
-                Plan.of(memory_plan.shares_of(self._like, place_of(self._jax_device))).check()
-            except NotEnoughMemoryError as error:
-                raise NotEnoughMemoryError(
-                    f"functional() copies the state, for a block that fails; pass backup=False to go without: {error}"
-                ) from error
-        return tuple(map(jnp.copy, leaves))
+        return self._held.lend(self.buffer, backup)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the state, beta and the generator's state in a folder that `fbuf.load_state` reads.
@@ -365,7 +299,7 @@ class FunctionalReplayBuffer:
         with self._lock:
             if self.generator is not None:
                 extra["generator"] = self.generator.get_state().numpy()
-            save_state(path, self._state(self._held()), extra=extra)
+            save_state(path, self._held.tree(self._held.leaves), extra=extra)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load what `dumps` or `fbuf.save_state` saved of a buffer with the same rules and items.
@@ -375,17 +309,17 @@ class FunctionalReplayBuffer:
         differences, or for the state of a generator of another kind.
         """
         with self._lock:
-            if self._out:
-                self._held()
-            with jax.default_device(self._jax_device):
-                state, extra = load_with_extra(path, self._like)
+            self._held.refuse_out()
+            with jax.default_device(self._held.device):
+                state, extra = load_with_extra(path, self._held.like)
             beta = not_negative("beta", extra.get("beta", self._beta))
             if self.generator is not None and "generator" in extra:
                 try:
                     self.generator.set_state(torch.from_numpy(extra["generator"].copy()))
                 except (RuntimeError, TypeError) as error:
                     raise CheckpointMismatch(f"{path} has the state of another kind of generator: {error}") from error
-            self._leaves, self._lost, self.beta = tuple(jax.tree.leaves(state)), "", beta
+            self._held.replace(state)
+            self.beta = beta
 
     # ------------------------------------------------------------------ arguments
 
@@ -406,33 +340,6 @@ class FunctionalReplayBuffer:
         if priority is None or as_path(self.priority_key) in self._items.paths:
             return data, priority
         return data.exclude(self.priority_key), priority
-
-    def _slots(self, index: Any, member: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Slots, int32 [n], and their members. TypeError and IndexError for what names no slots."""
-        members: Any = member
-        if is_tensor_collection(index) or isinstance(index, dict):
-            index, members = index["index"], index["buffer_ids"].cpu().numpy()
-        index = torch.stack([torch.as_tensor(each) for each in index], -1) if isinstance(index, tuple) else index
-        given = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
-        if given.dtype.kind not in "iu" and given.size:
-            raise TypeError(f"index must be integers, got {given.dtype}")
-        members = np.broadcast_to(np.asarray(members, np.int32), given.shape[:1] or (1,))
-        every = self._programs.members
-        if members.size and not 0 <= members.min() <= members.max() < len(every):
-            raise IndexError(f"there are {len(every)} members, got buffer_ids {members.min()} to {members.max()}")
-        shape = every[member].capacity, *every[member].lanes
-        if given.ndim == 2 and given.shape[1] == len(shape) > 1:
-            try:
-                given = np.ravel_multi_index(tuple(given.T), shape)
-            except ValueError as error:
-                raise IndexError(f"coordinates out of range for {shape}: {error}") from error
-        limits = np.asarray([each.capacity * each.items_per_row for each in every])
-        slots = given.reshape(-1)
-        if slots.size and (slots.min() < -1 or (slots >= limits[members]).any()):
-            raise IndexError(
-                f"slots are from 0 to {limits.tolist()} by member, or -1, got {slots.min()} to {slots.max()}"
-            )
-        return slots.astype(np.int32), members
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.buffer!r}, batch_size={self.batch_size}, is_out={self.is_out})"

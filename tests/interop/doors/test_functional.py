@@ -178,7 +178,7 @@ def test_only_a_state_of_this_buffer_can_be_given_back(rb):
 
 
 def test_a_copy_that_does_not_fit_is_refused_by_name(rb, monkeypatch):
-    monkeypatch.setattr("interop.doors.functional_buffer._SMALL", 0)
+    monkeypatch.setattr("interop.doors.held_state._SMALL", 0)
     monkeypatch.setattr("fbuf.free_memory.at", lambda place: 100)
     with pytest.raises(fbuf.NotEnoughMemoryError, match="backup=False"), rb.functional():
         pass
