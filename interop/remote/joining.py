@@ -44,22 +44,29 @@ def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.nda
     """
     factors = rescale(allotted, [None if part is None else part.share for part in drawn])
     parts = [(shard, part) for shard, part in enumerate(drawn) if part is not None]
-    found = [_weighed(part, 1.0 if factors is None else float(factors[shard])) for shard, part in parts]
+    masked = any(_MASK in part.info for _, part in parts)
+    found = [_revised(part, 1.0 if factors is None else float(factors[shard]), masked) for shard, part in parts]
     if len(parts) == 1:
         return found[0]
     orders = _orders([part.lengths for _, part in parts], key if parts[0][1].share.shuffle else None)
     return _placed([data for data, _ in found], orders), _placed([info for _, info in found], orders)
 
 
-def _weighed(part: Drawn, factor: float) -> tuple[Any, dict[Any, Any]]:
-    """The data and info of a part with weights times a factor; the part stays as it is."""
-    data, info = part.data, part.info
-    if factor != 1.0 and _WEIGHT in info:
-        info = {**info, _WEIGHT: info[_WEIGHT] * factor}
-        if part.marked:
-            data = data.copy()
-            data[_WEIGHT] = data[_WEIGHT] * factor
-    return data, info
+def _revised(part: Drawn, factor: float, masked: bool) -> tuple[Any, dict[Any, Any]]:
+    """The data and info of a part with weights times a factor, and with a mask where another part has one.
+
+    The part itself stays as it is.
+    """
+    data, entries = part.data, {}
+    if factor != 1.0 and _WEIGHT in part.info:
+        entries[_WEIGHT] = part.info[_WEIGHT] * factor
+    if masked and _MASK not in part.info:  # none of its slices was padded
+        entries[_MASK] = torch.ones(part.lengths.sum(), dtype=torch.bool, device="cpu")
+    if entries and part.marked:
+        data = data.copy()
+        for key, value in entries.items():
+            data.set(key, data[key] * factor if key == _WEIGHT else value)
+    return data, {**part.info, **entries}
 
 
 @dataclass(frozen=True)
@@ -141,18 +148,11 @@ def _tensordict(parts: list[Any], orders: Sequence[_Order]) -> TensorDict:
 
 
 def _by_key(parts: Sequence[Any], orders: Sequence[_Order]) -> dict[Any, Any]:
-    """The entries of dicts and tensordicts. RuntimeError for one that only some have, except a mask of padding."""
-    made, keys = {}, dict.fromkeys(key for part in parts for key in part.keys())  # noqa: SIM118  # of a tensordict
-    for key in keys:
-        lacking = [key not in part.keys() for part in parts]  # noqa: SIM118
-        if not any(lacking):
-            made[key] = _placed([part[key] for part in parts], orders)
-        elif key == _MASK:
-            full = [torch.ones(order.rows.size, dtype=torch.bool) for order in orders]
-            made[key] = _placed([full[k] if lacks else parts[k][key] for k, lacks in enumerate(lacking)], orders)
-        else:
-            raise RuntimeError(f"the shards hold items of different kinds: only some have {key!r}")
-    return made
+    """The entries of dicts and tensordicts. RuntimeError for one that only some have."""
+    keys = [set(part.keys()) for part in parts]
+    if lacking := set.union(*keys) - set.intersection(*keys):
+        raise RuntimeError(f"the shards hold items of different kinds: only some have {sorted(map(str, lacking))}")
+    return {key: _placed([part[key] for part in parts], orders) for key in parts[0].keys()}  # noqa: SIM118
 
 
 def _gather(parts: Sequence[Any], orders: Sequence[_Order]) -> np.ndarray:

@@ -16,6 +16,7 @@ from interop.remote.shares import Share, allot, rescale, subkeys
 from tests.interop.remote.sharded import Sharded, buffers_of, key_of, rows
 
 CAPACITY, ALPHA, BETA, EPS = 40, 0.7, 0.5, 1e-8
+BATCH = 4096  # parts of which vary little: a program for each size of them, in steps of 1024, is compiled
 SIZES = (7, 40, 25, 0)  # of each shard; the second one was written over
 
 
@@ -103,13 +104,13 @@ def drawn_index(filled: Filled, batch: int, times: int, shares: Any = None) -> n
 
 def test_uniform_over_all_items() -> None:
     filled = Filled(RandomSampler)
-    assert_frequencies(drawn_index(filled, 256, 40), (filled.numbers >= 0).astype(float))
+    assert_frequencies(drawn_index(filled, BATCH, 3), (filled.numbers >= 0).astype(float))
 
 
 def test_by_priority_over_all_items() -> None:
     filled = Filled(prioritized)
     masses = filled.masses()
-    assert_frequencies(drawn_index(filled, 512, 40), masses)
+    assert_frequencies(drawn_index(filled, BATCH, 5), masses)
     shares, of_shards = filled.sharded.shares(8), masses.reshape(len(SIZES), -1)
     assert [share.mass for share in shares] == pytest.approx(of_shards.sum(1), rel=1e-6)
     smallest = np.where(of_shards > 0, of_shards, np.inf).min(1)
@@ -134,7 +135,7 @@ def test_slices_of_each_trajectory_equally_often(shape: dict[str, int]) -> None:
 
 def test_slices_by_the_priority_of_their_start() -> None:
     filled = Filled(prioritized_slices)
-    index = drawn_index(filled, 256, 60).reshape(-1, 2)
+    index = drawn_index(filled, 2 * BATCH, 5).reshape(-1, 2)
     assert (np.diff(filled.numbers[index], axis=1) == 1).all()
     assert_frequencies(index[:, 0], filled.masses_of_starts())
 
@@ -145,12 +146,11 @@ def test_slices_by_the_priority_of_their_start() -> None:
 def test_weights_are_those_of_one_buffer(sampler: Any, law: Any, each: int) -> None:
     filled = Filled(sampler)
     masses = law(filled)
-    for _ in range(4):
-        data, info = filled.sharded.sample(64)
-        first = np.repeat(data["index"].reshape(-1)[::each].numpy(), each)
-        expected = (masses[first] / masses[masses > 0].min()) ** -BETA
-        assert torch.equal(data["priority_weight"], info["priority_weight"])
-        assert info["priority_weight"].numpy() == pytest.approx(expected, rel=2e-6)
+    data, info = filled.sharded.sample(BATCH * each)
+    first = np.repeat(data["index"].reshape(-1)[::each].numpy(), each)
+    expected = (masses[first] / masses[masses > 0].min()) ** -BETA
+    assert torch.equal(data["priority_weight"], info["priority_weight"])
+    assert info["priority_weight"].numpy() == pytest.approx(expected, rel=2e-6)
 
 
 def test_weights_are_exact_for_shares_that_are_older_than_the_draw() -> None:
@@ -162,10 +162,10 @@ def test_weights_are_exact_for_shares_that_are_older_than_the_draw() -> None:
     now = filled.masses().reshape(len(SIZES), -1)
     chance = before / before.sum() / np.where(now.sum(1) > 0, now.sum(1), 1)
     law = (now * chance[:, None]).reshape(-1)  # the mixture that is drawn from
-    assert_frequencies(drawn_index(filled, 512, 40, stale), law)
+    assert_frequencies(drawn_index(filled, BATCH, 5, stale), law)
     weighed, values = [], []
-    for _ in range(60):
-        _, info = filled.sharded.sample(512, stale)
+    for _ in range(8):
+        _, info = filled.sharded.sample(BATCH, stale)
         weight = info["priority_weight"].numpy().astype(np.float64)
         assert weight * law[info["index"]] == pytest.approx(law[law > 0].min(), rel=1e-5)
         weighed.append(weight)
