@@ -1,4 +1,4 @@
-"""A sharded buffer on the global arrays of a mesh, which each method maps over the devices."""
+"""A sharded buffer on the global arrays of a mesh: each method is mapped over the devices."""
 
 import dataclasses
 import functools
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
@@ -25,8 +26,8 @@ class OnMesh:
     """The methods of `Sharded` on global arrays: a state of leaves [devices, ...], batches and slots of all devices.
 
     Each may be called eagerly, or in `jax.jit`, which may donate the state: `jax.jit(on_mesh.extend, donate_argnums=0)`.
-    Results lie by `P(axis)`, but for replicated batches and what a draw says about the whole buffer. Arguments are moved
-    to where they are needed.
+    Results are sharded by `P(axis)`; replicated are `size`, `draw.size`, `draw.smallest` and replicated batches. Batches,
+    slots and keys are moved to the devices that need them. Where the mesh has other axes, these hold copies.
     """
 
     sharded: "Sharded"
@@ -40,124 +41,90 @@ class OnMesh:
 
     @property
     def devices(self) -> int:
-        """Devices that hold a part; where the mesh has other axes, each part is repeated along these."""
+        """How many parts the buffer has."""
         return int(self.mesh.shape[self.sharded.axis])
 
     def init(self, example: Any) -> BufferState:
-        """An empty buffer for items like `example`, an item as `Buffer.init` takes it."""
-        item, part = checks.item_spec(example), self.sharded.part(self.devices)
-        mine = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
-        together = len(mine) if mine and mine[0].platform == "cpu" else 1  # parts in one memory
-        whole = dataclasses.replace(part, capacity=part.capacity * min(together, self.devices))
-        memory_plan.refuse_large(lambda: whole.init(item), item, whole.capacity * whole.items_per_row)
-        leaves, structure = jax.tree.flatten(item)
-        state: BufferState = _init(self, tuple((leaf.shape, leaf.dtype) for leaf in leaves), structure)()
+        """An empty buffer for items like `example`, which is as in `Buffer.init`. Compiles a program in every call."""
+        item, buffer = checks.item_spec(example), self.sharded.buffer
+        here = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
+        together = len(here) if here and here[0].platform == "cpu" else 1  # parts in one memory
+        rows = buffer.capacity * together // self.mesh.devices.size or 1
+        some = dataclasses.replace(buffer, capacity=rows)
+        memory_plan.refuse_large(lambda: some.init(item), item, rows * buffer.items_per_row)
+        init = functools.partial(self.sharded.init, item)
+        state: BufferState = jax.jit(jax.shard_map(init, mesh=self.mesh, in_specs=(), out_specs=self._by_device))()
         return state
 
     def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "*batch"]]:
-        """Write a batch of leaves [n, *lanes, ...]: the first n / devices rows into the part of the first device, and so on.
+        """Write a batch of leaves [n, *lanes, ...]: the first n / devices rows to the first device, and so on.
 
-        Returns the slots taken, -1 for none.
+        Returns the slots taken, [n, *lanes], -1 for none.
         """
-        batch = checks.arrays(batch)
-        for leaf in jax.tree.leaves(batch):
-            if leaf.ndim and leaf.shape[0] % self.devices:
-                raise ValueError(f"{leaf.shape[0]} rows cannot be divided among {self.devices} devices")
-        written: tuple[BufferState, Array] = _program(self, "extend")(state, self._placed(batch, self._by_device))
-        return written
+        return self._run("extend", (state, checks.arrays(batch)), self._by_device, (self._by_device,) * 2)
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
-        """Draw `batch_size` items: leaves [batch_size, ...], over the devices or on each of them, and how they were drawn."""
-        drawn: tuple[BufferState, Any, Draw] = _program(self, "sample", batch_size)(state, self._placed(key, P()))
-        return drawn
+        """Draw `batch_size` items: leaves [batch_size, ...], and how they were drawn."""
+        rows = self._of_batch
+        draw = Draw(rows, rows, rows, P(), P(), rows, rows)  # type: ignore[arg-type]  # specs in the place of arrays
+        return self._run("sample", (state, key), P(), (self._by_device, rows, draw), batch_size)
 
     def update(
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
     ) -> BufferState:
         """Give items new priorities: one for each slot, or one for all. Of equal slots the last counts."""
         slots = checks.slots(slots)
-        priorities = jax.numpy.broadcast_to(checks.priorities(priorities, slots.shape), slots.shape)
-        updated: BufferState = _program(self, "update")(
-            state, *self._placed((slots, priorities), self._of_batch(slots))
-        )
-        return updated
+        priorities = jnp.broadcast_to(checks.priorities(priorities, slots.shape), slots.shape)
+        return self._run("update", (state, slots, priorities), self._of_batch, self._by_device)
 
     def read(self, state: BufferState, slots: Int[Array, "*batch"]) -> Any:
         """A copy of the items at slots, which must be in range: leaves [*batch, ...]."""
-        slots = checks.slots(slots)
-        return _program(self, "read")(state, self._placed(slots, self._of_batch(slots)))
+        return self._run("read", (state, checks.slots(slots)), self._of_batch, self._of_batch)
 
     def size(self, state: BufferState) -> Int[Array, ""]:
         """Items stored on all devices, over all lanes."""
-        size: Array = _program(self, "size")(state)
-        return size
+        return self._run("size", (state,), P(), P())
 
     def clear(self, state: BufferState) -> BufferState:
         """The same buffer with nothing in it; the memory of items is kept."""
-        cleared: BufferState = _program(self, "clear")(state)
-        return cleared
+        return self._run("clear", (state,), P(), self._by_device)
 
     def local_part(self, state: BufferState) -> BufferState:
-        """The parts of the state on this process's devices, as NumPy arrays [own devices, ...].
+        """The parts on the devices of this process, as NumPy arrays [own devices, ...].
 
-        With several processes each saves its own with `save_state`, in a folder of its own, and a run with the same
-        processes and mesh gives them back to `from_local_part`.
+        With several processes each saves its own by `save_state` in its own folder. A later run on the same mesh gives
+        what `load_state` returns to `from_local_part`.
         """
 
         def parts(leaf: Array) -> np.ndarray:
-            first = {shard.index[0].start or 0: shard.data for shard in leaf.addressable_shards}
-            return np.concatenate([np.asarray(first[place]) for place in sorted(first)])
+            held = {shard.index[0].start or 0: shard.data for shard in leaf.addressable_shards}
+            return np.concatenate([np.asarray(held[place]) for place in sorted(held)])
 
-        local: BufferState = jax.tree.map(parts, state)
-        return local
+        return jax.tree.map(parts, state)
 
     def from_local_part(self, part: BufferState) -> BufferState:
-        """The global state from the `local_part` of each process."""
+        """The state of all devices from the `local_part` of each process. Each process calls it."""
         sharding = NamedSharding(self.mesh, self._by_device)
-        state: BufferState = jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), part)
-        return state
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), part)
 
     @property
     def _by_device(self) -> P:
         return P(self.sharded.axis)
 
     @property
-    def specs(self) -> dict[str, Any]:
-        """The specs of what methods return, behind `in_specs`."""
-        state = by_device = self._by_device
-        rows = by_device if self.sharded.batches == "split" else P()
-        draw = Draw(rows, rows, rows, P(), P(), rows, rows)  # type: ignore[arg-type]  # specs in the place of arrays
-        taken = {"extend": by_device, "sample": P(), "update": rows, "read": rows}
-        given = {"init": state, "extend": (state, by_device), "sample": (state, rows, draw), "update": state}
-        return {"in": taken, "out": given | {"read": rows, "size": P(), "clear": state}}
+    def _of_batch(self) -> P:
+        return self._by_device if self.sharded.batches == "split" else P()
 
-    def _of_batch(self, slots: Array) -> P:
-        """The spec of slots, of which there must be as many for each device."""
-        if self.sharded.batches == "replicated":
-            return P()
-        if not slots.ndim or slots.shape[0] % self.devices:
-            raise ValueError(f"slots of shape {list(slots.shape)} cannot be divided among {self.devices} devices")
-        return self._by_device
-
-    def _placed(self, arrays: Any, spec: P) -> Any:
-        return jax.device_put(arrays, NamedSharding(self.mesh, spec))
+    def _run(self, method: str, arguments: tuple[Any, ...], given: P, returned: Any, *static: Any) -> Any:
+        """Call a method of `sharded` on the state and arguments by the spec `given`; `static` are its last arguments."""
+        state, *others = arguments
+        others = jax.device_put(others, NamedSharding(self.mesh, given))
+        return _program(self, method, (self._by_device, *(given for _ in others)), returned, static)(state, *others)
 
 
 @functools.lru_cache(maxsize=256)  # JAX finds by the function what it compiled for an eager call
-def _program(on_mesh: OnMesh, method: str, *static: Any) -> Callable[..., Any]:
-    """A method as one program over the mesh; `static` are its last arguments."""
-    specs, by_device = on_mesh.specs, P(on_mesh.sharded.axis)
+def _program(on_mesh: OnMesh, method: str, given: Any, returned: Any, static: tuple[Any, ...]) -> Callable[..., Any]:
+    def local(*arguments: Any) -> Any:
+        return getattr(on_mesh.sharded, method)(*arguments, *static)
 
-    def local(state: BufferState, *arguments: Any) -> Any:
-        return getattr(on_mesh.sharded, method)(state, *arguments, *static)
-
-    count = {"size": 0, "clear": 0, "update": 2}.get(method, 1)
-    in_specs = by_device, *(specs["in"][method] for _ in range(count))
-    return jax.jit(jax.shard_map(local, mesh=on_mesh.mesh, in_specs=in_specs, out_specs=specs["out"][method]))
-
-
-@functools.lru_cache(maxsize=64)
-def _init(on_mesh: OnMesh, leaves: tuple[Any, ...], structure: Any) -> Callable[[], Any]:
-    item = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
-    local = functools.partial(on_mesh.sharded.init, item)
-    return jax.jit(jax.shard_map(local, mesh=on_mesh.mesh, in_specs=(), out_specs=P(on_mesh.sharded.axis)))
+    return jax.jit(jax.shard_map(local, mesh=on_mesh.mesh, in_specs=given, out_specs=returned))

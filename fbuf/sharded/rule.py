@@ -1,6 +1,8 @@
 """A buffer whose rows are spread over the devices of a mesh axis."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -11,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from fbuf import checks
 from fbuf.buffer import Buffer, BufferState
 from fbuf.samplers import Draw, Prioritized, Slices, Uniform
-from fbuf.sharded import collectives, laws
+from fbuf.sharded import exchange, laws
 from fbuf.sharded.on_mesh import OnMesh
 
 
@@ -33,11 +35,11 @@ class Sharded:
     devices: device * items of a device + slot there. Any `check_vma` will do; with it, results are typed as replicated
     where they are.
 
-    Global draws: the order of items is that of their slots. Prioritized, they are bit for bit those of one buffer if
-    sums of weights are exact, or if the rows of a device are a power of 8, and its parts are full up to the last; else
-    the border between items is off by a few 2^-24 of the total (float32). Weights of a device that pass 1e37 together
-    count as that. New items get the highest priority that any device was ever given. With "balanced" each device has
-    its own highest priority.
+    Global draws are those of one buffer with the items in the order of their slots. Prioritized, they are so bit for
+    bit, with items at the same slots, where a device has room for a power of 8 of items or sums of weights are exact;
+    else borders between items are off by a few 2^-24 of the total (float32). New items get the highest priority that
+    was given on any device; with "balanced", on their own device. What the items of a device weigh together counts as
+    1e37 at most (float32).
 
     Communication, for d devices, a batch of b rows, and w words of 32 bits in a row of the batch and the fields of the
     draw about it (each leaf rounded up to whole words):
@@ -102,8 +104,7 @@ class Sharded:
     def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "*batch"]]:
         """Write this device's rows, leaves [n, *lanes, ...], into its part. Returns their slots, -1 for none. O(n)."""
         part = self._part()
-        batch = collectives.varying(checks.arrays(batch), self.axis)
-        local, slots = part.extend(self._local(state), batch)
+        local, slots = part.extend(self._local(state), exchange.varying(checks.arrays(batch), self.axis))
         return self._stacked(local), jnp.where(slots < 0, -1, slots + self._first(part))
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
@@ -112,30 +113,32 @@ class Sharded:
         All rows, where batches are replicated. `draw.size` and `draw.smallest` are those of the whole buffer;
         `draw.valid` is False where nothing can be drawn. The key is the same on all devices. A global draw refuses
         one whose type says that it may differ; without `check_vma` no type says so, and its rows would mean nothing.
-        O(batch_size * log capacity) on each device.
+        O(batch_size * log capacity) on each device; balanced, of its share.
         """
         part, local, devices = self._part(), self._local(state), self._devices()
-        each = self._share("batch_size", checks.whole("batch_size", batch_size), devices)
-        if self.law == "global":
-            if collectives.differs(key, self.axis):
-                raise ValueError(
-                    f"law='global' needs one key for all devices of axis {self.axis!r}: pass it with spec P()"
-                )
-            draw, own = laws.drawn_globally(part, local, key, batch_size, self.axis)
-            drawn = part.read(local, draw.slots), laws.moved_by(draw, self._first(part))
-            return state, *self._delivered(drawn, own)
-        if isinstance(part.sampler, Slices) and each % part.sampler.length:
+        least = devices * (part.sampler.length if isinstance(part.sampler, Slices) else 1)
+        if checks.whole("batch_size", batch_size) % least:
             raise ValueError(
-                f"batch_size={batch_size} is {each} items for each of {devices} devices, not a multiple of the slice "
-                f"length, {part.sampler.length}: use a multiple of {devices * part.sampler.length}"
+                f"batch_size={batch_size} must be a multiple of {least}, for whole rows on {devices} devices"
             )
-        place = jax.lax.axis_index(self.axis)
-        local, batch, draw = part.sample(local, jax.random.fold_in(key, place), each)
-        drawn = batch, laws.moved_by(laws.corrected(part, draw, self.axis), self._first(part))
-        if self.batches == "replicated":
-            count = draw.valid.shape[0]
-            drawn = self._delivered(_repeated(drawn, devices), jnp.arange(devices * count) // count == place)
-        return self._stacked(local), *drawn
+        move: Callable[[Any], Any] = functools.partial(exchange.of_all, axis=self.axis)
+        if self.law == "global":
+            if exchange.differs(key, self.axis):
+                raise ValueError(f"law='global' needs one key on all devices of {self.axis!r}: pass it with spec P()")
+            draw, own = laws.drawn_globally(part, local, key, batch_size, self.axis)
+            batch = part.read(local, draw.slots)
+            move = functools.partial(exchange.delivered, own=own, axis=self.axis, split=self.batches == "split")
+        else:
+            key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))
+            local, batch, draw = part.sample(local, key, batch_size // devices)
+            draw = laws.corrected(part, draw, self.axis)
+        first = self._first(part)
+        starts = None if draw.starts is None else draw.starts + first
+        rows = batch, (draw.slots + first, draw.probability, draw.valid, draw.mask, starts)
+        moves = self.law == "global" or self.batches == "replicated"
+        batch, (slots, probability, valid, mask, starts) = move(rows) if moves else rows
+        draw = Draw(slots, probability, valid, draw.smallest, draw.size, mask, starts)
+        return self._stacked(local), batch, draw
 
     def update(
         self, state: BufferState, slots: Int[Array, "*batch"], priorities: Float[Array, "*batch"]
@@ -145,13 +148,12 @@ class Sharded:
         Slots are this device's part of those of the batch (all of them where batches are replicated), and the order is
         that of the batch. O(batch * log capacity) on each device.
         """
-        part, local = self._part(), self._local(state)
-        slots = checks.slots(slots)
+        part, slots = self._part(), checks.slots(slots)
         priorities = jnp.broadcast_to(checks.priorities(priorities, slots.shape), slots.shape)
-        both = self._of_batch((slots.reshape(-1), priorities.reshape(-1)))
-        slots, own = self._here(part, both[0])
-        local = part.update(local, jnp.where(own, slots, -1), jnp.where(own, both[1], 0))
-        if self.law == "global" and isinstance(part.sampler, Prioritized):
+        slots, priorities = self._of_batch((slots.reshape(-1), priorities.reshape(-1)))
+        here, own = self._here(part, slots)
+        local = part.update(self._local(state), jnp.where(own, here, -1), jnp.where(own, priorities, 0))
+        if self.law == "global":  # a sampler that keeps no priorities has raised
             highest = jax.lax.pmax(local.sampler.highest, self.axis)
             local = dataclasses.replace(local, sampler=dataclasses.replace(local.sampler, highest=highest))
         return self._stacked(local)
@@ -164,7 +166,7 @@ class Sharded:
         part, slots = self._part(), checks.slots(slots)
         here, own = self._here(part, self._of_batch(slots.reshape(-1)))
         items = part.read(self._local(state), jnp.where(own, here, 0))
-        found = collectives.delivered(items, own, self.axis, self.batches == "split")
+        found = exchange.delivered(items, own, self.axis, self.batches == "split")
         return jax.tree.map(lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), found)
 
     def size(self, state: BufferState) -> Int[Array, ""]:
@@ -181,18 +183,12 @@ class Sharded:
         except NameError as error:
             bound = ", ".join(map(repr, jax.sharding.get_abstract_mesh().manual_axes)) or "none"
             raise ValueError(
-                f"axis {self.axis!r} is not bound here, bound is {bound}: call this within jax.shard_map over a mesh that "
+                f"axis {self.axis!r} is not bound here (bound: {bound}): call this within jax.shard_map over a mesh that "
                 "has the axis, or use over(mesh)"
             ) from error
 
     def _part(self) -> Buffer:
         return self.part(self._devices())
-
-    def _share(self, name: str, count: int, devices: int) -> int:
-        """How many of `count` fall to each device."""
-        if count % devices:
-            raise ValueError(f"{name}={count} is not a multiple of the {devices} devices of axis {self.axis!r}")
-        return count // devices
 
     def _first(self, part: Buffer) -> Array:
         """The first slot of this device."""
@@ -200,45 +196,27 @@ class Sharded:
 
     def _here(self, part: Buffer, slots: Int[Array, " n"]) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
         """Slots counted from the first of this device, and which of them it has."""
+        size = part.capacity * part.items_per_row
         first = self._first(part)
-        own = (slots >= first) & (slots - first < part.capacity * part.items_per_row)
-        return slots - first, own
+        # Slots out of range belong to the first and last device, so that each refusal is counted once.
+        nearest = jnp.clip(slots, 0, self.buffer.capacity * part.items_per_row - 1)
+        return slots - first, (nearest >= first) & (nearest - first < size)
 
     def _of_batch(self, rows: Any) -> Any:
         """Rows of the whole batch, from those that the caller has of it."""
-        return collectives.gathered(rows, self.axis) if self.batches == "split" else rows
-
-    def _delivered(self, drawn: tuple[Any, Draw], own: Bool[Array, " batch"]) -> tuple[Any, Draw]:
-        """The batch and the draw where the learner wants them, each row from the device that has it."""
-        batch, draw = drawn
-        about = draw.slots, draw.probability, draw.valid, draw.mask, draw.starts
-        batch, (slots, probability, valid, mask, starts) = collectives.delivered(
-            (batch, about), own, self.axis, self.batches == "split"
-        )
-        return batch, Draw(slots, probability, valid, draw.smallest, draw.size, mask, starts)
+        return exchange.gathered(rows, self.axis) if self.batches == "split" else rows
 
     def _local(self, state: BufferState) -> BufferState:
         """The state of this device's part."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             if leaf.shape[:1] != (1,):
                 raise ValueError(
-                    f"state{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}, a part of a state has [1, ...]: pass "
-                    f"the state with spec P({self.axis!r}), or use over(mesh)"
+                    f"state{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}, where a part has [1, ...]: pass the "
+                    f"state with spec P({self.axis!r}), or use over(mesh)"
                 )
-        local: BufferState = jax.tree.map(lambda leaf: leaf[0], collectives.varying(state, self.axis))
+        local: BufferState = jax.tree.map(lambda leaf: leaf[0], exchange.varying(state, self.axis))
         return local
 
     def _stacked(self, local: BufferState) -> BufferState:
-        state: BufferState = jax.tree.map(lambda leaf: leaf[None], collectives.varying(local, self.axis))
+        state: BufferState = jax.tree.map(lambda leaf: leaf[None], exchange.varying(local, self.axis))
         return state
-
-
-def _repeated(drawn: tuple[Any, Draw], devices: int) -> tuple[Any, Draw]:
-    """Rows [n, ...] as [devices * n, ...]; what a draw says about the whole as it is."""
-
-    def tiled(rows: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.tile(leaf, (devices, *(1 for _ in leaf.shape[1:]))), rows)
-
-    batch, draw = drawn
-    repeated = tiled(dataclasses.replace(draw, smallest=draw.slots, size=draw.slots))
-    return tiled(batch), dataclasses.replace(repeated, smallest=draw.smallest, size=draw.size)
