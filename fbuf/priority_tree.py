@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fbuf import tree_in_loops
-from fbuf.fusion import as_one_kernel, entries
+from fbuf.fusion import as_one_kernel, entries, following
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
@@ -271,7 +271,7 @@ def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[A
         def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             return choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
-        place = jax.lax.fori_loop(0, len(below), descend, place)
+        place = jax.lax.fori_loop(0, len(below), descend, (place[0] + following(place[1]), *place[1:]))
     return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
 
 
