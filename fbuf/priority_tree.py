@@ -271,7 +271,10 @@ def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[A
         def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             return choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
-        place = jax.lax.fori_loop(0, len(below), descend, (place[0] + following(place[1]), *place[1:]))
+        node = place[0] + following(
+            place[1]
+        )  # of the type of the masses, which may differ between the devices of a mesh
+        place = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
     return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
 
 

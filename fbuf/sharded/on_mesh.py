@@ -26,8 +26,8 @@ class OnMesh:
     """The methods of `Sharded` on global arrays: a state of leaves [devices, ...], batches and slots of all devices.
 
     Each may be called eagerly, or in `jax.jit`, which may donate the state: `jax.jit(on_mesh.extend, donate_argnums=0)`.
-    Results are sharded by `P(axis)`; replicated are `size`, `draw.size`, `draw.smallest` and replicated batches. Batches,
-    slots and keys are moved to the devices that need them. Where the mesh has other axes, these hold copies.
+    Results are sharded by `P(axis)`; replicated are `size`, `draw.size`, `draw.smallest` and replicated batches. Batches
+    and slots are moved to the devices that need them. Where the mesh has other axes, these hold copies.
     """
 
     sharded: "Sharded"
@@ -118,7 +118,8 @@ class OnMesh:
     def _run(self, method: str, arguments: tuple[Any, ...], given: P, returned: Any, *static: Any) -> Any:
         """Call a method of `sharded` on the state and arguments by the spec `given`; `static` are its last arguments."""
         state, *others = arguments
-        others = jax.device_put(others, NamedSharding(self.mesh, given))
+        if given != P():  # what is replicated, each process has
+            others = jax.device_put(others, NamedSharding(self.mesh, given))
         return _program(self, method, (self._by_device, *(given for _ in others)), returned, static)(state, *others)
 
 
