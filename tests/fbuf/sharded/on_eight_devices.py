@@ -472,11 +472,11 @@ CHECKS = (
     balanced_draws_of_slices_return_the_rows_of_their_slots,
     collectives_and_their_bytes_are_those_that_are_written_down,
     a_donated_loop_in_shard_map_works_in_place_with_and_without_check_vma,
-    meshes_may_be_explicit_and_have_other_axes,
     checkpoints_of_a_global_state_are_read_back_to_the_same_devices,
     what_does_not_fit_is_refused_by_name,
 )
 SLOW = (
+    meshes_may_be_explicit_and_have_other_axes,
     global_draws_find_rows_elsewhere_only_by_rounding_where_parts_have_any_capacity,
     balanced_draws_of_other_rules_return_the_rows_of_their_slots,
 )
