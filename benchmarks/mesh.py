@@ -36,7 +36,10 @@ def step(buffer: Any) -> Callable[..., Any]:
     def stepped(state: Any, rows: Any, key: Any) -> Any:
         state, _ = buffer.extend(state, rows)
         state, batch, draw = buffer.sample(state, key, BATCH)
-        return buffer.update(state, draw.slots, abs(batch[:, 0]) + 1e-3), (batch, draw)  # or XLA leaves out what nothing needs
+        return buffer.update(state, draw.slots, abs(batch[:, 0]) + 1e-3), (
+            batch,
+            draw,
+        )  # or XLA leaves out what nothing needs
 
     return jax.jit(stepped, donate_argnums=0)
 
