@@ -48,6 +48,14 @@ class SamplerWithoutReplacement(DrawingSampler):
         size = stored(storage)
         return torch.from_numpy(self._epoch.take(batch_size, size, key)), {}, []
 
+    def remaining(self, storage: Storage) -> tuple[int, np.ndarray]:
+        """How many items the epoch has, and which of them it still has to draw. The lock of the storage is held.
+
+        Those of batches that were drawn ahead and not given out are among them. O(items).
+        """
+        self._catch_up(storage)
+        return self._epoch.length, self._epoch.remaining()
+
     @property
     def ran_out(self) -> bool:
         """Whether the last batch was the end of an epoch."""
