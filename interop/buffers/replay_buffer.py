@@ -155,7 +155,7 @@ class ReplayBuffer(Writable):
         if transforms not in ("refuse", "drop"):
             raise ValueError(f"transforms must be 'refuse' or 'drop', got {transforms!r}")
         with Turn(self):
-            lost = [type(each).__name__ for each in self._transform]
+            lost = [repr(each) for each in self._transform]
             lost += [] if self._collate_fn in (collate.identity, collate.stack, collate.lazily) else ["collate_fn"]
             if lost and transforms == "refuse":
                 raise TypeError(

@@ -77,7 +77,7 @@ def _no_twin(part: object, cure: str) -> TypeError:
 
 
 def _dtypes(columns: Mapping[Path, Tensor], narrow: bool) -> dict[Path, np.dtype]:
-    """The dtype of each column in JAX. TypeError for 64 bits where JAX has 32, ValueError for integers that 32 do not hold."""
+    """The dtype of each column in JAX. TypeError for 64 bits where JAX has 32, ValueError for integers that do not fit."""
     dtypes = {path: jax.dtypes.canonicalize_dtype(bridge.DTYPES[held.dtype]) for path, held in columns.items()}
     wide = [path for path, held in columns.items() if dtypes[path] != bridge.DTYPES[held.dtype]]
     if wide and not narrow:
