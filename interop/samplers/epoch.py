@@ -1,6 +1,5 @@
 """Draws without replacement: each position once, then all of them again."""
 
-import copy
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -71,19 +70,14 @@ class Epoch:
         """Whether this epoch has come to its end, and the next take begins another."""
         return self._standing.over
 
-    def remaining(self) -> np.ndarray:
-        """The positions that this epoch still has to name, int64, with those that are held. O(length)."""
-        twin = copy.copy(self)
-        twin.keep(())
-        standing = twin._standing
-        if standing.over or twin._moving:  # a call was interrupted: the next take begins an epoch
-            return NONE
-        order = (
-            twin._order[standing.position : twin._length]
-            if self.shuffle
-            else np.arange(standing.position, twin._length)
-        )
-        return np.concatenate([standing.again, order]).astype(np.int64)
+    def unnamed(self) -> np.ndarray:
+        """The positions that this epoch still has to name, int64, without those that are held. O(length)."""
+        with self.lock:
+            now = self._standing
+            if now.over or self._moving:  # a call was interrupted: the next take begins an epoch
+                return NONE
+            order = self._order if self.shuffle else np.arange(self._length)
+            return np.concatenate([now.again, order[now.position : self._length]]).astype(np.int64)
 
     def check(self, count: int, length: int) -> None:
         """The ValueError of a take that would be refused."""

@@ -1,5 +1,6 @@
 """Every stored item once before any comes again."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,9 @@ class SamplerWithoutReplacement(DrawingSampler):
         Those of batches that were drawn ahead and not given out are among them. O(items).
         """
         self._catch_up(storage)
-        return self._epoch.length, self._epoch.remaining()
+        epoch = copy.copy(self._epoch)
+        epoch.keep(())
+        return epoch.length, epoch.unnamed()
 
     @property
     def ran_out(self) -> bool:
