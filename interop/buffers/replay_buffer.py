@@ -1,7 +1,7 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
 from interop.samplers.epoch import Drawn
-from interop.storages import TensorStorage
+from interop.storages import StorageEnsemble, TensorStorage
 from interop.transforms.order import Order, in_order
 
 
@@ -59,6 +59,21 @@ class ReplayBuffer(Writable):
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
+    @classmethod
+    def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
+        """This class as a Ray actor class with `is_remote = True`: `.remote(...)` constructs a buffer in another process.
+
+        Give the constructor callables in the place of components. Methods of the actor return references, for `ray.get`.
+
+        Args:
+            remote_config: options of `ray.remote`; by default 1 CPU, 0.2 GPU where torch sees CUDA, and 2 GiB of memory.
+
+        ImportError where Ray is not installed, TypeError or ValueError for options that Ray does not have.
+        """
+        from interop.remote.as_remote import as_remote  # its package imports this module
+
+        return as_remote(cls, remote_config)
+
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.
 
@@ -85,6 +100,24 @@ class ReplayBuffer(Writable):
                 stacklevel=3,
             )
         return batch_size
+
+    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
+
+        For batches over several buffers, of which each draws its part. The errors are those of `sample`; TypeError with a
+        sample unit and for ensembles.
+
+        Args:
+            batch_size: how many items.
+            key: random bits, [2] uint32.
+        """
+        if self._unit is not None or isinstance(self._storage, StorageEnsemble):
+            found = "an ensemble" if self._unit is None else f"sample_unit={self._unit!r}"
+            raise TypeError(f"parts of a batch cannot be drawn with {found}: use sample()")
+        with Turn(self):
+            data, info = self._draw(batch_size, key)
+            after = self._after_reading(info, key)
+        return self._from_store(data, info["index"], *after), self._told(info)
 
     def _told(self, info: dict[Any, Any]) -> dict[Any, Any]:
         """The info on the device of the storage."""
@@ -125,9 +158,13 @@ class ReplayBuffer(Writable):
                 except BaseException:
                     generator.set_state(before)
                     raise
-            collate_fn, revise = self._collate_fn, self._revision(info, key)
-            order = Order.of(self, info["index"], info) if self._transform._count else None
-        return self._from_store(data, info["index"], collate_fn, revise, order), info
+            after = self._after_reading(info, key)
+        return self._from_store(data, info["index"], *after), info
+
+    def _after_reading(self, info: dict[Any, Any], key: np.ndarray) -> tuple[Any, Any, Order | None]:
+        """The last arguments of `_from_store` for a batch that was read; the lock is held. Adds to the info."""
+        collate_fn, revise = self._collate_fn, self._revision(info, key)
+        return collate_fn, revise, Order.of(self, info["index"], info) if self._transform._count else None
 
     def to_fbuf(
         self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"
