@@ -26,7 +26,6 @@ class Drawn:
     share: Share  # of the moment of the draw
     lengths: np.ndarray  # int64 [units]: rows of each unit, one after the other
     marked: bool  # whether the data are tensordicts that have the info in them, too
-    ran_out: bool = False  # whether it was the end of the epoch of the shard
 
 
 def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
@@ -57,11 +56,11 @@ def _revised(part: Drawn, factor: float, masked: bool) -> tuple[Any, dict[Any, A
 
     The part itself stays as it is.
     """
-    data, entries = part.data, {}
+    data, entries = part.data, dict[Any, Any]()
     if factor != 1.0 and _WEIGHT in part.info:
         entries[_WEIGHT] = part.info[_WEIGHT] * factor
     if masked and _MASK not in part.info:  # none of its slices was padded
-        entries[_MASK] = torch.ones(part.lengths.sum(), dtype=torch.bool, device="cpu")
+        entries[_MASK] = torch.ones(part.lengths.sum(), dtype=torch.bool, device=part.info["index"][0].device)
     if entries and part.marked:
         data = data.copy()
         for key, value in entries.items():
@@ -122,8 +121,6 @@ def _placed(parts: list[Any], orders: Sequence[_Order]) -> Any:
         return [items[place] for place in _gather(parts, orders)]
     if isinstance(first, tuple | list):
         return row_of(type(first), [_placed(list(column), orders) for column in zip(*parts, strict=True)])
-    if isinstance(first, np.ndarray):
-        return _tensor([torch.from_numpy(part) for part in parts], orders).numpy()
     raise TypeError(f"parts of a batch cannot be joined if they are a {type(first).__name__}: use one shard")
 
 
