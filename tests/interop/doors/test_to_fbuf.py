@@ -29,6 +29,7 @@ from interop import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorStorage,
+    from_fbuf,
 )
 from tests.interop.slice_model import SliceModel, check_law, shares, starts
 
@@ -145,6 +146,23 @@ def test_slots_cursor_and_priorities_are_the_same_and_go_on_alike(sampler, histo
     if "by priority" in sampler:
         torch_side.sample()
     check_same(torch_side, state)
+
+
+def test_a_stateful_buffer_over_the_state_is_the_buffer_again():
+    torch_side, model = after("prioritized")
+    again = from_fbuf(*torch_side.to_fbuf(narrow=True), batch_size=6, beta=0.9)
+    assert len(again) == CAPACITY
+    new = model.write_some(5, 0.2)
+    narrow = TensorDict({**new, "x": new["x"].int(), "id": new["id"].int()}, new.batch_size)
+    index = again.extend(narrow)
+    assert torch.equal(index, torch_side.extend(new))
+    for each in (torch_side, again):
+        each.update_priority(index, torch.arange(1.0, 6.0))
+    check_same(torch_side, again.state)
+    batch, info = again.sample(return_info=True)
+    assert torch.equal(torch_side.storage[info["index"]]["x"].int(), batch["x"])
+    given = torch_side.sampler.priorities
+    torch.testing.assert_close(info["priority_weight"], (given[info["index"]] / given.min()) ** (-0.9 * ALPHA))
 
 
 # ------------------------------------------------------------------ the law of slices
