@@ -31,6 +31,7 @@ from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
+from interop.remote import RemoteTensorDictReplayBuffer
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
     ConsumingSampler,
@@ -108,6 +109,7 @@ __all__ = [
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
     "RandomSampler",
+    "RemoteTensorDictReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "RoundRobinWriter",
