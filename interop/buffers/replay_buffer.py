@@ -25,7 +25,7 @@ from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
 from interop.samplers.epoch import Drawn
-from interop.storages import TensorStorage
+from interop.storages import StorageEnsemble, TensorStorage
 from interop.transforms.order import Order, in_order
 
 
@@ -84,6 +84,24 @@ class ReplayBuffer(Writable):
             )
         return batch_size
 
+    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
+
+        For batches over several buffers, of which each draws its part. The errors are those of `sample`; TypeError with a
+        sample unit and for ensembles.
+
+        Args:
+            batch_size: how many items.
+            key: random bits, [2] uint32.
+        """
+        if self._unit is not None or isinstance(self._storage, StorageEnsemble):
+            found = "an ensemble" if self._unit is None else f"sample_unit={self._unit!r}"
+            raise TypeError(f"parts of a batch cannot be drawn with {found}: use sample()")
+        with Turn(self):
+            data, info = self._draw(batch_size, key)
+            after = self._after_reading(info, key)
+        return self._from_store(data, info["index"], *after), self._told(info)
+
     def _told(self, info: dict[Any, Any]) -> dict[Any, Any]:
         """The info on the device of the storage."""
         device = getattr(self._storage, "device", None)
@@ -123,9 +141,13 @@ class ReplayBuffer(Writable):
                 except BaseException:
                     generator.set_state(before)
                     raise
-            collate_fn, revise = self._collate_fn, self._revision(info, key)
-            order = Order.of(self, info["index"], info) if self._transform._count else None
-        return self._from_store(data, info["index"], collate_fn, revise, order), info
+            after = self._after_reading(info, key)
+        return self._from_store(data, info["index"], *after), info
+
+    def _after_reading(self, info: dict[Any, Any], key: np.ndarray) -> tuple[Any, Any, Order | None]:
+        """The last arguments of `_from_store` for a batch that was read; the lock is held. Adds to the info."""
+        collate_fn, revise = self._collate_fn, self._revision(info, key)
+        return collate_fn, revise, Order.of(self, info["index"], info) if self._transform._count else None
 
     _revises = False  # whether batches are changed after collating where there are no transforms
 

@@ -122,6 +122,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     del data[key]
         return (data, self._told(info)) if return_info else data
 
+    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        data, info = super().draw_by_key(batch_size, key)
+        self._include(data, info, apart=True)
+        return data, info
+
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         super()._revision(info, key)
         return partial(_with_flags, info=info) if self._transform._count else None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fbuf
+from fbuf import priority_tree
 from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
@@ -21,6 +22,7 @@ from interop.samplers import kept_priorities, late, priority_draws, priority_sta
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, padded_slots, refuse_below
 from interop.samplers.lent import Lent
+from interop.samplers.shares import Share
 from interop.storages import Storage
 from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
@@ -60,8 +62,8 @@ class PrioritizedSampler(DrawingSampler):
         device: torch.device | str | None = None,
     ) -> None:
         self._max_capacity = whole("max_capacity", max_capacity)
-        if self._max_capacity > fbuf.priority_tree.LARGEST:
-            raise ValueError(f"max_capacity must be at most {fbuf.priority_tree.LARGEST}, got {max_capacity}")
+        if self._max_capacity > priority_tree.LARGEST:
+            raise ValueError(f"max_capacity must be at most {priority_tree.LARGEST}, got {max_capacity}")
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
         self.rule = fbuf.Prioritized(
@@ -201,6 +203,16 @@ class PrioritizedSampler(DrawingSampler):
             self._apply()
             assert self._state is not None
             return self._state
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        """The sum and the smallest of (priority + eps) ** alpha. Waits for the device where the priorities are."""
+        if not (size := len(storage)):
+            return Share(0, 0.0, float("inf"), self.beta)
+        with self._lock:
+            self.take_over(storage)
+            tree = self.ready(storage).tree
+            total, smallest = priority_tree.total(tree), priority_tree.minimum(tree)
+        return Share(size, float(total), float(smallest), self.beta)
 
     def _apply(self) -> None:
         """Bring the waiting priorities into the tree."""

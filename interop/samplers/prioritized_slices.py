@@ -1,5 +1,6 @@
 """Slices that begin with items in proportion to their priority."""
 
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, together
 from interop.samplers.prioritized import PrioritizedSampler
+from interop.samplers.shares import Share
 from interop.samplers.slice_starts import starts_of
 from interop.samplers.slices import SliceSampler
 from interop.samplers.telling import Slices
@@ -107,13 +109,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _drawn(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
         count, length = self._shape(batch_size)
-        if self._of is None:
-            self._of = weakref.ref(storage)
-        if self._of() is not storage:
-            raise RuntimeError(
-                "this sampler has the priorities of the items of another storage: give each storage a sampler of its own, "
-                "or put it in by set_sampler()"
-            )
+        self._bind(storage)
         self._synced(storage)
         self._candidates(length)
         with self._lock:
@@ -129,6 +125,26 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         repeats: Any = length if lengths is None else torch.from_numpy(lengths).to(weights.device)
         slices = Slices(slots.reshape(-1), length, begins, lengths)
         return slices, {"priority_weight": weights.repeat_interleave(repeats)}
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        """The sum and the smallest of (priority + eps) ** alpha over the items that can begin a slice."""
+        _, length = self._shape(batch_size)
+        self._bind(storage)
+        with self._lock:
+            if self._eligible(storage, length):
+                self._allow(storage, length)
+                return dataclasses.replace(PrioritizedSampler.share(self, storage, 1), unit=length)
+        return Share(len(storage), 0.0, float("inf"), self.beta, unit=length)
+
+    def _bind(self, storage: Storage) -> None:
+        """RuntimeError for another storage than that whose items have the priorities."""
+        if self._of is None:
+            self._of = weakref.ref(storage)
+        if self._of() is not storage:
+            raise RuntimeError(
+                "this sampler has the priorities of the items of another storage: give each storage a sampler of its own, "
+                "or put it in by set_sampler()"
+            )
 
     def _allow(self, storage: Storage, length: int) -> None:
         """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""

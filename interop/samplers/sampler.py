@@ -11,6 +11,7 @@ from interop import randomness
 from interop.checkpoint.stateful import Stateful, defined_outside
 from interop.class_names import class_of
 from interop.index import as_tensor
+from interop.samplers.shares import Share
 from interop.storages import Storage
 
 
@@ -68,6 +69,17 @@ class Sampler(Stateful, ABC):
     def sampleable(self, storage: Storage) -> int:
         """How many items there are to draw from: the length of a buffer."""
         return len(storage)
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        """What a storage holds of everything, for batches of this size over several buffers; its lock is held.
+
+        TypeError for a sampler of which such batches cannot be drawn.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} cannot draw batches over several shards: use one shard, or a RandomSampler, "
+            "PrioritizedSampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement or "
+            "PrioritizedSliceSampler"
+        )
 
     def add(self, index: Any) -> None:
         """An item was added at index."""

@@ -10,6 +10,7 @@ from fbuf.checkpoint import CheckpointMismatch
 from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
+from interop.samplers.shares import Share
 from interop.samplers.slices import SliceSampler
 from interop.samplers.telling import Slices
 from interop.samplers.without_replacement import SamplerWithoutReplacement
@@ -88,6 +89,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
                 self._epoch.restart()
                 self._epoch.keep(())  # the places of slices that were drawn ahead may hold other items now
             self._version, self._order = self._index.version, None
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        """The trajectories of which one slice each is drawn in an epoch."""
+        return self._in_epochs(SliceSampler.share(self, storage, batch_size), self._index.version)
 
     def _catch_up(self, storage: Storage) -> None:
         with self._epoch.lock:

@@ -18,6 +18,7 @@ from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored, unravel
 from interop.samplers.given_boundaries import given_boundaries
 from interop.samplers.markers import Markers
+from interop.samplers.shares import Share, counted
 from interop.samplers.telling import Slices, Telling
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.rows import TorchRows
@@ -110,6 +111,7 @@ class SliceSampler(DrawingSampler):
             self._index.of_flags(*self._static)
         self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
         self._assemblies = Assemblies()
+        self._lengths: np.ndarray | None = None
 
     def _empty(self) -> None:
         self._forget()
@@ -135,6 +137,7 @@ class SliceSampler(DrawingSampler):
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
         slices, weighed = self._drawn(storage, batch_size, key)
+        self._lengths = slices.row_counts()
         return torch.from_numpy(slices.slots), {**self._telling.of(storage, slices), **weighed}, []
 
     def _drawn(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
@@ -150,11 +153,29 @@ class SliceSampler(DrawingSampler):
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
         slices, weighed = self._drawn(storage, batch_size, key)
+        self._lengths = slices.row_counts()
         slots = torch.from_numpy(slices.slots)
         info = self._telling.of_runs(storage, rows.runs, slices)
         info.update(weighed)
         info["index"] = self._index_of(slots, storage)
         return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        """The trajectories that slices of a batch of this size can be drawn from."""
+        _, length = self._shape(batch_size)
+        return counted(len(storage), self._eligible(storage, length), unit=length)
+
+    @property
+    def lengths_drawn(self) -> np.ndarray | None:
+        """How many items each slice of the last draw has in the batch, padding included; None where all have as many."""
+        return self._lengths
+
+    def _eligible(self, storage: Storage, length: int) -> int:
+        """How many trajectories are long enough."""
+        if not len(storage):
+            return 0
+        self._synced(storage)
+        return len(self._index.trajectories(length if self.strict_length else 1))
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """How many slices of which length. RuntimeError where the batch cannot be made of them."""
@@ -295,7 +316,7 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
     return left, right
 
 
-_NOT_KEPT = ("_index", "_assemblies")
+_NOT_KEPT = ("_index", "_assemblies", "_lengths")
 _KEYS = ("end_key", "traj_key", "truncated_key")
 _CHOICES = ("num_slices", "slice_len", *_KEYS, "end_keys", "strict_length", "pad_output", "span")
 

@@ -36,6 +36,10 @@ class Slices:
     ) -> None:
         self.slots, self.length, self.begins, self.lengths, self.mask = slots, length, begins, lengths, mask
 
+    def row_counts(self) -> np.ndarray | None:
+        """How many slots each slice has, padding included; None where all have `length`."""
+        return self.lengths if self.mask is None else None
+
     def stops(self) -> np.ndarray | None:
         """The place behind the last slot of each, padding included; None where all have `length`."""
         if self.lengths is None:

@@ -11,6 +11,7 @@ import fbuf
 from interop import bridge, compiled, randomness
 from interop.processes import may_use_jax
 from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.shares import Share, counted
 from interop.storages import Storage
 
 _CPU = torch.device("cpu")
@@ -32,6 +33,9 @@ class RandomSampler(DrawingSampler):
         with bridge.exact(place) if items else bridge.on(place):
             slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, list(items), lanes)
         return bridge.hand_over(slots, torch.int64), {}, leaves
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        return counted(len(storage), len(storage))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

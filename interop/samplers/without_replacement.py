@@ -1,6 +1,8 @@
 """Every stored item once before any comes again."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.epoch import Epoch
+from interop.samplers.shares import Share, counted
 from interop.storages import Storage
 
 _DOCUMENTED = {"len_storage", "_sample_list", "drop_last", "_ran_out"}
@@ -47,6 +50,27 @@ class SamplerWithoutReplacement(DrawingSampler):
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         size = stored(storage)
         return torch.from_numpy(self._epoch.take(batch_size, size, key)), {}, []
+
+    def share(self, storage: Storage, batch_size: int) -> Share:
+        return self._in_epochs(counted(len(storage), len(storage)))
+
+    def _in_epochs(self, share: Share, version: int = 0) -> Share:
+        return dataclasses.replace(
+            share, in_epochs=True, drop_last=self.drop_last, shuffle=self.shuffle, version=version
+        )
+
+    @contextlib.contextmanager
+    def drawing(self, positions: np.ndarray) -> Iterator[None]:
+        """A block in which draws name these positions, int64, instead of some that the epoch has left.
+
+        A plan over several shards has chosen them. The lock of the storage is held.
+        """
+        own: Any = self._epoch
+        self._epoch = _Chosen(positions)
+        try:
+            yield
+        finally:
+            self._epoch = own
 
     @property
     def ran_out(self) -> bool:
@@ -105,3 +129,16 @@ class SamplerWithoutReplacement(DrawingSampler):
         epoch = self._epoch
         left = epoch.length if epoch.over else epoch.left
         return f"{type(self).__name__}({100 * left / max(epoch.length, 1):.4f}% left)"
+
+
+class _Chosen:
+    """Positions in the place of an epoch, which is left as it is."""
+
+    def __init__(self, positions: np.ndarray) -> None:
+        self._positions = positions
+
+    def take(self, count: int, length: int, key: np.ndarray) -> np.ndarray:
+        """The positions. IndexError for one that is out of range."""
+        if self._positions.size and not 0 <= self._positions.min() <= self._positions.max() < length:
+            raise IndexError(f"position {self._positions.max()} is out of range: {length} can be drawn")
+        return self._positions

@@ -1,0 +1,23 @@
+"""What one of several buffers holds of everything that a batch is drawn from."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one shard holds of everything, at one moment. Plain numbers."""
+
+    size: int  # stored items
+    mass: float  # what draws are in proportion to: items, the sum of (priority + eps) ** alpha, trajectories
+    smallest: float  # the smallest mass of one unit that can be drawn; inf where there is none
+    beta: float | None = None  # exponent of the importance weights; None: the sampler gives none
+    unit: int = 1  # items that one unit has in a batch: 1, or the length of a slice
+    in_epochs: bool = False  # without replacement: `mass` counts units, each drawn once an epoch
+    drop_last: bool = False
+    shuffle: bool = True
+    version: int = 0  # another one where an epoch must begin although `mass` is the same
+
+
+def counted(size: int, units: int, **others: int | bool) -> Share:
+    """The share of a shard whose units are equally likely."""
+    return Share(size, float(units), 1.0 if units else float("inf"), **others)  # type: ignore[arg-type]
