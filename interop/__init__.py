@@ -31,7 +31,13 @@ from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
-from interop.remote import RemoteTensorDictReplayBuffer
+from interop.remote import (
+    RayReplayBuffer,
+    RemoteError,
+    RemoteTensorDictReplayBuffer,
+    RemoteTimeoutError,
+    ShardLostError,
+)
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
     ConsumingSampler,
@@ -109,7 +115,10 @@ __all__ = [
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
     "RandomSampler",
+    "RayReplayBuffer",
+    "RemoteError",
     "RemoteTensorDictReplayBuffer",
+    "RemoteTimeoutError",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "RoundRobinWriter",
@@ -119,6 +128,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SchedulerList",
     "Sequence",
+    "ShardLostError",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",

@@ -25,7 +25,7 @@ from interop.storages import TensorStorage
 from interop.writers import RoundRobinWriter
 
 _NOTHING = "nothing: it is empty"
-_OWN = ("write", "sample", "next", "hold", "release", "save", "load", "check", "commit", "rows", "fill")
+_OWN = ("write", "sample", "next", "hold", "release", "save", "load", "look", "verify", "commit", "rows", "fill")
 COMPONENTS = ("storage", "sampler", "writer", "transform_factory")
 
 
@@ -67,12 +67,11 @@ class ShardActor:
         self._agreed, self._releasing = False, threading.RLock()
         self._timer: threading.Timer | None = None  # of the end of a hold
         self._failed: Exception | None = None
-        self._own: dict[str, Callable[..., Any]] = {
-            name: getattr(self, f"_{name}") for name in _OWN
-        }
+        self._own: dict[str, Callable[..., Any]] = {name: getattr(self, f"_{name}") for name in _OWN}
         try:
             self._make = partial(built, number, recipe)
             self._shard = Shard(number, count, self._make)
+            self._own |= {"facts": self.facts, "share": self._shard.share, "draw": self._shard.draw}
             self._log = None if recovery_dir is None else WriteLog(Path(recovery_dir) / f"shard-{number}")
             self._recover()
             coordinator.restart.remote()
@@ -102,7 +101,7 @@ class ShardActor:
         buffer = self._shard.buffer
         # A tensor storage copies what it is given; lists keep it, and transforms may change it.
         args, kwargs = asked.value(copy=not isinstance(buffer.storage, TensorStorage) or len(buffer.transform) > 0)
-        own = self._own.get(name) or getattr(self._shard, name if name in ("share", "draw") else "", None)
+        own = self._own.get(name)
         return Wire.of(self._shard.call(name, args, kwargs) if own is None else own(*args, **kwargs))
 
     # ------------------------------------------------------------------ writes
@@ -165,13 +164,15 @@ class ShardActor:
         finally:
             self._release()
 
-    def _check(self, folder: str, probe: str | None = None) -> None:
-        """Errors for a folder that this node does not see or, without a probe, for a checkpoint that is damaged."""
-        if probe is None:
-            load(self._below(folder), lambda source: None)
-        elif not Path(folder, probe).exists():
+    def _look(self, probe: str) -> None:
+        """FileNotFoundError where this machine does not see a file."""
+        if not Path(probe).exists():
             node = ray.util.get_node_ip_address()
-            raise FileNotFoundError(f"{folder} is not visible to shard {self._number} on node {node}: name a shared folder")
+            raise FileNotFoundError(f"{probe} is not visible to shard {self._number} on {node}: name a shared folder")
+
+    def _verify(self, path: str) -> None:
+        """CheckpointCorrupt for a damaged checkpoint."""
+        load(path, lambda source: None)
 
     def _load(self, path: str) -> None:
         self._shard.buffer.loads(path)

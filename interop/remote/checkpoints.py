@@ -32,7 +32,7 @@ def save(shards: Shards, path: str | PathLike[str], client: str) -> None:
         try:
             folder.mkdir()
             (folder / "visible").touch()
-            shards.all("check", str(folder), "visible")
+            shards.all("look", str(folder / "visible"))
             with _held(shards, client):
                 cuts = shards.some({n: ("save", (str(folder),), {}) for n in range(len(shards))}, _SLOW)
             flush(folder)
@@ -70,7 +70,7 @@ def restore(shards: Shards, path: str | PathLike[str]) -> None:
     if len(found) != len(shards):
         _dealt(shards, found)
     else:
-        shards.some({n: ("check", (folder,), {}) for n, folder in enumerate(found)}, _SLOW)
+        shards.some({n: ("verify", (folder,), {}) for n, folder in enumerate(found)}, _SLOW)
         # All shards are built alike: what one of them refuses, the first one refuses before any has changed.
         for group in ([0], range(1, len(shards))):
             shards.some({n: ("load", (found[n],), {}) for n in group}, _SLOW)

@@ -40,12 +40,14 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
                     f"functools.partial({type(given).__name__}, ...)"
                 )
             if isinstance(given, Storage) and len(given):
-                raise ValueError(f"storage holds {len(given)} items: pass a constructor, and write the items by extend()")
+                raise ValueError(
+                    f"storage holds {len(given)} items: pass a constructor, and write the items by extend()"
+                )
         # Only a partial shows its arguments here; a folder named elsewhere is refused by the lock of the storage.
         if shards > 1 and isinstance(given, partial) and "scratch_dir" in given.keywords:
             raise ValueError(
-                f"{name}: {shards} shards would share scratch_dir={given.keywords['scratch_dir']!r}: pass a constructor with "
-                "a parameter `shard`, which makes the name of the folder from it"
+                f"{name}: {shards} shards would share scratch_dir={given.keywords['scratch_dir']!r}: pass a constructor "
+                "with a parameter `shard`, which makes the name of the folder from it"
             )
     named = {"replay_buffer_cls": kind, **{f"argument {n}": each for n, each in enumerate(args)}, **kwargs}
     for name, given in named.items():
@@ -80,7 +82,12 @@ class Processes(NamedTuple):
 
 
 def started(
-    recipe: bytes, count: int, options: dict[str, Any], recovery_dir: str | None, timeout: float, init: Mapping[str, Any] | None
+    recipe: bytes,
+    count: int,
+    options: dict[str, Any],
+    recovery_dir: str | None,
+    timeout: float,
+    init: Mapping[str, Any] | None,
 ) -> Processes:
     """Start `count` shards and their coordinator, and Ray itself by `init` where that does not run.
 
@@ -94,7 +101,9 @@ def started(
     if not ray.is_initialized():
         ray.init(**(init or {}))
     coordinator = ray.remote(num_cpus=0, max_restarts=-1)(Coordinator).remote()
-    actor = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(ShardActor)
+    actor = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(
+        ShardActor
+    )
     shards = [actor.remote(number, count, recipe, coordinator, recovery_dir) for number in range(count)]
     made = Processes(shards, coordinator, [])
     try:

@@ -39,6 +39,8 @@ def _everywhere(name: str) -> Callable[..., Any]:
     def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> "RayReplayBuffer":
         self._drop_ahead()
         self._shards.all(name, *self._moved(args), **self._moved(kwargs))
+        if name != "share":
+            self._shards.changed()
         return self
 
     call.__name__ = name
@@ -255,7 +257,7 @@ class RayReplayBuffer:
         if self._count == 1:
             self._shards.one(0, "update_tensordict_priority", self._moved(data))
             return
-        if "index" not in data.keys():
+        if data.get("index", None) is None:
             raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
         index = data["index"]
         index = index if self._shards.facts[0].dim_extend else index.reshape(data.shape[0], -1)[:, 0]
@@ -271,7 +273,11 @@ class RayReplayBuffer:
         version = kwargs.pop("version", None)
 
         def part(at: Any, mine: Any) -> dict[str, Any]:
-            each = {"index": mine, "generation": _rows(generation, at), "patch": each_leaf(patch, lambda leaf: leaf[at])}
+            each = {
+                "index": mine,
+                "generation": _rows(generation, at),
+                "patch": each_leaf(patch, lambda leaf: leaf[at]),
+            }
             return each | kwargs | ({} if version is None else {"version": _rows(version, at)})
 
         count = len(torch.as_tensor(index).reshape(-1))
@@ -344,7 +350,9 @@ class RayReplayBuffer:
         if isinstance(index, str | tuple) and isinstance(index[0], str):
             sizes = self._shards.all("__len__")
             pieces = torch.as_tensor(value).split(sizes)
-            self._shards.some({n: ("__setitem__", (index, self._moved(each)), {}) for n, each in enumerate(pieces) if len(each)})
+            self._shards.some(
+                {n: ("__setitem__", (index, self._moved(each)), {}) for n, each in enumerate(pieces) if len(each)}
+            )
             return
         places = self._places(index)
         if isinstance(places, int):
@@ -366,7 +374,9 @@ class RayReplayBuffer:
     def stats(self) -> dict[str, int | float | bool]:
         """The numbers of `ReplayBuffer.stats` over all shards, and "shards"."""
         each = self._shards.all("stats")
-        found = {name: sum(one[name] for one in each) for name in ("size", "write_count", "capacity") if name in each[0]}
+        found = {
+            name: sum(one[name] for one in each) for name in ("size", "write_count", "capacity") if name in each[0]
+        }
         found |= {"prefetch_queue_size": len(self._ahead), "initialized": all(one["initialized"] for one in each)}
         return found | {"utilization": found["size"] / found["capacity"], "shards": self._count}
 

@@ -9,7 +9,9 @@ from interop.remote.wire import Wire
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 _GROUPS = {"write": "write", "sample": "draw", "draw": "draw", "next": "draw"}
-_GROUPS |= dict.fromkeys(("hold", "release", "save", "check", "share", "commit", "stats", "__len__"), "control")
+_GROUPS |= dict.fromkeys(
+    ("hold", "release", "save", "look", "verify", "share", "commit", "stats", "__len__"), "control"
+)
 
 
 class Shards:
@@ -49,6 +51,12 @@ class Shards:
         if failed is not None:
             raise failed
         return found
+
+    def changed(self) -> None:
+        """Ask again how the shards are built, and begin another epoch."""
+        self.coordinate("restart")
+        self.coordinate("forget_layout")
+        self.facts = self.all("facts")
 
     def coordinate(self, name: str, *args: Any) -> Any:
         """What a method of the coordinator returns."""

@@ -41,7 +41,9 @@ class WriteLog:
         self.checkpoint: str | None = None
         self.cut = 0
         if (folder / "checkpoint").exists():
-            self.checkpoint, self.cut = load(folder / "checkpoint", lambda source: (source.tree["path"], source.tree["cut"]))
+            self.checkpoint, self.cut = load(
+                folder / "checkpoint", lambda source: (source.tree["path"], source.tree["cut"])
+            )
         self._remove_old()
         self.last = max([self.cut, *self._numbers()])
 
