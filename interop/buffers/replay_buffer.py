@@ -1,7 +1,7 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -56,6 +56,21 @@ class ReplayBuffer(Writable):
         sample_unit: what a drawn item becomes in a batch, `Sequence` for windows; the item itself by default.
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
+
+    @classmethod
+    def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
+        """This class as a Ray actor class with `is_remote = True`: `.remote(...)` constructs a buffer in another process.
+
+        Give the constructor callables in the place of components. Methods of the actor return references, for `ray.get`.
+
+        Args:
+            remote_config: options of `ray.remote`; by default 1 CPU, 0.2 GPU where torch sees CUDA, and 2 GiB of memory.
+
+        ImportError where Ray is not installed, TypeError or ValueError for options that Ray does not have.
+        """
+        from interop.remote.as_remote import as_remote  # its package imports this module
+
+        return as_remote(cls, remote_config)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.

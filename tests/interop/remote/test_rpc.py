@@ -3,6 +3,7 @@
 import inspect
 import multiprocessing
 import os
+import sys
 import warnings
 
 import pytest
@@ -73,6 +74,7 @@ def join(rank, meeting):
 
 def serve(meeting):
     torch.set_num_threads(1)
+    assert "ray" not in sys.modules  # which interop imports where it is used
     join(1, meeting)
     rpc.shutdown()
 
