@@ -20,13 +20,16 @@ from interop.remote.errors import RemoteError
 from interop.remote.shard import Shard
 from interop.remote.wire import Wire
 from interop.remote.write_log import WriteLog
-from interop.samplers import PrioritizedSampler, SliceSampler
-from interop.storages import TensorStorage
-from interop.writers import RoundRobinWriter
+from interop.samplers import PrioritizedSampler, Sampler, SliceSampler
+from interop.storages import Storage, TensorStorage
+from interop.writers import RoundRobinWriter, Writer
 
 _NOTHING = "nothing: it is empty"
-_OWN = ("write", "sample", "next", "hold", "release", "save", "load", "look", "verify", "commit", "rows", "fill")
-COMPONENTS = ("storage", "sampler", "writer", "transform_factory")
+_OWN = (  # calls that are more than one of the buffer
+    *("write", "sample", "next", "set_rng", "set_storage", "set_sampler", "set_writer"),
+    *("hold", "release", "save", "load", "look", "verify", "commit", "rows", "fill"),
+)
+_KINDS: dict[str, type] = {"storage": Storage, "sampler": Sampler, "writer": Writer}
 
 
 class Facts(NamedTuple):
@@ -211,6 +214,23 @@ class ShardActor:
     def _next(self) -> Any:
         return self._shard.buffer.next()
 
+    def _set_rng(self, generator: torch.Generator | None) -> None:
+        self._shard.buffer.set_rng(generator)
+
+    def _set_storage(self, storage: Any, collate_fn: Any = None) -> None:
+        self._shard.call("set_storage", (self._component("storage", storage), collate_fn))
+        self._agreed = False
+
+    def _set_sampler(self, sampler: Any) -> None:
+        self._shard.call("set_sampler", (self._component("sampler", sampler),))
+
+    def _set_writer(self, writer: Any) -> None:
+        self._shard.call("set_writer", (self._component("writer", writer),))
+
+    def _component(self, name: str, given: Any) -> Any:
+        """A component, or what its constructor makes."""
+        return given if isinstance(given, _KINDS[name]) else for_shard(given, self._number)()
+
     def _below(self, folder: str) -> Path:
         return Path(folder) / f"shard-{self._number}"
 
@@ -236,19 +256,19 @@ class ShardActor:
 def built(number: int, recipe: bytes) -> ReplayBuffer:
     """The buffer of a shard. Constructors with a parameter `shard` are given its number."""
     kind, args, kwargs = pickle.loads(recipe)
-    for name in COMPONENTS:
-        given = kwargs.get(name)
-        if callable(given) and takes_shard(given):
-            kwargs[name] = partial(given, shard=number)
+    for name in (*_KINDS, "transform_factory"):
+        if callable(kwargs.get(name)):
+            kwargs[name] = for_shard(kwargs[name], number)
     if callable(kwargs.get("storage")):
         kwargs["storage"] = kwargs["storage"]()  # prioritized buffers need to know its size
     made: ReplayBuffer = kind(*args, **kwargs)
     return made
 
 
-def takes_shard(constructor: Callable[..., Any]) -> bool:
-    """Whether a constructor has a parameter `shard`."""
+def for_shard(constructor: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """A constructor that gets the number of its shard if it has a parameter `shard`."""
     try:
-        return "shard" in inspect.signature(constructor).parameters
+        takes = "shard" in inspect.signature(constructor).parameters
     except ValueError:  # of C code
-        return False
+        takes = False
+    return partial(constructor, shard=number) if takes else constructor

@@ -99,15 +99,15 @@ def _dealt(shards: Shards, saved: list[str]) -> None:
     if total:
         rows = gathered([each for each, _ in read], None)
         priorities = None if read[0][1] is None else torch.cat([each for _, each in read])
-        for shard, chosen in enumerate(_chosen([len(each) for each, _ in read], count, facts.slices)):
-            if len(chosen):
-                mine = [rows[n] for n in chosen.tolist()] if isinstance(rows, list) else rows[chosen]
-                parts[shard] = ("fill", (mine, None if priorities is None else priorities[chosen]), {})
+        for shard, places in enumerate(chosen([len(each) for each, _ in read], count, facts.slices)):
+            if len(places):
+                mine = [rows[n] for n in places.tolist()] if isinstance(rows, list) else rows[places]
+                parts[shard] = ("fill", (mine, None if priorities is None else priorities[places]), {})
     shards.all("empty")
     shards.some(parts, _SLOW)
 
 
-def _chosen(sizes: list[int], count: int, slices: bool) -> list[torch.Tensor]:
+def chosen(sizes: list[int], count: int, slices: bool) -> list[torch.Tensor]:
     """Which of the rows of shards of these sizes, one behind the other, each of `count` shards is to have, in order.
 
     Rows of the same age stay together: every shard overwrites the oldest ones first. Of slices each shard has one piece of

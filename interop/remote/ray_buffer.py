@@ -1,12 +1,12 @@
 """A replay buffer in processes of their own, on Ray."""
 
-import copy
 import itertools
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy as shallow_copy
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -39,8 +39,7 @@ def _everywhere(name: str) -> Callable[..., Any]:
     def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> "RayReplayBuffer":
         self._drop_ahead()
         self._shards.all(name, *self._moved(args), **self._moved(kwargs))
-        if name != "share":
-            self._shards.changed()
+        self._shards.changed(name)
         return self
 
     call.__name__ = name
@@ -136,7 +135,8 @@ class RayReplayBuffer:
     def _begin(self, home: int) -> None:
         """What each client has of its own."""
         self._lock = threading.RLock()
-        self._home, self._turns = home, itertools.count(home)
+        self._home, self._turns = home, itertools.count(home)  # the shard of streams, and that of the next write
+        self._homes = itertools.count()  # of its clients
         self._rng: torch.Generator | None = None
         self._shares: dict[int, list[Any]] = {}  # the last ones, by size of the batch
         self._ran_out = False
@@ -180,24 +180,51 @@ class RayReplayBuffer:
 
     close = shutdown
 
-    def client(self) -> "RayReplayBuffer":
-        """A handle for another thread, task or actor, that can be pickled and cannot shut the buffer down."""
-        return self.clients(1)[0]
+    def client(
+        self,
+        *,
+        totals: Literal["exact", "latest"] | None = None,
+        timeout: float | None = None,
+        prefetch: int | None = None,
+        copy: bool | None = None,
+    ) -> "RayReplayBuffer":
+        """A handle for another thread, task or actor, that can be pickled and cannot shut the buffer down.
 
-    def clients(self, n: int) -> list["RayReplayBuffer"]:
-        """`n` such handles, which begin to write at different shards."""
-        self.start()
-        return [self._copied(home) for home in range(n)]
-
-    def _copied(self, home: int) -> "RayReplayBuffer":
-        made = copy.copy(self)
-        made._owns, made._start = False, None
-        made._made = copy.copy(self._shards)
-        made._begin(home % self._count)
+        Args:
+            totals, timeout, prefetch: as for the buffer, whose own are the defaults.
+            copy: whether its batches are copied, so that they can be written to.
+        """
+        made = shallow_copy(self)
+        made._made, made._owns, made._start = self._shards.client(timeout, copy), False, None
+        _one_of("totals", totals, (None, "exact", "latest"))
+        made._exact = self._exact if totals is None else totals == "exact"
+        made._prefetch = self._prefetch if prefetch is None else whole("prefetch", prefetch, least=0)
+        made._begin(next(self._homes) % self._count)
         return made
 
+    def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
+        """`n` such handles, which begin to write at different shards."""
+        return [self.client(**options) for _ in range(n)]
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the process of each shard, on its machine."""
+        return [each.pid for each in self._shards.facts]
+
     def __getstate__(self) -> dict[str, Any]:
-        local = ("_lock", "_turns", "_rng", "_shares", "_ahead", "_ahead_of", "_pool", "_name", "_start", "_ran_out")
+        local = (
+            "_lock",
+            "_turns",
+            "_homes",
+            "_rng",
+            "_shares",
+            "_ahead",
+            "_ahead_of",
+            "_pool",
+            "_name",
+            "_start",
+            "_ran_out",
+        )
         return {name: value for name, value in self.start().__dict__.items() if name not in local} | {"_owns": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -525,7 +552,7 @@ def _rows(values: Any, at: Any) -> Any:
     """The values at positions, of a tensor with one a row; anything else is the same for all."""
     if isinstance(values, list | np.ndarray):
         values = torch.as_tensor(values)
-    return values[at] if isinstance(values, Tensor) and values.ndim else values
+    return values[at] if (isinstance(values, Tensor) or is_tensor_collection(values)) and values.ndim else values
 
 
 def _one_of(name: str, given: Any, known: Sequence[Any]) -> None:

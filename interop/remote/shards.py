@@ -26,6 +26,12 @@ class Shards:
         self.facts = list(processes.facts)
         self._reported: set[int] = set()  # shards whose loss was raised already, and whose new process is not known yet
 
+    def client(self, timeout: float | None, copy: bool | None) -> "Shards":
+        """The same processes as another client sees them."""
+        made = Shards(self._processes, timeout or self.timeout, self._copy if copy is None else copy)
+        made.facts = list(self.facts)
+        return made
+
     def __len__(self) -> int:
         return len(self.facts)
 
@@ -52,11 +58,13 @@ class Shards:
             raise failed
         return found
 
-    def changed(self) -> None:
-        """Ask again how the shards are built, and begin another epoch."""
+    def changed(self, by: str) -> None:
+        """Begin another epoch after a call of all shards and, after `set_*`, ask again how they are built."""
         self.coordinate("restart")
-        self.coordinate("forget_layout")
-        self.facts = self.all("facts")
+        if by == "set_storage":
+            self.coordinate("forget_layout")
+        if by.startswith("set_"):
+            self.facts = self.all("facts")
 
     def coordinate(self, name: str, *args: Any) -> Any:
         """What a method of the coordinator returns."""

@@ -54,7 +54,7 @@ def rescale(allotted: Sequence[Share], drawn: Sequence[Share | None]) -> np.ndar
         return None
     smallest = np.array([share.smallest / share.mass if share.mass > 0 else np.inf for share in now])
     chances = _chances(allotted)
-    smallest = np.where(chances > 0, chances * smallest, np.inf)
+    smallest = np.where(chances > 0, chances * np.where(chances > 0, smallest, 0.0), np.inf)
     least = smallest.min()
     return np.array(
         [

@@ -47,6 +47,10 @@ class WriteLog:
         self._remove_old()
         self.last = max([self.cut, *self._numbers()])
 
+    def release(self) -> None:
+        """Let another process have the log."""
+        self._lock.release()
+
     def append(self, call: tuple[str, Any, Any]) -> None:
         """Put a write on disk: the name of the method, its args and kwargs. TypeError for what only pickle could save."""
         with Writing(self._entry(self.last + 1)) as out:
