@@ -69,6 +69,7 @@ class ShardActor:
         self._life, self._origin = secrets.token_hex(8), _NOTHING
         self._agreed, self._releasing = False, threading.RLock()
         self._timer: threading.Timer | None = None  # of the end of a hold
+        self._applied = 0  # the last durable write that the buffer has
         self._failed: Exception | None = None
         self._own: dict[str, Callable[..., Any]] = {name: getattr(self, f"_{name}") for name in _OWN}
         try:
@@ -119,10 +120,12 @@ class ShardActor:
             raise ValueError('ack="durable" needs recovery_dir, a folder on a disk that outlives the process')
         self._log.append((name, args, kwargs))
         try:
-            return self._shard.call(name, args, kwargs)
+            index = self._shard.call(name, args, kwargs)  # waits where a checkpoint is made, which lacks this write
         except BaseException:
             self._log.drop_last()
             raise
+        self._applied = self._log.last
+        return index
 
     def _agree(self, data: Any, many: bool) -> None:
         """ValueError where other shards hold items of another layout. Lists of items take any."""
@@ -155,15 +158,15 @@ class ShardActor:
                 self._timer = None
                 self._shard.release()
 
-    def _save(self, folder: str) -> int:
-        """Save the held shard below a folder, and let it go. Returns the number of its last durable write."""
+    def _save(self, path: str) -> int:
+        """Save the held shard, and let it go. Returns the number of the last durable write that is in the checkpoint."""
         with self._releasing:
             if self._timer is None:
                 raise RemoteError(f"shard {self._number} was held for too long before it could be saved")
             self._timer.cancel()
         try:
-            self._shard.buffer.dumps(self._below(folder))
-            return 0 if self._log is None else self._log.last
+            self._shard.buffer.dumps(path)
+            return self._applied
         finally:
             self._release()
 
@@ -180,10 +183,10 @@ class ShardActor:
     def _load(self, path: str) -> None:
         self._shard.buffer.loads(path)
 
-    def _commit(self, folder: str, cut: int | None = None) -> None:
-        """A restart goes on from this checkpoint and the durable writes after it."""
+    def _commit(self, path: str | None, cut: int | None = None) -> None:
+        """A restart goes on from this checkpoint, None for nothing, and the durable writes after `cut`, or after now."""
         if self._log is not None:
-            self._log.committed(str(self._below(folder)), self._log.last if cut is None else cut)
+            self._log.committed(path, self._applied if cut is None else cut)
 
     def _rows(self, path: str) -> tuple[Any, Any] | None:
         """The rows of a saved buffer in the order of writing, and their priorities, None without; None for no rows."""
@@ -231,15 +234,13 @@ class ShardActor:
         """A component, or what its constructor makes."""
         return given if isinstance(given, _KINDS[name]) else for_shard(given, self._number)()
 
-    def _below(self, folder: str) -> Path:
-        return Path(folder) / f"shard-{self._number}"
-
     def _recover(self) -> None:
         """Go on from the latest checkpoint and the durable writes after it."""
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         path = None if self._log is None else self._log.checkpoint
-        if self._log is None and restarted and (above := ray.get(self._coordinator.latest.remote(), timeout=60)):
-            path = str(self._below(above))
+        if self._log is None and restarted:
+            latest = ray.get(self._coordinator.latest.remote(), timeout=60)
+            path = None if latest is None else latest[self._number]
         if path is not None:
             try:
                 self._shard.buffer.loads(path)
@@ -250,6 +251,7 @@ class ShardActor:
                 self._origin = f"{_NOTHING}, for its checkpoint cannot be read ({error})"
         if self._log is not None:
             self._log.replay(lambda name, *given: self._shard.call(name, *given))
+            self._applied = self._log.last
             self._origin = f"its durable writes{'' if path is None else f' and the checkpoint {path}'}"
 
 

@@ -29,19 +29,21 @@ def save(shards: Shards, path: str | PathLike[str], client: str) -> None:
     """Write a checkpoint of all shards, held meanwhile, and have them restart from it."""
     with Writing(path) as out:
         folder = out.path / f"{_FOLDER}{secrets.token_hex(8)}"
+        folders = _folders(folder, len(shards))
         try:
             folder.mkdir()
-            (folder / "visible").touch()
-            shards.all("look", str(folder / "visible"))
+            probe = folder / "visible"
+            probe.touch()
+            shards.all("look", str(probe))
+            probe.unlink()
             with _held(shards, client):
-                cuts = shards.some({n: ("save", (str(folder),), {}) for n in range(len(shards))}, _SLOW)
+                cuts = shards.some({n: ("save", (each,), {}) for n, each in enumerate(folders)}, _SLOW)
             flush(folder)
             out.write({"kind": _KIND, "shards": len(shards), "folder": folder.name})
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    shards.coordinate("commit", str(folder))
-    shards.some({n: ("commit", (str(folder), cut), {}) for n, cut in cuts.items()})
+    shards.commit(folders, cuts)
     for each in folder.parent.glob(f"{_FOLDER}*"):
         if each != folder:
             shutil.rmtree(each, ignore_errors=True)
@@ -74,6 +76,7 @@ def restore(shards: Shards, path: str | PathLike[str]) -> None:
         # All shards are built alike: what one of them refuses, the first one refuses before any has changed.
         for group in ([0], range(1, len(shards))):
             shards.some({n: ("load", (found[n],), {}) for n in group}, _SLOW)
+        shards.commit(found)
     shards.coordinate("restart")
 
 
@@ -84,7 +87,11 @@ def _saved(tree: Any, path: Path) -> list[str]:
         return [str(path)]
     if fields.text("kind") != _KIND:
         raise CheckpointMismatch(f"{path}: was saved from a {fields.text('kind')}, not from a replay buffer")
-    return [str(path / fields.text("folder") / f"shard-{n}") for n in range(fields.whole("shards", 1))]
+    return _folders(path / fields.text("folder"), fields.whole("shards", 1))
+
+
+def _folders(above: Path, count: int) -> list[str]:
+    return [str(above / f"shard-{n}") for n in range(count)]
 
 
 def _dealt(shards: Shards, saved: list[str]) -> None:
@@ -103,6 +110,7 @@ def _dealt(shards: Shards, saved: list[str]) -> None:
             if len(places):
                 mine = [rows[n] for n in places.tolist()] if isinstance(rows, list) else rows[places]
                 parts[shard] = ("fill", (mine, None if priorities is None else priorities[places]), {})
+    shards.commit(None)
     shards.all("empty")
     shards.some(parts, _SLOW)
 

@@ -19,7 +19,7 @@ class Coordinator:
         self._epochs = EpochPlan()
         self._layout: Any = None
         self._first = 0  # the shard whose layout that is
-        self._checkpoint: str | None = None
+        self._checkpoint: list[str] | None = None
         self._holder, self._until = "", 0.0
 
     def plan(self, shares: list[Share], units: int, key: np.ndarray) -> Plan:
@@ -44,12 +44,12 @@ class Coordinator:
         """Have the next write fix the layout of items anew."""
         self._layout = None
 
-    def latest(self) -> str | None:
-        """The folder of the latest checkpoint, below which each shard has its own."""
+    def latest(self) -> list[str] | None:
+        """The folder of each shard in the latest checkpoint."""
         return self._checkpoint
 
-    def commit(self, checkpoint: str) -> None:
-        """Have shards that restart go on from this checkpoint."""
+    def commit(self, checkpoint: list[str] | None) -> None:
+        """Have shards that restart go on from these folders, or empty."""
         self._checkpoint = checkpoint
 
     def hold(self, client: str, seconds: float) -> bool:

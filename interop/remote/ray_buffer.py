@@ -27,23 +27,23 @@ from interop.remote.errors import RemoteError
 from interop.remote.gathering import gathered
 from interop.remote.joining import joined
 from interop.remote.places import to_local
-from interop.remote.shards import Shards
+from interop.remote.shards import Call, Shards
 from interop.remote.shares import allot, subkeys
 
 _TRANSPORTS = ("auto", "ray")
 
 
-def _everywhere(name: str) -> Callable[..., Any]:
-    """A method that calls the same one of each shard and returns the buffer."""
+def _everywhere(name: str, gives_self: bool = False) -> Callable[..., Any]:
+    """A method that calls the same one of each shard."""
 
-    def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> "RayReplayBuffer":
+    def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
         self._drop_ahead()
         self._shards.all(name, *self._moved(args), **self._moved(kwargs))
         self._shards.changed(name)
-        return self
+        return self if gives_self else None
 
     call.__name__ = name
-    call.__doc__ = f"`ReplayBuffer.{name}` in each shard. Returns this buffer."
+    call.__doc__ = f"`ReplayBuffer.{name}` in each shard. Returns {'this buffer' if gives_self else 'nothing'}."
     return call
 
 
@@ -56,8 +56,8 @@ class RayReplayBuffer:
 
     Every call ends within `timeout` seconds, with `RemoteTimeoutError` at the latest. A shard whose process dies restarts
     from the latest checkpoint; calls of it meanwhile raise `ShardLostError`, and so does the first call of each client
-    that finds rows lost. Warnings of a shard go to the log of its process. `set_storage`, `set_sampler`, `set_writer` and
-    `set_transform` return nothing: what they replace is dropped.
+    that finds rows lost. Warnings of a shard go to the log of its process. `set_storage`, `set_sampler` and `set_writer` return
+    nothing: what they replace is dropped.
 
     Args:
         *args: of `replay_buffer_cls`.
@@ -323,22 +323,23 @@ class RayReplayBuffer:
         shards = self._shards
         index = self._moved(index)
         # One shard says itself what is wrong with an index.
-        parts = to_local(index, self._count, shards.facts[0].rows) if self._count > 1 else [(slice(None), index)]
-        calls = {}
+        split = partial(to_local, index, self._count, shards.facts[0].rows)
+        parts: list[tuple[Any, Any]] = split() if self._count > 1 else [(slice(None), index)]
+        calls: dict[int, Call] = {}
         for shard, (at, mine) in enumerate(parts):
             if self._count == 1 or at.numel():
                 given = self._moved(part(at, mine))
                 calls[shard] = (name, (), given) if isinstance(given, dict) else (name, given, {})
         return [(parts[shard][0], each) for shard, each in shards.some(calls).items()]
 
-    append_transform = _everywhere("append_transform")
-    insert_transform = _everywhere("insert_transform")
+    append_transform = _everywhere("append_transform", gives_self=True)
+    insert_transform = _everywhere("insert_transform", gives_self=True)
     register_save_hook = _everywhere("register_save_hook")
     register_load_hook = _everywhere("register_load_hook")
     set_storage = _everywhere("set_storage")
     set_sampler = _everywhere("set_sampler")
     set_writer = _everywhere("set_writer")
-    share = _everywhere("share")
+    share = _everywhere("share", gives_self=True)
     empty = _everywhere("empty")
 
     def set_rng(self, generator: torch.Generator | None) -> None:
@@ -436,6 +437,7 @@ class RayReplayBuffer:
             raise ValueError(f"the state is of {len(states)} shards, the buffer has {self._count}")
         self._drop_ahead()
         self._shards.some({shard: ("load_state_dict", (state,), {}) for shard, state in enumerate(states)})
+        self._shards.changed("load_state_dict")
 
     # ------------------------------------------------------------------ draws
 
@@ -505,7 +507,9 @@ class RayReplayBuffer:
             counts, parts, ran_out = plan.counts, plan.parts, plan.ran_out
         else:
             counts = allot(shares, units, of_counts)
-        calls = {n: ("draw", (int(counts[n]), size, keys[n], parts[n]), {}) for n in counts.nonzero()[0].tolist()}
+        calls: dict[int, Call] = {
+            n: ("draw", (int(counts[n]), size, keys[n], parts[n]), {}) for n in counts.nonzero()[0].tolist()
+        }
         try:
             found = shards.some(calls)
         except RuntimeError as error:

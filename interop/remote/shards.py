@@ -61,10 +61,18 @@ class Shards:
     def changed(self, by: str) -> None:
         """Begin another epoch after a call of all shards and, after `set_*`, ask again how they are built."""
         self.coordinate("restart")
+        if by in ("empty", "set_storage", "load_state_dict"):  # the rows of checkpoints and of durable writes are gone
+            self.commit(None)
         if by == "set_storage":
             self.coordinate("forget_layout")
         if by.startswith("set_"):
             self.facts = self.all("facts")
+
+    def commit(self, checkpoint: list[str] | None, cuts: dict[int, int] | None = None) -> None:
+        """Have each shard restart from its folder and the durable writes after its cut, None for those after now."""
+        self.coordinate("commit", checkpoint)
+        folders = [None] * len(self) if checkpoint is None else checkpoint
+        self.some({n: ("commit", (each, None if cuts is None else cuts[n]), {}) for n, each in enumerate(folders)})
 
     def coordinate(self, name: str, *args: Any) -> Any:
         """What a method of the coordinator returns."""
@@ -123,13 +131,13 @@ class Shards:
             self._reported.add(shard)
             raise ShardLostError(
                 f"shard {shard} was lost in {call[0]}(), which may have been carried out; it restarts from "
-                f"{self._origin()} ({str(error).splitlines()[0]})",
+                f"{self._origin(shard)} ({str(error).splitlines()[0]})",
                 shard,
             ) from error
 
-    def _origin(self) -> str:
+    def _origin(self, shard: int) -> str:
         try:
             found = self.coordinate("latest")
         except RemoteError:
             return "its latest checkpoint, if there is one"
-        return "nothing, for there is no checkpoint" if found is None else f"the checkpoint {found}"
+        return "nothing, for there is no checkpoint" if found is None else f"the checkpoint {found[shard]}"

@@ -80,7 +80,7 @@ class WriteLog:
                     raise
                 self.drop_last()
 
-    def committed(self, checkpoint: str, cut: int) -> None:
+    def committed(self, checkpoint: str | None, cut: int) -> None:
         """Go on from another checkpoint, which holds the writes up to `cut`: these are removed."""
         with Writing(self._folder / "checkpoint") as out:
             out.write({"path": checkpoint, "cut": cut})

@@ -1,5 +1,6 @@
 """What `RayReplayBuffer` is made of, without Ray: values on the way, durable writes, rows dealt out, bad arguments."""
 
+import itertools
 import pickle
 import sys
 import threading
@@ -127,7 +128,7 @@ def test_rows_are_dealt_out_once_and_in_order(sizes: list[int], count: int) -> N
         assert max(map(len, parts)) - min(map(len, parts)) <= (len(sizes) if slices else 1)
         begins = np.cumsum([0, *sizes])
         for part in parts:
-            for begin, end in zip(begins[:-1], begins[1:], strict=True):
+            for begin, end in itertools.pairwise(begins):
                 mine = part[(part >= begin) & (part < end)]
                 assert (mine.diff() > 0).all() and (not slices or (mine.diff() == 1).all())
 
