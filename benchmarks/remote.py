@@ -105,9 +105,10 @@ def main() -> int:
         contenders["torchrl"] = rival.sample
     title = f"sample {BATCH} rows of 28 KB, one shard"
     timings = [measure.compare(title, contenders, quick=options.quick)]
-    extends = {measure.OURS: lambda batch=rows(): ours.extend(batch)}
+    batch = rows()
+    extends = {measure.OURS: lambda: ours.extend(batch)}
     if rival is not None:
-        extends["torchrl"] = lambda batch=rows(): rival.extend(batch)
+        extends["torchrl"] = lambda: rival.extend(batch)
     timings.append(measure.compare(f"extend {ROWS} rows", extends, quick=options.quick))
     ours.close()
     values = {}

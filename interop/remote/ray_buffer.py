@@ -56,8 +56,8 @@ class RayReplayBuffer:
 
     Every call ends within `timeout` seconds, with `RemoteTimeoutError` at the latest. A shard whose process dies restarts
     from the latest checkpoint; calls of it meanwhile raise `ShardLostError`, and so does the first call of each client
-    that finds rows lost. Warnings of a shard go to the log of its process. `set_storage`, `set_sampler` and `set_writer` return
-    nothing: what they replace is dropped.
+    that finds rows lost. Warnings of a shard go to the log of its process. `set_storage`, `set_sampler` and `set_writer`
+    return nothing: what they replace is dropped.
 
     Args:
         *args: of `replay_buffer_cls`.

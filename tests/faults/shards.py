@@ -57,7 +57,7 @@ class Load:
         while not self._over.is_set():
             begin, self._next = self._next, self._next + ROWS
             ack = "durable" if begin // ROWS % 2 else "received"
-            if self._called(lambda: client.extend(batch(begin), ack=ack)) and ack == "durable":
+            if self._called(partial(client.extend, batch(begin), ack=ack)) and ack == "durable":
                 self.durable.append(begin)
 
     def _draw(self) -> None:
