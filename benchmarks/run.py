@@ -36,6 +36,7 @@ SCRIPTS = (
     "batch_sizes",
     "jit_cycle",
     "jit_slices",
+    "doors",
     "checkpoints",
     "cold_reads",
     "multi_step",

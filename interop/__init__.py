@@ -28,6 +28,7 @@ from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
 from interop.checkpoint.nested import NestedStorageCheckpointer
+from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
@@ -78,7 +79,7 @@ from interop.writers import (
     WriterEnsemble,
 )
 
-_UNTRACED = (ReplayBuffer, Storage, Sampler, Writer)
+_UNTRACED = (FunctionalReplayBuffer, ReplayBuffer, Storage, Sampler, Writer)
 
 __all__ = [
     "DEFAULT_DONE_KEYS",
@@ -93,6 +94,7 @@ __all__ = [
     "DensifyReward",
     "Flat2TED",
     "FlatStorageCheckpointer",
+    "FunctionalReplayBuffer",
     "H5Combine",
     "H5Split",
     "H5StorageCheckpointer",
@@ -151,6 +153,7 @@ __all__ = [
     "WriterEnsemble",
     "check_ted",
     "find_start_stop_traj",
+    "from_fbuf",
     "split_trajectories",
     "to_jax",
     "to_torch",

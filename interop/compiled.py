@@ -203,6 +203,12 @@ def _topped(rule: Any, state: Any, highest: Array) -> Any:
     return dataclasses.replace(state, highest=jnp.maximum(state.highest, highest))
 
 
+@functools.partial(jax.jit, compiler_options=_OPTIONS)
+def masses(tree: Any) -> Array:
+    """The sum of a tree of priorities and its smallest positive value, [2]."""
+    return jnp.stack([priority_tree.total(tree), priority_tree.minimum(tree)])
+
+
 @_taking_over
 def reweight(rule: Any, state: Any, alpha: Array) -> Any:
     """The sampler's state under another alpha."""

@@ -6,7 +6,7 @@
 from fbuf.checkpoint.arrays import Columns
 from fbuf.checkpoint.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from fbuf.checkpoint.fields import Fields
-from fbuf.checkpoint.pytree import load_state, save_state
+from fbuf.checkpoint.pytree import load_state, load_with_extra, save_state
 from fbuf.checkpoint.reading import Source, StoredArray, StoredColumns, Verify, load
 from fbuf.checkpoint.writing import Writing
 
@@ -23,5 +23,6 @@ __all__ = [
     "Writing",
     "load",
     "load_state",
+    "load_with_extra",
     "save_state",
 ]

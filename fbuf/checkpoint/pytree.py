@@ -1,7 +1,7 @@
 """Pytrees of arrays, such as the state of a buffer, as checkpoints."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +15,13 @@ from fbuf.checkpoint.writing import Writing
 _Tree = TypeVar("_Tree")
 
 
-def save_state(path: str | os.PathLike[str], state: Any, *, previous: Iterable[str | os.PathLike[str]] = ()) -> None:
+def save_state(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    previous: Iterable[str | os.PathLike[str]] = (),
+    extra: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Save a pytree of arrays, such as a `State`, in a folder, so that it cannot be lost.
 
     It is there, flushed to the disk, when this returns. Killed at any point, it leaves what was there before or the new one,
@@ -26,6 +32,7 @@ def save_state(path: str | os.PathLike[str], state: Any, *, previous: Iterable[s
         state: arrays of JAX or NumPy, PRNG keys, Python numbers, in any pytree. On several devices: what each process can
             address must be all of it.
         previous: folders of other checkpoints that parts may be linked to.
+        extra: named arrays beside the state. `load_state` ignores them, `load_with_extra` returns them.
 
     Raises:
         OSError: the disk is full, or fails; what was there before is.
@@ -37,7 +44,7 @@ def save_state(path: str | os.PathLike[str], state: Any, *, previous: Iterable[s
     if len({name for name, *_ in leaves}) < len(leaves):
         raise TypeError(f"two leaves of the state have the same path: {[name for name, *_ in leaves]}")
     with Writing(path, previous) as out:
-        out.write({"kind": "pytree", "leaves": leaves})
+        out.write({"kind": "pytree", "leaves": leaves, **({"extra": dict(extra)} if extra else {})})
 
 
 def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "full") -> _Tree:
@@ -54,6 +61,18 @@ def load_state(path: str | os.PathLike[str], like: _Tree, *, verify: Verify = "f
         CheckpointMismatch: the structure, a shape or a dtype is another; all differences are listed.
     """
     return load(path, lambda source: _like(source, like), verify)
+
+
+def load_with_extra(path: str | os.PathLike[str], like: _Tree) -> tuple[_Tree, dict[str, np.ndarray]]:
+    """Load a state as `load_state` does, and the named arrays that `save_state` was given beside it; {} for none."""
+
+    def read(source: Source) -> tuple[_Tree, dict[str, np.ndarray]]:
+        state, described = _like(source, like), Fields(source.tree, str(source.path))
+        extra = described.any("extra") if "extra" in described else {}
+        fields = Fields(extra, f"{source.path}, extra")
+        return state, {name: np.asarray(fields.array(name)) for name in extra}
+
+    return load(path, read)
 
 
 def _saved(leaf: Any) -> tuple[str, Any]:

@@ -26,7 +26,6 @@ class Drawn:
     share: Share  # of the moment of the draw
     lengths: np.ndarray  # int64 [units]: rows of each unit, one after the other
     marked: bool  # whether the data are tensordicts that have the info in them, too
-    ran_out: bool = False  # whether it was the end of the epoch of the shard
 
 
 def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
@@ -44,22 +43,29 @@ def joined(allotted: Sequence[Share], drawn: Sequence[Drawn | None], key: np.nda
     """
     factors = rescale(allotted, [None if part is None else part.share for part in drawn])
     parts = [(shard, part) for shard, part in enumerate(drawn) if part is not None]
-    found = [_weighed(part, 1.0 if factors is None else float(factors[shard])) for shard, part in parts]
+    masked = any(_MASK in part.info for _, part in parts)
+    found = [_revised(part, 1.0 if factors is None else float(factors[shard]), masked) for shard, part in parts]
     if len(parts) == 1:
         return found[0]
     orders = _orders([part.lengths for _, part in parts], key if parts[0][1].share.shuffle else None)
     return _placed([data for data, _ in found], orders), _placed([info for _, info in found], orders)
 
 
-def _weighed(part: Drawn, factor: float) -> tuple[Any, dict[Any, Any]]:
-    """The data and info of a part with weights times a factor; the part stays as it is."""
-    data, info = part.data, part.info
-    if factor != 1.0 and _WEIGHT in info:
-        info = {**info, _WEIGHT: info[_WEIGHT] * factor}
-        if part.marked:
-            data = data.copy()
-            data[_WEIGHT] = data[_WEIGHT] * factor
-    return data, info
+def _revised(part: Drawn, factor: float, masked: bool) -> tuple[Any, dict[Any, Any]]:
+    """The data and info of a part with weights times a factor, and with a mask where another part has one.
+
+    The part itself stays as it is.
+    """
+    data, entries = part.data, dict[Any, Any]()
+    if factor != 1.0 and _WEIGHT in part.info:
+        entries[_WEIGHT] = part.info[_WEIGHT] * factor
+    if masked and _MASK not in part.info:  # none of its slices was padded
+        entries[_MASK] = torch.ones(part.lengths.sum(), dtype=torch.bool, device=part.info["index"][0].device)
+    if entries and part.marked:
+        data = data.copy()
+        for key, value in entries.items():
+            data.set(key, data[key] * factor if key == _WEIGHT else value)
+    return data, {**part.info, **entries}
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,6 @@ def _placed(parts: list[Any], orders: Sequence[_Order]) -> Any:
         return [items[place] for place in _gather(parts, orders)]
     if isinstance(first, tuple | list):
         return row_of(type(first), [_placed(list(column), orders) for column in zip(*parts, strict=True)])
-    if isinstance(first, np.ndarray):
-        return _tensor([torch.from_numpy(part) for part in parts], orders).numpy()
     raise TypeError(f"parts of a batch cannot be joined if they are a {type(first).__name__}: use one shard")
 
 
@@ -141,18 +145,11 @@ def _tensordict(parts: list[Any], orders: Sequence[_Order]) -> TensorDict:
 
 
 def _by_key(parts: Sequence[Any], orders: Sequence[_Order]) -> dict[Any, Any]:
-    """The entries of dicts and tensordicts. RuntimeError for one that only some have, except a mask of padding."""
-    made, keys = {}, dict.fromkeys(key for part in parts for key in part.keys())  # noqa: SIM118  # of a tensordict
-    for key in keys:
-        lacking = [key not in part.keys() for part in parts]  # noqa: SIM118
-        if not any(lacking):
-            made[key] = _placed([part[key] for part in parts], orders)
-        elif key == _MASK:
-            full = [torch.ones(order.rows.size, dtype=torch.bool) for order in orders]
-            made[key] = _placed([full[k] if lacks else parts[k][key] for k, lacks in enumerate(lacking)], orders)
-        else:
-            raise RuntimeError(f"the shards hold items of different kinds: only some have {key!r}")
-    return made
+    """The entries of dicts and tensordicts. RuntimeError for one that only some have."""
+    keys = [set(part.keys()) for part in parts]
+    if lacking := set.union(*keys) - set.intersection(*keys):
+        raise RuntimeError(f"the shards hold items of different kinds: only some have {sorted(map(str, lacking))}")
+    return {key: _placed([part[key] for part in parts], orders) for key in parts[0].keys()}  # noqa: SIM118
 
 
 def _gather(parts: Sequence[Any], orders: Sequence[_Order]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,11 +83,12 @@ class Shard:
 
     def _share(self, batch_size: int) -> Share:
         sampler = self.buffer.sampler
-        if self.count > 1 and not names_slots(sampler):
+        share = sampler.share(self.buffer.storage, batch_size)
+        if not names_slots(sampler):
             raise TypeError(
                 f"{class_of(sampler)} draws by a method of its own: use one of the library's samplers, or one shard"
             )
-        return sampler.share(self.buffer.storage, batch_size)
+        return share
 
     def draw(self, units: int, batch_size: int, key: np.ndarray, planned: Planned | None = None) -> Drawn:
         """The part of a batch that falls to this shard. It follows from the key and what is stored.
@@ -102,11 +103,15 @@ class Shard:
         """
         with self._lock, Turn(self.buffer):
             share = self._share(batch_size)
-            sampler = self.buffer.sampler
-            with self._drawing(share, units, key, planned):
+            sampler, rest = self.buffer.sampler, contextlib.ExitStack()
+            with rest:
+                if isinstance(sampler, SliceSampler) and sampler.num_slices is not None:
+                    rest.callback(setattr, sampler, "num_slices", sampler.num_slices)  # of the whole batch
+                    sampler.num_slices = units
+                if planned is not None and isinstance(sampler, SamplerWithoutReplacement):
+                    rest.enter_context(sampler.drawing(_positions(share, units, key, planned)))
                 data, info = self.buffer.draw_by_key(units * share.unit, key)
             lengths = sampler.lengths_drawn if isinstance(sampler, SliceSampler) else None
-            ran_out = sampler.ran_out
         rows = len(info["index"][0] if isinstance(info["index"], tuple) else info["index"])
         if lengths is None:
             lengths = np.full(rows // share.unit, share.unit)
@@ -116,20 +121,7 @@ class Shard:
             index[(..., 0) if isinstance(info["index"], tuple) else ...] += self.number * self.capacity
             data["index"] = index
         info = {**info, "index": self._global(info["index"])}
-        return Drawn(data, info, share, lengths, marked, ran_out)
-
-    @contextlib.contextmanager
-    def _drawing(self, share: Share, units: int, key: np.ndarray, planned: Planned | None) -> Iterator[None]:
-        """A block in which the sampler draws so many units, or the planned ones."""
-        sampler = self.buffer.sampler
-        whole = sampler.num_slices if isinstance(sampler, SliceSampler) else None
-        with contextlib.ExitStack() as after:
-            if isinstance(sampler, SliceSampler) and whole is not None:
-                after.callback(setattr, sampler, "num_slices", whole)
-                sampler.num_slices = units
-            if planned is not None and isinstance(sampler, SamplerWithoutReplacement):
-                after.enter_context(sampler.drawing(_positions(share, units, key, planned)))
-            yield
+        return Drawn(data, info, share, lengths, marked)
 
     def call(self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """What a method or property of the buffer returns, one of `READS` or `WRITES`; AttributeError for another.

@@ -7,8 +7,6 @@ import numpy as np
 from interop import randomness
 from interop.samplers.shares import Share
 
-__all__ = ["Share", "allot", "rescale", "subkeys"]
-
 
 def subkeys(key: np.ndarray, count: int) -> np.ndarray:
     """Independent keys, [count, 2] uint32, that follow from one, [2] uint32."""
@@ -52,16 +50,12 @@ def rescale(allotted: Sequence[Share], drawn: Sequence[Share | None]) -> np.ndar
     now = [share if then is None else then for share, then in zip(allotted, drawn, strict=True)]
     if any(share.beta is None for share in now):
         return None
-    smallest = np.array([share.smallest / share.mass if share.mass > 0 else np.inf for share in now])
-    chances = _chances(allotted)
-    smallest = np.where(chances > 0, chances * np.where(chances > 0, smallest, 0.0), np.inf)
-    least = smallest.min()
-    return np.array(
-        [
-            1.0 if then is None else (mine / least) ** -float(share.beta or 0)
-            for share, then, mine in zip(now, drawn, smallest, strict=True)
-        ]
-    )
+    smallest = [
+        chance * (share.smallest / share.mass) if chance > 0 else np.inf
+        for chance, share in zip(_chances(allotted), now, strict=True)
+    ]
+    factors: np.ndarray = (np.array(smallest) / min(smallest)) ** -np.array([share.beta for share in now], np.float64)
+    return factors
 
 
 def _chances(shares: Sequence[Share]) -> np.ndarray:
@@ -72,12 +66,8 @@ def _chances(shares: Sequence[Share]) -> np.ndarray:
         return masses / total
     if not any(share.size for share in shares):
         raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
-    if any(share.unit > 1 for share in shares):
+    if (unit := shares[0].unit) > 1:
         raise RuntimeError(
-            f"no shard has a slice of {max(share.unit for share in shares)} items to draw: write longer trajectories, draw "
-            "shorter slices, or give the items that can begin a slice a positive priority"
+            f"no shard has a slice of {unit} items to draw: write longer trajectories, or draw shorter slices"
         )
-    raise RuntimeError(
-        "non-positive p_sum: every stored priority is zero, nothing can be drawn. Call update_priority() with a positive "
-        "priority, or use eps > 0"
-    )
+    raise RuntimeError("non-positive p_sum: every stored priority is zero. Give a positive priority, or use eps > 0")

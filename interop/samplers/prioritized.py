@@ -210,9 +210,9 @@ class PrioritizedSampler(DrawingSampler):
             return Share(0, 0.0, float("inf"), self.beta)
         with self._lock:
             self.take_over(storage)
-            tree = self.ready(storage).tree
-            total, smallest = priority_tree.total(tree), priority_tree.minimum(tree)
-        return Share(size, float(total), float(smallest), self.beta)
+            with bridge.exact():
+                total, smallest = np.asarray(compiled.masses(self.ready(storage).tree)).tolist()
+        return Share(size, total, smallest, self.beta)
 
     def _apply(self) -> None:
         """Bring the waiting priorities into the tree."""

@@ -66,7 +66,7 @@ class SamplerWithoutReplacement(DrawingSampler):
         A plan over several shards has chosen them. The lock of the storage is held.
         """
         own: Any = self._epoch
-        self._epoch = _Chosen(positions)
+        self._epoch = _Chosen(own, positions)
         try:
             yield
         finally:
@@ -132,13 +132,16 @@ class SamplerWithoutReplacement(DrawingSampler):
 
 
 class _Chosen:
-    """Positions in the place of an epoch, which is left as it is."""
+    """An epoch, but for the positions that it names."""
 
-    def __init__(self, positions: np.ndarray) -> None:
-        self._positions = positions
+    def __init__(self, epoch: Epoch, positions: np.ndarray) -> None:
+        self._epoch, self._positions = epoch, positions
 
     def take(self, count: int, length: int, key: np.ndarray) -> np.ndarray:
         """The positions. IndexError for one that is out of range."""
         if self._positions.size and not 0 <= self._positions.min() <= self._positions.max() < length:
             raise IndexError(f"position {self._positions.max()} is out of range: {length} can be drawn")
         return self._positions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoch, name)

@@ -30,3 +30,10 @@ def test_a_short_run_fills_the_buffer_and_draws_the_curve(name, tmp_path, capsys
 
 def test_the_environment_in_jax_is_that_of_gymnasium():
     load("dqn_jax").check_dynamics()
+
+
+@pytest.mark.slow
+def test_a_short_run_through_both_doors_ends(capsys):
+    with jax.numpy_rank_promotion("allow"):
+        assert load("two_doors").main(["--smoke"])
+    assert capsys.readouterr().out.count("episodes") == 2

@@ -1,0 +1,102 @@
+"""Functional buffers with every kind of rule, and streams of items for them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import fbuf
+from fbuf import Fifo, HighestRanked, PerTrajectory, Prioritized, Shuffled, Slices
+
+ENDS = fbuf.Trajectories(terminated=("next", "terminated"))
+ITEM = {
+    "obs": jnp.zeros((2,), jnp.bfloat16),
+    "step": jnp.zeros((), jnp.int32),
+    "next": {"obs": jnp.zeros((2,), jnp.bfloat16), "reward": jnp.zeros(()), "terminated": jnp.zeros((), bool)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A buffer, and the batch size that it is sampled with."""
+
+    buffer: Any
+    batch: int = 12
+
+    def __repr__(self) -> str:
+        parts = (each.sampler for each in members(self.buffer))
+        return f"{type(self.buffer).__name__} of {', '.join(map(repr, parts))}"[:100]
+
+    def filled(self, rb: Any, count: int = 40) -> None:
+        """Write to every member, in two writes."""
+        for member, each in enumerate(members(self.buffer)):
+            for first in (0, count // 2):
+                rows = stream(count // 2, each.lanes, first, member)
+                rb.extend(rows, member=member if isinstance(self.buffer, fbuf.Mixture) else None)
+
+
+def members(buffer: Any) -> tuple[fbuf.Buffer, ...]:
+    return buffer.buffers if isinstance(buffer, fbuf.Mixture) else (buffer,)
+
+
+def stream(count: int, lanes: tuple[int, ...] = (), first: int = 0, member: int = 0) -> TensorDict:
+    """Items whose entries follow from "step": 10^5 a member, 1000 a lane, 1 a row. Every seventh ends a trajectory."""
+    rows = torch.arange(first, first + count, dtype=torch.int32).reshape(-1, *(1 for _ in lanes))
+    lane = torch.arange(int(np.prod(lanes)), dtype=torch.int32).reshape(lanes)
+    step = rows + 1000 * lane + 100_000 * member
+    return TensorDict({"step": step, **entries(step)}, [count, *lanes])
+
+
+def entries(step: torch.Tensor) -> dict[str, Any]:
+    """What belongs to steps. Observations are numbers below 128, which bfloat16 has exactly."""
+    obs, after = (torch.stack([each % 128, each % 5], -1).bfloat16() for each in (step, step + 1))
+    ended = step % 1000 % 7 == 6
+    return {"obs": obs, "next": {"obs": after, "reward": step % 1000 * 0.5, "terminated": ended}}
+
+
+def of(sampler: Any, **rest: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(24, sampler, trajectories=ENDS, **rest)
+
+
+FRAMES = fbuf.Frames("obs", ("next", "obs"), stack=1)
+CASES = [
+    Case(fbuf.Buffer(24)),
+    Case(fbuf.Buffer(24, Prioritized(0.7))),
+    Case(fbuf.Buffer(12, Prioritized(), lanes=(2, 3))),
+    Case(fbuf.Buffer(24, Shuffled()), 9),
+    Case(fbuf.Buffer(24, Fifo()), 9),
+    Case(fbuf.Buffer(24, Prioritized(), writer=HighestRanked(("next", "reward")))),
+    Case(of(Slices(4))),
+    Case(of(Slices(3, least=1))),
+    Case(of(Slices(4, Shuffled()), lanes=(2,))),
+    Case(of(Slices(3, Prioritized(), burn_in=2))),
+    Case(of(Slices(6, PerTrajectory(), least=2), lanes=(2,))),
+    Case(of(Slices(4, PerTrajectory(Shuffled())))),
+    Case(of(Prioritized(), frames=FRAMES)),
+    Case(of(Slices(4), frames=FRAMES)),
+    Case(fbuf.Mixture((fbuf.Buffer(24, Prioritized()), fbuf.Buffer(30)), shares=(1.0, 3.0))),
+    Case(fbuf.Mixture((of(Slices(4)), of(Slices(4, Shuffled()), lanes=(2,))))),
+    Case(fbuf.Mixture((fbuf.Buffer(24), fbuf.Buffer(24, Prioritized())), drawn=True)),
+]
+
+# Each case compiles for some seconds: these have one of each mechanism, the others are run with the slow tests.
+FEW = (2, 9, 10, 14)
+PARAMS = [
+    pytest.param(case, id=f"{n}-{case}", marks=() if n in FEW else pytest.mark.slow) for n, case in enumerate(CASES)
+]
+
+
+def expected(batch: Any, draw: fbuf.Draw) -> dict[str, np.ndarray]:
+    """Items of a functional draw, flat, without those that are not valid, by the names of their leaves."""
+    time = draw.slots.size // draw.valid.size
+    kept = np.repeat(np.asarray(draw.valid), time)
+    flat = {
+        jax.tree_util.keystr(path): np.asarray(leaf, np.float32 if leaf.dtype == jnp.bfloat16 else None)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+    }
+    return {name: leaf.reshape(kept.size, *leaf.shape[draw.slots.ndim :])[kept] for name, leaf in flat.items()}

@@ -1,0 +1,376 @@
+"""The state goes out to jitted loops and comes back; a loop that fails leaves a whole buffer."""
+
+import dataclasses
+import threading
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import fbuf
+import interop
+from interop import bridge
+
+BUFFER = fbuf.Buffer(16, fbuf.Prioritized())
+ITEM = {"a": jnp.zeros(()), "n": {"b": jnp.zeros(3, jnp.int32)}}
+
+
+def rows(count: int = 5, first: int = 0) -> TensorDict:
+    a = torch.arange(first, first + count)
+    return TensorDict({"a": a.float(), "n": {"b": a.int()[:, None].expand(-1, 3)}}, [count])
+
+
+@pytest.fixture
+def rb() -> interop.FunctionalReplayBuffer:
+    made = interop.from_fbuf(BUFFER, BUFFER.init(ITEM), batch_size=4)
+    made.extend(rows())
+    return made
+
+
+def _loop(state, fails):
+    def step(state, first):
+        row = {"a": first, "n": {"b": jnp.full(3, first, jnp.int32)}}
+        return BUFFER.add(state, row)[0], None
+
+    state, _ = jax.lax.scan(step, state, jnp.arange(5.0, 8.0))
+    return jax.tree.map(lambda leaf: jax.pure_callback(_check, leaf, leaf, fails), state)
+
+
+def _check(leaf, fails):
+    if fails:
+        raise ValueError("the program fails")
+    return leaf
+
+
+loop = jax.jit(_loop, donate_argnums=0)
+
+
+def stored(rb: interop.FunctionalReplayBuffer) -> list[float]:
+    return rb[:]["a"].tolist()
+
+
+def test_a_loop_takes_the_state_over_and_gives_it_back(rb):
+    with rb.functional(backup=False) as handle:
+        assert rb.is_out and handle.buffer is BUFFER
+        before = handle.state
+        handle.state = loop(before, False)
+        assert before.items["a"].is_deleted()
+    assert not rb.is_out and stored(rb) == [0, 1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(RuntimeError, match="has ended"):
+        handle.state
+    with pytest.raises(RuntimeError, match="has ended"):
+        handle.state = rb.state
+
+
+def test_every_call_is_refused_while_the_state_is_out_by_all_threads(rb, tmp_path):
+    calls = [
+        lambda: rb.extend(rows()),
+        lambda: rb.add(rows()[0]),
+        rb.sample,
+        lambda: rb.update_priority(0, 1.0),
+        lambda: next(iter(rb)),
+        rb.next,
+        rb.empty,
+        lambda: rb.dumps(tmp_path / "x"),
+        lambda: rb.loads(tmp_path / "y"),
+        lambda: rb[0],
+        lambda: len(rb),
+        lambda: rb.state,
+        lambda: rb.functional().__enter__(),
+    ]
+    rb.dumps(tmp_path / "y")
+    found: list[str] = []
+
+    def refused() -> None:
+        for call in calls:
+            try:
+                call()
+            except RuntimeError as error:
+                found.append(str(error))
+
+    with rb.functional():
+        refused()
+        other = threading.Thread(target=refused)
+        other.start()
+        other.join()
+    assert len(found) == 2 * len(calls)
+    assert all("the state of this buffer is out" in each and "test_functional.py" in each for each in found)
+    assert stored(rb) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("place", ["before", "between", "after", "in the program", "nothing given back"])
+@pytest.mark.parametrize("backup", [True, False])
+def test_a_block_that_fails_leaves_the_last_whole_state(rb, place, backup):
+    kept = place in ("before", "between", "after") or backup
+    with pytest.raises((ZeroDivisionError, RuntimeError, ValueError)) as caught, rb.functional(backup=backup) as handle:
+        if place == "before":
+            raise ZeroDivisionError
+        if place in ("between", "in the program"):
+            handle.state = jax.tree.map(jnp.copy, loop(handle.state, False))
+        if place == "between":
+            raise ZeroDivisionError
+        if place == "in the program":
+            jax.block_until_ready(loop(handle.state, True))
+        result = loop(handle.state, False)
+        if place == "after":
+            handle.state = result
+            raise ZeroDivisionError
+    assert not rb.is_out
+    if place == "nothing given back":
+        assert "no live one was assigned" in str(caught.value)
+    if not kept:
+        for call in (rb.sample, lambda: rb.extend(rows()), lambda: rb.functional().__enter__()):
+            with pytest.raises(RuntimeError, match=r"loads\(\) or empty\(\)"):
+                call()
+        rb.empty()
+        assert len(rb) == 0
+        rb.extend(rows())
+    longer = place in ("between", "after")
+    assert stored(rb) == list(range(8 if longer else 5))
+    rb.extend(rows(2, 20))
+    assert stored(rb)[-2:] == [20, 21] and len(rb.sample()) == 4
+
+
+def test_a_lost_state_is_loaded_again(rb, tmp_path):
+    rb.dumps(tmp_path / "x")
+    with pytest.raises(RuntimeError, match="it is lost"), rb.functional(backup=False) as handle:
+        loop(handle.state, False)
+    rb.loads(tmp_path / "x")
+    assert stored(rb) == [0, 1, 2, 3, 4]
+
+
+def test_only_a_state_of_this_buffer_can_be_given_back(rb):
+    other = fbuf.Buffer(8, fbuf.Prioritized()).init(ITEM)
+    gone = BUFFER.init(ITEM)
+    jax.tree.map(lambda leaf: leaf.delete(), gone)
+    bad = [
+        (ValueError, "sampler", fbuf.Buffer(16).init(ITEM)),
+        (ValueError, r"\[8\] instead of float32\[16\]|stores \[16, \.\.\.\], the state has \[8\]", other),
+        (ValueError, "of another buffer", BUFFER.init({**ITEM, "a": jnp.zeros((), jnp.int32)})),
+        (TypeError, "jax.Array, got ndarray", jax.tree.map(np.asarray, BUFFER.init(ITEM))),
+        (RuntimeError, "was deleted", gone),
+    ]
+    for kind, text, state in bad:
+        with pytest.raises(kind, match=text), rb.functional() as handle:
+            handle.state = state
+        assert stored(rb) == [0, 1, 2, 3, 4]
+
+    def traced(state):
+        with rb.functional() as handle:
+            handle.state = state
+        return state
+
+    with pytest.raises(TypeError, match="is traced"):
+        jax.jit(traced)(rb.state)
+    assert stored(rb) == [0, 1, 2, 3, 4]
+    del bad[2]  # a state of this buffer with other items
+    for kind, text, state in bad:
+        with pytest.raises(kind, match=text):
+            interop.from_fbuf(BUFFER, state)
+    with pytest.raises(TypeError, match="is traced"):
+        jax.jit(lambda state: interop.from_fbuf(BUFFER, state))(rb.state)
+    with pytest.raises(ValueError, match=r"what Buffer.init returns"):
+        interop.from_fbuf(BUFFER, (jnp.zeros(1),))
+
+
+def test_a_copy_that_does_not_fit_is_refused_by_name(rb, monkeypatch):
+    monkeypatch.setattr("interop.doors.held_state._SMALL", 0)
+    monkeypatch.setattr("fbuf.free_memory.at", lambda place: 100)
+    with pytest.raises(fbuf.NotEnoughMemoryError, match="backup=False"), rb.functional():
+        pass
+    assert not rb.is_out
+    with rb.functional(backup=False):
+        pass
+
+
+def test_batches_are_the_memory_that_the_program_wrote(rb, monkeypatch):
+    arrays = {}
+    hand_over = bridge.hand_over
+
+    def watched(array):
+        tensor = hand_over(array)
+        arrays[tensor.data_ptr()] = array.unsafe_buffer_pointer()
+        return tensor
+
+    monkeypatch.setattr(bridge, "hand_over", watched)
+    batch = rb.sample()
+    for leaf in batch.values(include_nested=True, leaves_only=True):
+        assert arrays[leaf.data_ptr()] == leaf.data_ptr()
+    kept = batch.clone()
+    batch["a"] += 1  # it belongs to the batch alone
+    rb.extend(rows(16, 50))
+    assert (batch["n", "b"] == kept["n", "b"]).all() and sorted(stored(rb)) == list(range(50, 66))
+
+
+def test_what_was_written_may_change_afterwards(rb):
+    data = rows(5, 10)
+    data["n", "b"] = data["n", "b"].clone()
+    rb.extend(data)
+    data["a"].zero_(), data["n", "b"].zero_()
+    assert stored(rb)[5:] == [10, 11, 12, 13, 14] and rb[:]["n", "b"][5:, 0].tolist() == [10, 11, 12, 13, 14]
+
+
+def test_threads_write_and_draw_together(rb):
+    def write(first):
+        for turn in range(20):
+            rb.extend(rows(2, 1000 * first + 2 * turn))
+
+    failed = []
+
+    def draw():
+        try:
+            for _ in range(20):
+                batch = rb.sample()
+                assert (batch["n", "b"] == batch["a"][:, None].int()).all()
+                rb.update_tensordict_priority(batch.set("td_error", torch.rand(4)))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [*(threading.Thread(target=write, args=(n,)) for n in (1, 2)), threading.Thread(target=draw)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed and len(rb) == 16
+    for first in (1000, 2000):  # what one thread wrote is there in its order
+        mine = [value for value in np.roll(stored(rb), -(85 % 16)) if first <= value < first + 1000]
+        assert mine == sorted(mine)
+
+
+class Step(NamedTuple):
+    obs: object
+    extra: object
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Extra:
+    flag: object
+
+
+def test_items_of_any_structure_come_as_they_went(rb):
+    item = Step(jnp.zeros(2), Extra(jnp.zeros((), bool)))
+    buffer = fbuf.Buffer(8)
+    other = interop.from_fbuf(buffer, buffer.init(item))
+    other.extend(Step(torch.arange(6.0).reshape(3, 2), Extra(torch.tensor([True, False, True]))))
+    batch, info = other.sample(5, return_info=True)
+    assert type(batch) is Step and type(batch.extra) is Extra
+    assert torch.equal(batch.obs[:, 0], 2.0 * info["index"]) and torch.equal(batch.extra.flag, info["index"] != 1)
+    with pytest.raises(TypeError, match="items are PyTreeDef"):
+        other.extend({"obs": torch.zeros(3, 2)})
+    with pytest.raises(RuntimeError, match=r"items are torch.bool, got torch.float32"):
+        other.extend(Step(torch.zeros(1, 2), Extra(torch.zeros(1))))
+    rb.extend({"a": np.ones(2, np.float32), "n": {"b": torch.ones(2, 3, dtype=torch.int32)}})
+    assert stored(rb)[5:] == [1, 1]
+
+
+def test_bad_input_is_refused_before_anything_changes(rb):
+    before = rb.state
+    bad = [
+        (
+            KeyError,
+            r"missing: \[\('n', 'b'\)\], unknown: \[\('n', 'c'\)\]",
+            {"a": torch.zeros(2), "n": {"c": torch.zeros(2)}},
+        ),
+        (RuntimeError, "items are torch.float32, got torch.float64", rows().update({"a": torch.zeros(5).double()})),
+        (
+            RuntimeError,
+            r"items have shape \[3\], got \[2\]",
+            {"a": torch.zeros(2), "n": {"b": torch.zeros(2, 2).int()}},
+        ),
+        (RuntimeError, "15 priorities for items", rows().set("td_error", torch.ones(5, 3))),
+        (RuntimeError, "leading dims", {**rows(), "a": torch.zeros(4)}),
+        (ValueError, "priorities must be finite", rows().set("td_error", -torch.ones(5))),
+    ]
+    for kind, text, data in bad:
+        with pytest.raises(kind, match=text):
+            rb.extend(data)
+    for kind, index, priority in [
+        (IndexError, 16, 1.0),
+        (IndexError, -2, 1.0),
+        (TypeError, torch.tensor([0.5]), 1.0),
+        (ValueError, torch.tensor([1]), -1.0),
+        (ValueError, torch.tensor([1]), float("nan")),
+        (RuntimeError, torch.tensor([1, 2, 3]), [1.0, 2.0]),
+    ]:
+        with pytest.raises(kind):
+            rb.update_priority(index, priority)
+    with pytest.raises(RuntimeError, match="batch_size not specified"):
+        interop.from_fbuf(BUFFER, BUFFER.init(ITEM)).sample()
+    with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
+        interop.from_fbuf(BUFFER, BUFFER.init(ITEM)).sample(4)
+    with pytest.raises(TypeError, match="keeps no priorities"):
+        interop.from_fbuf(fbuf.Buffer(8), fbuf.Buffer(8).init(ITEM)).update_priority(0, 1.0)
+    jax.tree.map(np.testing.assert_array_equal, rb.state, before)
+
+
+def test_a_checkpoint_of_another_buffer_changes_nothing(rb, tmp_path):
+    fbuf.save_state(tmp_path / "x", fbuf.Buffer(8, fbuf.Prioritized()).init(ITEM))
+    rb.generator = torch.Generator().manual_seed(5)
+    before, generator = rb.state, rb.generator.get_state()
+    with pytest.raises(
+        fbuf.CheckpointMismatch, match=r"items\['a'\]: float32\[8\] instead of .*priorities: float32\[16\]"
+    ):
+        rb.loads(tmp_path / "x")
+    jax.tree.map(np.testing.assert_array_equal, rb.state, before)
+    assert torch.equal(rb.generator.get_state(), generator)
+
+
+def test_epochs_end(rb):
+    for sampler, sizes in (
+        (fbuf.Shuffled(), [4, 4, 2]),
+        (fbuf.Shuffled(drop_last=True), [4, 4]),
+        (fbuf.Fifo(), [4, 4, 2]),
+    ):
+        buffer = fbuf.Buffer(16, sampler)
+        once = interop.from_fbuf(buffer, buffer.init(ITEM), batch_size=4)
+        once.extend(rows(10))
+        for _ in range(1 if isinstance(sampler, fbuf.Fifo) else 2):
+            batches = [once.next() for _ in sizes]
+            assert once.next() is None
+            assert [len(each) for each in batches] == sizes
+            assert len(set(torch.cat([each["a"] for each in batches]).tolist())) == sum(sizes)
+    with pytest.raises(RuntimeError, match="nothing can be drawn from the 10 stored items"):
+        once.sample()
+    once.extend(rows(3, 10))
+    assert [each["a"].tolist() for each in once] == [[10, 11, 12]]
+
+
+def test_priorities_go_to_the_items_that_were_named():
+    buffer = fbuf.Buffer(4, fbuf.Prioritized(alpha=1.0, eps=0.0), lanes=(2,))
+    rb = interop.from_fbuf(buffer, buffer.init({"a": jnp.zeros(())}))
+    data = TensorDict(
+        {"a": torch.arange(6.0).reshape(2, 3), "td_error": torch.tensor([[0, 0, 2.0], [0, 0, 6]])}, [2, 3]
+    )
+    index = rb.extend(data, lanes_first=True)
+    assert index.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
+    batch = rb.sample(400)
+    assert set(batch["a"].tolist()) == {2, 5} and set(map(tuple, batch["index"].tolist())) == {(2, 0), (2, 1)}
+    assert 240 < (batch["a"] == 5).sum() < 360
+    rb.update_priority(index, torch.tensor([0, 0, 0, 1.0, 0, 0]))
+    assert set(rb.sample(20)["a"].tolist()) == {4}
+    assert rb[index[2:4]]["a"].tolist() == [1, 4] and rb[-1]["a"] == 5 and rb[:2]["a"].tolist() == [0, 3]
+    ranked = fbuf.Buffer(2, writer=fbuf.HighestRanked("a"))
+    top = interop.from_fbuf(ranked, ranked.init({"a": jnp.zeros(())}))
+    assert top.extend({"a": torch.tensor([3.0, 5, 1])}).tolist() == [0, 1, -1]
+    assert top.add({"a": torch.tensor(2.0)}) is None and top.add({"a": torch.tensor(9.0)}) == 0
+
+
+def test_members_of_a_mixture_are_written_and_read_by_number():
+    mixture = fbuf.Mixture((fbuf.Buffer(4, fbuf.Prioritized(eps=0.0)), fbuf.Buffer(4)))
+    rb = interop.from_fbuf(mixture, mixture.init({"a": jnp.zeros(())}), batch_size=8)
+    for member in (0, 1):
+        rb.extend({"a": 10.0 * member + torch.arange(3)}, member=member)
+    batch = rb.sample()
+    assert torch.equal(batch["a"], (10 * batch["index", "buffer_ids"] + batch["index", "index"]).float())
+    rb.update_tensordict_priority(batch.set("td_error", (batch["a"] == batch["a"][0]).float()))
+    assert rb.sample()["a"][:4].unique().numel() <= 3 and rb[1, 2]["a"] == 12 and len(rb) == 6
+    for call in (lambda: rb.extend({"a": torch.zeros(1)}), lambda: rb.extend({"a": torch.zeros(1)}, member=2)):
+        with pytest.raises((TypeError, IndexError), match="member"):
+            call()
+    rb.empty()
+    assert len(rb) == 0
