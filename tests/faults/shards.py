@@ -25,7 +25,7 @@ from tensordict import TensorDict
 
 from interop import LazyTensorStorage, RayReplayBuffer, RemoteError, ShardLostError, TensorDictReplayBuffer
 
-SHARDS, CAPACITY, ROWS, LIMIT = 3, 100_000, 16, 60.0
+SHARDS, CAPACITY, ROWS, LIMIT = 3, 100_000, 16, 120.0  # LIMIT: seconds
 
 
 def batch(begin: int) -> TensorDict:
