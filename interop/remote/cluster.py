@@ -114,7 +114,8 @@ def started(
         needed = {name: options[name] for name in ("num_cpus", "num_gpus", "memory", "resources") if options.get(name)}
         raise RemoteTimeoutError(
             f"{count} shards with {needed} each did not start within {timeout} s; free in the cluster: "
-            f"{ray.available_resources()}: reserve less by remote_config, start fewer shards, or raise timeout where the machine is slow"
+            f"{ray.available_resources()}: reserve less by remote_config, start fewer shards or, on a slow machine, "
+            "raise timeout"
         ) from error
     except ray.exceptions.RayTaskError as error:
         made.kill()

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy as shallow_copy
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -194,12 +193,13 @@ class RayReplayBuffer:
             totals, timeout, prefetch: as for the buffer, whose own are the defaults.
             copy: whether its batches are copied, so that they can be written to.
         """
-        made = shallow_copy(self)
-        made._made, made._owns, made._start = self._shards.client(timeout, copy), False, None
         _one_of("totals", totals, (None, "exact", "latest"))
-        made._exact = self._exact if totals is None else totals == "exact"
-        made._prefetch = self._prefetch if prefetch is None else whole("prefetch", prefetch, least=0)
-        made._begin(next(self._homes) % self._count)
+        state = self.__getstate__() | {"_made": self._shards.client(timeout, copy)}
+        state["_home"] = next(self._homes) % self._count
+        state["_exact"] = self._exact if totals is None else totals == "exact"
+        state["_prefetch"] = self._prefetch if prefetch is None else whole("prefetch", prefetch, least=0)
+        made = type(self).__new__(type(self))
+        made.__setstate__(state)
         return made
 
     def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
@@ -510,6 +510,8 @@ class RayReplayBuffer:
         calls: dict[int, Call] = {
             n: ("draw", (int(counts[n]), size, keys[n], parts[n]), {}) for n in counts.nonzero()[0].tolist()
         }
+        if not self._exact:  # shards that draw nothing tell their totals, which would be old for ever otherwise
+            calls |= {n: ("share", (size,), {}) for n in range(self._count) if n not in calls}
         try:
             found = shards.some(calls)
         except RuntimeError as error:
@@ -517,9 +519,10 @@ class RayReplayBuffer:
                 raise
             self._shares.pop(size, None)  # a shard was emptied since
             return self._sampled(key, batch_size, return_info)
-        if not shares[0].in_epochs:
-            self._shares[size] = [found[n].share if n in found else share for n, share in enumerate(shares)]
-        data, info = joined(shares, [found.get(n) for n in range(self._count)], of_order)
+        drawn = [found[n] if counts[n] else None for n in range(self._count)]
+        if not self._exact and not shares[0].in_epochs:
+            self._shares[size] = [found[n] if part is None else part.share for n, part in enumerate(drawn)]
+        data, info = joined(shares, drawn, of_order)
         return ((data, info) if return_info else data), ran_out
 
     # ------------------------------------------------------------------ checkpoints

@@ -261,6 +261,8 @@ def test_latest_totals_keep_the_weights_exact(three: RayReplayBuffer) -> None:
     three.empty()
     three.extend(rows(0, 3), shard=2)
     assert len(client.sample(5)) == 5  # totals that are no longer true are asked again
+    three.extend(rows(10, 20), shard=0)  # which was empty when it was asked
+    assert int(torch.cat([client.sample(5)["x"] for _ in range(10)]).max()) >= 10
 
 
 def test_clients_in_tasks_write_and_batches_lie_in_the_object_store(three: RayReplayBuffer) -> None:
