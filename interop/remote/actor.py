@@ -105,8 +105,11 @@ class ShardActor:
         buffer = self._shard.buffer
         # A tensor storage copies what it is given; lists keep it, and transforms may change it.
         args, kwargs = asked.value(copy=not isinstance(buffer.storage, TensorStorage) or len(buffer.transform) > 0)
+        return Wire.of(self._call(name, args, kwargs))
+
+    def _call(self, name: str, args: Any, kwargs: Any) -> Any:
         own = self._own.get(name)
-        return Wire.of(self._shard.call(name, args, kwargs) if own is None else own(*args, **kwargs))
+        return self._shard.call(name, args, kwargs) if own is None else own(*args, **kwargs)
 
     # ------------------------------------------------------------------ writes
 
@@ -237,6 +240,9 @@ class ShardActor:
     def _recover(self) -> None:
         """Go on from the latest checkpoint and the durable writes after it."""
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        if restarted:
+            for each in ray.get(self._coordinator.changes.remote(), timeout=60):
+                self._call(*each.value(copy=True))
         path = None if self._log is None else self._log.checkpoint
         if self._log is None and restarted:
             latest = ray.get(self._coordinator.latest.remote(), timeout=60)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from interop.remote.epochs import EpochPlan, Plan
+from interop.remote.wire import Wire
 from interop.samplers.shares import Share
 
 
@@ -20,6 +21,7 @@ class Coordinator:
         self._layout: Any = None
         self._first = 0  # the shard whose layout that is
         self._checkpoint: list[str] | None = None
+        self._changes: list[Wire] = []
         self._holder, self._until = "", 0.0
 
     def plan(self, shares: list[Share], units: int, key: np.ndarray) -> Plan:
@@ -43,6 +45,14 @@ class Coordinator:
     def forget_layout(self) -> None:
         """Have the next write fix the layout of items anew."""
         self._layout = None
+
+    def change(self, call: Wire) -> None:
+        """Have shards that restart repeat a call which exchanges a component or adds a transform or a hook."""
+        self._changes.append(call)
+
+    def changes(self) -> list[Wire]:
+        """These calls, in order."""
+        return self._changes
 
     def latest(self) -> list[str] | None:
         """The folder of each shard in the latest checkpoint."""

@@ -28,6 +28,7 @@ from interop.remote.joining import joined
 from interop.remote.places import to_local
 from interop.remote.shards import Call, Shards
 from interop.remote.shares import allot, subkeys
+from interop.remote.wire import Wire
 
 _TRANSPORTS = ("auto", "ray")
 
@@ -35,15 +36,18 @@ _TRANSPORTS = ("auto", "ray")
 def _everywhere(name: str, gives_self: bool = False) -> Callable[..., Any]:
     """A method that calls the same one of each shard."""
 
-    def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
+    def everywhere(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
         self._drop_ahead()
-        self._shards.all(name, *self._moved(args), **self._moved(kwargs))
+        call = (name, self._moved(args), self._moved(kwargs))
+        self._shards.all(name, *call[1], **call[2])
+        if name not in ("empty", "share"):
+            self._shards.coordinate("change", Wire.of(call))
         self._shards.changed(name)
         return self if gives_self else None
 
-    call.__name__ = name
-    call.__doc__ = f"`ReplayBuffer.{name}` in each shard. Returns {'this buffer' if gives_self else 'nothing'}."
-    return call
+    everywhere.__name__ = name
+    everywhere.__doc__ = f"`ReplayBuffer.{name}` in each shard. Returns {'this buffer' if gives_self else 'nothing'}."
+    return everywhere
 
 
 class RayReplayBuffer:
