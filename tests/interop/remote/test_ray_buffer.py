@@ -132,9 +132,9 @@ CALLS: list[tuple[str, Callable[[Any], Any]]] = [
     ("bad priority", lambda rb: rb.update_priority(torch.arange(2), torch.tensor([1.0, -1.0]))),
     ("empty", lambda rb: rb.empty()),
     ("empty draw", lambda rb: rb.sample()),
-    ("set_writer", lambda rb: [rb.set_writer(TensorDictRoundRobinWriter())] and None),
-    ("set_storage", lambda rb: [rb.set_storage(LazyTensorStorage(CAPACITY))] and None),
-    ("set_sampler", lambda rb: [rb.set_sampler(SamplerWithoutReplacement())] and None),
+    ("set_writer", lambda rb: [rb.set_writer(TensorDictRoundRobinWriter())].clear()),
+    ("set_storage", lambda rb: [rb.set_storage(LazyTensorStorage(CAPACITY))].clear()),
+    ("set_sampler", lambda rb: [rb.set_sampler(SamplerWithoutReplacement())].clear()),
     ("extend", lambda rb: rb.extend(rows(0, 12))),
     ("an epoch", lambda rb: [sorted(batch["x"].tolist()) and len(batch) for batch in rb]),
 ]
