@@ -1,11 +1,11 @@
-"""Rows that several shards were asked for, as one batch."""
+"""Batches in parts, one for each shard: rows taken out, and parts put together."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from interop.pytrees import row_of
+from interop.pytrees import each_leaf, row_of
 
 
 def gathered(parts: list[Any], places: Tensor | None) -> Any:
@@ -20,3 +20,10 @@ def gathered(parts: list[Any], places: Tensor | None) -> Any:
         return rows
     order = places.argsort()
     return [rows[n] for n in order.tolist()] if isinstance(rows, list) else rows[order]
+
+
+def rows_at(data: Any, at: Tensor) -> Any:
+    """The rows of a batch at positions, of a list its items. What has no dims is the same for all rows."""
+    if isinstance(data, list):
+        return [data[n] for n in at.tolist()]
+    return each_leaf(data, lambda leaf: leaf[at] if getattr(leaf, "ndim", 0) else leaf)
