@@ -105,7 +105,7 @@ def _deal(shards: Shards, saved: list[str]) -> None:
         priorities = None if read[0][1] is None else torch.cat([each for _, each in read])
         for shard, places in enumerate(chosen(sizes, count, facts.slices)):
             if len(places):
-                parts[shard] = ("fill", (rows_at(rows, places), rows_at(priorities, places)), {})
+                parts[shard] = ("fill", (rows_at(rows, places, total), rows_at(priorities, places, total)), {})
     shards.restart_from(None)
     shards.all("empty")
     shards.some(parts, _SLOW)

@@ -22,8 +22,18 @@ def gathered(parts: list[Any], places: Tensor | None) -> Any:
     return [rows[n] for n in order.tolist()] if isinstance(rows, list) else rows[order]
 
 
-def rows_at(data: Any, at: Tensor) -> Any:
-    """The rows of a batch at positions, of a list its items. What has no dims is the same for all rows."""
-    if isinstance(data, list):
-        return [data[n] for n in at.tolist()]
-    return each_leaf(data, lambda leaf: leaf[at] if getattr(leaf, "ndim", 0) else leaf)
+def rows_at(data: Any, at: Tensor, count: int) -> Any:
+    """The rows of a batch of `count` at positions, of a list its items. What has no dims is the same for all rows.
+
+    RuntimeError for another number of rows.
+    """
+
+    def taken(leaf: Any) -> Any:
+        length = len(leaf) if isinstance(leaf, list) else leaf.shape[0] if getattr(leaf, "ndim", 0) else count
+        if length != count:
+            raise RuntimeError(f"{length} rows were given for {count} indices: give one for each; nothing was written")
+        if isinstance(leaf, list):
+            return [leaf[n] for n in at.tolist()]
+        return leaf[at] if getattr(leaf, "ndim", 0) else leaf
+
+    return taken(data) if isinstance(data, list) else each_leaf(data, taken)

@@ -20,6 +20,7 @@ from interop import randomness
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.index import as_int
 from interop.numbers import whole
+from interop.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save
 from interop.remote.errors import RemoteError
@@ -167,8 +168,6 @@ class RayReplayBuffer:
         self._ahead_of: Any = None
         self._pool = ThreadPoolExecutor(1, "prefetch")  # one thread: batches of an epoch come in order
 
-    # ------------------------------------------------------------------ the service
-
     @property
     def _shards(self) -> Shards:
         with self._lock:
@@ -224,8 +223,6 @@ class RayReplayBuffer:
         self._made = shards.client(options.timeout, options.copy)
         self._begin(count, options, priority_key, home)
 
-    # ------------------------------------------------------------------ writes
-
     def add(self, data: Any, *, ack: str | None = None, shard: int | None = None) -> Any:
         """Write one item to one shard. Returns its index. See `extend`."""
         return self._write("add", data, {}, ack, shard)
@@ -248,7 +245,8 @@ class RayReplayBuffer:
         shards = self._shards
         if shard is None:
             shard = self._home if shards.facts[0].slices else next(self._writes) % self._count
-        _one_of("shard", shard, range(self._count))
+        if whole("shard", shard, least=0) >= self._count:
+            raise ValueError(f"shard must be below {self._count}, got {shard}")
         return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
 
     def update_priority(self, index: Any, priority: Any) -> None:
@@ -292,12 +290,13 @@ class RayReplayBuffer:
         shards = self._shards
         if self._count == 1:  # the buffer says what is wrong with an index
             return [(slice(None), shards.one(0, name, index=index, **given))]
-        parts = to_local(index, self._count, shards.facts[0].rows)
+        index = index if isinstance(index, tuple) else torch.atleast_1d(torch.as_tensor(index))
+        parts, count = to_local(index, self._count, shards.facts[0].rows), length_of(index)
         homes = [shard for shard, (at, _) in enumerate(parts) if at.numel()] or [0]
         calls: dict[int, Call] = {}
         for shard in homes:
             at, mine = parts[shard]
-            kwargs = {"index": mine, **{key: rows_at(each, at) for key, each in given.items()}}
+            kwargs = {"index": mine, **{key: rows_at(each, at, count) for key, each in given.items()}}
             if name == "update_tensordict_priority":  # it finds the index in the data
                 kwargs["data"].set("index", kwargs.pop("index").reshape(kwargs["data"]["index"].shape))
             calls[shard] = (name, (), kwargs)
@@ -327,11 +326,8 @@ class RayReplayBuffer:
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have the draws of this client follow a generator: of one shard by its state now, of several by its numbers."""
         self._drop_ahead()
+        self._shards.all("set_rng", generator)
         self._rng = generator
-        if self._count == 1:
-            self._shards.one(0, "set_rng", generator)
-
-    # ------------------------------------------------------------------ reading
 
     def __len__(self) -> int:
         return sum(self._shards.all("__len__"))
@@ -366,7 +362,7 @@ class RayReplayBuffer:
             self._at_home("__setitem__", places, value=value)
 
     def _places(self, index: Any) -> Any:
-        """The index over all shards: of slices, masks and negative numbers among the stored rows; others are that already."""
+        """The index over all shards of what slices, masks and negative numbers choose among the stored rows."""
         number = as_int(index)
         is_mask = getattr(index, "dtype", None) in (torch.bool, np.dtype(bool))
         if not (is_mask or index is Ellipsis or isinstance(index, slice) or (number is not None and number < 0)):
@@ -413,8 +409,6 @@ class RayReplayBuffer:
         self._drop_ahead()
         self._shards.some({shard: ("load_state_dict", (state,), {}) for shard, state in enumerate(states)})
         self._replaced(rows=True)
-
-    # ------------------------------------------------------------------ draws
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch from all shards by the law of one buffer; with `return_info` also its info.
@@ -507,8 +501,6 @@ class RayReplayBuffer:
             self._shares[size] = [found[n] if part is None else part.share for n, part in enumerate(drawn)]
         data, info = joined(shares, drawn, of_order)
         return ((data, info) if return_info else data), ran_out
-
-    # ------------------------------------------------------------------ checkpoints
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save all shards at one point in time, in a folder that every shard's machine sees.

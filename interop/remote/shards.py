@@ -118,7 +118,7 @@ class Shards:
     def change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call a method of each shard that changes how it is built, and have shards that restart repeat it."""
         self.all(name, *args, **kwargs)
-        self.coordinate("change", name, Wire.of(self._movable((args, kwargs))))
+        self.coordinate("change", name, self._packed(name, (args, kwargs)))
         self.facts = self.all("facts")
 
     def restart_from(self, checkpoint: Sequence[str | None] | None, cuts: dict[int, int] | None = None) -> None:
@@ -148,18 +148,21 @@ class Shards:
         for each in [*self._processes, self._coordinator] if ray.is_initialized() else ():
             ray.kill(each)
 
-    def _movable(self, given: Any) -> Any:
-        """Arguments as they are sent: on the CPU where the shards have no GPU."""
+    def _packed(self, name: str, given: Any) -> Wire:
+        """Arguments as they are sent: on the CPU where the shards have no GPU. TypeError for what cannot be pickled."""
 
         def moved(leaf: Any) -> Any:
             return leaf.cpu() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
 
-        return each_leaf(given, moved) if self._on_cpu else given
+        try:
+            return Wire.of(each_leaf(given, moved) if self._on_cpu else given)
+        except Exception as error:
+            raise TypeError(f"an argument of {name}() cannot be sent to the shards: {error}") from error
 
     def _sent(self, shard: int, call: Call) -> Any:
         name, *given = call
         method = self._processes[shard].run.options(concurrency_group=_GROUP_OF.get(name, "write"))
-        return method.remote(self.facts[shard].life, name, Wire.of(self._movable(given)))
+        return method.remote(self.facts[shard].life, name, self._packed(name, given))
 
     def _received(self, shard: int, call: Call, answer: Any, until: float) -> Any:
         try:

@@ -24,14 +24,14 @@ class Wire:
     """
 
     rest: bytes
-    buffers: list[Any]
+    buffers: list[np.ndarray]
 
     @classmethod
     def of(cls, value: Any) -> Self:
         """Take a value apart. No copy of contiguous CPU tensors. TypeError or PicklingError for what pickle refuses."""
-        out, buffers = io.BytesIO(), list[Any]()
+        out, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         _Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
-        return cls(out.getvalue(), buffers)
+        return cls(out.getvalue(), [np.asarray(each.raw()) for each in buffers])
 
     def value(self, copy: bool = False) -> Any:
         """The value. Its tensors share the memory of the buffers, which is read-only by contract, unless `copy`."""

@@ -155,7 +155,7 @@ BAD = [
     ({"ack": "never"}, ValueError, "'received', 'durable'"),
     ({"ack": "durable"}, ValueError, "needs recovery_dir"),
     ({"num_shards": 0}, ValueError, "num_shards must be at least 1"),
-    ({"timeout": 0}, ValueError, "timeout more than 0"),
+    ({"timeout": 0}, ValueError, "timeout must be more than 0"),
     ({"sampler": threading.Lock()}, TypeError, "sampler: a lock that cannot be pickled"),
     ({"collate_fn": (each for each in "ab")}, TypeError, "collate_fn: a generator that cannot be pickled"),
     (
