@@ -25,6 +25,7 @@ from interop.storages import Storage, TensorStorage
 from interop.writers import RoundRobinWriter, Writer
 
 _NOTHING = "nothing: it is empty"
+_RAISES = ("write", "share", "draw", "update_priority", "update_tensordict_priority", "mark_update")
 _COMPONENTS = ("storage", "sampler", "writer")
 
 
@@ -76,14 +77,19 @@ class ShardActor:
             buffer.dim_extend,
         )
 
-    def run(self, life: str, name: str, given: Wire) -> Wire:
-        """Call a method of the shard or, by name, of its buffer. RestartedError for a client that knows another process."""
+    def run(self, life: str, name: str, highest: float | None, given: Wire) -> tuple[Wire, float | None]:
+        """Call a method of the shard or, by name, of its buffer. RestartedError for a client that knows another process.
+
+        `highest` is the highest priority that the client has seen; that of this shard is returned along with the result.
+        """
         if life != self._life or self._failed is not None:
             raise RestartedError(self.facts())
         buffer = self._shard.buffer
         # A tensor storage copies what it is given; lists keep it, and transforms may change it.
         args, kwargs = given.value(copy=not isinstance(buffer.storage, TensorStorage) or len(buffer.transform) > 0)
-        return Wire.of(self._call(name, args, kwargs))
+        if name in _RAISES:
+            self._shard.raise_default_priority(highest)
+        return Wire.of(self._call(name, args, kwargs)), self._shard.highest
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Any:
         method = self._methods.get(name)

@@ -17,7 +17,7 @@ from fbuf.checkpoint import CheckpointMismatch, Fields, Writing, load
 from fbuf.checkpoint.writing import flush
 from interop.pytrees import length_of
 from interop.remote.errors import RemoteTimeoutError
-from interop.remote.gathering import gathered, rows_at
+from interop.remote.gathering import rows_at, together
 from interop.remote.shards import Call, Shards
 
 _KIND, _FOLDER = "sharded replay buffer", "shards-"
@@ -101,7 +101,7 @@ def _deal(shards: Shards, saved: list[str]) -> None:
         raise CheckpointMismatch(f"{total} rows were saved, {count} shards have room for {facts.rows} each")
     parts: dict[int, Call] = {}
     if total:
-        rows = gathered([each for each, _ in read], None)
+        rows = together([each for each, _ in read])
         priorities = None if read[0][1] is None else torch.cat([each for _, each in read])
         for shard, places in enumerate(chosen(sizes, count, facts.slices)):
             if len(places):

@@ -1,25 +1,18 @@
-"""Batches in parts, one for each shard: rows taken out, and parts put together."""
+"""Batches in parts, one for each shard: rows taken out, and parts put one behind the other."""
 
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from interop.pytrees import each_leaf, row_of
+from interop.pytrees import each_leaf, length_of
+from interop.remote.joining import placed
 
 
-def gathered(parts: list[Any], places: Tensor | None) -> Any:
-    """Rows of several shards as one batch: one part behind the other or, with `places` [rows], each row at its place."""
-    first = parts[0]
-    if isinstance(first, tuple | dict):
-        keys = range(len(first)) if isinstance(first, tuple) else first
-        found = {key: gathered([part[key] for part in parts], places) for key in keys}
-        return found if isinstance(first, dict) else row_of(type(first), list(found.values()))
-    rows = [each for part in parts for each in part] if isinstance(first, list) else torch.cat(parts)
-    if places is None:
-        return rows
-    order = places.argsort()
-    return [rows[n] for n in order.tolist()] if isinstance(rows, list) else rows[order]
+def together(parts: list[Any]) -> Any:
+    """Parts one behind the other. RuntimeError where they do not fit together."""
+    lengths = [length_of(part) for part in parts]
+    return placed(parts, np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]))
 
 
 def rows_at(data: Any, at: Tensor, count: int) -> Any:

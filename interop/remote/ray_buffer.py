@@ -24,8 +24,8 @@ from interop.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save
 from interop.remote.errors import RemoteError
-from interop.remote.gathering import gathered, rows_at
-from interop.remote.joining import joined
+from interop.remote.gathering import rows_at, together
+from interop.remote.joining import joined, placed
 from interop.remote.places import to_local
 from interop.remote.shards import Call, Shards, ray_library
 from interop.remote.shares import allot, subkeys
@@ -58,7 +58,7 @@ def _everywhere(name: str, returns_self: bool = False) -> Callable[..., Any]:
     def everywhere(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
         self._drop_ahead()
         self._shards.change(name, args, kwargs)
-        self._replaced(rows=name == "set_storage")
+        self._replaced(rows=name == "set_storage", priorities=name == "set_sampler")
         return self if returns_self else None
 
     everywhere.__name__ = name
@@ -290,8 +290,8 @@ class RayReplayBuffer:
         shards = self._shards
         if self._count == 1:  # the buffer says what is wrong with an index
             return [(slice(None), shards.one(0, name, index=index, **given))]
-        index = index if isinstance(index, tuple) else torch.atleast_1d(torch.as_tensor(index))
-        parts, count = to_local(index, self._count, shards.facts[0].rows), length_of(index)
+        parts = to_local(index, self._count, shards.facts[0].rows)
+        count = length_of(index if isinstance(index, tuple) else torch.atleast_1d(torch.as_tensor(index)))
         homes = [shard for shard, (at, _) in enumerate(parts) if at.numel()] or [0]
         calls: dict[int, Call] = {}
         for shard in homes:
@@ -317,9 +317,11 @@ class RayReplayBuffer:
         self._shards.all("empty")
         self._replaced(rows=True)
 
-    def _replaced(self, rows: bool) -> None:
+    def _replaced(self, rows: bool, priorities: bool = True) -> None:
         """Begin another epoch; with `rows` have shards restart without those of checkpoints and durable writes."""
         self._shards.coordinate("restart")
+        if rows or priorities:
+            self._shards.highest = None
         if rows:
             self._shards.restart_from(None)
 
@@ -340,13 +342,13 @@ class RayReplayBuffer:
         if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
             filled = [n for n, size in enumerate(self._shards.all("__len__")) if size] or [0]
             found = self._shards.some(dict.fromkeys(filled, ("__getitem__", (slice(None),), {})))
-            return gathered(list(found.values()), None)
+            return together(list(found.values()))
         places = self._places(index)
         if isinstance(places, int):
             shard, slot = divmod(places, self._shards.facts[0].rows)
             return self._shards.one(shard, "__getitem__", slot)
         parts = self._at_home("__getitem__", places)
-        return gathered([each for _, each in parts], torch.cat([at for at, _ in parts]))
+        return placed([each for _, each in parts], [at.numpy() for at, _ in parts])
 
     @_of_several
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -526,6 +528,7 @@ class RayReplayBuffer:
         """
         self._drop_ahead()
         restore(self._shards, path)
+        self._shards.highest = None
 
     dump = save = dumps
     load = loads

@@ -85,6 +85,7 @@ class Shards:
         self._processes, self._coordinator, self._on_cpu = processes, coordinator, on_cpu
         self.facts = facts
         self.timeout, self.copy = 60.0, False  # seconds of each call; whether tensors that come back are copied
+        self.highest: float | None = None  # the highest priority of any shard that this client has seen
         self._reported = set[int]()  # shards whose loss was raised already, and whose new process is not known yet
 
     def client(self, timeout: float, copy: bool) -> "Shards":
@@ -162,11 +163,14 @@ class Shards:
     def _sent(self, shard: int, call: Call) -> Any:
         name, *given = call
         method = self._processes[shard].run.options(concurrency_group=_GROUP_OF.get(name, "write"))
-        return method.remote(self.facts[shard].life, name, self._packed(name, given))
+        highest = self.highest if len(self.facts) > 1 else None
+        return method.remote(self.facts[shard].life, name, highest, self._packed(name, given))
 
     def _received(self, shard: int, call: Call, answer: Any, until: float) -> Any:
         try:
-            return answered(answer, until, f"shard {shard}", call[0]).value(self.copy)
+            content, highest = answered(answer, until, f"shard {shard}", call[0])
+            self.highest = max(filter(None, (self.highest, highest)), default=None)
+            return content.value(self.copy)
         except RestartedError as error:
             self.facts[shard] = facts = error.facts
             reported = shard in self._reported
