@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -17,14 +17,13 @@ from interop.buffers import ReplayBuffer
 from interop.codec import Layout
 from interop.remote.errors import RemoteTimeoutError
 from interop.remote.shard import Shard
-from interop.remote.shards import Facts, RestartedError, answered
+from interop.remote.shards import NOTHING, Facts, RestartedError, coordinated
 from interop.remote.wire import Wire
 from interop.remote.write_log import WriteLog
 from interop.samplers import PrioritizedSampler, Sampler, SliceSampler
 from interop.storages import Storage, TensorStorage
 from interop.writers import RoundRobinWriter, Writer
 
-_NOTHING = "nothing: it is empty"
 _RAISES = ("write", "share", "draw", "update_priority", "update_tensordict_priority", "mark_update")
 _COMPONENTS = ("storage", "sampler", "writer")
 
@@ -38,12 +37,12 @@ class ShardActor:
     """
 
     def __init__(self, number: int, count: int, recipe: bytes, coordinator: str, recovery_dir: str | None) -> None:
-        self._number, self._life, self._origin = number, secrets.token_hex(8), _NOTHING
+        self._number, self._life, self._origin = number, secrets.token_hex(8), NOTHING
         self._agreed = False  # whether the layout of items is that of the other shards
         self._applied = 0  # the last durable write that the buffer has
         self._failed: Exception | None = None
         try:
-            self._coordinator = ray.get_actor(coordinator)
+            self._coordinate = partial(coordinated, ray.get_actor(coordinator), 60.0)
             self._make = partial(built, number, recipe)
             self._shard = shard = Shard(number, count, self._make)
             own = (self.facts, self.write, self.save, self.look, self.verify, self.commit, self.rows, self.fill)
@@ -56,7 +55,7 @@ class ShardActor:
             }
             self._log = None if recovery_dir is None else WriteLog(Path(recovery_dir) / f"shard-{number}")
             self._recover()
-            self._coordinator.restart.remote()
+            self._coordinate("restart")
         except Exception as error:
             self._failed = error
 
@@ -65,17 +64,9 @@ class ShardActor:
         if self._failed is not None:
             raise self._failed
         buffer = self._shard.buffer
-        return Facts(
-            self._life,
-            self._origin,
-            self._origin.startswith(_NOTHING),
-            buffer.storage.max_size,
-            buffer.storage.ndim,
-            isinstance(buffer.sampler, SliceSampler),
-            self._log is not None,
-            buffer.batch_size,
-            buffer.dim_extend,
-        )
+        storage, slices = buffer.storage, isinstance(buffer.sampler, SliceSampler)
+        built = (storage.max_size, storage.ndim, slices, self._log is not None, buffer.batch_size, buffer.dim_extend)
+        return Facts(self._life, self._origin, *built)
 
     def run(self, life: str, name: str, highest: float | None, given: Wire) -> tuple[Wire, float | None]:
         """Call a method of the shard or, by name, of its buffer. RestartedError for a client that knows another process.
@@ -94,10 +85,6 @@ class ShardActor:
     def _call(self, name: str, args: Any, kwargs: Any) -> Any:
         method = self._methods.get(name)
         return self._shard.call(name, args, kwargs) if method is None else method(*args, **kwargs)
-
-    def _coordinate(self, name: str, *args: Any) -> Any:
-        reference = getattr(self._coordinator, name).remote(*args)
-        return answered(reference, time.monotonic() + 60, "the coordinator of the shards", name)
 
     def write(self, name: str, args: Any, kwargs: Any, durable: bool) -> Any:
         """`add` or `extend`; a durable one is on disk when this returns."""
@@ -212,7 +199,7 @@ class ShardActor:
             except (OSError, CheckpointError) as error:
                 if self._log is not None:
                     raise
-                self._origin = f"{_NOTHING}, for its checkpoint cannot be read ({error})"
+                self._origin = f"{NOTHING}, for its checkpoint cannot be read ({error})"
         if self._log is not None:
             self._log.replay(self._shard.call)
             self._applied = self._log.last
@@ -226,8 +213,7 @@ def built(number: int, recipe: bytes) -> ReplayBuffer:
             kwargs[name] = for_shard(kwargs[name], number)
     if callable(kwargs.get("storage")):
         kwargs["storage"] = kwargs["storage"]()  # prioritized buffers need to know its size
-    made: ReplayBuffer = kind(*args, **kwargs)
-    return made
+    return cast(ReplayBuffer, kind(*args, **kwargs))
 
 
 def for_shard(constructor: Callable[..., Any], number: int) -> Callable[..., Any]:

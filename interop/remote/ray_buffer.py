@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -236,8 +236,7 @@ class RayReplayBuffer:
         `RemoteTimeoutError` the batch may have been written.
         """
         kwargs = {} if update_priority is None else {"update_priority": update_priority}
-        found: Tensor = self._write("extend", data, kwargs, ack, shard)
-        return found
+        return cast(Tensor, self._write("extend", data, kwargs, ack, shard))
 
     def _write(self, name: str, data: Any, kwargs: dict[str, Any], ack: str | None, shard: int | None) -> Any:
         ack = self._options.ack if ack is None else ack
@@ -417,15 +416,13 @@ class RayReplayBuffer:
 
         RuntimeError without any batch size, or where nothing is stored.
         """
-        if self._count == 1:
-            return self._drawn(("sample", batch_size, return_info), self._asked)
-        found, self._ran_out = self._drawn((batch_size, return_info), self._over_shards)
+        found, self._ran_out = self._drawn("sample", batch_size, return_info)
         return found
 
     def next(self) -> Any:
         """The next batch of a running iteration; None once at its end, after which it begins again."""
         if self._count == 1:
-            return self._drawn(("next",), self._asked)
+            return self._drawn("next")[0]
         if self.batch_size is None:
             raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
         if self._ran_out:
@@ -439,19 +436,16 @@ class RayReplayBuffer:
         while (batch := self.next()) is not None:
             yield batch
 
-    def _drawn(self, asked: tuple[Any, ...], draw: Callable[..., Callable[[], Any]]) -> Any:
-        """What a draw gives; with `prefetch` one that was begun before, and as many begun again.
-
-        Draws are prepared here, so that their random numbers do not depend on other threads.
-        """
+    def _drawn(self, *asked: Any) -> tuple[Any, bool]:
+        """What a draw gives; with `prefetch` one that was begun before, and as many begun again."""
         if not self._options.prefetch:
-            return draw(*asked)()
+            return self._draw(*asked)()
         with self._lock:
             if self._ahead_of != asked:
                 self._drop_ahead()
                 self._ahead_of = asked
             while len(self._ahead) <= self._options.prefetch:
-                self._ahead.append(self._pool.submit(draw(*asked)))
+                self._ahead.append(self._pool.submit(self._draw(*asked)))
             first = self._ahead.popleft()
         try:
             return first.result()
@@ -459,20 +453,21 @@ class RayReplayBuffer:
             self._drop_ahead()
             raise
 
+    def _draw(self, name: str, *asked: Any) -> Callable[[], tuple[Any, bool]]:
+        """A draw to be made, in another thread too: its random numbers are those of this moment."""
+        if self._count == 1:
+            return lambda: (self._shards.one(0, name, *asked), False)
+        batch_size, return_info = asked
+        size = self.batch_size if batch_size is None else whole("batch_size", batch_size)
+        if size is None:
+            raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
+        return partial(self._sampled, randomness.key(self._rng), size, return_info)
+
     def _drop_ahead(self) -> None:
         with self._lock:
             self._shares.clear()
             while self._ahead:
                 self._ahead.popleft().cancel()
-
-    def _asked(self, *asked: Any) -> Callable[[], Any]:
-        return partial(self._shards.one, 0, *asked)
-
-    def _over_shards(self, batch_size: int | None, return_info: bool) -> Callable[[], tuple[Any, bool]]:
-        size = self.batch_size if batch_size is None else whole("batch_size", batch_size)
-        if size is None:
-            raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
-        return partial(self._sampled, randomness.key(self._rng), size, return_info)
 
     def _sampled(self, key: np.ndarray, size: int, return_info: bool) -> tuple[Any, bool]:
         """A batch, and whether it ends an epoch."""

@@ -14,6 +14,7 @@ from interop.remote.wire import Wire
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # the name of a method, its args and kwargs
 GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads: one keeps the order of the writes of each client
+NOTHING = "nothing: it is empty"  # the origin of a shard that has none of the rows it had before
 _GROUP_OF = dict.fromkeys(("sample", "next", "share", "draw"), "draw")
 _GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats", "__len__"), "control")
 
@@ -23,7 +24,6 @@ class Facts(NamedTuple):
 
     life: str  # another one after each restart
     origin: str  # what its rows come from
-    is_empty: bool  # restarted, and none of its rows came back
     rows: int  # its capacity
     ndim: int  # of its storage
     slices: bool  # whether its sampler draws them
@@ -66,6 +66,12 @@ def answered(reference: Any, until: float, process: str, call: str) -> Any:
         raise RemoteTimeoutError(f"{process} did not answer {call}() within the time limit") from error
     except ray.exceptions.RayError as error:
         raise ProcessLostError(f"{process} was lost in {call}(): {str(error).splitlines()[0]}") from error
+
+
+def coordinated(coordinator: Any, timeout: float, name: str, *args: Any) -> Any:
+    """What a method of the coordinator returns within so many seconds. The errors of `answered`."""
+    reference = getattr(coordinator, name).remote(*args)
+    return answered(reference, time.monotonic() + timeout, "the coordinator of the shards", name)
 
 
 class Shards:
@@ -130,8 +136,7 @@ class Shards:
 
     def coordinate(self, name: str, *args: Any) -> Any:
         """What a method of the coordinator returns."""
-        reference = getattr(self._coordinator, name).remote(*args)
-        return answered(reference, time.monotonic() + self.timeout, "the coordinator of the shards", name)
+        return coordinated(self._coordinator, self.timeout, name, *args)
 
     def are_alive(self, timeout: float = 5.0) -> bool:
         """Whether every process answers."""
@@ -175,7 +180,7 @@ class Shards:
             self.facts[shard] = facts = error.facts
             reported = shard in self._reported
             self._reported.discard(shard)
-            if reported and not facts.is_empty:
+            if reported and not facts.origin.startswith(NOTHING):
                 return self._received(shard, call, self._sent(shard, call), until)
             raise ShardLostError(
                 f"shard {shard} was lost with its rows and has restarted: it goes on from {facts.origin}; {call[0]}() was "
