@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # A download that breaks off is tried again.
 retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; done
 
-EXAMPLES := rainbow r2d2 two_doors her behaviour_cloning offline tic_tac_toe grpo
+EXAMPLES := rainbow r2d2 two_doors apex her behaviour_cloning offline tic_tac_toe grpo
 
 .PHONY: demo examples test test-slow faults style lint bench bench-compare clean
 

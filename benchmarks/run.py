@@ -32,6 +32,7 @@ SCRIPTS = (
     "torch_hindsight",
     "torch_family",
     "torch_datasets",
+    "remote",
     "batch_sizes",
     "jit_cycle",
     "jit_slices",

@@ -104,6 +104,8 @@ TARGETS = (
     *_against("Pillow", "torch_datasets", {"2020 JPEG images, episodes read as rows": 1.0}),
     Target("torch_datasets", "MiB of anonymous memory, conversion, ours", (), 300.0),
     Target("torch_datasets", "ms: construction of what is converted", (), 50.0),
+    *_against("ray.get", "remote", {"sample 256 rows of 28 KB, one shard": 0.5}),
+    *_against("torchrl", "remote", {"sample 256 rows of 28 KB, one shard": 3.0}),
     *_against(
         "flashbax",
         "jit_cycle",

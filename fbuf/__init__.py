@@ -25,6 +25,7 @@ from fbuf.samplers import (
     Uniform,
     importance_weights,
 )
+from fbuf.sharded import Sharded
 from fbuf.trajectories import Place, Trajectories, TrajectoryState
 from fbuf.writers import RingState, RoundRobin, Writer
 
@@ -56,6 +57,7 @@ __all__ = [
     "RingState",
     "RoundRobin",
     "Sampler",
+    "Sharded",
     "Share",
     "Shuffled",
     "ShuffledState",

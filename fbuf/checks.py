@@ -128,6 +128,17 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
     return length
 
 
+def arrays(batch: Any) -> Any:
+    """The leaves of a batch as JAX arrays. ValueError for NumPy's 64-bit integers that do not survive as 32 bits."""
+
+    def array(path: Any, leaf: Any) -> Array:
+        if isinstance(leaf, np.ndarray):
+            _refuse_overflow(_name(path), leaf)
+        return jnp.asarray(leaf)
+
+    return jax.tree_util.tree_map_with_path(array, batch)
+
+
 def _refuse_narrowing(name: str, dtype: Any) -> None:
     """TypeError for a 64-bit type where JAX would make 32 bits of it. (NumPy's arrays follow JAX's custom: they do.)"""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
-from fbuf.fusion import computed_once
+from fbuf.fusion import computed_once, following
 from fbuf.paths import leaf_at, path_of
 from fbuf.priority_tree import two_or_more
 from fbuf.writers import Writer
@@ -146,7 +146,8 @@ def _displace(
         taken = jax.lax.dynamic_update_slice(taken, row[None], (step,))
         return next_above(step + 1, jnp.min(levels[-1])), taken, accepted + 1, levels
 
-    start = (jnp.int32(0), jnp.full(count, -1, jnp.int32), jnp.int32(0), state.ranks)
+    zero = following(given)  # of the type of `given`, which may differ between the devices of a mesh
+    start = (zero, zero + jnp.full(count, -1, jnp.int32), zero, state.ranks)
     _, taken, accepted, levels = jax.lax.while_loop(lambda carry: carry[0] < last, turn, start)
     rows = jnp.where(asking, taken.at[jnp.maximum(place, 0)].get(mode=_CLIP), -1)
     return dataclasses.replace(_accepting(state, accepted, levels), size=state.size), rows

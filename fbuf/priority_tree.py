@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fbuf import tree_in_loops
-from fbuf.fusion import as_one_kernel, entries
+from fbuf.fusion import as_one_kernel, entries, following
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
@@ -239,12 +239,25 @@ def find_placed(tree: PriorityTree, masses: Float[Array, "batch 2"]) -> Int[Arra
     return as_one_kernel(_find_in_loops, _find_whole)(tree, place)
 
 
+@jax.jit
+def find_rest(
+    tree: PriorityTree, masses: Float[Array, "batch 2"]
+) -> tuple[Int[Array, " batch"], Float[Array, "batch 2"]]:
+    """`find_placed`, and what is left of each mass in the slot that was found: the mass to be found in a tree below it."""
+    slots, *rest = _descended(tree, (jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]))
+    return slots, jnp.stack(rest, 1)
+
+
 def _find_in_loops(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
     below = [start for start, _ in levels_below_root(tree)]
     return tree_in_loops.descend(FANOUT, below, _choose_many, tree.sums, tree.leaves, place)
 
 
 def _find_whole(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
+    return _descended(tree, place)[0]
+
+
+def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
     families = tree.sums.reshape(-1, FANOUT)
     below = [start // FANOUT for start, _ in levels_below_root(tree)]
     few = place[0].shape[0] <= _FEW
@@ -258,8 +271,11 @@ def _find_whole(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
         def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             return choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
-        place = jax.lax.fori_loop(0, len(below), descend, place)
-    return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)[0]
+        node = place[0] + following(
+            place[1]
+        )  # of the type of the masses, which may differ between the devices of a mesh
+        place = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
+    return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
 
 
 def largest(tree: PriorityTree) -> Int[Array, ""]:

@@ -32,7 +32,13 @@ from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories
-from interop.remote import RemoteTensorDictReplayBuffer
+from interop.remote import (
+    RayReplayBuffer,
+    RemoteError,
+    RemoteTensorDictReplayBuffer,
+    RemoteTimeoutError,
+    ShardLostError,
+)
 from interop.sample_units import SampleUnit, Sequence, Transition
 from interop.samplers import (
     ConsumingSampler,
@@ -111,7 +117,10 @@ __all__ = [
     "PrioritizedSliceSampler",
     "PromptGroupSampler",
     "RandomSampler",
+    "RayReplayBuffer",
+    "RemoteError",
     "RemoteTensorDictReplayBuffer",
+    "RemoteTimeoutError",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "RoundRobinWriter",
@@ -121,6 +130,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SchedulerList",
     "Sequence",
+    "ShardLostError",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",

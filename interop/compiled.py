@@ -24,11 +24,12 @@ _WIDTHS = {"float32": 1, "float64": 2}  # words of a number
 
 # By default XLA:CPU orders kernels so that several threads have work. Kernels of a microsecond then cost the waking of a
 # thread each: a draw of 256 takes three times as long.
-_OPTIONS: dict[str, bool | str] = (
+IN_ORDER: dict[str, bool | str] = (
     {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     if jax.__version_info__ >= (0, 10)
     else {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 )
+_OPTIONS = dict(IN_ORDER)
 if platform.machine() in ("x86_64", "AMD64"):
     # At each load of a program with AVX-512 from the compilation cache XLA logs that the processor does not fit.
     _OPTIONS["xla_cpu_max_isa"] = "AVX2"

@@ -166,7 +166,7 @@ class Prioritized(Sampler):
         self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
     ) -> tuple[PrioritizedState, Draw]:
         total = priority_tree.total(state.tree)
-        masses = _placed_masses(key, batch_size, total, self.stratified)
+        masses = placed_masses(key, batch_size, total, self.stratified)
         slots = priority_tree.find_placed(state.tree, masses)
         slots, probability, smallest, some = in_order.chances(state.tree, slots)
         draw = Draw(
@@ -284,8 +284,8 @@ def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))  # outside of any program its loop would be compiled in every call
-def _placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> Float[Array, "count 2"]:
-    """The same as `priority_tree.find_placed` takes them."""
+def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> Float[Array, "count 2"]:
+    """Uniform masses in [0, total) of 48 random bits, as `priority_tree.find_placed` takes them."""
     words = random_words.words_of(key)
     if words is None:
         return priority_tree.placed(total, *_masses(key, count, total, stratified))

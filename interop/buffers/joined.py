@@ -18,14 +18,17 @@ from interop.processes import starting_a_worker
 from interop.sample_units import SampleUnit, expanding
 from interop.samplers import ConsumingSampler, PrioritizedSampler, RandomSampler, Sampler
 from interop.samplers.consuming import consuming
+from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.storages import ListStorage, Storage, StorageEnsemble
-from interop.storages.lock import Lock
+from interop.storages.lock import Lock, renew_in_children
 from interop.transforms.chain import Compose, as_chain
 from interop.writers import RoundRobinWriter, Writer
 
 
 class Joined(Saveable):
     """A storage, a sampler, a writer and a chain of transforms that know of each other. See `ReplayBuffer`."""
+
+    _workers_only_write = False  # whether processes that are given the buffer, or forked, get it without the sampler
 
     def __init__(
         self,
@@ -119,6 +122,10 @@ class Joined(Saveable):
         writer.check_storage(storage)
         if self._unit is not None and isinstance(storage, StorageEnsemble):
             raise TypeError("a sample unit expands the items of one storage: give it to the members of an ensemble")
+        if self._workers_only_write:
+            if storage.ndim != 1:
+                raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
+            renew_in_children(self)
         consumed = sampler if isinstance(sampler, ConsumingSampler) else None
         sampler.check_fit(storage, writer, self._prefetch is not None, self._unit is not None)
         held = self.__dict__
@@ -139,6 +146,9 @@ class Joined(Saveable):
         self.__dict__.update(others)
         storage.attach(self)
         self._hand_rng()
+
+    def _renew(self) -> None:  # in a forked child
+        self._sampler, self._fused = DrawnElsewhere(), None
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and "_making" in self.__dict__:
@@ -330,6 +340,8 @@ class Joined(Saveable):
             if not starting_a_worker():
                 parts = copy.deepcopy([state[name] for name in _COMPONENTS], memo)
                 state.update(zip(_COMPONENTS, parts, strict=True))
+            elif self._workers_only_write:
+                state["_sampler"] = DrawnElsewhere()
             if self._prefetch is not None:
                 state["_prefetch"] = self._prefetch.twin()
             if self._rng is not None:

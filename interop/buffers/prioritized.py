@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from interop.buffers.joined import made
 from interop.buffers.replay_buffer import ReplayBuffer
@@ -25,8 +27,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         storage: an instance; by default a `ListStorage` for 1000 items, or as many as a prioritized `sampler` has room for.
         sampler: instead of the one made from these arguments.
         sampler_device: where priorities are; None follows the storage.
-        sync: True; priorities that are kept apart from the process that writes (False) are not supported.
+        sync: with False, processes that are started with the buffer, or forked, may write into it: see below.
         others: as for `ReplayBuffer`.
+
+    With `sync=False` the sampler stays in this process, and workers have a buffer that only writes: `sample`,
+    `update_priority`, `dumps` and `loads` are RuntimeErrors there. Every call here first gives the rows that workers wrote,
+    also over older ones, the highest priority, in O(rows * log capacity). ValueError for a storage with several item dims,
+    or with `delayed_init`.
     """
 
     def __init__(
@@ -49,7 +56,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         dim_extend: int | None = None,
         delayed_init: bool = False,
     ) -> None:
-        _refuse_asynchronous(sync)
+        if not sync and delayed_init:
+            raise ValueError("sync=False and delayed_init=True exclude each other: workers need the components")
+        self._workers_only_write = not sync
         if sampler is not None and sampler_device is not None:
             raise TypeError("sampler and sampler_device exclude each other: give the device to the sampler")
         if not isinstance(storage, Storage | None):
@@ -72,8 +81,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def prioritized_sampler(self) -> Sampler:
-        """The sampler that holds the priorities."""
-        return self.sampler
+        """The sampler that holds the priorities, those of rows that other processes wrote among them."""
+        with self._in_turn():
+            return self.sampler
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
@@ -87,8 +97,11 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         priority_key: the entry that priorities are taken from.
         storage: an instance, or a callable that makes it; `ListStorage(1000)` by default.
         sampler_device: where priorities are; None follows the storage.
-        sync: True; priorities that are kept apart from the process that writes (False) are not supported.
+        sync: with False, processes that are started with the buffer, or forked, may write into it: see below.
         others: as for `ReplayBuffer`.
+
+    With `sync=False` workers write and this process draws, as for `PrioritizedReplayBuffer`. `add` and `extend` then take no
+    priorities from the data: new rows get the highest one.
     """
 
     def __init__(
@@ -113,7 +126,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         shared: bool = False,
         compilable: bool = False,
     ) -> None:
-        _refuse_asynchronous(sync)
+        self._workers_only_write = not sync
         held: Storage = made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
         super().__init__(
             priority_key=priority_key,
@@ -131,13 +144,17 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             compilable=compilable,
         )
 
+    def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
+        """`TensorDictReplayBuffer.extend`. RuntimeError for `update_priority=True` with `sync=False`."""
+        if update_priority and self._workers_only_write:
+            raise RuntimeError(
+                "update_priority=True needs sync=True: with sync=False new rows get the highest priority. Call "
+                "update_priority() or update_tensordict_priority() in the process that samples"
+            )
+        return super().extend(tensordicts, update_priority=update_priority)
 
-def _refuse_asynchronous(sync: bool) -> None:
-    if not sync:
-        raise NotImplementedError(
-            "sync=False is not supported: have the writers use a buffer with a RandomSampler on the same storage, and the "
-            "process that samples a prioritized one"
-        )
+    def _priority_in(self, data: Any) -> Any:
+        return None if self._workers_only_write else super()._priority_in(data)
 
 
 def _capacity(storage: Storage) -> int:

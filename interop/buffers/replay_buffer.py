@@ -4,13 +4,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+import fbuf
 from interop import randomness
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead
@@ -20,6 +21,7 @@ from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
 from interop.buffers.writable import Writable
+from interop.doors.to_fbuf import to_fbuf
 from interop.index import as_int
 from interop.numbers import whole
 from interop.pytrees import each_leaf, swapped
@@ -163,6 +165,45 @@ class ReplayBuffer(Writable):
         """The last arguments of `_from_store` for a batch that was read; the lock is held. Adds to the info."""
         collate_fn, revise = self._collate_fn, self._revision(info, key)
         return collate_fn, revise, Order.of(self, info["index"], info) if self._transform._count else None
+
+    def to_fbuf(
+        self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"
+    ) -> tuple[fbuf.Buffer, fbuf.BufferState]:
+        """A functional buffer, and a state with a copy of what this buffer holds, to go on inside `jax.jit`.
+
+        Slots, cursor, priorities, trajectories and the position in an epoch are the same: the next writes take the same
+        slots, and draws follow the same law with a key of their own. `beta` is an argument of `fbuf.importance_weights`.
+        Both buffers go on apart. Items are dicts of arrays, nested as tensordicts are, without the "index" that a
+        `TensorDictRoundRobinWriter` stores: `draw.slots` are these. The first item dim is rows, others are lanes. Slices
+        come as [slices, time], shorter ones padded (`draw.mask`). In the state of an epoch the items of batches that
+        `prefetch` drew ahead are still to be drawn. O(capacity): one copy of the rows, on their device.
+
+        Args:
+            batch_size: from which `num_slices` gets the length of slices; that of the buffer by default.
+            narrow: where JAX's 64-bit types are off, store int64 as int32, if all values fit, and round float64 to float32.
+            transforms: "drop" to leave out the transforms and the `collate_fn`, which no state can hold.
+
+        Raises:
+            TypeError: a component that has no functional twin, or 64-bit columns; they are named.
+            ValueError: rows or trajectories in an order that no functional ring has, or values that do not fit.
+            RuntimeError: nothing was written yet, or JAX does not see the device.
+            NotEnoughMemoryError: there is no memory for the state.
+        """
+        if transforms not in ("refuse", "drop"):
+            raise ValueError(f"transforms must be 'refuse' or 'drop', got {transforms!r}")
+        with Turn(self):
+            lost = [repr(each) for each in self._transform]
+            lost += [] if self._collate_fn in (collate.identity, collate.stack, collate.lazily) else ["collate_fn"]
+            if lost and transforms == "refuse":
+                raise TypeError(
+                    f"a state cannot hold {', '.join(lost)}: apply them in the program, with transforms='drop'"
+                )
+            if self._unit is not None or self._revises:
+                raise TypeError(
+                    "a sample_unit or hindsight makes other items of those drawn: a functional buffer does not"
+                )
+            size = self._batch_size if batch_size is None else whole("batch_size", batch_size)
+            return to_fbuf(self._storage, self._sampler, self._writer, size, narrow)
 
     _revises = False  # whether batches are changed after collating where there are no transforms
 

@@ -11,6 +11,7 @@ from jax import Array
 
 import fbuf
 from fbuf import Draw, Fifo, Mixture, MixtureDraw, Shuffled
+from interop import compiled
 
 Leaves = tuple[Any, ...]
 Path = tuple[str, ...]
@@ -32,7 +33,7 @@ class Programs:
         self.buffer, self._structure, self._items, self._paths = buffer, structure, items, paths
         self._truncated = truncated
         self.members = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
-        self.extend = jax.jit(self._extend, static_argnums=(2, 3), donate_argnums=0)
+        self.extend = jax.jit(self._extend, static_argnums=(2, 3), donate_argnums=0, compiler_options=compiled.IN_ORDER)
         self.update = jax.jit(self._update, donate_argnums=0)
         self.clear = jax.jit(self._clear, donate_argnums=0)
         self.read = jax.jit(self._read, static_argnums=2)
@@ -102,7 +103,7 @@ class Programs:
             changed = tuple(leaf for leaf, is_moving in zip(after, moves, strict=True) if is_moving)
             return changed, [entries[path] for path in order], facts, valid
 
-        return jax.jit(draw, donate_argnums=0)
+        return jax.jit(draw, donate_argnums=0, compiler_options=compiled.IN_ORDER)
 
     def _drawn(
         self, leaves: Iterable[Array], key: Array, beta: Array, batch_size: int

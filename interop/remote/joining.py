@@ -14,6 +14,7 @@ from interop.pytrees import row_of
 from interop.remote.shares import rescale
 from interop.samplers.shares import Share
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # NumPy lacks some of the dtypes of torch
 _WEIGHT, _MASK = "priority_weight", ("collector", "mask")
 
 
@@ -64,7 +65,7 @@ def _revised(part: Drawn, factor: float, masked: bool) -> tuple[Any, dict[Any, A
     if entries and part.marked:
         data = data.copy()
         for key, value in entries.items():
-            data.set(key, data[key] * factor if key == _WEIGHT else value)
+            data.set(key, data.get(key) * factor if key == _WEIGHT else value)
     return data, {**part.info, **entries}
 
 
@@ -108,6 +109,9 @@ def _orders(lengths: Sequence[np.ndarray], key: np.ndarray | None) -> list[_Orde
 
 def _placed(parts: list[Any], orders: Sequence[_Order]) -> Any:
     first = parts[0]
+    if isinstance(first, Tensor) and first.is_nested:
+        items = [row for part in parts for row in part.unbind()]
+        return torch.nested.nested_tensor([items[place] for place in _gather(parts, orders)], layout=first.layout)
     if isinstance(first, Tensor):
         return _tensor(parts, orders)
     if type(first) is TensorDict and all(type(part) is TensorDict for part in parts):
@@ -131,8 +135,8 @@ def _tensor(parts: Sequence[Tensor], orders: Sequence[_Order]) -> Tensor:
     places = [order.of(part.shape[0]) for part, order in zip(parts, orders, strict=True)]
     made = torch.empty((places[0][1], *parts[0].shape[1:]), dtype=parts[0].dtype, device=parts[0].device)
     for part, (place, _) in zip(parts, places, strict=True):
-        if part.is_cpu and part.dtype != torch.bfloat16 and not part.requires_grad:
-            made.numpy()[place] = part.numpy()  # a third of the time of `index_copy_`
+        if part.is_cpu and (bits := _BITS.get(part.dtype.itemsize)) is not None:
+            made.view(bits).numpy()[place] = part.detach().view(bits).numpy()  # a third of the time of `index_copy_`
         else:
             made.index_copy_(0, torch.from_numpy(place).to(part.device), part)
     return made
@@ -146,10 +150,13 @@ def _tensordict(parts: list[Any], orders: Sequence[_Order]) -> TensorDict:
 
 def _by_key(parts: Sequence[Any], orders: Sequence[_Order]) -> dict[Any, Any]:
     """The entries of dicts and tensordicts. RuntimeError for one that only some have."""
-    keys = [set(part.keys()) for part in parts]
-    if lacking := set.union(*keys) - set.intersection(*keys):
+    entries = [
+        dict(part.items()) for part in parts
+    ]  # of a tensordict without taking what is no tensor out of its stack
+    keys = [each.keys() for each in entries]
+    if lacking := set().union(*keys).difference(set(keys[0]).intersection(*keys)):
         raise RuntimeError(f"the shards hold items of different kinds: only some have {sorted(map(str, lacking))}")
-    return {key: _placed([part[key] for part in parts], orders) for key in parts[0].keys()}  # noqa: SIM118
+    return {key: _placed([each[key] for each in entries], orders) for key in keys[0]}
 
 
 def _gather(parts: Sequence[Any], orders: Sequence[_Order]) -> np.ndarray:

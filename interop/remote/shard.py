@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from tensordict import TensorDictBase
 
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
@@ -115,11 +116,11 @@ class Shard:
         rows = len(info["index"][0] if isinstance(info["index"], tuple) else info["index"])
         if lengths is None:
             lengths = np.full(rows // share.unit, share.unit)
-        marked = isinstance(self.buffer, TensorDictReplayBuffer)
-        if marked and self.number:
-            index = data["index"].clone()
+        marked = isinstance(self.buffer, TensorDictReplayBuffer) and isinstance(data, TensorDictBase)
+        if marked:
+            index = data.get("index").clone()
             index[(..., 0) if isinstance(info["index"], tuple) else ...] += self.number * self.capacity
-            data["index"] = index
+            data.set("index", index)
         info = {**info, "index": self._global(info["index"])}
         return Drawn(data, info, share, lengths, marked)
 

@@ -306,6 +306,16 @@ class Boundaries:
         return found
 
     @property
+    def is_interleaved(self) -> bool:
+        """Whether rows of several trajectories were found to take turns."""
+        return self._turns is not None
+
+    @property
+    def end(self) -> int:
+        """The row behind the newest one, around the ring."""
+        return (self.now + self.origin) % self.capacity
+
+    @property
     def ends(self) -> np.ndarray:
         """By row and lane, whether it is the last of its trajectory. O(rows) the first time."""
         if self._marks is None:

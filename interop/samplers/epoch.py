@@ -70,6 +70,15 @@ class Epoch:
         """Whether this epoch has come to its end, and the next take begins another."""
         return self._standing.over
 
+    def unnamed(self) -> np.ndarray:
+        """The positions that this epoch still has to name, int64, without those that are held. O(length)."""
+        with self.lock:
+            now = self._standing
+            if now.over or self._moving:  # a call was interrupted: the next take begins an epoch
+                return NONE
+            order = self._order if self.shuffle else np.arange(self._length)
+            return np.concatenate([now.again, order[now.position : self._length]]).astype(np.int64)
+
     def check(self, count: int, length: int) -> None:
         """The ValueError of a take that would be refused."""
         if self.drop_last and count > length:

@@ -232,7 +232,8 @@ class PrioritizedSampler(DrawingSampler):
         if os.getpid() != self._pid or not may_use_jax():
             raise RuntimeError(
                 "a prioritized sampler cannot be used in a process forked from the one that made it, or after JAX had "
-                "started: sample in the parent, and start workers that have a buffer with a RandomSampler"
+                "started: sample in the parent, and build a PrioritizedReplayBuffer or TensorDictPrioritizedReplayBuffer "
+                "with sync=False for workers that write"
             )
 
     def _make(self, storage: Storage | None) -> None:
@@ -385,8 +386,8 @@ class PrioritizedSampler(DrawingSampler):
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():
             raise RuntimeError(
-                "A prioritized sampler cannot be shared between processes: give the workers a buffer with a "
-                "RandomSampler (sync=False) and keep the priorities in the process that samples"
+                "A prioritized sampler cannot be shared between processes: sample in this process, and build a "
+                "PrioritizedReplayBuffer or TensorDictPrioritizedReplayBuffer with sync=False for workers that write"
             )
         with self._lock:
             self._apply()

@@ -131,6 +131,20 @@ class SliceSampler(DrawingSampler):
                 "trajectories as items, and draw items"
             )
 
+    @property
+    def is_static(self) -> bool:
+        """Whether `ends` or `trajectories` were given, for a storage that is not written any more."""
+        return self._static is not None
+
+    def boundaries(self, storage: Storage) -> Boundaries:
+        """Where the stored trajectories end, up to date. The lock of the storage is held.
+
+        RuntimeError or TypeError where the storage does not say where they end. O(rows written since the last draw).
+        """
+        if not self.is_static:
+            self._index.sync(storage)
+        return self._index
+
     # ------------------------------------------------------------------ draws
 
     def _draw(

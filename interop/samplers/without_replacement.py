@@ -1,6 +1,7 @@
 """Every stored item once before any comes again."""
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,16 @@ class SamplerWithoutReplacement(DrawingSampler):
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         size = stored(storage)
         return torch.from_numpy(self._epoch.take(batch_size, size, key)), {}, []
+
+    def remaining(self, storage: Storage) -> tuple[int, np.ndarray]:
+        """How many items the epoch has, and which of them it still has to draw. The lock of the storage is held.
+
+        Those of batches that were drawn ahead and not given out are among them. O(items).
+        """
+        self._catch_up(storage)
+        epoch = copy.copy(self._epoch)
+        epoch.keep(())
+        return epoch.length, epoch.unnamed()
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         return self._in_epochs(counted(len(storage), len(storage)))

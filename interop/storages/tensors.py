@@ -113,6 +113,12 @@ class TensorStorage(Readable):
         leaves = self._own_rows().at(self._filled_rows, slice(None))
         return {path: _spans(held) for path, held in self._layout.spans(leaves).items()}
 
+    def columns(self) -> dict[KeyPath, Tensor]:
+        """Views of all stored rows of each leaf, [rows, *lanes, ...], by path."""
+        assert self._layout is not None
+        held = self._own_rows().at(self._filled_rows, slice(None))
+        return {spec.path: leaf for spec, leaf in zip(self._layout.leaves, held, strict=True)}
+
     def values_for(self, layout: Layout) -> PackedValues | None:
         """Where text and ragged rows of items of this layout are kept."""
         folder, held = self._values_folder(), layout.values

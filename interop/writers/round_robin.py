@@ -78,6 +78,11 @@ class RoundRobinWriter(Writer):
         self._cursor = storage._ledger.end
 
     @property
+    def cursor(self) -> int:
+        """The row that is written next."""
+        return self._cursor
+
+    @property
     def write_count(self) -> int:
         """Rows ever written; never capped by the capacity."""
         return self._count_cell.value

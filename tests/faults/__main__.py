@@ -86,6 +86,7 @@ RUNS = [
         "datasets --points 400 --random 40",
         "datasets --points 80 --random 8",
     ),
+    Run("R1", "shards are killed under load", "shards --kills 50", "shards --kills 5"),
     Run("S1", "files that would run code or lead elsewhere", "pytest tests/interop/checkpoint/test_no_code.py", ""),
 ]
 

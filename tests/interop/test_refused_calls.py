@@ -257,13 +257,6 @@ def test_an_attribute_error_of_a_factory_is_told(use):
     assert not hasattr(buffer, "missing")
 
 
-@pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
-def test_priorities_are_kept_where_rows_are_written(kind):
-    assert len(kind(alpha=1.0, beta=1.0, sync=True)) == 0
-    with pytest.raises(NotImplementedError, match="sync"):
-        kind(alpha=1.0, beta=1.0, sync=False)
-
-
 def test_a_list_without_a_bound_needs_one_for_priorities():
     for make in (
         lambda: ReplayBuffer(storage=ListStorage(), sampler=PrioritizedSampler(1000, 1.0, 1.0)),

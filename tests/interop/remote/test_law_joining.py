@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict, tensorclass
+from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from interop import SliceSampler
 from interop.remote.joining import Drawn, joined
@@ -30,12 +30,16 @@ class Pair:
 
 KINDS: dict[str, Any] = {
     "tensor": lambda at: at * 2.5,
-    "bfloat16": lambda at: (at[:, None] * torch.ones(2)).bfloat16(),
+    "other dtypes": lambda at: (
+        *((at[:, None] / 2 * torch.ones(2)).to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.complex128)),
+        at.float().to(torch.float8_e5m2),
+    ),
     "tuple": lambda at: (at, {"two": at.double()}),
     "a list of items": lambda at: [{"number": int(each)} for each in at],
     "a list of columns": lambda at: [at, at + 0.5, at],
     "tensordict": lambda at: TensorDict(a=at, deep=TensorDict(b=at.bool(), batch_size=len(at)), batch_size=len(at)),
     "tensorclass": lambda at: Pair(a=at, batch_size=len(at)),
+    "one text": lambda at: TensorDict(a=at, b=NonTensorData("x", batch_size=len(at)), batch_size=len(at)),
     "texts": lambda at: TensorDict(a=NonTensorStack(*[str(int(each)) for each in at]), batch_size=len(at)),
 }
 
@@ -53,7 +57,21 @@ def test_items_and_their_info_stay_together(kind: str) -> None:
         data, expected = list(data["a"]), list(expected["a"])
     leaves = [torch.utils._pytree.tree_leaves(each) for each in (data, expected)]
     for one, other in zip(*leaves, strict=True):
-        assert torch.as_tensor(one == other).all()
+        equal = (
+            one == other
+            if not isinstance(one, torch.Tensor) or one.dtype != torch.float8_e5m2
+            else one.float() == other.float()
+        )
+        assert torch.as_tensor(equal).all()
+
+
+def test_nested_tensors_are_joined_row_by_row() -> None:
+    index = [torch.tensor([3, 1, 4]), torch.tensor([7, 2])]
+    made = [
+        torch.nested.nested_tensor([torch.ones(k) * k for k in each.tolist()], layout=torch.jagged) for each in index
+    ]
+    data, info = joined([SHARE] * 2, [part(*each) for each in zip(made, index, strict=True)], key_of(1))
+    assert [row.tolist() for row in data.unbind()] == [[float(k)] * k for k in info["index"].tolist()]
 
 
 def test_a_batch_of_one_shard_is_not_copied() -> None:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch.distributed import rpc
 
 import interop
-from interop import PrioritizedSampler, RandomSampler, RemoteTensorDictReplayBuffer, TensorDictReplayBuffer
+from interop import PrioritizedSampler, RemoteTensorDictReplayBuffer, TensorDictReplayBuffer
 from interop.storages import LazyTensorStorage
 
 
@@ -107,16 +107,6 @@ def test_every_public_method_takes_a_reference_under_its_own_name():
                 taken(object())
     order = list(inspect.signature(RemoteTensorDictReplayBuffer.sample).parameters)
     assert order == ["self", "batch_size", "include_info", "return_info"]
-
-
-def test_local_use_is_that_of_a_tensordict_buffer():
-    draws = []
-    for kind in (TensorDictReplayBuffer, RemoteTensorDictReplayBuffer):
-        generator = torch.Generator().manual_seed(0)
-        buffer = kind(storage=LazyTensorStorage(16), sampler=RandomSampler(), batch_size=8, generator=generator)
-        buffer.extend(rows(0, 12))
-        draws.append(torch.cat([buffer.sample()["id"], *(buffer.next()["id"] for _ in range(2))]))
-    assert (draws[0] == draws[1]).all()
 
 
 def test_a_torch_without_rpc_is_named(monkeypatch):

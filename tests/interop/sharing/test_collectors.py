@@ -45,6 +45,10 @@ def test_collectors_feed_a_buffer(tmp_path):
     collect(SOME, tmp_path)
 
 
+def test_collectors_feed_a_prioritized_buffer_with_sync_false(tmp_path):
+    collect([("MultiAsyncCollector", "key", "LazyTensorStorage", True, "prioritized")], tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(0, len(EVERY), 9))
 def test_collectors_feed_a_buffer_in_every_way(tmp_path, place):

@@ -64,7 +64,7 @@ REFUSED = {
     "list": (lambda: buffer_with(ListStorage(8)), "LazyMemmapStorage"),
     "stack": (lambda: buffer_with(LazyStackStorage(8)), "LazyMemmapStorage"),
     "compressed": (lambda: buffer_with(CompressedListStorage(8)), "LazyMemmapStorage"),
-    "priorities": (lambda: buffer_with(sampler=PrioritizedSampler(8, 0.6, 0.4)), "RandomSampler"),
+    "priorities": (lambda: buffer_with(sampler=PrioritizedSampler(8, 0.6, 0.4)), "sync=False"),
     "ranks": (lambda: buffer_with(writer=TensorDictMaxValueWriter("key")), "another writer"),
     "consumed": (lambda: buffer_with(sampler=ConsumingSampler()), "process that made it"),
     "memory not written": (lambda: ReplayBuffer(storage=LazyTensorStorage(8, device="auto")), "shared_init=True"),

@@ -65,12 +65,16 @@ def first_of(obs):
 def feed(collector, way, storage, shared_init, option, folder):
     more = {"scratch_dir": folder} if storage == "files" else {}
     kind = getattr(interop, "LazyMemmapStorage" if storage == "files" else storage)
-    buffer = interop.ReplayBuffer(storage=kind(200, shared_init=shared_init, **more), batch_size=8)
+    built = kind(200, shared_init=shared_init, **more)
+    if prioritized := option == "prioritized":
+        buffer = interop.TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=built, batch_size=8, sync=False)
+    else:
+        buffer = interop.ReplayBuffer(storage=built, batch_size=8)
     if way == "creator":
         given = {"policy": TensorDictModule(first_of, in_keys=["obs"], out_keys=["action"])}
     else:
         given = {"policy_factory": with_key} if way == "factory" else {"policy": with_key()}
-    options = {"batches": {}, "trajectories": {"trajs_per_batch": 2}, "steps": {"extend_buffer": False}}[option]
+    options = {"trajectories": {"trajs_per_batch": 2}, "steps": {"extend_buffer": False}}.get(option, {})
     made = getattr(torchrl.collectors, collector)(
         [EnvCreator(Counting) if way == "creator" else Counting] * 2,
         frames_per_batch=20,
@@ -84,12 +88,17 @@ def feed(collector, way, storage, shared_init, option, folder):
             if len(buffer):
                 batch = buffer.sample()
                 assert (batch["next", "obs"] == batch["obs"] + 1).all()
+                if prioritized:
+                    buffer.update_tensordict_priority(batch.set("td_error", torch.full((8,), 0.5)))
     finally:
         made.shutdown()
     held = buffer[:]
     assert len(held) == len(buffer) == buffer.write_count and len(buffer) >= 40
     assert ("hidden" in held.keys()) == (way != "creator")  # noqa: SIM118
     assert (held["next", "obs"] == held["obs"] + 1).all() and held["next", "reward"].all()
+    if prioritized:
+        priorities = buffer.sampler.priorities
+        assert priorities.shape == (len(buffer),) and {*priorities.tolist()} == {0.5, 1.0}
 
 
 def main():

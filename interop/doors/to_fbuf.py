@@ -1,0 +1,267 @@
+"""The functional buffer and state of a torch-side storage, sampler and writer: a copy, to go on inside `jax.jit`."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+from torch import Tensor
+
+import fbuf
+from fbuf import trajectories
+from fbuf.samplers import slices
+from interop import bridge, compiled
+from interop import samplers as torch_side
+from interop.class_names import class_of
+from interop.codec import Path
+from interop.keys import as_path
+from interop.samplers.boundaries import Boundaries
+from interop.samplers.markers import reads_rows
+from interop.storages import LazyFrameStorage, Storage, TensorStorage
+from interop.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
+
+_SLICING = (torch_side.SliceSampler, torch_side.SliceSamplerWithoutReplacement, torch_side.PrioritizedSliceSampler)
+_WRITERS = (RoundRobinWriter, TensorDictRoundRobinWriter, ImmutableDatasetWriter)
+
+
+def to_fbuf(
+    storage: Storage, sampler: torch_side.Sampler, writer: Writer, batch_size: int | None, narrow: bool
+) -> tuple[fbuf.Buffer, fbuf.BufferState]:
+    """The functional buffer of these components, and a state with a copy of what they hold. See `ReplayBuffer.to_fbuf`.
+
+    The lock of the storage is held. All that is refused is refused before a row is copied.
+    """
+    if not isinstance(storage, TensorStorage) or isinstance(storage, LazyFrameStorage) or not reads_rows(storage):
+        raise _no_twin(storage, "use a LazyTensorStorage, TensorStorage or LazyMemmapStorage")
+    if type(writer) not in _WRITERS or writer.tracks_generations:
+        raise _no_twin(writer, "use a RoundRobinWriter without track_generations")
+    layout = storage.fixed_layout
+    if layout is None or storage.shape is None:
+        raise RuntimeError("nothing was written yet, which fixes what an item is: call extend() or allocate() first")
+    if layout.varied:
+        raise TypeError(f"{_names(layout.varied)}: text and ragged rows are no arrays: store tensors of one shape")
+    stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which a draw says anyhow
+    columns = {path: held for path, held in storage.columns().items() if path != stamp}
+    dtypes = _dtypes(columns, narrow)
+    index = sampler.boundaries(storage) if isinstance(sampler, torch_side.SliceSampler) else None
+    buffer = fbuf.Buffer(
+        storage.row_capacity(None),
+        _rule(sampler, batch_size, narrow),
+        lanes=tuple(storage.shape[1:]),
+        trajectories=None if index is None else _trajectories(index),
+    )
+    device = next(iter(columns.values())).device
+    with bridge.on(device):
+        shapes = [jax.ShapeDtypeStruct(held.shape[storage.ndim :], dtypes[path]) for path, held in columns.items()]
+        item = _nested(columns, shapes)
+        fbuf.plan(buffer, item).check()
+        ring = _ring(buffer, writer, storage.shape[0], index)
+        with bridge.exact():
+            shared = [bridge.to_jax(held, copy=False) for held in columns.values()]
+            items = _nested(columns, _own(shared, buffer.capacity, tuple(dtypes.values())))
+        drawn, known = _indexed(buffer, item, items, ring, index)
+        state = fbuf.BufferState(items, ring, _resumed(buffer.sampler, drawn, sampler, storage), known)
+        return buffer, jax.block_until_ready(jax.device_put(state, bridge.jax_device(device)))
+
+
+def _no_twin(part: object, cure: str) -> TypeError:
+    return TypeError(f"this {class_of(part)} cannot become part of a functional buffer: {cure}")
+
+
+# ------------------------------------------------------------------ items
+
+
+def _dtypes(columns: Mapping[Path, Tensor], narrow: bool) -> dict[Path, np.dtype]:
+    """The dtype of each column in JAX. TypeError for 64 bits where JAX has 32, ValueError for integers that do not fit."""
+    dtypes = {path: jax.dtypes.canonicalize_dtype(bridge.DTYPES[held.dtype]) for path, held in columns.items()}
+    wide = [path for path, held in columns.items() if dtypes[path] != bridge.DTYPES[held.dtype]]
+    if wide and not narrow:
+        raise TypeError(
+            f"{_names(wide)}: 64-bit columns, and JAX's 64-bit types are off: set jax_enable_x64, or pass narrow=True to "
+            "store integers in 32 bits if all values fit, and floats rounded"
+        )
+    for path in wide:
+        held = columns[path]
+        if held.dtype == torch.int64 and not held.to(torch.int32).eq(held).all():
+            raise ValueError(f"{_names([path])}: values do not fit in 32 bits: set jax_enable_x64")
+    return dtypes
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(repr(path[0] if len(path) == 1 else path) for path in paths)
+
+
+def _nested(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
+    """Leaves at their paths in nested dicts; the leaf itself where an item is one tensor."""
+    items: dict[Any, Any] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if not path:
+            return leaf
+        functools.reduce(lambda node, key: node.setdefault(key, {}), path[:-1], items)[path[-1]] = leaf
+    return items
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _own(held: list[Array], capacity: int, dtypes: tuple[np.dtype, ...]) -> list[Array]:
+    """A copy in JAX's own memory: programs cannot take over what belongs to torch, and would copy it once more."""
+    return [
+        jnp.zeros((capacity, *leaf.shape[1:]), dtype).at[: leaf.shape[0]].set(leaf.astype(dtype))
+        for leaf, dtype in zip(held, dtypes, strict=True)
+    ]
+
+
+# ------------------------------------------------------------------ rules
+
+
+def _rule(sampler: torch_side.Sampler, batch_size: int | None, narrow: bool) -> fbuf.Sampler | fbuf.Slices:
+    """The functional rule that draws by the same law. TypeError for a sampler that has none."""
+    if isinstance(sampler, torch_side.SliceSampler):
+        return _slices(sampler, batch_size, narrow)
+    if type(sampler) is torch_side.RandomSampler:
+        return fbuf.Uniform()
+    if type(sampler) is torch_side.SamplerWithoutReplacement:
+        return fbuf.Shuffled(sampler.drop_last, sampler.shuffle)
+    if type(sampler) is torch_side.PrioritizedSampler:
+        return _prioritized(sampler, narrow)
+    raise _no_twin(sampler, "use a RandomSampler, or one of those without replacement, by priority or of slices")
+
+
+def _prioritized(sampler: torch_side.PrioritizedSampler, narrow: bool) -> fbuf.Prioritized:
+    dtype = _dtypes({("priorities",): sampler.priorities}, narrow)["priorities",]
+    return dataclasses.replace(sampler.rule, alpha=sampler.alpha, dtype="float64" if dtype == np.float64 else "float32")
+
+
+def _slices(sampler: torch_side.SliceSampler, batch_size: int | None, narrow: bool) -> fbuf.Slices:
+    starts: fbuf.Sampler | fbuf.PerTrajectory = fbuf.PerTrajectory()
+    least = None if sampler.strict_length else 1
+    if type(sampler) not in _SLICING or sampler.is_static or sampler.span != (False, False):
+        raise _no_twin(sampler, "use one of the library without ends, trajectories and span")
+    if isinstance(sampler, torch_side.SamplerWithoutReplacement):
+        if not sampler.shuffle:
+            raise _no_twin(sampler, "use shuffle=True")
+        starts = fbuf.PerTrajectory(fbuf.Shuffled(sampler.drop_last))
+    if isinstance(sampler, torch_side.PrioritizedSampler):
+        if least:
+            raise _no_twin(sampler, "use strict_length=True")
+        starts = _prioritized(sampler, narrow)
+    if sampler.slice_len is not None:
+        return fbuf.Slices(sampler.slice_len, starts, least=least)
+    if batch_size is None:
+        raise ValueError(f"num_slices={sampler.num_slices} is no length of slices: pass to_fbuf(batch_size=...)")
+    return fbuf.Slices.by_count(sampler.num_slices, batch_size, starts=starts, least=least)  # type: ignore[arg-type]
+
+
+def _trajectories(index: Boundaries) -> fbuf.Trajectories:
+    """Which leaves end trajectories. ValueError where functional trajectories cannot end by the same ones."""
+    assert index.markers.found is not None
+    keys, ids = index.markers.found
+    paths = [as_path(key) for key in keys]
+    if ids and index.is_interleaved:
+        raise ValueError(
+            f"{_names(paths)}: trajectories are interleaved: in a functional buffer their rows follow each other"
+        )
+    if ids:
+        return fbuf.Trajectories(id=paths[0])
+    ended = next((path for path in paths if path[-1] == "terminated"), None)
+    cut = [path for path in paths if path != ended]
+    if len(cut) > 1:
+        raise ValueError(
+            f"end_keys {_names(paths)}: a functional buffer takes 'terminated' and one more: build it with these"
+        )
+    return fbuf.Trajectories(terminated=ended, truncated=cut[0] if cut else None)
+
+
+# ------------------------------------------------------------------ states
+
+
+def _ring(buffer: fbuf.Buffer, writer: Writer, filled: int, index: Boundaries | None) -> fbuf.RingState:
+    """The state of the writer. ValueError where rows are not in the order of a ring that goes on at the cursor."""
+    cursor = writer.cursor if isinstance(writer, RoundRobinWriter) else filled % buffer.capacity
+    end = cursor if index is None or not filled else index.end
+    if end != cursor or cursor != (filled if filled < buffer.capacity else cursor):
+        raise ValueError(
+            f"{filled} rows are stored, the newest one before row {end}, and the next write is at {cursor}: a functional "
+            "ring goes on behind its newest row. Write all rows by extend()"
+        )
+    return _ring_at(cursor, filled, writer.write_count)
+
+
+def _ring_at(cursor: int, size: int, written: int) -> fbuf.RingState:
+    words = np.array([written % 2**32, (written >> 32) % 2**32], np.uint32)
+    return fbuf.RingState(jnp.array(np.int32(cursor)), jnp.array(np.int32(size)), jnp.array(words))
+
+
+def _indexed(
+    buffer: fbuf.Buffer, item: Any, items: Any, ring: fbuf.RingState, index: Boundaries | None
+) -> tuple[Any, Any]:
+    """The states of the sampler and of the trajectories, as if all stored rows had been written in one batch."""
+    rule, known, capacity, lanes = buffer.sampler, buffer.trajectories, buffer.capacity, buffer.items_per_row
+    if not isinstance(rule, fbuf.Slices):
+        return rule.init(capacity * lanes), None
+    assert known is not None and index is not None
+    state, table, filled = rule.init(capacity, lanes), known.init(capacity, lanes, item), int(ring.size)
+    if not filled:
+        return state, table
+    rows = (int(ring.cursor) - filled + np.arange(filled)) % capacity
+    before = _ring_at(rows[0], 0, int(ring.written[0]) - filled)  # times are modulo 2^32
+    kinds, ids = known.ends(items, buffer.lanes)
+    # Where an id changes, or rows do not follow from those before, the rows themselves do not say that a trajectory ends.
+    ended = jnp.where(index.ends[rows] & (kinds[rows] == trajectories.OPEN), np.uint8(trajectories.CUT), kinds[rows])
+    slots = (rows[:, None] * lanes + np.arange(lanes)).reshape(-1).astype(np.int32)
+    return _after_writing(rule, state, table, (before, ring), ended, None if ids is None else ids[rows], slots)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _after_writing(
+    rule: fbuf.Slices, state: Any, table: Any, rings: Any, ended: Array, ids: Array | None, slots: Array
+) -> tuple[Any, Any]:
+    """The states of slices and trajectories, without a row before, after rows that end trajectories where `ended` says."""
+    after = trajectories.written(table, rings[0], ended, ids)
+    write = slices.Written(table, after, rings[1], jnp.zeros((), jnp.int32), None, ended.shape[0])
+    return rule.written(state, slots, write), after
+
+
+def _resumed(rule: Any, state: Any, sampler: torch_side.Sampler, storage: Storage) -> Any:
+    """The state of a functional sampler with the priorities of the other one, or its position in the epoch."""
+    if isinstance(rule, fbuf.Slices):
+        starts = rule.starts.trajectories if isinstance(rule.starts, fbuf.PerTrajectory) else rule.starts
+        return dataclasses.replace(state, starts=_resumed(starts, state.starts, sampler, storage))
+    if isinstance(sampler, torch_side.PrioritizedSampler):
+        return _weighed(rule, state, sampler)
+    if isinstance(sampler, torch_side.SamplerWithoutReplacement):
+        return _under_way(state, *sampler.remaining(storage))
+    return state
+
+
+def _weighed(
+    rule: fbuf.Prioritized, state: fbuf.PrioritizedState, sampler: torch_side.PrioritizedSampler
+) -> fbuf.PrioritizedState:
+    held, known = sampler.priorities.cpu().numpy(), sampler.state
+    if known is None:  # no item is stored
+        return state
+    priorities = np.full(state.tree.capacity, -1, rule.dtype)
+    priorities[: held.size] = held
+    with bridge.exact():
+        state = compiled.refill(rule, state, priorities, np.asarray(sampler.alpha, rule.dtype))
+    highest = np.asarray(sampler.default_priority, rule.dtype)
+    rest = {"highest": highest, "highest_slot": np.array(known.highest_slot), "refused": np.array(known.refused)}
+    return dataclasses.replace(state, **jax.tree.map(jnp.array, rest))
+
+
+def _under_way(state: fbuf.ShuffledState, length: int, left: np.ndarray) -> fbuf.ShuffledState:
+    """The state of an epoch over `length` positions, of which some are left to be drawn."""
+    taken, moved = length - left.size, state.moved
+    if moved is not None:
+        order = np.array(moved)
+        order[:length, 0] = np.concatenate([np.setdiff1d(np.arange(length), left), left])
+        order[:length, 1] = np.asarray(state.epoch)
+        moved = jnp.array(order)
+    elif left.size and not np.array_equal(left, np.arange(taken, length)):
+        raise RuntimeError("batches drawn ahead were given out of order: finish the epoch first")
+    position, length_ = (jnp.array(np.int32(each)) for each in (taken, length))
+    return dataclasses.replace(state, moved=moved, position=position, length=length_)

@@ -1,0 +1,126 @@
+"""Starting the processes of a remote buffer on a Ray cluster."""
+
+from collections.abc import Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+
+from interop.optional import required
+from interop.remote.errors import RemoteTimeoutError
+from interop.samplers import Sampler
+from interop.storages import Storage
+from interop.writers import Writer
+
+GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads: one keeps the order of the writes of each client
+
+
+def ray_library() -> ModuleType:
+    """The module `ray`. RuntimeError where it is not installed."""
+    try:
+        return required("ray", "ray")
+    except ImportError as error:
+        raise RuntimeError(f"RayReplayBuffer needs the library ray: {error}") from error
+
+
+def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards: int) -> bytes:
+    """What each shard builds its buffer from, pickled.
+
+    TypeError names an argument that cannot be pickled, or a component where constructors are needed; ValueError names one
+    that holds rows, or a `scratch_dir` that all shards would use.
+    """
+    for name in ("storage", "sampler", "writer"):
+        given = kwargs.get(name)
+        if isinstance(given, Storage | Sampler | Writer):
+            if shards > 1:
+                raise TypeError(
+                    f"{name} is one {type(given).__name__} for {shards} shards: pass a constructor, such as "
+                    f"functools.partial({type(given).__name__}, ...)"
+                )
+            if isinstance(given, Storage) and len(given):
+                raise ValueError(
+                    f"storage holds {len(given)} items: pass a constructor, and write the items by extend()"
+                )
+        # Only a partial shows its arguments here; a folder named elsewhere is refused by the lock of the storage.
+        if shards > 1 and isinstance(given, partial) and "scratch_dir" in given.keywords:
+            raise ValueError(
+                f"{name}: {shards} shards would share scratch_dir={given.keywords['scratch_dir']!r}: pass a constructor "
+                "with a parameter `shard`, which makes the name of the folder from it"
+            )
+    named = {"replay_buffer_cls": kind, **{f"argument {n}": each for n, each in enumerate(args)}, **kwargs}
+    for name, given in named.items():
+        try:
+            cloudpickle.dumps(given)
+        except Exception as error:
+            raise TypeError(
+                f"{name}: a {type(given).__name__} that cannot be pickled ({error}): pass a constructor instead, which "
+                "makes it in the process of the shard"
+            ) from error
+    return bytes(cloudpickle.dumps((kind, args, kwargs)))
+
+
+def options_of(remote_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of a shard's process: one CPU, 2 GiB and, where there is CUDA, a fifth of a GPU, unless told otherwise."""
+    gpu = {"num_gpus": 0.2} if torch.cuda.is_available() else {}
+    return {"num_cpus": 1, "memory": 2 << 30, **gpu, **(remote_config or {})}
+
+
+class Processes(NamedTuple):
+    """Handles of the processes of a buffer, and the facts of its shards."""
+
+    shards: list[Any]
+    coordinator: Any
+    facts: list[Any]
+
+    def kill(self) -> None:
+        """End all of them; nothing happens the second time."""
+        ray = ray_library()
+        for each in [*self.shards, self.coordinator]:
+            ray.kill(each)
+
+
+def started(
+    recipe: bytes,
+    count: int,
+    options: dict[str, Any],
+    recovery_dir: str | None,
+    timeout: float,
+    init: Mapping[str, Any] | None,
+) -> Processes:
+    """Start `count` shards and their coordinator, and Ray itself by `init` where that does not run.
+
+    RemoteTimeoutError where the cluster has no room for them in `timeout` seconds, and the error of a constructor: nothing
+    is left running then.
+    """
+    ray = ray_library()
+    from interop.remote.actor import ShardActor
+    from interop.remote.coordinator import Coordinator
+
+    if not ray.is_initialized():
+        ray.init(**(init or {}))
+    coordinator = ray.remote(num_cpus=0, max_restarts=-1)(Coordinator).remote()
+    actor = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(
+        ShardActor
+    )
+    shards = [actor.remote(number, count, recipe, coordinator, recovery_dir) for number in range(count)]
+    made = Processes(shards, coordinator, [])
+    try:
+        asked = [each.facts.options(concurrency_group="control").remote() for each in shards]
+        made.facts.extend(ray.get(asked, timeout=timeout))
+    except ray.exceptions.GetTimeoutError as error:
+        made.kill()
+        needed = {name: options[name] for name in ("num_cpus", "num_gpus", "memory", "resources") if options.get(name)}
+        raise RemoteTimeoutError(
+            f"{count} shards with {needed} each did not start within {timeout} s; free in the cluster: "
+            f"{ray.available_resources()}: reserve less by remote_config, start fewer shards or, on a slow machine, "
+            "raise timeout"
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        made.kill()
+        raise error.cause from error
+    except BaseException:
+        made.kill()
+        raise
+    return made

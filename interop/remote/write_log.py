@@ -1,0 +1,100 @@
+"""The durable writes of one shard, kept on disk until a checkpoint holds their rows."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fbuf.checkpoint import Writing, load
+from fbuf.checkpoint.folder_lock import FolderLock
+from interop.checkpoint.values import decode, encode
+from interop.remote.errors import RemoteError
+
+_ENTRY = re.compile(r"\d{12}")
+
+
+class WriteLog:
+    """Numbered folders, one a write, each committed as a checkpoint is: flushed, checksummed, whole or absent.
+
+    `checkpoint` is the path of the checkpoint that goes before them, None without one, and `cut` the number of the last
+    write that it holds. Of a shard one process at a time has the log.
+    """
+
+    def __init__(self, folder: Path, wait: float = 30.0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, until = folder, time.monotonic() + wait
+
+        def wait_for_the_killed_one() -> None:
+            raise BlockingIOError
+
+        while True:  # the lock of a process that was killed is free at once, that of one which is ending soon after
+            try:
+                self._lock = FolderLock(folder)
+                self._lock.acquire(wait_for_the_killed_one)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise RemoteError(f"{folder} is in use by another buffer: give each a recovery_dir") from None
+                time.sleep(0.1)
+        self.checkpoint: str | None = None
+        self.cut = 0
+        if (folder / "checkpoint").exists():
+            self.checkpoint, self.cut = load(
+                folder / "checkpoint", lambda source: (source.tree["path"], source.tree["cut"])
+            )
+        self._remove_old()
+        self.last = max([self.cut, *self._numbers()])
+
+    def release(self) -> None:
+        """Let another process have the log."""
+        self._lock.release()
+
+    def append(self, call: tuple[str, Any, Any]) -> None:
+        """Put a write on disk: the name of the method, its args and kwargs. TypeError for what only pickle could save."""
+        with Writing(self._entry(self.last + 1)) as out:
+            out.write(encode(call, "a durable write"))
+        self.last += 1
+
+    def drop_last(self) -> None:
+        """Take back the last write, which the buffer has refused."""
+        shutil.rmtree(self._entry(self.last).rename(self._folder / "dropped"))
+        self.last -= 1
+
+    def replay(self, write: Callable[[str, Any, Any], Any]) -> None:
+        """Repeat the writes that the checkpoint lacks, in order.
+
+        A write without a commit, and a last one that the buffer refuses, were never acknowledged: they are dropped.
+        """
+        for number in self._numbers():
+            try:
+                call = load(self._entry(number), lambda source: decode(source.tree, where="a durable write"))
+            except FileNotFoundError:
+                shutil.rmtree(self._entry(number))
+                continue
+            try:
+                write(*call)
+            except Exception:
+                if number < self.last:
+                    raise
+                self.drop_last()
+
+    def committed(self, checkpoint: str | None, cut: int) -> None:
+        """Go on from another checkpoint, which holds the writes up to `cut`: these are removed."""
+        with Writing(self._folder / "checkpoint") as out:
+            out.write({"path": checkpoint, "cut": cut})
+        self.checkpoint, self.cut = checkpoint, cut
+        self._remove_old()
+
+    def _entry(self, number: int) -> Path:
+        return self._folder / f"{number:012d}"
+
+    def _numbers(self) -> list[int]:
+        found = (each.name for each in self._folder.iterdir() if _ENTRY.fullmatch(each.name))
+        return sorted(number for number in map(int, found) if number > self.cut)
+
+    def _remove_old(self) -> None:
+        for each in self._folder.iterdir():
+            if each.name == "dropped" or (_ENTRY.fullmatch(each.name) and int(each.name) <= self.cut):
+                shutil.rmtree(each)

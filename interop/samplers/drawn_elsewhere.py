@@ -1,0 +1,40 @@
+"""The place of a sampler in processes that write into a buffer and do not draw from it."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from interop.checkpoint.rule import Rule
+from interop.checkpoint.stateful import Entries
+from interop.samplers.sampler import Sampler
+from interop.storages import Storage
+
+
+class DrawnElsewhere(Sampler):
+    """Draws nothing: the sampler and its priorities are in the process that made the buffer.
+
+    RuntimeError for draws, priorities and checkpoints. Writes need nothing of it.
+    """
+
+    def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> NoReturn:
+        _refuse("sample()")
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> NoReturn:
+        _refuse("update_priority()")
+
+    def _entries(self) -> NoReturn:
+        _refuse("saving")
+
+    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+        _refuse("loading")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _refuse(call: str) -> NoReturn:
+    raise RuntimeError(
+        f"{call} of a buffer with sync=False in a worker, which only writes: draw, update priorities, save and load in the "
+        "process that made the buffer"
+    )

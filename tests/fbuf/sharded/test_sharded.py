@@ -1,0 +1,81 @@
+"""A buffer over the devices of a mesh: eight in one process, and four in each of two."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fbuf
+from fbuf import Buffer, Fifo, Prioritized, Sharded
+from tests.fbuf.sharded import on_eight_devices
+
+ROOT = pathlib.Path(__file__).parents[3]
+TIMEOUT = 600
+
+
+def on_devices(count: int, module: str, *arguments: str) -> subprocess.Popen[str]:
+    """A module of this folder in a process with so many devices of the CPU."""
+    variables = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", f"tests.fbuf.sharded.{module}", *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=variables, cwd=ROOT, text=True, **pipes)
+
+
+def failures(checks: tuple[Callable[[], None], ...]) -> str:
+    """What went wrong in checks, all of them in one process: compiling is what they cost."""
+    process = on_devices(on_eight_devices.DEVICES, "on_eight_devices", *(check.__name__ for check in checks))
+    out, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, errors
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [name for name, *_ in found] == [check.__name__ for check in checks], errors
+    return "\n".join(f"{name}: {failure}" for name, failure, _seconds in found if failure)
+
+
+def test_on_eight_devices() -> None:
+    assert not (found := failures(on_eight_devices.CHECKS)), found
+
+
+@pytest.mark.slow
+def test_on_eight_devices_slowly() -> None:
+    assert not (found := failures(on_eight_devices.SLOW)), found
+
+
+def test_two_processes_draw_what_one_buffer_draws(tmp_path: pathlib.Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    both = [on_devices(4, "on_two_hosts", port, str(place), str(tmp_path)) for place in range(2)]
+    try:
+        for process in both:
+            _, errors = process.communicate(timeout=TIMEOUT)
+            assert process.returncode == 0, errors
+    finally:
+        for process in both:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "arguments"),
+    [
+        (ValueError, "by Uniform or Prioritized, got Fifo.*law='balanced'", {"buffer": Buffer(8, Fifo())}),
+        (ValueError, "highest_ever", {"buffer": Buffer(8, Prioritized(new_items="highest_stored"))}),
+        (ValueError, "'global' or 'balanced', got 'local'", {"law": "local"}),
+        (ValueError, "'split' or 'replicated', got 'here'", {"batches": "here"}),
+        (TypeError, "one mesh axis, got \\('a', 'b'\\)", {"axis": ("a", "b")}),
+        (TypeError, "fbuf.Buffer, got 8", {"buffer": 8}),
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused(error: type[Exception], text: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(error, match=text):
+        Sharded(**({"buffer": Buffer(8)} | arguments))
+
+
+def test_two_that_are_built_alike_are_equal() -> None:
+    assert Sharded(Buffer(8)) == Sharded(Buffer(8)) != Sharded(Buffer(8), law="balanced")
+    assert hash(Sharded(Buffer(8))) == hash(fbuf.Sharded(Buffer(8), "data"))
