@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("device")
 
 KEY = {"bits": np.zeros(3, np.uint8), "x": np.float32(0), "on": np.bool_(0)}
 FLOATS = np.array([0.0, -0.0, np.nan, 1.5], np.float32)
-SIZES = (8, 20)  # of a table of 16 entries 8 keys are inserted at once, 20 one by one
+SIZES = (1, 8, 20)  # of a table of 16 entries 8 keys are inserted at once, 20 one by one
 STEPS = st.lists(
     st.tuples(st.sampled_from(["insert", "insert", "update", "find"]), st.sampled_from(SIZES), st.integers(0, 99)),
     max_size=6,
