@@ -93,7 +93,7 @@ def test_parts_are_left_as_they_are() -> None:
         (torch.zeros(2), torch.zeros(2, 1), "different kinds"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "different kinds"),
         ({"a": torch.zeros(2)}, {"b": torch.zeros(2)}, "only some have .*'a'"),
-        (torch.zeros(3), torch.zeros(2), "drew 2 rows and returned 3"),
+        (torch.zeros(3), torch.zeros(2), r"drew \[2, 2\] rows and returned \[3, 2\]"),
     ],
 )
 def test_parts_that_do_not_fit(one: Any, other: Any, match: str) -> None:
