@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         ray.shutdown()
     good = {name: counts.pop(name, 0) for name in ("errors", "acknowledged")}
-    print(f"{good['acknowledged']} durable batches acknowledged, {good['errors']} calls told of a lost shard")
+    print(f"{good['acknowledged']} durable batches acknowledged, {good['errors']} calls raised ShardLostError")
     print("all " + " ".join(f"{name}={count}" for name, count in sorted(counts.items())))
     return any(count for name, count in counts.items() if name != "tried")
 
