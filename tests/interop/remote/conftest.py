@@ -4,6 +4,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ def cluster() -> Iterator[None]:
         environment.setenv("RAY_TMPDIR", str(folder))
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray writes one to the home folder otherwise
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4, object_store_memory=300 << 20)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Ray about its own calls, and of JAX about the processes that Ray forks
+            ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4, object_store_memory=300 << 20)
         try:
             yield
         finally:

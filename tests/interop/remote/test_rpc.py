@@ -42,7 +42,7 @@ def every_call_by_reference():
     sample = rows(5, 2).set("index", torch.tensor([5, 6])).set("priority", torch.tensor([1.0, 3.0]))
     buffer.update_tensordict_priority(remote, sample)
     batch, info = rpc.rpc_sync("owner", buffer.sample, args=(remote, None, None, True))
-    assert batch.shape == (8,) and set(batch["id"].tolist()) == {5, 6}
+    assert batch.shape == (8,) and set(batch["id"].tolist()) <= {5, 6}
     assert (batch["index"] == batch["id"]).all() and (info["index"] == batch["id"]).all()
     assert (batch["next", "obs"] == batch["id"][:, None]).all()
     assert "priority_weight" in batch and "priority_weight" not in remote.rpc_sync().sample(8, False)
