@@ -53,7 +53,7 @@ class ShardActor:
             self._methods |= {
                 each.__name__: each for each in (shard.buffer.sample, shard.buffer.next, shard.buffer.set_rng)
             }
-            self._log = None if recovery_dir is None else WriteLog(Path(recovery_dir) / f"shard-{number}")
+            self._log = None if recovery_dir is None else WriteLog.of_shard(Path(recovery_dir), number, count)
             self._recover()
             self._coordinate("restart")
         except Exception as error:

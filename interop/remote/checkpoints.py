@@ -21,7 +21,6 @@ from interop.remote.gathering import rows_at, together
 from interop.remote.shards import Call, Shards
 
 _KIND, _FOLDER = "sharded replay buffer", "shards-"
-_SLOW = 3600.0  # seconds that a shard may read or write its checkpoint; a process that dies is noticed at once
 
 
 def save(shards: Shards, path: str | PathLike[str]) -> None:
@@ -58,7 +57,9 @@ def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
             raise RemoteTimeoutError(f"another client has held the shards for {shards.timeout} s")
         time.sleep(0.05)
     try:
-        return shards.some({n: ("save", (each, token, shards.timeout), {}) for n, each in enumerate(folders)}, _SLOW)
+        return shards.some(
+            {n: ("save", (each, token, shards.timeout), {}) for n, each in enumerate(folders)}, is_long=True
+        )
     finally:
         shards.coordinate("end", token)
 
@@ -69,10 +70,10 @@ def restore(shards: Shards, path: str | PathLike[str]) -> None:
     if len(found) != len(shards.facts):
         _deal(shards, found)
     else:
-        shards.some({n: ("verify", (folder,), {}) for n, folder in enumerate(found)}, _SLOW)
+        shards.some({n: ("verify", (folder,), {}) for n, folder in enumerate(found)}, is_long=True)
         # All shards are built alike: what one of them refuses, the first one refuses before any has changed.
         for group in ([0], range(1, len(found))):
-            shards.some({n: ("load", (found[n],), {}) for n in group}, _SLOW)
+            shards.some({n: ("load", (found[n],), {}) for n in group}, is_long=True)
         shards.restart_from(found)
     shards.coordinate("restart")
 
@@ -93,7 +94,7 @@ def _folders(above: Path, count: int) -> list[str]:
 
 def _deal(shards: Shards, saved: list[str]) -> None:
     """Empty the shards, and fill them with the rows of the saved ones."""
-    found = [shards.some({0: ("rows", (folder,), {})}, _SLOW)[0] for folder in saved]
+    found = [shards.some({0: ("rows", (folder,), {})}, is_long=True)[0] for folder in saved]
     read = [part for part in found if part is not None]
     sizes = [length_of(rows) for rows, _ in read]
     count, facts, total = len(shards.facts), shards.facts[0], sum(sizes)
@@ -108,7 +109,7 @@ def _deal(shards: Shards, saved: list[str]) -> None:
                 parts[shard] = ("fill", (rows_at(rows, places, total), rows_at(priorities, places, total)), {})
     shards.restart_from(None)
     shards.all("empty")
-    shards.some(parts, _SLOW)
+    shards.some(parts, is_long=True)
 
 
 def chosen(sizes: list[int], count: int, slices: bool) -> list[torch.Tensor]:

@@ -44,6 +44,10 @@ class ProcessLostError(RemoteError):
     """A process died or cannot be reached. It is not known whether the call was carried out."""
 
 
+class ProcessEndedError(ProcessLostError):
+    """A process has ended for good: it was shut down, or the process that started it has ended."""
+
+
 def ray_library() -> Any:
     """The module `ray`. RuntimeError where it is not installed."""
     try:
@@ -55,7 +59,7 @@ def ray_library() -> Any:
 def answered(reference: Any, until: float, process: str, call: str) -> Any:
     """What a call of a process returned, or the error that it raised.
 
-    RemoteTimeoutError after a point in monotonic time; ProcessLostError.
+    RemoteTimeoutError after a point in monotonic time; ProcessLostError, of which ProcessEndedError is final.
     """
     ray = ray_library()
     try:
@@ -64,6 +68,8 @@ def answered(reference: Any, until: float, process: str, call: str) -> Any:
         raise error.cause from error
     except ray.exceptions.GetTimeoutError as error:
         raise RemoteTimeoutError(f"{process} did not answer {call}() within the time limit") from error
+    except ray.exceptions.ActorDiedError as error:
+        raise ProcessEndedError(f"{process} has ended, {call}() was not answered") from error
     except ray.exceptions.RayError as error:
         raise ProcessLostError(f"{process} was lost in {call}(): {str(error).splitlines()[0].rstrip('.')}") from error
 
@@ -108,13 +114,18 @@ class Shards:
         """What the same call returns from each shard."""
         return list(self.some(dict.fromkeys(range(len(self.facts)), (name, args, kwargs))).values())
 
-    def some(self, calls: dict[int, Call], timeout: float | None = None) -> dict[int, Any]:
-        """What a call of each of these shards returns. They run at once; the first error is raised when all have ended."""
-        until = time.monotonic() + (timeout or self.timeout)
+    def some(self, calls: dict[int, Call], is_long: bool = False) -> dict[int, Any]:
+        """What a call of each of these shards returns. They run at once; the first error is raised when all have ended.
+
+        A long call, which reads or writes files, may take any time as long as its process answers others.
+        """
+        until = time.monotonic() + self.timeout
         sent = [(shard, call, self._sent(shard, call)) for shard, call in calls.items()]
         found, failed = dict[int, Any](), None
         for shard, call, answer in sent:
             try:
+                if is_long:
+                    until = self._while_alive(shard, answer)
                 found[shard] = self._received(shard, call, answer, until)
             except Exception as error:
                 failed = failed or error
@@ -177,6 +188,14 @@ class Shards:
         highest = self.highest if len(self.facts) > 1 else None
         return method.remote(self.facts[shard].life, name, highest, self._packed(name, given))
 
+    def _while_alive(self, shard: int, answer: Any) -> float:
+        """Wait for the answer to a long call, as long as its process answers others. When the next one has to be there."""
+        ray = ray_library()
+        while not ray.wait([answer], timeout=self.timeout / 2)[0]:
+            asked = self._processes[shard].facts.options(concurrency_group="control").remote()
+            answered(asked, time.monotonic() + self.timeout, f"shard {shard}", "facts")
+        return time.monotonic() + self.timeout
+
     def _received(self, shard: int, call: Call, answer: Any, until: float) -> Any:
         try:
             content, highest = answered(answer, until, f"shard {shard}", call[0])
@@ -193,6 +212,10 @@ class Shards:
                 "not carried out there",
                 shard,
             ) from None
+        except ProcessEndedError as error:
+            raise ShardLostError(
+                f"{error}. It does not restart: the buffer was shut down, or the driver that built it has ended", shard
+            ) from error
         except ProcessLostError as error:
             self._reported.add(shard)
             raise ShardLostError(f"{error}. It restarts from {self._origin(shard)}", shard) from error

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fbuf.checkpoint import Writing, load
 from fbuf.checkpoint.folder_lock import FolderLock
@@ -22,7 +22,7 @@ class WriteLog:
     write that it holds. Of a shard one process at a time has the log.
     """
 
-    def __init__(self, folder: Path, wait: float = 30.0) -> None:
+    def __init__(self, folder: Path, wait: float = 10.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, until = folder, time.monotonic() + wait
 
@@ -44,6 +44,17 @@ class WriteLog:
             self.checkpoint, self.cut = load(saved, lambda source: (source.tree["path"], source.tree["cut"]))
         self._remove_old()
         self.last = max([self.cut, *self._numbers()])
+
+    @classmethod
+    def of_shard(cls, folder: Path, number: int, count: int) -> Self:
+        """The log of one of `count` shards. ValueError where the folder has those of more, whose rows would be missing."""
+        found = [int(each.name.removeprefix("shard-")) for each in folder.glob("shard-*")]
+        if found and max(found) >= count:
+            raise ValueError(
+                f"recovery_dir={str(folder)!r} has the rows of {max(found) + 1} shards, num_shards is {count}: build as "
+                "many shards, save them by dumps(), and load the checkpoint into another number"
+            )
+        return cls(folder / f"shard-{number}")
 
     def release(self) -> None:
         """Let another process have the log."""

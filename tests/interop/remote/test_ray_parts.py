@@ -189,3 +189,11 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RuntimeError, match=r"needs the library ray.*pip install 'fbuf\[ray\]'"):
         RayReplayBuffer(storage=partial(LazyTensorStorage, 4))
+
+
+def test_a_recovery_folder_of_more_shards_is_refused(tmp_path: Path) -> None:
+    for number in range(2):
+        WriteLog.of_shard(tmp_path, number, 2).release()
+    with pytest.raises(ValueError, match="has the rows of 2 shards, num_shards is 1"):
+        WriteLog.of_shard(tmp_path, 0, 1)
+    WriteLog.of_shard(tmp_path, 2, 3).release()
