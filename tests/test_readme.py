@@ -8,10 +8,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    "README.md": 10,
+    "README.md": 11,
     "docs/extending.md": 7,
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
+    "docs/scale.md": 3,
 }  # and how many blocks of code each has
 
 
