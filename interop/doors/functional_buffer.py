@@ -21,7 +21,7 @@ from interop.doors.drawing import Drawing
 from interop.doors.held_state import Handle, HeldState
 from interop.doors.items import item_of, items_of
 from interop.doors.programs import programs
-from interop.doors.slots import priorities_of, slots_of
+from interop.doors.slots import number_of, priorities_of, slots_of
 from interop.keys import as_path
 from interop.numbers import not_negative, whole
 from interop.samplers.given import one_for_each
@@ -112,7 +112,7 @@ class FunctionalReplayBuffer:
         `member`. KeyError, TypeError, ValueError or RuntimeError where data does not fit: nothing is written then. One
         trace for each n.
         """
-        number = self._number(member)
+        number = number_of(member, self.buffer)
         dims = 1 + len(self._members[number].lanes)
         priority = data.get(self.priority_key, None) if self._keeps and is_tensor_collection(data) else None
         if priority is not None and as_path(self.priority_key) not in self._items.paths:
@@ -229,7 +229,7 @@ class FunctionalReplayBuffer:
         Of a `Mixture`: `rb[member, index]`. IndexError for slots that hold nothing. O(capacity).
         """
         number, index = index if isinstance(self.buffer, fbuf.Mixture) else (None, index)
-        number = self._number(number)
+        number = number_of(number, self.buffer)
         if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
             index = slots_of(index, self._members, number)[0]
         with self._lock:
@@ -287,14 +287,6 @@ class FunctionalReplayBuffer:
             self._held.replace(state)
             self.beta = beta
 
-    def _number(self, member: int | None) -> int:
-        """The number of a member. TypeError for none in a mixture, and for one of a single buffer."""
-        if (member is None) is isinstance(self.buffer, fbuf.Mixture):
-            raise TypeError(f"a mixture needs the number of a member, a single buffer has none, got member={member!r}")
-        if member is not None and not 0 <= member < len(self._members):
-            raise IndexError(f"there are {len(self._members)} members, got member={member}")
-        return member or 0
-
     def _update(self, slots: np.ndarray, members: np.ndarray, values: np.ndarray) -> None:
         if slots.size:
             padded = (compiled.padded(each, _LEAST) for each in (slots, members, values))
@@ -304,5 +296,4 @@ class FunctionalReplayBuffer:
         return f"{type(self).__name__}({self.buffer!r}, batch_size={self.batch_size}, is_out={self.is_out})"
 
 
-from_fbuf = FunctionalReplayBuffer
-"""A stateful torch-side buffer over a functional one: the name that pairs with `to_fbuf`."""
+from_fbuf = FunctionalReplayBuffer  # the name that pairs with `to_fbuf`

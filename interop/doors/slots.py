@@ -1,4 +1,4 @@
-"""Slots of a functional buffer, as the index of a sample names them, and their priorities."""
+"""Members, slots and priorities of a functional buffer, as users name them."""
 
 from typing import Any
 
@@ -10,6 +10,15 @@ from torch import Tensor
 
 import fbuf
 from interop.samplers.given import flat_slots, good_priorities, of_coordinates, refuse_below
+
+
+def number_of(member: int | None, buffer: fbuf.Buffer | fbuf.Mixture) -> int:
+    """The number of a member. TypeError for none of a mixture, and for one of a single buffer; IndexError out of range."""
+    if (member is None) is isinstance(buffer, fbuf.Mixture):
+        raise TypeError(f"a mixture needs the number of a member, a single buffer has none, got member={member!r}")
+    if isinstance(buffer, fbuf.Mixture) and not 0 <= (member or 0) < len(buffer.buffers):
+        raise IndexError(f"there are {len(buffer.buffers)} members, got member={member}")
+    return member or 0
 
 
 def slots_of(index: Any, every: tuple[fbuf.Buffer, ...], member: int = 0) -> tuple[np.ndarray, np.ndarray]:
