@@ -260,7 +260,7 @@ class RayReplayBuffer:
         """Give the items of a sample the priorities under `priority_key`, each in its shard."""
         data = data.select("index", "anchor_index", "validity_mask", self._priority_key, strict=False)
         index = data.get("index", None)
-        if self._count == 1 or index is None:  # the buffer says what is wrong without an index
+        if self._count == 1 or index is None or not index.numel():  # the buffer says what is wrong without an index
             self._shards.one(0, "update_tensordict_priority", data)
             return
         data, index = (data, index) if data.ndim else (data.unsqueeze(0), index.unsqueeze(0))
@@ -352,8 +352,9 @@ class RayReplayBuffer:
     @_of_several
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, str | tuple) and isinstance(index[0], str):
-            pieces = torch.as_tensor(value).split(self._shards.all("__len__"))
-            self._shards.some({n: ("__setitem__", (index, each), {}) for n, each in enumerate(pieces) if len(each)})
+            sizes = self._shards.all("__len__")
+            pieces = [rows_at(value, at, sum(sizes)) for at in torch.arange(sum(sizes)).split(sizes)]
+            self._shards.some({n: ("__setitem__", (index, each), {}) for n, each in enumerate(pieces) if sizes[n]})
             return
         places = self._places(index)
         if isinstance(places, int):
@@ -364,11 +365,12 @@ class RayReplayBuffer:
 
     def _places(self, index: Any) -> Any:
         """The index over all shards of what slices, masks and negative numbers choose among the stored rows."""
-        number = as_int(index)
+        number, rows = as_int(index), self._shards.facts[0].rows
+        if number is not None and number >= rows * self._count:
+            raise IndexError(f"index {number} is out of range: {self._count} shards have {rows * self._count} slots")
         is_mask = getattr(index, "dtype", None) in (torch.bool, np.dtype(bool))
         if not (is_mask or index is Ellipsis or isinstance(index, slice) or (number is not None and number < 0)):
             return number if number is not None else index if isinstance(index, tuple) else torch.as_tensor(index)
-        rows = self._shards.facts[0].rows
         filled = [torch.arange(size) + n * rows for n, size in enumerate(self._shards.all("__len__"))]
         chosen = torch.cat(filled)[index]
         return chosen if number is None else int(chosen)

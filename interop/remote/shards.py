@@ -65,7 +65,7 @@ def answered(reference: Any, until: float, process: str, call: str) -> Any:
     except ray.exceptions.GetTimeoutError as error:
         raise RemoteTimeoutError(f"{process} did not answer {call}() within the time limit") from error
     except ray.exceptions.RayError as error:
-        raise ProcessLostError(f"{process} was lost in {call}(): {str(error).splitlines()[0]}") from error
+        raise ProcessLostError(f"{process} was lost in {call}(): {str(error).splitlines()[0].rstrip('.')}") from error
 
 
 def coordinated(coordinator: Any, timeout: float, name: str, *args: Any) -> Any:
@@ -124,7 +124,11 @@ class Shards:
 
     def change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call a method of each shard that changes how it is built, and have shards that restart repeat it."""
-        self.all(name, *args, **kwargs)
+        try:
+            self.all(name, *args, **kwargs)
+        except Exception as error:
+            error.add_note(f"{name}() may have been carried out in other shards: call it again")
+            raise
         self.coordinate("change", name, self._packed(name, (args, kwargs)))
         self.facts = self.all("facts")
 
@@ -163,7 +167,9 @@ class Shards:
         try:
             return Wire.of(each_leaf(given, moved) if self._on_cpu else given)
         except Exception as error:
-            raise TypeError(f"an argument of {name}() cannot be sent to the shards: {error}") from error
+            raise TypeError(
+                f"an argument of {given[0][0] if name == 'write' else name}() cannot be sent to the shards: {error}"
+            ) from error
 
     def _sent(self, shard: int, call: Call) -> Any:
         name, *given = call

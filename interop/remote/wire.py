@@ -43,7 +43,8 @@ class _Packer(cloudpickle.Pickler):
         if type(value) not in (Tensor, MemoryMappedTensor) or not _is_dense(value) or value.requires_grad:
             return super().reducer_override(value)
         content = value.as_subclass(Tensor).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        bits = content.view(torch.uint8).numpy()  # NumPy lacks some of the dtypes of torch
+        # Bits, for NumPy lacks some of the dtypes of torch. No tensor without elements can be viewed so.
+        bits = content.view(torch.uint8).numpy() if len(content) else np.empty(0, np.uint8)
         return _tensor, (bits, value.dtype, tuple(value.shape), None if value.is_cpu else str(value.device))
 
 
