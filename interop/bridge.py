@@ -146,6 +146,16 @@ def jax_device(device: torch.device) -> jax.Device | None:
     return _jax_device(device.type, index)
 
 
+def torch_device(device: jax.Device) -> torch.device:
+    """Torch's name for a JAX device. RuntimeError for one that torch does not see."""
+    kind = next((kind for kind, platform in _PLATFORMS.items() if platform == device.platform), None)
+    if kind == "cpu":
+        return torch.device(kind)
+    if kind is None or device.local_hardware_id >= torch.cuda.device_count():
+        raise RuntimeError(f"torch does not see the device {device}, only {torch.cuda.device_count()} CUDA devices")
+    return torch.device(kind, device.local_hardware_id)
+
+
 @functools.cache
 def _jax_device(kind: str, index: int | None) -> jax.Device | None:
     if kind not in _PLATFORMS:

@@ -2,49 +2,35 @@
 
 from typing import Any
 
+import jax
+import numpy as np
 import torch
 from torch import Tensor
 
 from interop import bridge
 from interop.doors.items import Items
-from interop.doors.programs import WORDS, Leaves, Path, Programs
+from interop.doors.programs import Entries, Programs
 
 
 class Drawing:
-    """The program that draws batches of one size, and how its results are put together. `moving`: see `Programs.draws`."""
+    """The program that draws batches of one size, and how its results are put together. See `Programs.draw`."""
 
-    def __init__(self, programs: Programs, items: Items, batch_size: int, leaves: Leaves) -> None:
-        self._moves, info, self._draws = programs.described(batch_size, leaves)
-        self.moving = any(self._moves)
+    def __init__(self, programs: Programs, items: Items, batch_size: int) -> None:
+        self.program, self.moves, info = programs.draw(batch_size)
         self._items, self._layout = items, items.with_entries(info) if items.is_dict else None
-        order = (*items.paths, *info) if self._layout is None else tuple(leaf.path for leaf in self._layout.leaves)
-        self._info = {path: order.index(path) for path in info}
-        self._words = [place for path, place in self._info.items() if path in WORDS]
-        self._program = programs.draws(batch_size, self._moves, order)
+        self._paths = [leaf.path for leaf in self._layout.leaves] if self._layout else [*items.paths, *info]
+        self._info = {path: self._paths.index(path) for path in info}
+        self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
 
-    def run(self, leaves: Leaves, key: Any, beta: Any) -> tuple[Any, ...]:
-        """The state after a draw, and the results that `tensors` takes. Leaves that the draw changes are donated."""
-        if not self.moving:
-            return leaves, *self._program((), leaves, key, beta)[1:]
-        parts: tuple[Any, ...] = tuple(
-            tuple(leaf for leaf, moves in zip(leaves, self._moves, strict=True) if moves is wanted)
-            for wanted in (True, False)
-        )
-        changed, *drawn = self._program(*parts, key, beta)
-        new = iter(changed)
-        return tuple(next(new) if moves else leaf for leaf, moves in zip(leaves, self._moves, strict=True)), *drawn
-
-    def tensors(self, drawn: Any) -> tuple[list[Tensor], bool]:
+    def tensors(self, items: Entries, info: Entries, valid: jax.Array) -> tuple[list[Tensor], bool]:
         """The entries of a batch in memory of their own, none where nothing was drawn, and whether an epoch has ended."""
-        arrays, facts, valid = drawn
-        found = [bridge.hand_over(array) for array in arrays]
-        for place in self._words:
-            found[place] = found[place].view(torch.int64)
-        count, ended = bridge.hand_over(facts).tolist()
-        if count < self._draws:
-            kept = bridge.hand_over(valid)
-            found = [each[kept] for each in found] if count else []
-        return found, bool(ended)
+        entries = items | info
+        found = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
+        flags = np.asarray(valid)
+        if not (kept := flags[:-1]).all():
+            rows = torch.from_numpy(kept)
+            found = [each[rows] for each in found] if kept.any() else []
+        return found, bool(flags[-1])
 
     def data(self, tensors: list[Tensor]) -> Any:
         """The batch: a TensorDict with the info, or the items alone."""
@@ -54,11 +40,9 @@ class Drawing:
 
     def info(self, tensors: list[Tensor]) -> dict[Any, Any]:
         """The info by key. An index of several columns is a tuple of them."""
-        told: dict[Any, Any] = {_key(path): tensors[place] for path, place in self._info.items()}
-        if (index := told.get("index")) is not None and index.ndim > 1:
-            told["index"] = index.unbind(-1)
-        return told
-
-
-def _key(path: Path) -> Any:
-    return path[0] if len(path) == 1 else path
+        info: dict[Any, Any] = {
+            path[0] if len(path) == 1 else path: tensors[place] for path, place in self._info.items()
+        }
+        if "index" in info and info["index"].ndim > 1:
+            info["index"] = info["index"].unbind(-1)
+        return info

@@ -1,6 +1,7 @@
 """A stateful replay buffer for torch over any functional buffer and its state."""
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Iterator
@@ -17,14 +18,13 @@ import fbuf
 from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
 from interop import bridge, compiled, randomness
 from interop.doors.drawing import Drawing
-from interop.doors.given_state import specs_of, torch_device
 from interop.doors.held_state import Handle, HeldState
-from interop.doors.items import Items
+from interop.doors.items import item_of, items_of
 from interop.doors.programs import programs
-from interop.doors.slots import slots_of
+from interop.doors.slots import number_of, priorities_of, slots_of
 from interop.keys import as_path
 from interop.numbers import not_negative, whole
-from interop.samplers.given import good_priorities, one_for_each
+from interop.samplers.given import one_for_each
 
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
 
@@ -37,17 +37,15 @@ class FunctionalReplayBuffer:
 
     Args:
         buffer: the rules.
-        state: what `buffer.init` or a program returned. The new buffer takes it over: the first write donates it.
+        state: what `buffer.init` or a program returned. It is taken over: the first write donates it.
         batch_size: of `sample()` and of iteration.
         beta: how much "priority_weight" corrects for priorities. May be set later.
         priority_key: the entry of TensorDicts that `extend` and `update_tensordict_priority` take priorities from.
         truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for none of them.
         generator: governs every draw; by default torch's global one.
 
-    Raises:
-        TypeError: arrays are traced, or of a dtype that torch does not have.
-        ValueError: the state is of another buffer, or on several devices.
-        RuntimeError: arrays were deleted, or are on a device that torch does not see.
+    TypeError for traced arrays and dtypes that torch does not have; ValueError for a state of another buffer, on several
+    devices, or with an array twice; RuntimeError for deleted arrays, and for a device that torch does not see.
     """
 
     def __init__(
@@ -63,23 +61,21 @@ class FunctionalReplayBuffer:
     ) -> None:
         if not isinstance(buffer, fbuf.Buffer | fbuf.Mixture):
             raise TypeError(f"buffer must be a fbuf.Buffer or fbuf.Mixture, got {type(buffer).__name__}")
-        item, like = specs_of(buffer, state)
-        self.buffer, self._held = buffer, HeldState(state, like)
+        self.buffer, self.priority_key, self.generator, self.beta = buffer, priority_key, generator, beta
+        self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
+        self._members = buffer.buffers if isinstance(buffer, fbuf.Mixture) else (buffer,)
+        item = item_of(self._members[0], state[0] if isinstance(state, tuple) and state else state)
+        self._held = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
         self._lock = self._held.lock
-        self.device = torch_device(self._held.device)
-        self._items = Items(item, self.device)
-        member = buffer.buffers[0] if isinstance(buffer, fbuf.Mixture) else buffer
-        flags = truncated_key is not None and isinstance(member.sampler, fbuf.Slices)
+        self.device = bridge.torch_device(self._held.device)
+        self._items = items_of(item, self.device)
+        flags = truncated_key is not None and isinstance(self._members[0].sampler, fbuf.Slices)
         truncated = as_path(truncated_key) if flags else ()
         if self._items.is_dict and any(truncated[:n] in self._items.paths for n in range(1, len(truncated))):
             raise ValueError(f"truncated_key={truncated_key!r} lies below a tensor of the items: give another, or None")
-        structure = jax.tree.structure(state)
-        self._programs = programs(buffer, structure, self._items.structure, tuple(self._items.paths), truncated)
-        self._keeps = any(each.sampler.keeps_priorities for each in self._programs.members)
-        self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
-        self.priority_key, self.generator = priority_key, generator
-        self.beta = beta
-        self._drawings: dict[int, Any] = {}
+        self._programs = programs(buffer, self._items, truncated)
+        self._drawing = functools.cache(functools.partial(Drawing, self._programs, self._items))
+        self._keeps = any(each.sampler.keeps_priorities for each in self._members)
         self._has_ended = False  # the epoch, with the last batch of `next`
 
     @property
@@ -105,39 +101,34 @@ class FunctionalReplayBuffer:
     def __len__(self) -> int:
         """Items stored, in all lanes and members."""
         with self._lock:
-            states = zip(self._programs.members, self._programs.states(self._held.leaves), strict=True)
-            return sum(int(state.ring.size) * each.items_per_row for each, state in states)
+            return int(self.buffer.size(self._held.tree(self._held.leaves)))
 
-    # ------------------------------------------------------------------ writes
-
-    def extend(self, data: Any, *, member: int | None = None, lanes_first: bool = False) -> Tensor:
-        """Write a batch of leaves [n, *lanes, ...]; with `lanes_first` [*lanes, n, ...]. Returns the index of each item.
+    def extend(self, data: Any, *, member: int | None = None) -> Tensor:
+        """Write a batch of leaves [n, *lanes, ...]. Returns the index of each item.
 
         The index is int64 [n], with lanes [n * lanes, dims] in the order of time, then lanes; -1 for an item that was not
-        kept. Data has the structure of the items of the state, their shapes and dtypes: nothing is cast. An entry
-        `priority_key` of TensorDicts gives the new items priorities, where the sampler keeps some. A `Mixture` is written
-        to by `member`. The data is copied. KeyError, TypeError, ValueError or RuntimeError where it does not fit: nothing
-        is written then. One trace for each n.
+        kept. Data has the structure, shapes and dtypes of the stored items: nothing is cast. The data is copied. An entry
+        `priority_key` of TensorDicts gives new items priorities, where the sampler keeps some. A `Mixture` is written to by
+        `member`. KeyError, TypeError, ValueError or RuntimeError where data does not fit: nothing is written then. One
+        trace for each n.
         """
-        number = self._member(member)
-        lanes = self._programs.members[number].lanes
-        data, priority = self._without_priority(data)
-        rows = self._items.arrays(data, 1 + len(lanes))
-        shape = rows[0].shape[: 1 + len(lanes)] if rows else (0,)
-        if priority is not None:
-            if priority.numel() != math.prod(shape):
-                raise RuntimeError(
-                    f"{priority.numel()} priorities for items of shape {list(shape)}; nothing was written"
-                )
-            priority = priority.reshape(shape).movedim(len(lanes), 0) if lanes_first else priority
-            values, _ = good_priorities(priority.reshape(-1), _float(priority))
-        if not math.prod(shape):
-            return torch.zeros((0, 1 + len(lanes))[: 1 + bool(lanes)], dtype=torch.int64, device=self.device)
+        number = number_of(member, self.buffer)
+        dims = 1 + len(self._members[number].lanes)
+        priority = data.get(self.priority_key, None) if self._keeps and is_tensor_collection(data) else None
+        if priority is not None and as_path(self.priority_key) not in self._items.paths:
+            data = data.exclude(self.priority_key)
+        rows = self._items.arrays(data, dims)
+        count = math.prod(rows[0].shape[:dims])
+        if priority is not None and priority.numel() != count:
+            raise RuntimeError(f"{priority.numel()} priorities for {count} items; nothing was written")
+        values = None if priority is None else priorities_of(priority.reshape(-1))
+        if not count:
+            return torch.zeros((0, dims) if dims > 1 else 0, dtype=torch.int64, device=self.device)
         with self._lock:
-            (words,) = self._held.donate(self._programs.extend, rows, number, lanes_first)
-            index = bridge.hand_over(words).view(torch.int64)
-            if priority is not None:
-                self._update(*slots_of(index, self._programs.members, number), values)
+            (written,) = self._held.donate(self._programs.extend, rows, number)
+            index = bridge.hand_over(written, torch.int64)
+            if values is not None:
+                self._update(*slots_of(index, self._members, number), values)
         return index
 
     def add(self, item: Any, *, member: int | None = None) -> Any:
@@ -147,23 +138,21 @@ class FunctionalReplayBuffer:
         """
         rows = item.unsqueeze(0) if is_tensor_collection(item) else jax.tree.map(lambda leaf: leaf[None], item)
         index = self.extend(rows, member=member)
-        if index.ndim > 1:
-            return index
-        return None if (slot := int(index)) < 0 else slot
+        return index if index.ndim > 1 else None if index < 0 else int(index)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give items new priorities, one for each or one for all, as the "index" of samples names them.
 
-        index: an int, integers [n] or coordinates [n, dims]; -1 is ignored. Of a `Mixture` the nested "index" of a sample.
-        TypeError where the sampler keeps no priorities, IndexError out of range, ValueError for priorities that are
-        negative or not finite, RuntimeError for a wrong number of them. Nothing is changed then. O(n log capacity).
+        index: an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. Of a
+        `Mixture` the nested "index" of a sample. TypeError where the sampler keeps no priorities, IndexError out of range,
+        ValueError for priorities that are negative or not finite, RuntimeError for a wrong number of them. Nothing is
+        changed then. O(n log capacity).
         """
         if not self._keeps:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
-        slots, members = slots_of(index, self._programs.members)
-        values = one_for_each(slots, good_priorities(priority, _float(priority))[0])
+        slots, members = slots_of(index, self._members)
+        values = one_for_each(slots, priorities_of(priority))
         with self._lock:
-            self._held.refuse_out()
             self._update(slots, members, values)
 
     def update_tensordict_priority(self, data: Any) -> None:
@@ -175,28 +164,23 @@ class FunctionalReplayBuffer:
             priority = data[self.priority_key]
             self.update_priority(data["index"], priority.reshape(priority.shape[0], -1).amax(1))
 
-    def _update(self, slots: np.ndarray, members: np.ndarray, values: np.ndarray) -> None:
-        if slots.size:
-            padded = (compiled.padded(each, _LEAST) for each in (slots, members, values))
-            self._held.donate(self._programs.update, *padded)
-
     def empty(self) -> None:
         """Remove all items. The memory is kept."""
         with self._lock:
+            self._held.refuse_out()
             if self._held.is_lost:
                 with jax.default_device(self._held.device):
                     self._held.replace(self.buffer.init(self._items.spec))
             self._held.donate(self._programs.clear)
-
-    # ------------------------------------------------------------------ reads
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """A batch; with `return_info` also the info, a dict.
 
         TensorDicts have the info among their entries: "index"; "priority_weight" where the sampler keeps priorities; for
         slices, which come one after the other, [slices * time], the flags of `truncated_key`, and where slices may be
-        padded ("collector", "mask"). Of a `Mixture` "index" is nested: "index", a slot, and "buffer_ids". The last batch of
-        an epoch may be smaller. RuntimeError where nothing can be drawn. One trace for each batch size.
+        padded ("collector", "mask"). Of a `Mixture` "index" is nested: "index", a slot, and "buffer_ids". The batch is
+        smaller where fewer items can be drawn: at the end of an epoch, or where a member of a `Mixture` is empty.
+        RuntimeError where there are none. One trace for each batch size.
         """
         drawing, tensors, _ = self._draw(batch_size)
         data = drawing.data(tensors)
@@ -208,24 +192,17 @@ class FunctionalReplayBuffer:
         if size is None:
             raise RuntimeError("batch_size not specified: give it to sample(), or to from_fbuf()")
         with self._lock:
-            leaves, drawing = self._held.leaves, self._drawings.get(size)
-            if drawing is None:
-                drawing = self._drawings[size] = Drawing(self._programs, self._items, size, leaves)
-            key = randomness.key(self.generator)
-            drawn: Any
-            if drawing.moving:
-                drawn = self._held.donate(drawing.run, key, self._beta)
-            else:
-                drawn = drawing.run(leaves, key, self._beta)[1:]
-        tensors, ended = drawing.tensors(drawn)
-        if not tensors:
-            raise RuntimeError(self._nothing())
-        return drawing, tensors, ended
-
-    def _nothing(self) -> str:
+            leaves, drawing = self._held.leaves, self._drawing(size)
+            given = randomness.key(self.generator), self._beta
+            drawn: Any = (
+                drawing.program(leaves, *given)[1:] if not drawing.moves else self._held.donate(drawing.program, *given)
+            )
+        tensors, ended = drawing.tensors(*drawn)
+        if tensors:
+            return drawing, tensors, ended
         if not len(self):
-            return "Cannot sample from an empty storage. Call extend() or add() first."
-        return (
+            raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
+        raise RuntimeError(
             f"nothing can be drawn from the {len(self)} stored items: for slices no trajectory is long enough, all items of "
             "a queue were returned, or an epoch has fewer items than a batch"
         )
@@ -249,31 +226,20 @@ class FunctionalReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """A copy of the items at slots: an int, a slice, integers, a mask, or the index of a sample.
 
-        Of a `Mixture`: `rb[member, index]`. IndexError for slots that hold nothing.
+        Of a `Mixture`: `rb[member, index]`. IndexError for slots that hold nothing. O(capacity).
         """
-        number = 0
-        if isinstance(self.buffer, fbuf.Mixture):
-            number, index = index
-            self._member(number)
+        number, index = index if isinstance(self.buffer, fbuf.Mixture) else (None, index)
+        number = number_of(number, self.buffer)
+        if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
+            index = slots_of(index, self._members, number)[0]
         with self._lock:
-            leaves, member = self._held.leaves, self._programs.members[number]
-            stored = np.arange(
-                int(self._programs.states(leaves)[number].ring.size) * member.items_per_row, dtype=np.int32
-            )
-            if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
-                index = slots_of(index, self._programs.members, number)[0]
+            leaves, member = self._held.leaves, self._members[number]
+            stored = np.arange(int(member.size(self._programs.states(leaves)[number])), dtype=np.int32)
             slots = stored[index.cpu().numpy() if isinstance(index, Tensor) else index]
-            flat = slots.reshape(-1)
-            arrays = self._programs.read(leaves, compiled.padded(flat), number) if flat.size else None
-        if arrays is None:
-            specs = jax.tree.leaves(self._items.spec)
-            arrays = [jnp.zeros((0, *spec.shape), spec.dtype) for spec in specs]
-        return self._items.build(
-            [bridge.hand_over(array)[: flat.size].reshape((*slots.shape, *array.shape[1:])) for array in arrays],
-            slots.shape,
-        )
-
-    # ------------------------------------------------------------------ the state out, and checkpoints
+            flat = slots.reshape(-1) if slots.size else np.zeros(1, np.int32)  # an empty batch is part of one row
+            arrays = self._programs.read(leaves, compiled.padded(flat), number)
+        tensors = [bridge.hand_over(each)[: slots.size].reshape((*slots.shape, *each.shape[1:])) for each in arrays]
+        return self._items.build(tensors, slots.shape)
 
     def functional(self, *, backup: bool = True) -> contextlib.AbstractContextManager[Handle]:
         """Take the state over, for programs that have it donated; assign the one to be given back to `handle.state`.
@@ -282,11 +248,11 @@ class FunctionalReplayBuffer:
                 handle.state, net = train(handle.state, net)  # jitted, with donate_argnums=0
 
         Until the block ends, other calls of the buffer raise RuntimeError. At its end, which waits for the programs, the
-        buffer has the last state assigned, also where the block raised. If that one was donated to a program that failed,
-        or nothing was given back, it has the copy that was taken at the entry: RuntimeError where the block itself did not
-        raise. With `backup=False` no copy is taken, and the state is lost then: calls raise RuntimeError until `loads()` or
-        `empty()`. Assigning a state of another buffer raises ValueError, traced arrays TypeError, deleted ones RuntimeError.
-        NotEnoughMemoryError where the copy does not fit. The entry costs that copy, and nothing with `backup=False`.
+        buffer has the last state assigned, also where the block raised. If that one has no values (it was donated and
+        nothing was given back, or its program failed), the buffer has the copy from the entry: RuntimeError where the block
+        did not raise. With `backup=False` there is no copy, and the state is lost then: calls raise RuntimeError until
+        `loads()` or `empty()`. Assigning raises the errors of the constructor, and ValueError for a state on another
+        device. NotEnoughMemoryError where the copy does not fit. The entry costs that copy, and nothing without it.
         """
         return self._held.lend(self.buffer, backup)
 
@@ -304,9 +270,9 @@ class FunctionalReplayBuffer:
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Load what `dumps` or `fbuf.save_state` saved of a buffer with the same rules and items.
 
-        The generator and beta go on as they are where the folder has none, and a generator that is not of this buffer is
-        ignored. After an error nothing has changed: FileNotFoundError, CheckpointCorrupt, CheckpointMismatch with all
-        differences, or for the state of a generator of another kind.
+        Beta and the buffer's own generator, if any, are loaded where the folder has them. After an error nothing has
+        changed: FileNotFoundError, CheckpointCorrupt, CheckpointMismatch with all differences, or for the state of a
+        generator of another kind.
         """
         with self._lock:
             self._held.refuse_out()
@@ -321,36 +287,13 @@ class FunctionalReplayBuffer:
             self._held.replace(state)
             self.beta = beta
 
-    # ------------------------------------------------------------------ arguments
-
-    def _member(self, member: int | None) -> int:
-        """The number of a member. TypeError for none in a mixture, and for one of a single buffer."""
-        if (member is None) is isinstance(self.buffer, fbuf.Mixture):
-            what = "a mixture is written to and read by member" if member is None else "a single buffer has no members"
-            raise TypeError(f"{what}, got member={member!r}")
-        if member is not None and not 0 <= member < len(self._programs.members):
-            raise IndexError(f"there are {len(self._programs.members)} members, got member={member}")
-        return member or 0
-
-    def _without_priority(self, data: Any) -> tuple[Any, Tensor | None]:
-        """Data without an entry `priority_key` that items do not have; and that entry, where priorities are kept."""
-        if not (self._keeps and self._items.is_dict and is_tensor_collection(data)):
-            return data, None
-        priority = data.get(self.priority_key, None)
-        if priority is None or as_path(self.priority_key) in self._items.paths:
-            return data, priority
-        return data.exclude(self.priority_key), priority
+    def _update(self, slots: np.ndarray, members: np.ndarray, values: np.ndarray) -> None:
+        if slots.size:
+            padded = (compiled.padded(each, _LEAST) for each in (slots, members, values))
+            self._held.donate(self._programs.update, *padded)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.buffer!r}, batch_size={self.batch_size}, is_out={self.is_out})"
 
 
-def _float(priority: Any) -> str:
-    """The dtype in which priorities go to the sampler."""
-    wide = getattr(priority, "dtype", None) in (torch.float64, np.float64)
-    return str(jax.dtypes.canonicalize_dtype("float64" if wide else "float32"))
-
-
-def from_fbuf(buffer: fbuf.Buffer | fbuf.Mixture, state: Any, **options: Any) -> FunctionalReplayBuffer:
-    """A stateful torch-side replay buffer over a functional buffer and its state. Options: see `FunctionalReplayBuffer`."""
-    return FunctionalReplayBuffer(buffer, state, **options)
+from_fbuf = FunctionalReplayBuffer  # the name that pairs with `to_fbuf`

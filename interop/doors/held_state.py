@@ -12,144 +12,173 @@ import jax.numpy as jnp
 import fbuf
 from fbuf import NotEnoughMemoryError, Plan, memory_plan
 from fbuf.free_memory import place_of
-from interop.doors.given_state import check_arrays, refuse_other
 from interop.interrupts import uninterrupted
 from interop.storages.lock import Lock
 
-_SMALL = 1 << 26  # bytes of a state below which free memory is not asked for
-
-
-class Handle:
-    """The state of a buffer while a functional loop has it. Assign `state` before the block ends."""
-
-    def __init__(self, buffer: fbuf.Buffer | fbuf.Mixture, state: Any, like: Any) -> None:
-        self.buffer, self._state, self._like, self._is_open = buffer, state, like, True
-
-    @property
-    def state(self) -> Any:
-        """The state. Programs may have it donated. ValueError or TypeError for one that is not of this buffer."""
-        if not self._is_open:
-            raise RuntimeError("the block of functional() has ended, and the buffer has its state again")
-        return self._state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        assert self.state is not None
-        check_arrays(state)
-        refuse_other(self._like, state)
-        self._state = state
-
-    def close(self) -> Any:
-        """The last state assigned. The handle ends."""
-        self._is_open = False
-        return self._state
+_SMALL = 1 << 26  # bytes of a state below which free memory is not asked for, which takes a millisecond
 
 
 class HeldState:
-    """The leaves of a state, and whether there are any. All but `lend` is for holders of the lock.
+    """The leaves of a state, and whether a functional loop has them. All but `lend` is for holders of the lock.
 
     Args:
-        state: arrays on one device.
-        like: their shapes and dtypes.
+        state, like: arrays, and their shapes and dtypes. The errors of `check`.
     """
 
     def __init__(self, state: Any, like: Any) -> None:
-        self.like, self.lock = like, Lock()
-        self._structure = jax.tree.structure(like)
-        self._leaves = tuple(jax.tree.leaves(state))
-        self.device: jax.Device = next(iter(self._leaves[0].devices()))
-        self._out = self._lost = ""  # where the state was taken to; why there is none
+        self.like, self.lock, self.device = like, Lock(), check(state, like)
+        self.replace(state)
+        self._taken_at = ""  # the place of the block that has the state
 
     @property
     def is_out(self) -> bool:
         """Whether a functional loop has the state."""
-        return bool(self._out)
+        return bool(self._taken_at)
 
     @property
     def is_lost(self) -> bool:
-        """Whether a program failed that had it donated, and there is no copy."""
-        return bool(self._lost)
+        """Whether a program that had the state donated did not give it back."""
+        return any(leaf.is_deleted() for leaf in self._leaves)
 
     @property
     def leaves(self) -> tuple[jax.Array, ...]:
         """The arrays. RuntimeError while the state is out, or where it was lost."""
         self.refuse_out()
-        if self._lost:
-            raise RuntimeError(self._lost)
+        if self.is_lost:
+            raise RuntimeError("the state was donated to a program that did not give it back: call loads() or empty()")
         return self._leaves
 
     def refuse_out(self) -> None:
         """RuntimeError while the state is out."""
-        if self._out:
+        if self._taken_at:
             raise RuntimeError(
-                f"the state of this buffer is out: functional() took it at {self._out}. End that block first"
+                f"the state of this buffer is out: functional() took it at {self._taken_at}. End that block first"
             )
 
     def tree(self, leaves: Any) -> Any:
         """The state of these leaves."""
-        return jax.tree.unflatten(self._structure, leaves)
+        return jax.tree.unflatten(jax.tree.structure(self.like), leaves)
 
     def replace(self, state: Any) -> None:
-        """Hold another state of the same buffer."""
-        self._leaves, self._lost = tuple(jax.tree.leaves(state)), ""
+        """Hold another state of the same buffer. It is committed: programs do not move it to JAX's default device."""
+        with jax.ensure_compile_time_eval():  # arrays also where a program is being traced
+            self._leaves = tuple(jax.device_put(jax.tree.leaves(state), self.device))
 
     def donate(self, program: Callable[..., Any], *given: Any) -> list[Any]:
-        """Run a program that has the leaves donated and returns them first; what else it returns. Signals wait.
-
-        Where it fails after it had them donated, the state is lost.
-        """
+        """Run a program that has the leaves donated and returns them first; what else it returns. Signals wait."""
         leaves = self.leaves
-        try:
-            with uninterrupted():
-                self._leaves, *more = program(leaves, *given)
-        except BaseException as error:
-            if any(leaf.is_deleted() for leaf in self._leaves):
-                self._lost = f"a program that had the state donated failed ({error!r}): call loads() or empty()"
-            raise
+        with uninterrupted():
+            self._leaves, *more = program(leaves, *given)
         return more
 
     @contextlib.contextmanager
-    def lend(self, buffer: fbuf.Buffer | fbuf.Mixture, backup: bool) -> Iterator[Handle]:
+    def lend(self, buffer: fbuf.Buffer | fbuf.Mixture, backup: bool) -> Iterator["Handle"]:
         """A block in which a functional loop has the state. See `FunctionalReplayBuffer.functional`."""
         with self.lock:
             leaves = self.leaves
             copy = self._copied(leaves) if backup else None
             frame = traceback.extract_stack(limit=3)[0]  # below are contextlib and this function
-            self._out = f"{frame.filename}:{frame.lineno} in {frame.name}, thread {threading.current_thread().name}"
-        handle, raised = Handle(buffer, self.tree(leaves), self.like), True
+            thread = threading.current_thread().name
+            self._taken_at = f"{frame.filename}:{frame.lineno} in {frame.name}, thread {thread}"
+        handle, failure, has_raised = Handle(buffer, self.tree(leaves), self._accept), None, True
         try:
             yield handle
-            raised = False
+            has_raised = False
         finally:
-            leaves = tuple(jax.tree.leaves(handle.close()))
-            alive = is_alive(leaves)
-            lost = "the state was donated in a block of functional(), and no live one was assigned to handle.state"
-            with self.lock:
-                self._leaves = leaves if alive or copy is None else copy
-                self._lost = "" if alive or copy is not None else f"{lost}: call loads() or empty()"
-                self._out = ""
-            if not (alive or raised):
-                raise RuntimeError(
-                    lost + ("; the buffer has the copy from its entry again" if copy else ": it is lost")
-                )
+            with uninterrupted():
+                failure = self._take_back(handle.close(), copy)
+            if failure is not None and not has_raised:
+                rest = "the state is lost" if self.is_lost else "the buffer has the state from the entry again"
+                raise RuntimeError(f"no state that is alive was assigned to handle.state; {rest}") from failure
+
+    def _take_back(self, state: Any, copy: Any) -> Exception | None:
+        """Hold the state that a block leaves, or the one from its entry. Returns why the state has no values."""
+        failure = None
+        try:
+            jax.block_until_ready(state)
+        except Exception as error:  # some arrays are deleted, or the program that makes them failed
+            failure = error
+            for leaf in jax.tree.leaves(state):
+                leaf.delete()  # others may be alive, but the state is lost as a whole
+        with self.lock:
+            if failure is None:
+                self.replace(state)
+            elif copy is not None and self.is_lost:
+                self.replace(copy)
+            self._taken_at = ""
+        return failure
+
+    def _accept(self, state: Any) -> None:
+        """Raise for a state that is not of this buffer and its device."""
+        if (device := check(state, self.like)) != self.device:
+            raise ValueError(f"the state is on {device}, that of the buffer on {self.device}: use jax.device_put")
 
     def _copied(self, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        if sum(leaf.nbytes for leaf in leaves) > _SMALL:
-            try:
+        try:
+            if sum(leaf.nbytes for leaf in leaves) > _SMALL:
                 Plan.of(memory_plan.shares_of(self.like, place_of(self.device))).check()
-            except NotEnoughMemoryError as error:
-                raise NotEnoughMemoryError(
-                    f"functional() copies the state, for a block that fails; pass backup=False to go without: {error}"
-                ) from error
-        return tuple(map(jnp.copy, leaves))
+        except NotEnoughMemoryError as error:
+            raise NotEnoughMemoryError(f"backup=False goes without a copy of the state: {error}") from error
+        with jax.ensure_compile_time_eval():
+            return tuple(map(jnp.copy, leaves))
 
 
-def is_alive(leaves: tuple[jax.Array, ...]) -> bool:
-    """Whether all arrays have their values. Waits for them."""
-    if any(leaf.is_deleted() for leaf in leaves):
-        return False
-    try:
-        jax.block_until_ready(leaves)
-    except Exception:  # the program that makes them failed
-        return False
-    return True
+class Handle:
+    """The state of a buffer while a functional loop has it. Assign `state` before the block ends."""
+
+    def __init__(self, buffer: fbuf.Buffer | fbuf.Mixture, state: Any, accept: Callable[[Any], None]) -> None:
+        self.buffer, self._state, self._accept, self._is_open = buffer, state, accept, True
+
+    @property
+    def state(self) -> Any:
+        """The state. Programs may have it donated. Setting it raises for one that is not of this buffer and its device."""
+        self._refuse_closed()
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._refuse_closed()
+        self._accept(state)
+        self._state = state
+
+    def close(self) -> Any:
+        """End the handle. Returns the last state assigned."""
+        self._is_open = False
+        return self._state
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("the block of functional() has ended, and the buffer has its state again")
+
+
+def check(state: Any, like: Any) -> jax.Device:
+    """The device of a state that can be donated.
+
+    TypeError for traced arrays and other leaves, RuntimeError for deleted arrays, ValueError for another structure, shape or
+    dtype, for several devices, and for an array that is there twice.
+    """
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
+    for name, leaf in named:
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"state{name} is traced: give what the program returned, outside of it")
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"state{name} must be a jax.Array, got {type(leaf).__name__}")
+        if leaf.is_deleted():
+            raise RuntimeError(f"state{name} was deleted: a program had it donated. Give the state that it returned")
+    found = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named}
+    leaves = jax.tree_util.tree_leaves_with_path(like)
+    wanted = {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+    structures: list[Any] = [jax.tree.structure(each) for each in (state, like)]
+    if found != wanted or structures[0] != structures[1]:
+        differences = [
+            f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}"
+            for name in sorted(found.keys() | wanted.keys())
+            if found.get(name) != wanted.get(name)
+        ]
+        raise ValueError("the state is of another buffer: " + ("; ".join(differences) or f"{state}"[:200]))
+    devices = {device for _, leaf in named for device in leaf.devices()}
+    if len(devices) > 1:
+        raise ValueError(f"the state is on {len(devices)} devices: gather it on one first (jax.device_put)")
+    if len({id(leaf) for _, leaf in named}) < len(named):
+        raise ValueError("an array of the state is there twice, and cannot be donated twice: copy it (jnp.copy)")
+    return devices.pop()

@@ -1,16 +1,19 @@
 """Items of a functional buffer as TensorDicts, or as other pytrees of tensors."""
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
+import fbuf
 from interop import bridge
-from interop.codec import Layout
+from interop.codec import Layout, Path
 
 
 class Items:
@@ -23,24 +26,22 @@ class Items:
 
     def __init__(self, spec: Any, device: torch.device) -> None:
         self.spec, self.structure, self.device = spec, jax.tree.structure(spec), device
-        self.is_dict = isinstance(spec, dict) and _is_dict(spec)
-        tensors = jax.tree_util.tree_map_with_path(lambda path, leaf: example(jax.tree_util.keystr(path), leaf), spec)
-        self._layout = Layout.of(self.as_tensordict(tensors) if self.is_dict else _named(tensors), 0)
-        self.paths = [leaf.path for leaf in self._layout.leaves]
+        self.is_dict = type(spec) is dict and _has_text_keys(spec)
+        self._specs: dict[Path, Any] = {
+            tuple(entry.key for entry in path) if self.is_dict else (jax.tree_util.keystr(path) or "item",): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
+        }
+        self.paths = tuple(self._specs)
+        self._layout = self.with_entries({})
 
-    def with_entries(self, entries: dict[Any, Any]) -> Layout:
+    def with_entries(self, entries: dict[Path, Any]) -> Layout:
         """The layout of TensorDicts that have these entries, specs by path, too."""
-        data = self.as_tensordict(jax.tree.map(lambda leaf: example("", leaf), self.spec))
-        for path, leaf in entries.items():
-            data.set(path, example(str(path), leaf))
+        data = TensorDict()
+        for path, leaf in (self._specs | entries).items():
+            if (dtype := bridge.FROM_NUMPY.get(leaf.dtype)) is None:
+                raise TypeError(f"item {path}: torch has no dtype for {leaf.dtype}")
+            data.set(path, torch.empty(leaf.shape, dtype=dtype, device="cpu"))
         return Layout.of(data, 0)
-
-    def as_tensordict(self, data: Any) -> Any:
-        """Nested dicts as TensorDict, in JAX's order of keys."""
-        held = (
-            {key: self.as_tensordict(value) for key, value in sorted(data.items())} if isinstance(data, dict) else data
-        )
-        return TensorDict(held, []) if isinstance(data, dict) else data
 
     def arrays(self, data: Any, dims: int) -> list[Any]:
         """Copies of the leaves of a batch, for a program on the device of the state, in JAX's order.
@@ -52,9 +53,9 @@ class Items:
             given: Any = jax.tree.structure(data)
             if given != self.structure:
                 raise TypeError(f"items are {self.structure}, got {given}; nothing was written")
-            data = _named(data)
-        elif isinstance(data, dict):
-            data = self.as_tensordict(data)
+            data = {path[0]: leaf for path, leaf in zip(self.paths, jax.tree.leaves(data), strict=True)}
+        if isinstance(data, dict):
+            data = TensorDict(data)
         elif is_tensor_collection(data) and not isinstance(data, TensorDict):
             data = data.to_tensordict()
         try:
@@ -74,23 +75,31 @@ class Items:
         return jax.tree.unflatten(self.structure, tensors)
 
 
-def example(name: str, leaf: Any) -> Tensor:
-    """A tensor of the shape and dtype of a spec."""
-    dtype = bridge.FROM_NUMPY.get(leaf.dtype)
-    if dtype is None:
-        raise TypeError(f"item{name}: torch has no dtype for {leaf.dtype}")
-    return torch.empty(leaf.shape, dtype=dtype, device="cpu")
+def item_of(member: fbuf.Buffer, state: Any) -> Any:
+    """The shapes and dtypes of an item of a state. ValueError for what is no state of this buffer."""
+    if not isinstance(state, fbuf.BufferState):
+        raise ValueError(f"the state must be what {type(member).__name__}.init returns, got {type(state).__name__}")
+    specs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), state)
+    rows = jax.eval_shape(member.read, specs, jax.ShapeDtypeStruct((1,), jnp.int32))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
 
 
-def _is_dict(spec: Any) -> bool:
-    """Whether nodes are dicts with text keys only."""
-    if not isinstance(spec, dict):
+@functools.lru_cache(maxsize=64)
+def _shared(structure: Any, leaves: tuple[Any, ...], device: torch.device) -> Items:
+    return Items(jax.tree.unflatten(structure, leaves), device)
+
+
+def items_of(spec: Any, device: torch.device) -> Items:
+    """The same `Items` for equal specs, so that buffers share their programs."""
+    leaves, structure = jax.tree.flatten(spec)
+    return _shared(structure, tuple(leaves), device)
+
+
+def _has_text_keys(spec: Any) -> bool:
+    """Whether all nodes are dicts with text keys. JAX sorts the keys of no other kind of dict."""
+    if type(spec) is not dict:
         return jax.tree_util.all_leaves([spec])
-    return all(isinstance(key, str) and _is_dict(value) for key, value in spec.items())
-
-
-def _named(data: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path) or "item": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(data)}
+    return all(isinstance(key, str) and _has_text_keys(value) for key, value in spec.items())
 
 
 def _copy(tensor: Tensor, device: torch.device) -> np.ndarray | jax.Array:

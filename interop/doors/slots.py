@@ -1,35 +1,45 @@
-"""Slots of a functional buffer, as the index of a sample names them."""
+"""Members, slots and priorities of a functional buffer, as users name them."""
 
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
 import fbuf
+from interop.samplers.given import flat_slots, good_priorities, of_coordinates, refuse_below
+
+
+def number_of(member: int | None, buffer: fbuf.Buffer | fbuf.Mixture) -> int:
+    """The number of a member. TypeError for none of a mixture, and for one of a single buffer; IndexError out of range."""
+    if (member is None) is isinstance(buffer, fbuf.Mixture):
+        raise TypeError(f"a mixture needs the number of a member, a single buffer has none, got member={member!r}")
+    if isinstance(buffer, fbuf.Mixture) and not 0 <= (member or 0) < len(buffer.buffers):
+        raise IndexError(f"there are {len(buffer.buffers)} members, got member={member}")
+    return member or 0
 
 
 def slots_of(index: Any, every: tuple[fbuf.Buffer, ...], member: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Slots, int32 [n], and their members. TypeError and IndexError for what names no slots."""
     members: Any = member
     if is_tensor_collection(index) or isinstance(index, dict):
-        index, members = index["index"], index["buffer_ids"].cpu().numpy()
-    index = torch.stack([torch.as_tensor(each) for each in index], -1) if isinstance(index, tuple) else index
-    given = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
-    if given.dtype.kind not in "iu" and given.size:
-        raise TypeError(f"index must be integers, got {given.dtype}")
-    members = np.broadcast_to(np.asarray(members, np.int32), given.shape[:1] or (1,))
-    if members.size and not 0 <= members.min() <= members.max() < len(every):
-        raise IndexError(f"there are {len(every)} members, got buffer_ids {members.min()} to {members.max()}")
-    shape = every[member].capacity, *every[member].lanes
-    if given.ndim == 2 and given.shape[1] == len(shape) > 1:
-        try:
-            given = np.ravel_multi_index(tuple(given.T), shape)
-        except ValueError as error:
-            raise IndexError(f"coordinates out of range for {shape}: {error}") from error
+        index, members = index["index"], index["buffer_ids"].cpu()
+    if isinstance(index, tuple):
+        index = torch.stack([torch.as_tensor(each) for each in index], -1)
+    index = index.cpu() if isinstance(index, Tensor) else index
+    if np.ndim(index) == 2 and every[member].lanes:
+        index = of_coordinates(np.asarray(index), (every[member].capacity, *every[member].lanes))
+    slots, lowest, _ = flat_slots(index, None)
+    refuse_below(lowest)
+    members = np.broadcast_to(np.asarray(members, np.int32), slots.shape)
     limits = np.asarray([each.capacity * each.items_per_row for each in every])
-    slots = given.reshape(-1)
-    if slots.size and (slots.min() < -1 or (slots >= limits[members]).any()):
-        raise IndexError(f"slots are from 0 to {limits.tolist()} by member, or -1, got {slots.min()} to {slots.max()}")
+    if not np.isin(members, range(len(every))).all() or (slots >= limits[members]).any():
+        raise IndexError(f"index out of range: buffers have {limits.tolist()} items, got {slots} of buffers {members}")
     return slots.astype(np.int32), members
+
+
+def priorities_of(priority: Any) -> np.ndarray:
+    """Priorities in the widest float that JAX has. TypeError for no real numbers, ValueError for refused ones."""
+    return good_priorities(priority, str(jax.dtypes.canonicalize_dtype("float64")))[0]

@@ -36,7 +36,9 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
     if array.dtype.kind not in "iu":
         raise TypeError(f"index must be integers, got {array.dtype}")
     if array.ndim == 2 and not (array.shape[1] == 1 and (storage is None or storage.ndim == 1)):
-        array = _of_coordinates(array, storage)
+        if storage is None or storage.shape is None:
+            raise RuntimeError("an index of several columns needs the storage, to know its shape")
+        array = of_coordinates(array, tuple(storage.shape))
     array = array.reshape(-1)
     if array.dtype == np.int64:
         most = _largest(array.view(np.uint64))
@@ -56,10 +58,8 @@ def refuse_below(lowest: int) -> None:
         raise IndexError(f"index {lowest} is negative: only -1 is allowed, for an item that was not kept")
 
 
-def _of_coordinates(array: np.ndarray, storage: Storage | None) -> np.ndarray:
-    if storage is None or storage.shape is None:
-        raise RuntimeError("an index of several columns needs the storage, to know its shape")
-    shape = tuple(storage.shape)
+def of_coordinates(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Flat slots [n] for coordinates [n, ndim] in a shape. RuntimeError for another ndim, IndexError out of range."""
     if array.shape[1] != len(shape):
         raise RuntimeError(f"coordinates need {len(shape)} columns, one for each item dim, got {array.shape[1]}")
     flat = np.zeros(array.shape[0], np.int64)

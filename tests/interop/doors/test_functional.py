@@ -1,6 +1,10 @@
 """The state goes out to jitted loops and comes back; a loop that fails leaves a whole buffer."""
 
+import collections
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
 from typing import NamedTuple
 
@@ -121,7 +125,7 @@ def test_a_block_that_fails_leaves_the_last_whole_state(rb, place, backup):
             raise ZeroDivisionError
     assert not rb.is_out
     if place == "nothing given back":
-        assert "no live one was assigned" in str(caught.value)
+        assert "no state that is alive" in str(caught.value)
     if not kept:
         for call in (rb.sample, lambda: rb.extend(rows()), lambda: rb.functional().__enter__()):
             with pytest.raises(RuntimeError, match=r"loads\(\) or empty\(\)"):
@@ -137,7 +141,7 @@ def test_a_block_that_fails_leaves_the_last_whole_state(rb, place, backup):
 
 def test_a_lost_state_is_loaded_again(rb, tmp_path):
     rb.dumps(tmp_path / "x")
-    with pytest.raises(RuntimeError, match="it is lost"), rb.functional(backup=False) as handle:
+    with pytest.raises(RuntimeError, match="the state is lost"), rb.functional(backup=False) as handle:
         loop(handle.state, False)
     rb.loads(tmp_path / "x")
     assert stored(rb) == [0, 1, 2, 3, 4]
@@ -175,6 +179,61 @@ def test_only_a_state_of_this_buffer_can_be_given_back(rb):
         jax.jit(lambda state: interop.from_fbuf(BUFFER, state))(rb.state)
     with pytest.raises(ValueError, match=r"what Buffer.init returns"):
         interop.from_fbuf(BUFFER, (jnp.zeros(1),))
+    twice = BUFFER.init(ITEM)
+    with pytest.raises(ValueError, match="cannot be donated twice"):
+        interop.from_fbuf(fbuf.Mixture((BUFFER, BUFFER)), (twice, twice))
+
+
+def test_a_state_that_its_giver_donates_is_lost_until_the_buffer_is_emptied():
+    state = BUFFER.init(ITEM)
+    made = interop.from_fbuf(BUFFER, state, batch_size=2)
+    jax.block_until_ready(loop(state, False))
+    for call in (made.sample, lambda: made.extend(rows()), lambda: len(made), lambda: made.state):
+        with pytest.raises(RuntimeError, match=r"loads\(\) or empty\(\)"):
+            call()
+    made.empty()
+    made.extend(rows(2))
+    assert stored(made) == [0, 1]
+
+
+def test_a_program_that_fails_without_donation_leaves_the_state(rb):
+    fails = jax.jit(_loop)
+    with pytest.raises((RuntimeError, ValueError)), rb.functional(backup=False) as handle:
+        handle.state = fails(handle.state, True)
+    assert stored(rb) == [0, 1, 2, 3, 4] and len(rb.sample()) == 4
+
+
+ON_TWO_DEVICES = """
+import jax, jax.numpy as jnp, torch, fbuf, interop
+first, second = jax.devices()
+buffer, rows = fbuf.Buffer(8, fbuf.Prioritized()), {"a": torch.arange(5.0)}
+state = buffer.init({"a": jnp.zeros(())})
+def refused(call):
+    try:
+        call()
+    except ValueError as error:
+        return "device" in str(error)
+mesh = jax.sharding.Mesh(jax.devices(), "x")
+spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+assert refused(lambda: interop.from_fbuf(buffer, jax.device_put(state, spread)))
+rb = interop.from_fbuf(buffer, jax.device_put(state, second), batch_size=4)
+for change in (lambda: rb.extend(rows), lambda: rb.dumps(PATH), lambda: rb.loads(PATH), rb.sample, rb.empty):
+    change()
+    rb.extend(rows)
+    assert {leaf.device for leaf in jax.tree.leaves(rb.state)} == {second}
+with rb.functional() as handle:
+    assert refused(lambda: setattr(handle, "state", jax.device_put(handle.state, first)))
+rb = interop.from_fbuf(buffer, state)
+with jax.default_device(second):
+    rb.extend(rows)
+assert rb.state.items["a"].device == first
+"""
+
+
+def test_a_state_stays_on_its_device(tmp_path):
+    code = ON_TWO_DEVICES.replace("PATH", repr(str(tmp_path / "x")))
+    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=flags)
 
 
 def test_a_copy_that_does_not_fit_is_refused_by_name(rb, monkeypatch):
@@ -191,19 +250,22 @@ def test_batches_are_the_memory_that_the_program_wrote(rb, monkeypatch):
     arrays = {}
     hand_over = bridge.hand_over
 
-    def watched(array):
-        tensor = hand_over(array)
+    def watched(array, dtype=None):
+        tensor = hand_over(array, dtype)
         arrays[tensor.data_ptr()] = array.unsafe_buffer_pointer()
         return tensor
 
     monkeypatch.setattr(bridge, "hand_over", watched)
     batch = rb.sample()
-    for leaf in batch.values(include_nested=True, leaves_only=True):
+    for leaf in batch.exclude("index").values(include_nested=True, leaves_only=True):
         assert arrays[leaf.data_ptr()] == leaf.data_ptr()
     kept = batch.clone()
-    batch["a"] += 1  # it belongs to the batch alone
+    for leaf in batch.values(include_nested=True, leaves_only=True):
+        leaf.zero_()  # it belongs to the batch alone
+    again = rb.sample()
+    assert torch.equal(again["n", "b"][:, 0], again["index"].int()) and (again["priority_weight"] == 1).all()
     rb.extend(rows(16, 50))
-    assert (batch["n", "b"] == kept["n", "b"]).all() and sorted(stored(rb)) == list(range(50, 66))
+    assert (kept["n", "b"][:, 0] == kept["a"]).all() and sorted(stored(rb)) == list(range(50, 66))
 
 
 def test_what_was_written_may_change_afterwards(rb):
@@ -264,6 +326,10 @@ def test_items_of_any_structure_come_as_they_went(rb):
         other.extend({"obs": torch.zeros(3, 2)})
     with pytest.raises(RuntimeError, match=r"items are torch.bool, got torch.float32"):
         other.extend(Step(torch.zeros(1, 2), Extra(torch.zeros(1))))
+    ordered = collections.OrderedDict(b=torch.ones(2), a=torch.zeros(2))  # JAX does not sort the keys of these
+    third = interop.from_fbuf(buffer, buffer.init(collections.OrderedDict(b=jnp.zeros(()), a=jnp.zeros(()))))
+    third.extend(ordered)
+    assert third.state.items["b"].sum() == 2 and third.state.items["a"].sum() == 0
     rb.extend({"a": np.ones(2, np.float32), "n": {"b": torch.ones(2, 3, dtype=torch.int32)}})
     assert stored(rb)[5:] == [1, 1]
 
@@ -282,7 +348,7 @@ def test_bad_input_is_refused_before_anything_changes(rb):
             r"items have shape \[3\], got \[2\]",
             {"a": torch.zeros(2), "n": {"b": torch.zeros(2, 2).int()}},
         ),
-        (RuntimeError, "15 priorities for items", rows().set("td_error", torch.ones(5, 3))),
+        (RuntimeError, "15 priorities for 5 items", rows().set("td_error", torch.ones(5, 3))),
         (RuntimeError, "leading dims", {**rows(), "a": torch.zeros(4)}),
         (ValueError, "priorities must be finite", rows().set("td_error", -torch.ones(5))),
     ]
@@ -346,7 +412,7 @@ def test_priorities_go_to_the_items_that_were_named():
     data = TensorDict(
         {"a": torch.arange(6.0).reshape(2, 3), "td_error": torch.tensor([[0, 0, 2.0], [0, 0, 6]])}, [2, 3]
     )
-    index = rb.extend(data, lanes_first=True)
+    index = rb.extend(data.transpose(0, 1))
     assert index.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
     batch = rb.sample(400)
     assert set(batch["a"].tolist()) == {2, 5} and set(map(tuple, batch["index"].tolist())) == {(2, 0), (2, 1)}
