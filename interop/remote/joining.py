@@ -98,26 +98,31 @@ def placed(parts: Sequence[Any], *places: Places) -> Any:
             return found
         size = sum(map(len, _places(parts, places))), *first.batch_size[1:]
         return TensorDict(found, batch_size=size, device=first.device)
-    is_items = isinstance(first, list) and all(map(len, parts)) and [*map(len, parts)] == [*map(len, places[0])]
-    if isinstance(first, tuple | list) and not is_items:
+    if isinstance(first, list) and [*map(len, parts)] == [*map(len, places[0])]:
+        return _ordered([row for part in parts for row in part], places[0])
+    if isinstance(first, tuple | list):
         return row_of(type(first), [placed(column, *places) for column in zip(*parts, strict=True)])
-    if not (is_items or isinstance(first, Tensor) or is_tensor_collection(first)):
-        raise TypeError(f"parts of a batch cannot be joined if they are a {type(first).__name__}: use one shard")
-    chosen = _places(parts, places)
-    order = np.concatenate(chosen).argsort()
-    if is_items:
-        rows = [each for part in parts for each in part]
-        return [rows[n] for n in order]
-    if not isinstance(first, Tensor):
-        return torch.cat([*parts])[torch.from_numpy(order)]
-    if first.is_nested:
-        rows = [row for part in parts for row in part.unbind()]
-        return torch.nested.nested_tensor([rows[n] for n in order], layout=first.layout)
+    if isinstance(first, Tensor) and not first.is_nested:
+        return _tensor(parts, _places(parts, places))
+    if isinstance(first, Tensor):
+        rows = _ordered([row for part in parts for row in part.unbind()], _places(parts, places))
+        return torch.nested.nested_tensor(rows, layout=first.layout)
+    if is_tensor_collection(first):
+        return torch.cat([*parts])[np.concatenate(_places(parts, places)).argsort()]
+    raise TypeError(f"parts of a batch cannot be joined if they are a {type(first).__name__}: use one shard")
+
+
+def _ordered(rows: list[Any], places: Places) -> list[Any]:
+    return [rows[n] for n in np.concatenate(places).argsort()]
+
+
+def _tensor(parts: Sequence[Tensor], places: Places) -> Tensor:
+    first = parts[0]
     if any(part.shape[1:] != first.shape[1:] or part.dtype != first.dtype for part in parts):
         kinds = ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
         raise RuntimeError(f"the shards hold items of different kinds: {kinds}")
-    made = torch.empty((order.size, *first.shape[1:]), dtype=first.dtype, device=first.device)
-    for part, place in zip(parts, chosen, strict=True):
+    made = torch.empty((sum(map(len, parts)), *first.shape[1:]), dtype=first.dtype, device=first.device)
+    for part, place in zip(parts, places, strict=True):
         made[torch.from_numpy(place)] = part
     return made
 

@@ -57,7 +57,7 @@ class Shard:
         buffer = make()
         if not isinstance(buffer, ReplayBuffer):
             raise TypeError(f"a shard needs a ReplayBuffer, got {class_of(buffer)}")
-        self.number, self.count, self.buffer = number, count, buffer
+        self.number, self.buffer = number, buffer
         self.capacity = buffer.storage.max_size
         if self.capacity > _LARGEST // count:
             raise ValueError(f"{count} shards need bounded storages, got max_size={self.capacity}: give a max_size")
@@ -73,9 +73,7 @@ class Shard:
         sampler = self.buffer.sampler
         share = sampler.share(self.buffer.storage, batch_size)
         if not names_slots(sampler):
-            raise TypeError(
-                f"{class_of(sampler)} draws by a method of its own: use one of the library's samplers, or one shard"
-            )
+            raise TypeError(f"{class_of(sampler)} draws by its own method: use a sampler of the library, or one shard")
         return share
 
     def draw(self, units: int, batch_size: int, key: np.ndarray, planned: Planned | None = None) -> Drawn:
@@ -89,9 +87,8 @@ class Shard:
 
         RuntimeError where nothing is stored, or less than was planned.
         """
-        sampler = self.buffer.sampler
         with self._lock, Turn(self.buffer), contextlib.ExitStack() as after:
-            share = self._share(batch_size)
+            sampler, share = self.buffer.sampler, self._share(batch_size)
             if isinstance(sampler, SliceSampler) and sampler.num_slices is not None:
                 after.callback(setattr, sampler, "num_slices", sampler.num_slices)  # of the whole batch
                 sampler.num_slices = units
@@ -120,10 +117,10 @@ class Shard:
         One buffer gives new items the highest priority of all. Shards do for a client that passes the highest `highest` of
         all replies it got along with each call. Updates that it has not seen yet count in their own shard alone.
         """
-        sampler = self.buffer.sampler
-        if priority is not None and isinstance(sampler, PrioritizedSampler):
+        if priority is not None:
             with self._lock:
-                sampler.raise_default_priority(priority)
+                if isinstance(sampler := self.buffer.sampler, PrioritizedSampler):
+                    sampler.raise_default_priority(priority)
 
     def call(self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """What a method or property of the buffer returns, one of `READS` or `WRITES`; AttributeError for another.
@@ -148,9 +145,7 @@ class Shard:
     def hold(self, timeout: float = -1) -> None:
         """Have writes and draws wait until `release`; what only reads goes on. RuntimeError after `timeout` seconds."""
         if not self._lock.acquire(timeout=timeout):
-            raise RuntimeError(
-                f"shard {self.number} was not free within {timeout} s: it is held, or a call takes longer"
-            )
+            raise RuntimeError(f"shard {self.number} was not free within {timeout} s: it is held, or a call runs")
         self._held = True
 
     def release(self) -> None:

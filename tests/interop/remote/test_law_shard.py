@@ -158,7 +158,7 @@ def test_what_cannot_be_drawn_over_shards() -> None:
         TypeError, match="ConsumingSampler cannot draw batches over several shards: use one shard, or a Ran"
     ):
         refused(sampler=ConsumingSampler(2)).sample(4)
-    with pytest.raises(TypeError, match="Own draws by a method of its own: use one of the library's samplers"):
+    with pytest.raises(TypeError, match="Own draws by its own method: use a sampler of the library"):
         refused(sampler=Own()).sample(4)
     with pytest.raises(TypeError, match=r"cannot be drawn with sample_unit=Sequence.*"):
         refused(sample_unit=Sequence(length=2)).sample(4)
