@@ -1,7 +1,5 @@
-"""Cases that replay buffers are known to get wrong, through the functions and through the buffers, with their numbers."""
+"""Cases that replay buffers are known to get wrong, with their numbers. `tests/fbuf` has those of the functions."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -9,19 +7,11 @@ import torch
 import fbuf
 from fbuf import priority_tree
 from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, ReplayBuffer
-from tests.fbuf import compiled
 from tests.fbuf.model import assert_tree_is_exact
 from tests.interop.bits import on_each_device
 
 STORAGES = {"memory": LazyTensorStorage, "memmap": LazyMemmapStorage, "list": ListStorage}
 in_each_storage = pytest.mark.parametrize("make", STORAGES.values(), ids=STORAGES)
-jitted_or_not = pytest.mark.parametrize("functions", [fbuf.Buffer, compiled], ids=["plain", "jitted"])
-for_both_new_items = pytest.mark.parametrize("new_items", ["highest_ever", "highest_stored"])
-
-
-def filled(rule: fbuf.Prioritized, capacity: int, count: int) -> tuple[fbuf.Buffer, fbuf.BufferState]:
-    buffer = fbuf.Buffer(capacity, rule)
-    return buffer, compiled.extend(buffer, compiled.init(buffer, jnp.zeros(())), np.arange(count, dtype=np.float32))[0]
 
 
 def prioritized(capacity: int, count: int, device: str = "cpu", **options: float) -> PrioritizedReplayBuffer:
@@ -36,27 +26,6 @@ def leaves(state: fbuf.PrioritizedState, count: int) -> list[float]:
 
 
 # ------------------------------------------------------------------ an extend longer than the buffer, equal slots
-
-
-@jitted_or_not
-@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized()], ids=["uniform", "prioritized"])
-def test_functions_keep_the_last_rows_of_an_extend_longer_than_the_buffer(device, functions, sampler):
-    buffer = fbuf.Buffer(4, sampler)
-    rows = jnp.arange(10, dtype=jnp.int32)
-    empty = functions.init(buffer, rows[0])
-    at_once, slots = functions.extend(buffer, empty, rows)
-    assert slots.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    assert at_once.items.tolist() == [8, 9, 6, 7]
-    assert (int(at_once.ring.cursor), int(at_once.ring.size)) == (2, 4)
-    assert at_once.ring.written.tolist() == [10, 0]
-    in_time_order = (at_once.ring.cursor + jnp.arange(4)) % 4
-    assert buffer.read(at_once, in_time_order).tolist() == [6, 7, 8, 9]
-    one_by_one = empty
-    for row in rows:
-        one_by_one = compiled.extend(buffer, one_by_one, row[None])[0]
-    assert jax.tree.structure(at_once) == jax.tree.structure(one_by_one)
-    for left, right in zip(jax.tree.leaves(at_once), jax.tree.leaves(one_by_one), strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 @in_each_storage
@@ -85,17 +54,6 @@ def test_a_buffer_on_a_device_keeps_the_last_rows(device):
     assert (len(buffer), buffer.write_count) == (4, 10)
 
 
-@jitted_or_not
-def test_functions_take_the_last_of_equal_slots(device, functions):
-    buffer, start = filled(fbuf.Prioritized(alpha=1, eps=0), 6, 6)
-    assert leaves(start.sampler, 6) == [1] * 6
-    for _ in range(100 if functions is compiled else 1):
-        state = functions.update(buffer, start, np.array([3, 3, 5]), np.array([1, 9, 2], np.float32))
-        assert leaves(state.sampler, 6) == [1, 1, 1, 9, 1, 2]
-        assert float(priority_tree.total(state.sampler.tree)) == 15
-        assert float(state.sampler.highest) == 9
-
-
 @on_each_device
 def test_buffers_take_the_last_of_equal_indices(device):
     for _ in range(100):
@@ -106,16 +64,7 @@ def test_buffers_take_the_last_of_equal_indices(device):
         assert buffer.sampler.default_priority == 9
 
 
-# ------------------------------------------------------------------ edges of the search for a mass
-
-
-def test_functions_find_the_slot_of_a_mass_at_an_edge(device):
-    equal = compiled.fill_tree(priority_tree.init(3), np.ones(3, np.float32))
-    assert compiled.find(equal, np.array([0.5, 1.5, 2.5], np.float32)).tolist() == [0, 1, 2]
-    gaps = compiled.fill_tree(priority_tree.init(5), np.array([0, 2, 0, 1, 0], np.float32))
-    below = np.nextafter(np.float32(3), np.float32(0))
-    masses = np.array([0, 1.999, 2, below, 3, 3.5], np.float32)
-    assert compiled.find(gaps, masses).tolist() == [1, 1, 3, 3, 3, 3]
+# ------------------------------------------------------------------ what can be drawn
 
 
 @on_each_device
@@ -138,17 +87,6 @@ def hundred() -> np.ndarray:
     return values
 
 
-def test_functions_draw_only_what_is_stored(device):
-    buffer, state = filled(fbuf.Prioritized(alpha=1, eps=0), 500, 100)
-    state = compiled.update(buffer, state, np.arange(100), hundred())
-    _, items, draw = compiled.sample(buffer, state, jax.random.key(1), 1_000_000)
-    slots = np.asarray(draw.slots)
-    assert slots.max() == 98 and slots.min() == 1  # 99 and 0 are of priority zero
-    assert hundred()[slots].all()
-    np.testing.assert_array_equal(np.asarray(items), slots)
-    np.testing.assert_allclose(draw.probability, hundred()[slots] / hundred().sum(), rtol=1e-5)
-
-
 @on_each_device
 def test_buffers_draw_only_what_is_stored(device):
     buffer = prioritized(500, 100, device, alpha=1, beta=1, eps=0)
@@ -162,10 +100,7 @@ def test_buffers_draw_only_what_is_stored(device):
     np.testing.assert_allclose(info["priority_weight"].cpu(), smallest / hundred()[slots], rtol=1e-5)
 
 
-def test_where_every_priority_is_zero_nothing_is_drawn(device):
-    buffer, state = filled(fbuf.Prioritized(alpha=1, eps=0), 4, 4)
-    state = compiled.update(buffer, state, np.arange(4), np.zeros(4, np.float32))
-    assert not np.asarray(compiled.sample(buffer, state, jax.random.key(0), 8)[2].valid).any()
+def test_where_every_priority_is_zero_nothing_is_drawn():
     shell = prioritized(4, 4, alpha=1, beta=1, eps=0)
     shell.update_priority(torch.arange(4), torch.zeros(4))
     with pytest.raises(RuntimeError, match=r"non-positive p_sum.*zero"):
@@ -182,21 +117,6 @@ def rounds() -> tuple[np.ndarray, np.ndarray]:
     return random.integers(0, 8192, (1000, 32)).astype(np.int32), random.uniform(0.1, 5, (1000, 32)).astype(np.float32)
 
 
-def test_functions_do_not_drift(device):
-    start = compiled.fill_tree(priority_tree.init(8192), np.ones(8192, np.float32))
-    tree = jax.jit(
-        lambda tree, batches: jax.lax.scan(
-            lambda held, batch: (priority_tree.update(held, *batch), None), tree, batches
-        )
-    )(start, rounds())[0]
-    assert_tree_is_exact(tree)
-    assert (np.asarray(tree.sums) >= 0).all()
-    wanted = np.ones(8192, np.float32)
-    for slots, values in zip(*rounds(), strict=True):
-        wanted[slots] = values
-    np.testing.assert_array_equal(np.asarray(tree.leaves[:8192]), wanted)
-
-
 @on_each_device
 def test_buffers_do_not_drift(device):
     buffer = prioritized(8192, 8192, device, alpha=1, beta=1, eps=0)
@@ -209,26 +129,6 @@ def test_buffers_do_not_drift(device):
 
 
 # ------------------------------------------------------------------ the priority of a new item, alpha, weights
-
-
-@for_both_new_items
-def test_functions_apply_alpha_once(device, new_items):
-    rule = fbuf.Prioritized(alpha=0.5, eps=0, new_items=new_items)
-    buffer, state = filled(rule, 4, 1)
-    state = compiled.update(buffer, state, np.array([0]), np.array([4], np.float32))
-    assert leaves(state.sampler, 1) == [2]
-    state = compiled.extend(buffer, state, np.array([1], np.float32))[0]
-    assert leaves(state.sampler, 2) == [2, 2]
-    state = compiled.update(buffer, state, np.array([1]), np.array([1], np.float32))
-    assert leaves(state.sampler, 2) == [2, 1]
-    draw = compiled.sample(buffer, state, jax.random.key(0), 64)[2]
-    slots = np.asarray(draw.slots)
-    assert set(slots) == {0, 1}
-    np.testing.assert_allclose(draw.probability, np.array([2 / 3, 1 / 3])[slots], rtol=1e-6)
-    for normalize, weights in (("none", [0.75, 1.5]), ("buffer", [0.5, 1]), ("batch", [0.5, 1])):
-        got = fbuf.importance_weights(draw, 1.0, normalize)
-        np.testing.assert_allclose(got, np.array(weights)[slots], rtol=1e-6)
-    assert leaves(rule.reweight(state.sampler, 1.0), 2) == [4, 1]
 
 
 @on_each_device
@@ -249,11 +149,7 @@ def test_buffers_apply_alpha_once(device):
     assert buffer.sampler.priorities.tolist() == [4, 1]
 
 
-@for_both_new_items
-def test_the_highest_priority_is_not_rounded(device, new_items):
-    buffer, state = filled(fbuf.Prioritized(alpha=1, eps=0, new_items=new_items), 4, 1)
-    state = compiled.update(buffer, state, np.array([0]), np.array([2.5], np.float32))
-    assert leaves(compiled.extend(buffer, state, np.array([1], np.float32))[0].sampler, 2) == [2.5, 2.5]
+def test_the_highest_priority_is_not_rounded():
     shell = prioritized(4, 1, alpha=1, beta=1, eps=0)
     shell.update_priority(0, 2.5)
     assert shell.sampler.default_priority == 2.5
