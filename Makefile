@@ -10,7 +10,7 @@ retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; d
 
 EXAMPLES := rainbow r2d2 two_doors apex her behaviour_cloning offline tic_tac_toe grpo
 
-.PHONY: demo examples test test-slow faults lint bench bench-compare clean
+.PHONY: demo examples test test-slow faults style lint bench bench-compare clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,8 +24,15 @@ demo: $(STAMP)  ## train on CartPole through both doors
 examples: $(STAMP)  ## some minutes each: whole pipelines, which fail where nothing was learned
 	status=0; for each in $(EXAMPLES); do $(BIN)/python examples/$$each.py || status=1; done; exit $$status
 
-test: lint  ## what CI runs
-	$(BIN)/python -m pytest -n auto --dist worksteal
+# The tests compile thousands of small programs; XLA's emitters without MLIR need about half the time for each. XLA ends
+# the process if it does not know a flag: this one is for the jaxlib of constraints.txt. `make test-slow` and plain
+# `pytest` compile as users do.
+QUICK_XLA := --xla_cpu_use_fusion_emitters=false
+
+test: style  ## what CI runs; mypy needs one core only, so it runs beside the tests
+	log=$$(mktemp); $(BIN)/mypy >$$log 2>&1 & types=$$!; status=0; \
+	XLA_FLAGS="$(QUICK_XLA) $$XLA_FLAGS" $(BIN)/python -m pytest -n auto --dist worksteal || status=1; \
+	wait $$types || status=1; cat $$log; rm -f $$log; exit $$status
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -33,9 +40,11 @@ test-slow: $(STAMP)
 faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/reliability.md
 	$(BIN)/python -m tests.faults
 
-lint: $(STAMP)
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 # All rivals that can be installed here; ARGS="--only torch_uniform --repeats 3" and the like are passed on.

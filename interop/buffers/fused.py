@@ -22,9 +22,9 @@ _NO_RUNS = (None, 1)
 
 
 def epoch_of(sampler: Sampler) -> Epoch | None:
-    """What the sampler's draws use up, where they are the library's own."""
+    """What the sampler's draws use up, where they are the library's own, and not planned."""
     epoch = sampler._epoch
-    return epoch if isinstance(epoch, Epoch) and names_slots(sampler) else None
+    return epoch if isinstance(epoch, Epoch) and names_slots(sampler) and sampler.planned is None else None
 
 
 def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> Drawn | None:

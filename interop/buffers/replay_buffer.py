@@ -104,8 +104,8 @@ class ReplayBuffer(Writable):
     def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
 
-        For batches over several buffers, of which each draws its part. The errors are those of `sample`; TypeError with a
-        sample unit and for ensembles.
+        For batches over several buffers, of which each draws its part. The data do not include the info. The errors are
+        those of `sample`; TypeError with a sample unit and for ensembles.
 
         Args:
             batch_size: how many items.

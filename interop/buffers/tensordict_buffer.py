@@ -122,11 +122,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     del data[key]
         return (data, self._told(info)) if return_info else data
 
-    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
-        data, info = super().draw_by_key(batch_size, key)
-        self._include(data, info, apart=True)
-        return data, info
-
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         super()._revision(info, key)
         return partial(_with_flags, info=info) if self._transform._count else None
@@ -135,42 +130,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Set what is in info in the data, with memory of its own if `apart`."""
         if not apart and type(info) is Told and self._collate_fn is collate.identity and info.lies_in(data):
             return
-        if not isinstance(data, TensorDictBase) and not hasattr(data, "_tensordict"):
-            raise RuntimeError(
-                f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}"
-            )
-        locked = data.is_locked
-        if locked:
-            data.unlock_()
-        shape = data.batch_size
-        plain = isinstance(data, TensorDictBase)  # others are tensorclasses, which have no entries but their fields
-        known = info.keys() if plain else info.keys() & {field.name for field in dataclasses.fields(data)}
-        for key, value in info.items():
-            if key not in known:
-                continue
-            if not apart and _put_as_is(data, key, as_entry(value), shape):
-                continue
-            if isinstance(value, tuple):
-                value = torch.stack(value, -1)
-            if isinstance(value, Tensor):
-                value = value.to(data.device) if data.device is not None else value
-                if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
-                    # A transform gave rows more dims.
-                    value = value.reshape(*shape, *value.shape[1:])
-                expands = value.ndim < len(shape) and value.shape == shape[: value.ndim]
-                if expands:
-                    value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape)
-                value = value.clone() if expands or apart else value
-            try:
-                data.set(key, value)
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}, got "
-                    f"{list(getattr(value, 'shape', []))}: a transform that takes rows away works on what sample() "
-                    "returns, or in a ReplayBuffer"
-                ) from error
-        if locked:
-            data.lock_()
+        include(data, info, apart)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the items of a sample the priorities under `priority_key`; several values an item are reduced to one.
@@ -288,3 +248,45 @@ def _numbers(priority: Any) -> Tensor:
         found = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
         raise TypeError(f"priorities must be real numbers, got {found}")
     return priority
+
+
+def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
+    """Set the info of a sample as entries of its tensordict, in place, with memory of their own if `apart`.
+
+    Rows to which a transform gave more dims have the info of their items. RuntimeError for data that are no tensordict,
+    and where a transform has taken rows away.
+    """
+    if not isinstance(data, TensorDictBase) and not hasattr(data, "_tensordict"):
+        raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
+    locked = data.is_locked
+    if locked:
+        data.unlock_()
+    shape = data.batch_size
+    plain = isinstance(data, TensorDictBase)  # others are tensorclasses, which have no entries but their fields
+    known = info.keys() if plain else info.keys() & {field.name for field in dataclasses.fields(data)}
+    for key, value in info.items():
+        if key not in known:
+            continue
+        if not apart and _put_as_is(data, key, as_entry(value), shape):
+            continue
+        if isinstance(value, tuple):
+            value = torch.stack(value, -1)
+        if isinstance(value, Tensor):
+            value = value.to(data.device) if data.device is not None else value
+            if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
+                # A transform gave rows more dims.
+                value = value.reshape(*shape, *value.shape[1:])
+            expands = value.ndim < len(shape) and value.shape == shape[: value.ndim]
+            if expands:
+                value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape)
+            value = value.clone() if expands or apart else value
+        try:
+            data.set(key, value)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Failed to set the metadata {key!r} in a sample of batch size {list(shape)}, got "
+                f"{list(getattr(value, 'shape', []))}: a transform that takes rows away works on what sample() "
+                "returns, or in a ReplayBuffer"
+            ) from error
+    if locked:
+        data.lock_()

@@ -4,11 +4,9 @@ The folder has a manifest, and a folder that only this manifest names with the c
 what counts: the previous checkpoint is removed after it was replaced.
 """
 
-import contextlib
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,66 +15,65 @@ import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing, load
 from fbuf.checkpoint.writing import flush
-from interop.remote.errors import RemoteError, RemoteTimeoutError
-from interop.remote.gathering import gathered
-from interop.remote.shards import Shards
+from interop.pytrees import length_of
+from interop.remote.errors import RemoteTimeoutError
+from interop.remote.gathering import rows_at, together
+from interop.remote.shards import Call, Shards
 
 _KIND, _FOLDER = "sharded replay buffer", "shards-"
 _SLOW = 3600.0  # seconds that a shard may read or write its checkpoint; a process that dies is noticed at once
 
 
-def save(shards: Shards, path: str | PathLike[str], client: str) -> None:
-    """Write a checkpoint of all shards, held meanwhile, and have them restart from it."""
+def save(shards: Shards, path: str | PathLike[str]) -> None:
+    """Write a checkpoint of all shards at one point in time, and have them restart from it."""
     with Writing(path) as out:
         folder = out.path / f"{_FOLDER}{secrets.token_hex(8)}"
-        folders = _folders(folder, len(shards))
+        folders = _folders(folder, len(shards.facts))
         try:
             folder.mkdir()
             probe = folder / "visible"
             probe.touch()
             shards.all("look", str(probe))
             probe.unlink()
-            with _held(shards, client):
-                cuts = shards.some({n: ("save", (each,), {}) for n, each in enumerate(folders)}, _SLOW)
+            cuts = _cut(shards, folders)
             flush(folder)
-            out.write({"kind": _KIND, "shards": len(shards), "folder": folder.name})
+            out.write({"kind": _KIND, "shards": len(folders), "folder": folder.name})
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    shards.commit(folders, cuts)
+    shards.restart_from(folders, cuts)
     for each in folder.parent.glob(f"{_FOLDER}*"):
         if each != folder:
             shutil.rmtree(each, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _held(shards: Shards, client: str) -> Iterator[None]:
-    """A block in which no shard is written to or drawn from before it was saved. One client at a time asks for that."""
-    until = time.monotonic() + shards.timeout
-    while not shards.coordinate("hold", client, shards.timeout):
+def _cut(shards: Shards, folders: list[str]) -> dict[int, int]:
+    """Have each shard saved, at a moment at which all are held. The last durable write that each has.
+
+    The coordinator lets one client do so at a time, else two would hold some shards each and wait for the others.
+    """
+    token, until = secrets.token_hex(8), time.monotonic() + shards.timeout
+    while not shards.coordinate("begin", token, shards.timeout):
         if time.monotonic() > until:
             raise RemoteTimeoutError(f"another client has held the shards for {shards.timeout} s")
         time.sleep(0.05)
     try:
-        shards.all("hold", shards.timeout)
-        yield
+        return shards.some({n: ("save", (each, token, shards.timeout), {}) for n, each in enumerate(folders)}, _SLOW)
     finally:
-        with contextlib.suppress(RemoteError):
-            shards.all("release")
-        shards.coordinate("release", client)
+        shards.coordinate("end", token)
 
 
 def restore(shards: Shards, path: str | PathLike[str]) -> None:
     """Load a checkpoint of as many shards as it is, or deal out its rows to another number of them."""
     found = load(path, lambda source: _saved(source.tree, Path(path).absolute()))
-    if len(found) != len(shards):
-        _dealt(shards, found)
+    if len(found) != len(shards.facts):
+        _deal(shards, found)
     else:
         shards.some({n: ("verify", (folder,), {}) for n, folder in enumerate(found)}, _SLOW)
         # All shards are built alike: what one of them refuses, the first one refuses before any has changed.
-        for group in ([0], range(1, len(shards))):
+        for group in ([0], range(1, len(found))):
             shards.some({n: ("load", (found[n],), {}) for n in group}, _SLOW)
-        shards.commit(found)
+        shards.restart_from(found)
     shards.coordinate("restart")
 
 
@@ -94,23 +91,22 @@ def _folders(above: Path, count: int) -> list[str]:
     return [str(above / f"shard-{n}") for n in range(count)]
 
 
-def _dealt(shards: Shards, saved: list[str]) -> None:
+def _deal(shards: Shards, saved: list[str]) -> None:
     """Empty the shards, and fill them with the rows of the saved ones."""
-    read = [shards.some({0: ("rows", (folder,), {})}, _SLOW)[0] for folder in saved]
-    read = [part for part in read if part is not None]
-    count, facts = len(shards), shards.facts[0]
-    total = sum(len(rows) for rows, _ in read)
+    found = [shards.some({0: ("rows", (folder,), {})}, _SLOW)[0] for folder in saved]
+    read = [part for part in found if part is not None]
+    sizes = [length_of(rows) for rows, _ in read]
+    count, facts, total = len(shards.facts), shards.facts[0], sum(sizes)
     if -(-total // count) + len(read) * facts.slices > facts.rows:
         raise CheckpointMismatch(f"{total} rows were saved, {count} shards have room for {facts.rows} each")
-    parts: dict[int, Any] = {}
+    parts: dict[int, Call] = {}
     if total:
-        rows = gathered([each for each, _ in read], None)
+        rows = together([each for each, _ in read])
         priorities = None if read[0][1] is None else torch.cat([each for _, each in read])
-        for shard, places in enumerate(chosen([len(each) for each, _ in read], count, facts.slices)):
+        for shard, places in enumerate(chosen(sizes, count, facts.slices)):
             if len(places):
-                mine = [rows[n] for n in places.tolist()] if isinstance(rows, list) else rows[places]
-                parts[shard] = ("fill", (mine, None if priorities is None else priorities[places]), {})
-    shards.commit(None)
+                parts[shard] = ("fill", (rows_at(rows, places, total), rows_at(priorities, places, total)), {})
+    shards.restart_from(None)
     shards.all("empty")
     shards.some(parts, _SLOW)
 

@@ -1,28 +1,19 @@
 """Starting the processes of a remote buffer on a Ray cluster."""
 
+import secrets
+import time
 from collections.abc import Mapping
 from functools import partial
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import torch
 
-from interop.optional import required
 from interop.remote.errors import RemoteTimeoutError
+from interop.remote.shards import GROUPS, Shards, answered, ray_library
 from interop.samplers import Sampler
 from interop.storages import Storage
 from interop.writers import Writer
-
-GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads: one keeps the order of the writes of each client
-
-
-def ray_library() -> ModuleType:
-    """The module `ray`. RuntimeError where it is not installed."""
-    try:
-        return required("ray", "ray")
-    except ImportError as error:
-        raise RuntimeError(f"RayReplayBuffer needs the library ray: {error}") from error
 
 
 def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards: int) -> bytes:
@@ -33,16 +24,13 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
     """
     for name in ("storage", "sampler", "writer"):
         given = kwargs.get(name)
-        if isinstance(given, Storage | Sampler | Writer):
-            if shards > 1:
-                raise TypeError(
-                    f"{name} is one {type(given).__name__} for {shards} shards: pass a constructor, such as "
-                    f"functools.partial({type(given).__name__}, ...)"
-                )
-            if isinstance(given, Storage) and len(given):
-                raise ValueError(
-                    f"storage holds {len(given)} items: pass a constructor, and write the items by extend()"
-                )
+        if shards > 1 and isinstance(given, Storage | Sampler | Writer):
+            raise TypeError(
+                f"{name} is one {type(given).__name__} for {shards} shards: pass a constructor, such as "
+                f"functools.partial({type(given).__name__}, ...)"
+            )
+        if isinstance(given, Storage) and len(given):
+            raise ValueError(f"storage holds {len(given)} items: pass a constructor, and write the items by extend()")
         # Only a partial shows its arguments here; a folder named elsewhere is refused by the lock of the storage.
         if shards > 1 and isinstance(given, partial) and "scratch_dir" in given.keywords:
             raise ValueError(
@@ -62,23 +50,9 @@ def recipe_of(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], shards:
 
 
 def options_of(remote_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of a shard's process: one CPU, 2 GiB and, where there is CUDA, a fifth of a GPU, unless told otherwise."""
+    """The options of a shard's process: one CPU, 2 GiB and, where there is CUDA, a fifth of a GPU, and those given."""
     gpu = {"num_gpus": 0.2} if torch.cuda.is_available() else {}
     return {"num_cpus": 1, "memory": 2 << 30, **gpu, **(remote_config or {})}
-
-
-class Processes(NamedTuple):
-    """Handles of the processes of a buffer, and the facts of its shards."""
-
-    shards: list[Any]
-    coordinator: Any
-    facts: list[Any]
-
-    def kill(self) -> None:
-        """End all of them; nothing happens the second time."""
-        ray = ray_library()
-        for each in [*self.shards, self.coordinator]:
-            ray.kill(each)
 
 
 def started(
@@ -88,7 +62,7 @@ def started(
     recovery_dir: str | None,
     timeout: float,
     init: Mapping[str, Any] | None,
-) -> Processes:
+) -> Shards:
     """Start `count` shards and their coordinator, and Ray itself by `init` where that does not run.
 
     RemoteTimeoutError where the cluster has no room for them in `timeout` seconds, and the error of a constructor: nothing
@@ -100,27 +74,27 @@ def started(
 
     if not ray.is_initialized():
         ray.init(**(init or {}))
-    coordinator = ray.remote(num_cpus=0, max_restarts=-1)(Coordinator).remote()
-    actor = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(
+    until, name = time.monotonic() + timeout, f"replay-buffer-{secrets.token_hex(8)}"
+    # Shards find it by name: an actor that restarts is not to depend on a handle in the object store.
+    coordinator = ray.remote(num_cpus=0, max_restarts=-1, name=name)(Coordinator).remote(count)
+    kind = ray.remote(**{"max_restarts": -1, "max_task_retries": 0, "concurrency_groups": GROUPS, **options})(
         ShardActor
     )
-    shards = [actor.remote(number, count, recipe, coordinator, recovery_dir) for number in range(count)]
-    made = Processes(shards, coordinator, [])
+    processes = [kind.remote(number, count, recipe, name, recovery_dir) for number in range(count)]
+    made = Shards(processes, coordinator, [], on_cpu=not options.get("num_gpus"))
     try:
-        asked = [each.facts.options(concurrency_group="control").remote() for each in shards]
-        made.facts.extend(ray.get(asked, timeout=timeout))
-    except ray.exceptions.GetTimeoutError as error:
-        made.kill()
+        for number, asked in enumerate(
+            [each.facts.options(concurrency_group="control").remote() for each in processes]
+        ):
+            made.facts.append(answered(asked, until, f"shard {number}", "facts"))
+    except RemoteTimeoutError as error:
         needed = {name: options[name] for name in ("num_cpus", "num_gpus", "memory", "resources") if options.get(name)}
         raise RemoteTimeoutError(
             f"{count} shards with {needed} each did not start within {timeout} s; free in the cluster: "
             f"{ray.available_resources()}: reserve less by remote_config, start fewer shards or, on a slow machine, "
             "raise timeout"
         ) from error
-    except ray.exceptions.RayTaskError as error:
-        made.kill()
-        raise error.cause from error
-    except BaseException:
-        made.kill()
-        raise
+    finally:
+        if len(made.facts) < count:
+            made.kill()
     return made

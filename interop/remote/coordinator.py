@@ -11,18 +11,18 @@ from interop.samplers.shares import Share
 
 
 class Coordinator:
-    """The epoch of draws without replacement, the layout of items, the latest checkpoint, and the client that makes one.
+    """The epoch of draws without replacement, the layout of items, the latest checkpoint, and the one that is made now.
 
     Clients and shards call it only for these; writes and other draws pass it by.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shards: int) -> None:
         self._epochs = EpochPlan()
         self._layout: Any = None
         self._first = 0  # the shard whose layout that is
-        self._checkpoint: list[str] | None = None
-        self._changes: list[Wire] = []
-        self._holder, self._until = "", 0.0
+        self._checkpoint: list[str | None] = [None] * shards
+        self._changes: list[tuple[str, Wire]] = []
+        self._token, self._until, self._held = "", 0.0, set[int]()
 
     def plan(self, shares: list[Share], units: int, key: np.ndarray) -> Plan:
         """The units of the next batch without replacement; see `EpochPlan`."""
@@ -42,38 +42,44 @@ class Coordinator:
                 "all shards hold items of one layout"
             )
 
-    def forget_layout(self) -> None:
-        """Have the next write fix the layout of items anew."""
-        self._layout = None
-
-    def change(self, call: Wire) -> None:
+    def change(self, name: str, call: Wire) -> None:
         """Have shards that restart repeat a call which exchanges a component or adds a transform or a hook."""
-        self._changes.append(call)
+        if name.startswith("set_"):
+            self._changes = [each for each in self._changes if each[0] != name]
+        if name == "set_storage":
+            self._layout = None
+        self._changes.append((name, call))
 
-    def changes(self) -> list[Wire]:
+    def changes(self) -> list[tuple[str, Wire]]:
         """These calls, in order."""
         return self._changes
 
-    def latest(self) -> list[str] | None:
-        """The folder of each shard in the latest checkpoint."""
-        return self._checkpoint
+    def latest(self, shard: int) -> str | None:
+        """The folder of a shard in the latest checkpoint."""
+        return self._checkpoint[shard]
 
-    def commit(self, checkpoint: list[str] | None) -> None:
-        """Have shards that restart go on from these folders, or empty."""
+    def commit(self, checkpoint: list[str | None]) -> None:
+        """Have shards that restart go on from these folders, None for empty."""
         self._checkpoint = checkpoint
 
-    def hold(self, client: str, seconds: float) -> bool:
-        """Give a client the right to hold the shards for so long, or longer with each call. False: another one has it."""
+    def begin(self, token: str, seconds: float) -> bool:
+        """Begin a checkpoint with an unique name, of which the shards are held in so many seconds. False: another one is."""
         now = time.monotonic()
-        if self._holder not in ("", client) and now < self._until:
+        if self._token and now < self._until:
             return False
-        self._holder, self._until = client, now + seconds
+        self._token, self._until, self._held = token, now + seconds, set()
         return True
 
-    def release(self, client: str) -> None:
-        """End the right of a client; nothing happens where it has none."""
-        if self._holder == client:
-            self._holder = ""
+    def hold(self, token: str, shard: int) -> bool:
+        """Whether all shards are held for this checkpoint, now that this one is."""
+        if token == self._token:
+            self._held.add(shard)
+        return token == self._token and len(self._held) == len(self._checkpoint)
+
+    def end(self, token: str) -> None:
+        """End a checkpoint; nothing happens where another one was begun since."""
+        if self._token == token:
+            self._token = ""
 
 
 def _shown(layout: Any) -> str:

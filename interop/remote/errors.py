@@ -16,9 +16,6 @@ class ShardLostError(RemoteError):
         super().__init__(message)
         self.shard = shard
 
-    def __reduce__(self) -> tuple[type["ShardLostError"], tuple[str, int | None]]:
-        return type(self), (str(self), self.shard)
-
 
 class RemoteTimeoutError(RemoteError, TimeoutError):
     """A shard did not answer within the time limit of the buffer. It is not known whether the call was carried out."""

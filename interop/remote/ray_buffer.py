@@ -1,53 +1,81 @@
 """A replay buffer in processes of their own, on Ray."""
 
 import itertools
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop import randomness
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
+from interop.index import as_int
 from interop.numbers import whole
-from interop.pytrees import each_leaf
+from interop.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save
 from interop.remote.errors import RemoteError
-from interop.remote.gathering import gathered
-from interop.remote.joining import joined
+from interop.remote.gathering import rows_at, together
+from interop.remote.joining import joined, placed
 from interop.remote.places import to_local
-from interop.remote.shards import Call, Shards
+from interop.remote.shards import Call, Shards, ray_library
 from interop.remote.shares import allot, subkeys
-from interop.remote.wire import Wire
-
-_TRANSPORTS = ("auto", "ray")
 
 
-def _everywhere(name: str, gives_self: bool = False) -> Callable[..., Any]:
-    """A method that calls the same one of each shard."""
+@dataclass(frozen=True)
+class Options:
+    """How one client calls the shards. See `RayReplayBuffer`; `copy` is that of its `transport_options`.
+
+    ValueError for a value that is not known, TypeError for a number of batches that is no int.
+    """
+
+    totals: str
+    ack: str
+    timeout: float
+    prefetch: int
+    copy: bool
+
+    def __post_init__(self) -> None:
+        _one_of("totals", self.totals, ("exact", "latest"))
+        _one_of("ack", self.ack, ("received", "durable"))
+        whole("prefetch", self.prefetch, least=0)
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
+
+
+def _everywhere(name: str, returns_self: bool = False) -> Callable[..., Any]:
+    """A method that changes how each shard is built."""
 
     def everywhere(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
         self._drop_ahead()
-        call = (name, self._moved(args), self._moved(kwargs))
-        self._shards.all(name, *call[1], **call[2])
-        if name not in ("empty", "share"):
-            self._shards.coordinate("change", Wire.of(call))
-        self._shards.changed(name)
-        return self if gives_self else None
+        self._shards.change(name, args, kwargs)
+        self._replaced(rows=name == "set_storage", priorities=name == "set_sampler")
+        return self if returns_self else None
 
     everywhere.__name__ = name
-    everywhere.__doc__ = f"`ReplayBuffer.{name}` in each shard. Returns {'this buffer' if gives_self else 'nothing'}."
+    everywhere.__doc__ = f"`ReplayBuffer.{name}` in each shard. Returns {'this buffer' if returns_self else 'nothing'}."
     return everywhere
+
+
+def _of_several(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method for several shards. The method of the buffer itself is called for a single one."""
+
+    @wraps(method)
+    def call(self: "RayReplayBuffer", *args: Any, **kwargs: Any) -> Any:
+        if self._count > 1:
+            return method(self, *args, **kwargs)
+        return self._shards.one(0, method.__name__, *args, **kwargs)
+
+    return call
 
 
 class RayReplayBuffer:
@@ -77,17 +105,20 @@ class RayReplayBuffer:
         ack: "received": a write has returned when the shard has the rows; "durable": when they are on disk as well.
         recovery_dir: a folder, on a disk that outlives the actors, for durable writes and the place of the latest
             checkpoint. A buffer that is built on the folder of an earlier one goes on with its rows.
-        timeout: seconds, of every call.
-        prefetch: how many batches are asked for ahead. Dropped by `empty`, `loads` and `set_*`, not by writes: they show
-            the buffer as it was when they were asked for.
+        timeout: seconds, of every call but those that read or write checkpoints.
+        prefetch: how many batches a thread draws ahead. Dropped by `empty`, `loads` and `set_*`, not by writes: they show
+            the buffer as it was when they were drawn.
         **kwargs: of `replay_buffer_cls`. Storage, sampler and writer as constructors, transforms by `transform_factory`;
             where these have a parameter `shard` it gets the number of the shard.
 
     Raises:
         RuntimeError: ray is not installed.
-        TypeError, ValueError: see `interop.remote.cluster.recipe_of`; a transport, `totals` or `ack` that is not known.
+        TypeError, ValueError: see `interop.remote.cluster.recipe_of` and `Options`.
         RemoteTimeoutError: the cluster has no room for the actors.
     """
+
+    service_backend = "ray"
+    transport_kind = "ray"
 
     def __init__(
         self,
@@ -106,66 +137,50 @@ class RayReplayBuffer:
         prefetch: int | None = None,
         **kwargs: Any,
     ) -> None:
-        cluster.ray_library()
-        _one_of("transport", transport, _TRANSPORTS)
-        _one_of("totals", totals, ("exact", "latest"))
-        _one_of("ack", ack, ("received", "durable"))
-        if unknown := set(transport_options or ()) - {"copy"}:
-            raise ValueError(f"transport_options {sorted(unknown)} are not known, only 'copy'")
-        if num_shards < 1 or timeout <= 0 or (prefetch or 0) < 0:
-            raise ValueError(
-                "num_shards must be at least 1, timeout more than 0 and prefetch at least 0, "
-                f"got {num_shards}, {timeout} and {prefetch}"
-            )
+        ray_library()
+        _one_of("transport", transport, ("auto", "ray"))
+        for name in transport_options or {}:
+            _one_of("transport_options", name, ("copy",))
         if ack == "durable" and recovery_dir is None:
             raise ValueError('ack="durable" needs recovery_dir, a folder on a disk that outlives the processes')
-        options = cluster.options_of(remote_config)
-        recipe = cluster.recipe_of(replay_buffer_cls, args, kwargs, num_shards)
+        count = whole("num_shards", num_shards)
+        options = Options(totals, ack, timeout, prefetch or 0, bool((transport_options or {}).get("copy")))
+        recipe = cluster.recipe_of(replay_buffer_cls, args, kwargs, count)
         folder = None if recovery_dir is None else str(Path(recovery_dir).absolute())
-        start = partial(cluster.started, recipe, num_shards, options, folder, timeout, ray_init_config)
-        self._start: Callable[[], Shards] | None = lambda: Shards(
-            start(), timeout, copy=bool((transport_options or {}).get("copy"))
+        self._start: Callable[[], Shards] | None = partial(
+            cluster.started, recipe, count, cluster.options_of(remote_config), folder, timeout, ray_init_config
         )
         self._made: Shards | None = None
-        self._owns, self._on_cpu = True, not options.get("num_gpus")
-        self._exact, self._durable, self._prefetch = totals == "exact", ack == "durable", prefetch or 0
-        self._count = num_shards
-        self._priority_key = kwargs.get("priority_key", "td_error")
-        self._begin(home=0)
+        self._owns = True
+        self._begin(count, options, kwargs.get("priority_key", "td_error"), home=0)
         if not delayed_init:
             self.start()
 
-    def _begin(self, home: int) -> None:
-        """What each client has of its own."""
+    def _begin(self, count: int, options: Options, priority_key: Any, home: int) -> None:
+        self._count, self._options, self._priority_key = count, options, priority_key
+        self._home = home  # the shard to which this client writes streams of slices, and other rows first
+        self._writes, self._clients = itertools.count(home), itertools.count()
         self._lock = threading.RLock()
-        self._home, self._turns = home, itertools.count(home)  # the shard of streams, and that of the next write
-        self._homes = itertools.count()  # of its clients
         self._rng: torch.Generator | None = None
         self._shares: dict[int, list[Any]] = {}  # the last ones, by size of the batch
         self._ran_out = False
         self._ahead: deque[Future[Any]] = deque()
         self._ahead_of: Any = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._name = secrets.token_hex(8)
+        self._pool = ThreadPoolExecutor(1, "prefetch")  # one thread: batches of an epoch come in order
 
-    # ------------------------------------------------------------------ the service
-
-    service_backend = "ray"
-    transport_kind = "ray"
+    @property
+    def _shards(self) -> Shards:
+        with self._lock:
+            if self._made is None:
+                if self._start is None:
+                    raise RuntimeError("the buffer was shut down: build another one")
+                self._made = self._start().client(self._options.timeout, self._options.copy)
+            return self._made
 
     def start(self) -> Self:
         """Start the shards where they do not run yet. RuntimeError after `shutdown`."""
         self._shards  # noqa: B018
         return self
-
-    @property
-    def _shards(self) -> Shards:
-        if self._made is None:
-            with self._lock:
-                if self._start is None:
-                    raise RuntimeError("the buffer was shut down: build another one")
-                self._made = self._made or self._start()
-        return self._made
 
     @property
     def is_alive(self) -> bool:
@@ -177,69 +192,40 @@ class RayReplayBuffer:
         if not self._owns:
             raise RuntimeError("a client cannot shut the buffer down: call shutdown() of the buffer itself")
         self._drop_ahead()
-        made, self._made, self._start = self._made, None, None
+        with self._lock:
+            made, self._made, self._start = self._made, None, None
         if made is not None:
             made.kill()
 
     close = shutdown
 
-    def client(
-        self,
-        *,
-        totals: Literal["exact", "latest"] | None = None,
-        timeout: float | None = None,
-        prefetch: int | None = None,
-        copy: bool | None = None,
-    ) -> "RayReplayBuffer":
+    def client(self, **options: Any) -> "RayReplayBuffer":
         """A handle for another thread, task or actor, that can be pickled and cannot shut the buffer down.
 
         Args:
-            totals, timeout, prefetch: as for the buffer, whose own are the defaults.
-            copy: whether its batches are copied, so that they can be written to.
+            **options: `totals`, `ack`, `timeout`, `prefetch` or `copy`, where they are not to be those of this buffer.
         """
-        _one_of("totals", totals, (None, "exact", "latest"))
-        state = self.__getstate__() | {"_made": self._shards.client(timeout, copy)}
-        state["_home"] = next(self._homes) % self._count
-        state["_exact"] = self._exact if totals is None else totals == "exact"
-        state["_prefetch"] = self._prefetch if prefetch is None else whole("prefetch", prefetch, least=0)
+        home = next(self._clients) % self._count
         made = type(self).__new__(type(self))
-        made.__setstate__(state)
+        made.__setstate__((self._shards, self._count, replace(self._options, **options), self._priority_key, home))
         return made
 
     def clients(self, n: int, **options: Any) -> list["RayReplayBuffer"]:
         """`n` such handles, which begin to write at different shards."""
         return [self.client(**options) for _ in range(n)]
 
-    @property
-    def process_ids(self) -> list[int]:
-        """Of the process of each shard, on its machine."""
-        return [each.pid for each in self._shards.facts]
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._shards, self._count, self._options, self._priority_key, self._home
 
-    def __getstate__(self) -> dict[str, Any]:
-        local = (
-            "_lock",
-            "_turns",
-            "_homes",
-            "_rng",
-            "_shares",
-            "_ahead",
-            "_ahead_of",
-            "_pool",
-            "_name",
-            "_start",
-            "_ran_out",
-        )
-        return {name: value for name, value in self.start().__dict__.items() if name not in local} | {"_owns": False}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _start=None)
-        self._begin(self._home)
-
-    # ------------------------------------------------------------------ writes
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        shards, count, options, priority_key, home = state
+        self._start, self._owns = None, False
+        self._made = shards.client(options.timeout, options.copy)
+        self._begin(count, options, priority_key, home)
 
     def add(self, data: Any, *, ack: str | None = None, shard: int | None = None) -> Any:
         """Write one item to one shard. Returns its index. See `extend`."""
-        return self._written("add", data, {}, ack, shard)
+        return self._write("add", data, {}, ack, shard)
 
     def extend(
         self, data: Any, *, update_priority: bool | None = None, ack: str | None = None, shard: int | None = None
@@ -249,159 +235,145 @@ class RayReplayBuffer:
         With `ack="durable"` the batch is on disk when this returns. Where it raises `ShardLostError` or
         `RemoteTimeoutError` the batch may have been written.
         """
-        found: Tensor = self._written("extend", data, {"update_priority": update_priority}, ack, shard)
-        return found
+        kwargs = {} if update_priority is None else {"update_priority": update_priority}
+        return cast(Tensor, self._write("extend", data, kwargs, ack, shard))
 
-    def _written(self, name: str, data: Any, kwargs: dict[str, Any], ack: str | None, shard: int | None) -> Any:
-        _one_of("ack", ack, (None, "received", "durable"))
+    def _write(self, name: str, data: Any, kwargs: dict[str, Any], ack: str | None, shard: int | None) -> Any:
+        ack = self._options.ack if ack is None else ack
+        _one_of("ack", ack, ("received", "durable"))
         shards = self._shards
         if shard is None:
-            shard = self._home if shards.facts[0].slices else next(self._turns) % self._count
-        elif not 0 <= shard < self._count:
-            raise ValueError(f"shard must be at least 0 and below {self._count}, got {shard}")
-        durable = self._durable if ack is None else ack == "durable"
-        kwargs = {key: each for key, each in kwargs.items() if each is not None}
-        return shards.one(shard, "write", name, (self._moved(data),), kwargs, durable)
-
-    def _moved(self, data: Any) -> Any:
-        """The data as it is sent: on the CPU where the shards have no GPU."""
-        if not self._on_cpu:
-            return data
-        if isinstance(data, dict):
-            return {key: self._moved(each) for key, each in data.items()}
-        if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
-            return type(data)(map(self._moved, data))
-        return data.cpu() if isinstance(data, Tensor) or is_tensor_collection(data) else data
+            shard = self._home if shards.facts[0].slices else next(self._writes) % self._count
+        if whole("shard", shard, least=0) >= self._count:
+            raise ValueError(f"shard must be below {self._count}, got {shard}")
+        return shards.one(shard, "write", name, (data,), kwargs, ack == "durable")
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give items new priorities, each in its shard. `index` as the info of a sample has it."""
-        self._at_home("update_priority", index, lambda at, mine: (mine, _rows(priority, at)))
+        self._at_home("update_priority", index, priority=priority)
 
     def mark_update(self, index: Any) -> None:
         """Give items the default priority of the samplers."""
-        self._at_home("mark_update", index, lambda at, mine: (mine,))
+        self._at_home("mark_update", index)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the items of a sample the priorities under `priority_key`, each in its shard."""
-        keys = ["index", "anchor_index", "validity_mask", self._priority_key]
-        data = data.select(*keys, strict=False)
-        if self._count == 1:
-            self._shards.one(0, "update_tensordict_priority", self._moved(data))
+        data = data.select("index", "anchor_index", "validity_mask", self._priority_key, strict=False)
+        index = data.get("index", None)
+        if self._count == 1 or index is None or not index.numel():  # the buffer says what is wrong without an index
+            self._shards.one(0, "update_tensordict_priority", data)
             return
-        if data.get("index", None) is None:
-            raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
-        index = data["index"]
-        index = index if self._shards.facts[0].dim_extend else index.reshape(data.shape[0], -1)[:, 0]
+        data, index = (data, index) if data.ndim else (data.unsqueeze(0), index.unsqueeze(0))
+        if self._shards.facts[0].ndim == 1:
+            index = index.reshape(data.shape[0], -1)[:, 0]
+        self._at_home("update_tensordict_priority", index, data=data)
 
-        def part(at: Any, mine: Any) -> tuple[Any, ...]:
-            rows = data[at]
-            return (rows.set("index", mine.reshape(rows["index"].shape) if mine.ndim == 1 else mine),)
-
-        self._at_home("update_tensordict_priority", index, part)
-
-    def update_if_present(self, *, index: Any, generation: Any, patch: Any, **kwargs: Any) -> ConditionalUpdateResult:
+    @_of_several
+    def update_if_present(
+        self, *, index: Any, generation: Any, patch: Any, version: Any = None, **options: Any
+    ) -> ConditionalUpdateResult:
         """`ReplayBuffer.update_if_present`, in the shard of each item."""
-        version = kwargs.pop("version", None)
-
-        def part(at: Any, mine: Any) -> dict[str, Any]:
-            each = {
-                "index": mine,
-                "generation": _rows(generation, at),
-                "patch": each_leaf(patch, lambda leaf: leaf[at]),
-            }
-            return each | kwargs | ({} if version is None else {"version": _rows(version, at)})
-
-        count = len(torch.as_tensor(index).reshape(-1))
-        updated, rejected = torch.zeros(2, count, dtype=torch.bool)
-        for at, found in self._at_home("update_if_present", index, part):
+        given = {"generation": generation, "patch": patch} | ({} if version is None else {"version": version})
+        updated, rejected = torch.zeros(2, len(torch.as_tensor(generation).reshape(-1)), dtype=torch.bool)
+        for at, found in self._at_home("update_if_present", index, **given, **options):
             updated[at] = found.updated
             if found.version_rejected is not None:
                 rejected[at] = found.version_rejected
         return ConditionalUpdateResult(updated, None if version is None else rejected)
 
-    def _at_home(self, name: str, index: Any, part: Callable[[Any, Any], Any]) -> list[tuple[Any, Any]]:
-        """Call a method in each shard that has items at index, with what `part` makes of their positions and index there.
+    def _at_home(self, name: str, index: Any, **given: Any) -> list[tuple[Any, Any]]:
+        """Call a method in each shard that has items at index, with their rows of what is given.
 
-        The positions, and what was returned.
+        Returns the positions of each shard in the index, and what the method returned. An empty index goes to the first.
         """
         shards = self._shards
-        index = self._moved(index)
-        # One shard says itself what is wrong with an index.
-        split = partial(to_local, index, self._count, shards.facts[0].rows)
-        parts: list[tuple[Any, Any]] = split() if self._count > 1 else [(slice(None), index)]
+        if self._count == 1:  # the buffer says what is wrong with an index
+            return [(slice(None), shards.one(0, name, index=index, **given))]
+        parts = to_local(index, self._count, shards.facts[0].rows)
+        count = length_of(index if isinstance(index, tuple) else torch.atleast_1d(torch.as_tensor(index)))
+        homes = [shard for shard, (at, _) in enumerate(parts) if at.numel()] or [0]
         calls: dict[int, Call] = {}
-        for shard, (at, mine) in enumerate(parts):
-            if self._count == 1 or at.numel():
-                given = self._moved(part(at, mine))
-                calls[shard] = (name, (), given) if isinstance(given, dict) else (name, given, {})
+        for shard in homes:
+            at, mine = parts[shard]
+            kwargs = {"index": mine, **{key: rows_at(each, at, count) for key, each in given.items()}}
+            if name == "update_tensordict_priority":  # it finds the index in the data
+                kwargs["data"].set("index", kwargs.pop("index").reshape(kwargs["data"]["index"].shape))
+            calls[shard] = (name, (), kwargs)
         return [(parts[shard][0], each) for shard, each in shards.some(calls).items()]
 
-    append_transform = _everywhere("append_transform", gives_self=True)
-    insert_transform = _everywhere("insert_transform", gives_self=True)
+    append_transform = _everywhere("append_transform", returns_self=True)
+    insert_transform = _everywhere("insert_transform", returns_self=True)
     register_save_hook = _everywhere("register_save_hook")
     register_load_hook = _everywhere("register_load_hook")
     set_storage = _everywhere("set_storage")
     set_sampler = _everywhere("set_sampler")
     set_writer = _everywhere("set_writer")
-    share = _everywhere("share", gives_self=True)
-    empty = _everywhere("empty")
+    share = _everywhere("share", returns_self=True)
+
+    def empty(self) -> None:
+        """Forget all rows. Shards that restart begin empty."""
+        self._drop_ahead()
+        self._shards.all("empty")
+        self._replaced(rows=True)
+
+    def _replaced(self, rows: bool, priorities: bool = True) -> None:
+        """Begin another epoch; with `rows` have shards restart without those of checkpoints and durable writes."""
+        self._shards.coordinate("restart")
+        if rows or priorities:
+            self._shards.highest = None
+        if rows:
+            self._shards.restart_from(None)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have the draws of this client follow a generator: of one shard by its state now, of several by its numbers."""
         self._drop_ahead()
+        self._shards.all("set_rng", generator)
         self._rng = generator
-        if self._count == 1:
-            self._shards.one(0, "set_rng", generator)
-
-    # ------------------------------------------------------------------ reading
 
     def __len__(self) -> int:
         return sum(self._shards.all("__len__"))
 
+    @_of_several
     def __getitem__(self, index: Any) -> Any:
         """Rows by index as `sample` gives it; by slices and masks among the stored rows, in order of shards and slots."""
-        if self._count == 1:
-            return self._shards.one(0, "__getitem__", self._moved(index))
         if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
             return self[:][index]
         if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
-            sizes = self._shards.all("__len__")
-            found = self._shards.some({n: ("__getitem__", (slice(None),), {}) for n, size in enumerate(sizes) if size})
-            return gathered(list(found.values()), None)
+            filled = [n for n, size in enumerate(self._shards.all("__len__")) if size] or [0]
+            found = self._shards.some(dict.fromkeys(filled, ("__getitem__", (slice(None),), {})))
+            return together(list(found.values()))
         places = self._places(index)
         if isinstance(places, int):
             shard, slot = divmod(places, self._shards.facts[0].rows)
             return self._shards.one(shard, "__getitem__", slot)
-        parts = self._at_home("__getitem__", places, lambda at, mine: (mine,))
-        return gathered([each for _, each in parts], torch.cat([at for at, _ in parts]))
+        parts = self._at_home("__getitem__", places)
+        return placed([each for _, each in parts], [at.numpy() for at, _ in parts])
 
+    @_of_several
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self._count == 1:
-            self._shards.one(0, "__setitem__", self._moved(index), self._moved(value))
-            return
         if isinstance(index, str | tuple) and isinstance(index[0], str):
             sizes = self._shards.all("__len__")
-            pieces = torch.as_tensor(value).split(sizes)
-            self._shards.some(
-                {n: ("__setitem__", (index, self._moved(each)), {}) for n, each in enumerate(pieces) if len(each)}
-            )
+            pieces = [rows_at(value, at, sum(sizes)) for at in torch.arange(sum(sizes)).split(sizes)]
+            self._shards.some({n: ("__setitem__", (index, each), {}) for n, each in enumerate(pieces) if sizes[n]})
             return
         places = self._places(index)
         if isinstance(places, int):
             shard, slot = divmod(places, self._shards.facts[0].rows)
-            self._shards.one(shard, "__setitem__", slot, self._moved(value))
-            return
-        self._at_home("__setitem__", places, lambda at, mine: (mine, each_leaf(value, lambda leaf: _rows(leaf, at))))
+            self._shards.one(shard, "__setitem__", slot, value)
+        else:
+            self._at_home("__setitem__", places, value=value)
 
     def _places(self, index: Any) -> Any:
-        """The index over all shards of what slices and masks choose among the stored rows; other indices as they are."""
+        """The index over all shards of what slices, masks and negative numbers choose among the stored rows."""
+        number, rows = as_int(index), self._shards.facts[0].rows
+        if number is not None and number >= rows * self._count:
+            raise IndexError(f"index {number} is out of range: {self._count} shards have {rows * self._count} slots")
         is_mask = getattr(index, "dtype", None) in (torch.bool, np.dtype(bool))
-        if not (is_mask or isinstance(index, slice) or index is Ellipsis):
-            return index if isinstance(index, int | tuple) else torch.as_tensor(index)
-        rows = self._shards.facts[0].rows
+        if not (is_mask or index is Ellipsis or isinstance(index, slice) or (number is not None and number < 0)):
+            return number if number is not None else index if isinstance(index, tuple) else torch.as_tensor(index)
         filled = [torch.arange(size) + n * rows for n, size in enumerate(self._shards.all("__len__"))]
-        chosen: Tensor = torch.cat(filled)[index]
-        return chosen
+        chosen = torch.cat(filled)[index]
+        return chosen if number is None else int(chosen)
 
     def stats(self) -> dict[str, int | float | bool]:
         """The numbers of `ReplayBuffer.stats` over all shards, and "shards"."""
@@ -413,21 +385,19 @@ class RayReplayBuffer:
         return found | {"utilization": found["size"] / found["capacity"], "shards": self._count}
 
     @property
-    def batch_size(self) -> int | None:
-        """Of `sample()` and of iteration."""
-        found: int | None = self._shards.facts[0].batch_size
-        return found
-
-    @property
     def write_count(self) -> int:
         """Rows ever written."""
         return sum(each["write_count"] for each in self._shards.all("stats"))
 
     @property
+    def batch_size(self) -> int | None:
+        """Of `sample()` and of iteration."""
+        return self._shards.facts[0].batch_size
+
+    @property
     def dim_extend(self) -> int:
         """The dim of data along which `extend` runs."""
-        found: int = self._shards.facts[0].dim_extend
-        return found
+        return self._shards.facts[0].dim_extend
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the one shard, or of several, under "shards"."""
@@ -441,22 +411,20 @@ class RayReplayBuffer:
             raise ValueError(f"the state is of {len(states)} shards, the buffer has {self._count}")
         self._drop_ahead()
         self._shards.some({shard: ("load_state_dict", (state,), {}) for shard, state in enumerate(states)})
-        self._shards.changed("load_state_dict")
-
-    # ------------------------------------------------------------------ draws
+        self._replaced(rows=True)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch from all shards by the law of one buffer; with `return_info` also its info.
 
         RuntimeError without any batch size, or where nothing is stored.
         """
-        found, self._ran_out = self._next(self._sampled, batch_size, return_info)
+        found, self._ran_out = self._drawn("sample", batch_size, return_info)
         return found
 
     def next(self) -> Any:
         """The next batch of a running iteration; None once at its end, after which it begins again."""
         if self._count == 1:
-            return self._shards.one(0, "next")
+            return self._drawn("next")[0]
         if self.batch_size is None:
             raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
         if self._ran_out:
@@ -470,17 +438,16 @@ class RayReplayBuffer:
         while (batch := self.next()) is not None:
             yield batch
 
-    def _next(self, draw: Callable[..., Any], *args: Any) -> Any:
-        """A draw by a key of its own; with `prefetch` one that was begun before, and as many begun again."""
-        if not self._prefetch:
-            return draw(randomness.key(self._rng), *args)
+    def _drawn(self, *asked: Any) -> tuple[Any, bool]:
+        """What a draw gives; with `prefetch` one that was begun before, and as many begun again."""
+        if not self._options.prefetch:
+            return self._draw(*asked)()
         with self._lock:
-            if self._ahead_of != args:
+            if self._ahead_of != asked:
                 self._drop_ahead()
-                self._ahead_of = args
-            self._pool = self._pool or ThreadPoolExecutor(self._prefetch, "prefetch")
-            while len(self._ahead) <= self._prefetch:
-                self._ahead.append(self._pool.submit(draw, randomness.key(self._rng), *args))
+                self._ahead_of = asked
+            while len(self._ahead) <= self._options.prefetch:
+                self._ahead.append(self._pool.submit(self._draw(*asked)))
             first = self._ahead.popleft()
         try:
             return first.result()
@@ -488,21 +455,26 @@ class RayReplayBuffer:
             self._drop_ahead()
             raise
 
+    def _draw(self, name: str, *asked: Any) -> Callable[[], tuple[Any, bool]]:
+        """A draw to be made, in another thread too: its random numbers are those of this moment."""
+        if self._count == 1:
+            return lambda: (self._shards.one(0, name, *asked), False)
+        batch_size, return_info = asked
+        size = self.batch_size if batch_size is None else whole("batch_size", batch_size)
+        if size is None:
+            raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
+        return partial(self._sampled, randomness.key(self._rng), size, return_info)
+
     def _drop_ahead(self) -> None:
         with self._lock:
             self._shares.clear()
             while self._ahead:
                 self._ahead.popleft().cancel()
 
-    def _sampled(self, key: np.ndarray, batch_size: int | None, return_info: bool) -> tuple[Any, bool]:
+    def _sampled(self, key: np.ndarray, size: int, return_info: bool) -> tuple[Any, bool]:
         """A batch, and whether it ends an epoch."""
-        shards = self._shards
-        if self._count == 1:
-            return shards.one(0, "sample", batch_size, return_info), False
-        size = self.batch_size if batch_size is None else whole("batch_size", batch_size)
-        if size is None:
-            raise RuntimeError("batch_size not specified: give one to sample(), or to the constructor of the buffer")
-        remembered = None if self._exact else self._shares.get(size)
+        shards, exact = self._shards, self._options.totals == "exact"
+        remembered = None if exact else self._shares.get(size)
         shares = remembered or shards.all("share", size)
         *keys, of_counts, of_order = subkeys(key, self._count + 2)
         units, parts, ran_out = size // shares[0].unit, [None] * self._count, False
@@ -514,7 +486,7 @@ class RayReplayBuffer:
         calls: dict[int, Call] = {
             n: ("draw", (int(counts[n]), size, keys[n], parts[n]), {}) for n in counts.nonzero()[0].tolist()
         }
-        if not self._exact:  # shards that draw nothing tell their totals, which would be old for ever otherwise
+        if not exact:  # shards that draw nothing tell their totals, which would be old for ever otherwise
             calls |= {n: ("share", (size,), {}) for n in range(self._count) if n not in calls}
         try:
             found = shards.some(calls)
@@ -522,14 +494,12 @@ class RayReplayBuffer:
             if remembered is None or isinstance(error, RemoteError):
                 raise
             self._shares.pop(size, None)  # a shard was emptied since
-            return self._sampled(key, batch_size, return_info)
+            return self._sampled(key, size, return_info)
         drawn = [found[n] if counts[n] else None for n in range(self._count)]
-        if not self._exact and not shares[0].in_epochs:
+        if not (exact or shares[0].in_epochs):
             self._shares[size] = [found[n] if part is None else part.share for n, part in enumerate(drawn)]
         data, info = joined(shares, drawn, of_order)
         return ((data, info) if return_info else data), ran_out
-
-    # ------------------------------------------------------------------ checkpoints
 
     def dumps(self, path: str | PathLike[str]) -> None:
         """Save all shards at one point in time, in a folder that every shard's machine sees.
@@ -538,14 +508,15 @@ class RayReplayBuffer:
         leaves the previous one or the new one, whole. FileNotFoundError names a machine that does not see the folder. It
         is where shards restart from.
         """
-        save(self._shards, path, self._name)
+        save(self._shards, path)
 
     def loads(self, path: str | PathLike[str]) -> None:
         """Load what `dumps` saved: into as many shards as it was, exactly; into another number row by row.
 
         Then rows are dealt out in the order in which they were written, with their priorities; those of slices in pieces,
         one for each shard, of which trajectories are cut at the ends. What else samplers and generators hold begins anew.
-        A folder written by `dumps` of one buffer counts as one shard. All rows go through the memory of the caller then.
+        A folder written by `dumps` of one buffer counts as one shard. All rows go through the memory of the caller, and
+        shards restart without them until the next `dumps`.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
@@ -554,16 +525,10 @@ class RayReplayBuffer:
         """
         self._drop_ahead()
         restore(self._shards, path)
+        self._shards.highest = None
 
     dump = save = dumps
     load = loads
-
-
-def _rows(values: Any, at: Any) -> Any:
-    """The values at positions, of a tensor with one a row; anything else is the same for all."""
-    if isinstance(values, list | np.ndarray):
-        values = torch.as_tensor(values)
-    return values[at] if (isinstance(values, Tensor) or is_tensor_collection(values)) and values.ndim else values
 
 
 def _one_of(name: str, given: Any, known: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from interop.class_names import class_of
 from interop.remote.epochs import Planned
 from interop.remote.joining import Drawn
 from interop.remote.places import to_global
-from interop.samplers import SamplerWithoutReplacement, SliceSampler
+from interop.samplers import PrioritizedSampler, SamplerWithoutReplacement, SliceSampler
 from interop.samplers.drawing import names_slots
 from interop.samplers.shares import Share
 
@@ -33,22 +33,11 @@ READS = frozenset(
         "write_count",
     )
 )
-WRITES = frozenset(
-    (
-        *(
-            "add",
-            "extend",
-            "update_priority",
-            "update_tensordict_priority",
-            "update_if_present",
-            "mark_update",
-            "empty",
-        ),
-        *("__setitem__", "load", "loads", "load_state_dict", "append_transform", "insert_transform"),
-        *("register_save_hook", "register_load_hook", "set_sampler", "set_storage", "set_writer", "share"),
-    )
-)
-_LARGEST = 2**62
+_ROWS = ("add", "extend", "update_priority", "update_tensordict_priority", "update_if_present", "mark_update", "empty")
+_STATE = ("__setitem__", "load", "loads", "load_state_dict", "append_transform", "insert_transform", "share")
+_PARTS = ("register_save_hook", "register_load_hook", "set_sampler", "set_storage", "set_writer")
+WRITES = frozenset((*_ROWS, *_STATE, *_PARTS))
+_LARGEST = 2**62  # the highest index over all shards
 
 
 class Shard:
@@ -61,19 +50,17 @@ class Shard:
         count: how many there are.
         make: makes the buffer.
 
-    TypeError for what is no `ReplayBuffer`, ValueError for a storage without a bound, of which no shard comes behind.
+    TypeError for what is no `ReplayBuffer`; ValueError for a storage without a bound, as indices count on from it.
     """
 
     def __init__(self, number: int, count: int, make: Callable[[], ReplayBuffer]) -> None:
         buffer = make()
         if not isinstance(buffer, ReplayBuffer):
             raise TypeError(f"a shard needs a ReplayBuffer, got {class_of(buffer)}")
-        self.number, self.count, self.buffer = number, count, buffer
+        self.number, self.buffer = number, buffer
         self.capacity = buffer.storage.max_size
         if self.capacity > _LARGEST // count:
-            raise ValueError(
-                f"{count} shards need storages with a bound, got max_size={self.capacity}: give a max_size"
-            )
+            raise ValueError(f"{count} shards need bounded storages, got max_size={self.capacity}: give a max_size")
         self._lock = threading.Lock()  # of every write and draw; also of `hold`, which another thread releases
         self._held = False
 
@@ -86,9 +73,7 @@ class Shard:
         sampler = self.buffer.sampler
         share = sampler.share(self.buffer.storage, batch_size)
         if not names_slots(sampler):
-            raise TypeError(
-                f"{class_of(sampler)} draws by a method of its own: use one of the library's samplers, or one shard"
-            )
+            raise TypeError(f"{class_of(sampler)} draws by its own method: use a sampler of the library, or one shard")
         return share
 
     def draw(self, units: int, batch_size: int, key: np.ndarray, planned: Planned | None = None) -> Drawn:
@@ -98,44 +83,55 @@ class Shard:
             units: how many to draw: items, or slices of the length that those of the whole batch have.
             batch_size: of the whole batch.
             key: random bits, [2] uint32.
-            planned: for samplers without replacement, which units. Without it the epoch of the sampler goes on.
+            planned: which units, for samplers without replacement.
 
         RuntimeError where nothing is stored, or less than was planned.
         """
-        with self._lock, Turn(self.buffer):
-            share = self._share(batch_size)
-            sampler, rest = self.buffer.sampler, contextlib.ExitStack()
-            with rest:
-                if isinstance(sampler, SliceSampler) and sampler.num_slices is not None:
-                    rest.callback(setattr, sampler, "num_slices", sampler.num_slices)  # of the whole batch
-                    sampler.num_slices = units
-                if planned is not None and isinstance(sampler, SamplerWithoutReplacement):
-                    rest.enter_context(sampler.drawing(_positions(share, units, key, planned)))
-                data, info = self.buffer.draw_by_key(units * share.unit, key)
+        with self._lock, Turn(self.buffer), contextlib.ExitStack() as after:
+            sampler, share = self.buffer.sampler, self._share(batch_size)
+            if isinstance(sampler, SliceSampler) and sampler.num_slices is not None:
+                after.callback(setattr, sampler, "num_slices", sampler.num_slices)  # of the whole batch
+                sampler.num_slices = units
+            if planned is not None and isinstance(sampler, SamplerWithoutReplacement):
+                after.callback(setattr, sampler, "planned", None)
+                sampler.planned = _positions(share, units, key, planned)
+            data, info = self.buffer.draw_by_key(units * share.unit, key)
             lengths = sampler.lengths_drawn if isinstance(sampler, SliceSampler) else None
-        rows = len(info["index"][0] if isinstance(info["index"], tuple) else info["index"])
+        rows = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         if lengths is None:
-            lengths = np.full(rows // share.unit, share.unit)
-        marked = isinstance(self.buffer, TensorDictReplayBuffer) and isinstance(data, TensorDictBase)
-        if marked:
-            index = data.get("index").clone()
-            index[(..., 0) if isinstance(info["index"], tuple) else ...] += self.number * self.capacity
-            data.set("index", index)
-        info = {**info, "index": self._global(info["index"])}
-        return Drawn(data, info, share, lengths, marked)
+            lengths = np.full(len(rows) // share.unit, share.unit)
+        includes = isinstance(self.buffer, TensorDictReplayBuffer)
+        if includes and isinstance(data, TensorDictBase):
+            data = data.exclude(*info)  # which some shards may have included already
+        return Drawn(data, {**info, "index": self._global(info["index"])}, share, lengths, includes)
+
+    @property
+    def highest(self) -> float | None:
+        """`Share.highest` of this moment, without waiting for a write or draw."""
+        sampler = self.buffer.sampler
+        return sampler.highest if isinstance(sampler, PrioritizedSampler) else None
+
+    def raise_default_priority(self, priority: float | None) -> None:
+        """Give items that are new from now on at least this priority; nothing for None.
+
+        One buffer gives new items the highest priority of all. Shards do for a client that passes the highest `highest` of
+        all replies it got along with each call. Updates that it has not seen yet count in their own shard alone.
+        """
+        if priority is not None:
+            with self._lock:
+                if isinstance(sampler := self.buffer.sampler, PrioritizedSampler):
+                    sampler.raise_default_priority(priority)
 
     def call(self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """What a method or property of the buffer returns, one of `READS` or `WRITES`; AttributeError for another.
 
-        A method that returns the buffer itself returns None here.
+        A method that returns the buffer itself returns None here. ValueError for a storage of another capacity.
         """
         if name not in READS and name not in WRITES:
             raise AttributeError(f"a shard has no {name}()")
         if name == "set_storage" and args[0].max_size != self.capacity:
-            raise ValueError(
-                f"the storage of a shard keeps its capacity, {self.capacity}, which the indices of all shards follow from; "
-                f"got one of max_size={args[0].max_size}"
-            )
+            wrong = f"got max_size={args[0].max_size}"
+            raise ValueError(f"all storages of a shard have one capacity, {self.capacity}, for global indices; {wrong}")
         with contextlib.nullcontext() if name in READS else self._lock:
             found = getattr(self.buffer, name)
             result = found(*args, **(kwargs or {})) if callable(found) else found
@@ -149,9 +145,7 @@ class Shard:
     def hold(self, timeout: float = -1) -> None:
         """Have writes and draws wait until `release`; what only reads goes on. RuntimeError after `timeout` seconds."""
         if not self._lock.acquire(timeout=timeout):
-            raise RuntimeError(
-                f"shard {self.number} was not free within {timeout} s: it is held, or a call takes longer"
-            )
+            raise RuntimeError(f"shard {self.number} was not free within {timeout} s: it is held, or a call runs")
         self._held = True
 
     def release(self) -> None:
@@ -165,7 +159,7 @@ class Shard:
 def _positions(share: Share, units: int, key: np.ndarray, planned: Planned) -> np.ndarray:
     """The planned positions; of a shard that was written to since, as many of its units as they are now."""
     size = int(share.mass)
-    if share.version == planned.version and size >= planned.size:
+    if share.version == planned.version and planned.positions.max() < size:
         return planned.positions
     if size < units:
         raise RuntimeError(f"{units} units were planned, the shard has {size}: it was emptied since. Sample again")

@@ -1,39 +1,104 @@
 """Calls of the processes of all shards: each has an answer, or an error, within a time limit."""
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from interop.remote.cluster import Processes, ray_library
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from interop.optional import required
+from interop.pytrees import each_leaf
 from interop.remote.errors import RemoteError, RemoteTimeoutError, ShardLostError
 from interop.remote.wire import Wire
 
-Call = tuple[str, tuple[Any, ...], dict[str, Any]]
-_GROUPS = {"write": "write", "sample": "draw", "draw": "draw", "next": "draw"}
-_GROUPS |= dict.fromkeys(
-    ("hold", "release", "save", "look", "verify", "share", "commit", "stats", "__len__"), "control"
-)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # the name of a method, its args and kwargs
+GROUPS = {"write": 1, "draw": 1, "control": 4}  # threads: one keeps the order of the writes of each client
+NOTHING = "nothing: it is empty"  # the origin of a shard that has none of the rows it had before
+_GROUP_OF = dict.fromkeys(("sample", "next", "share", "draw"), "draw")
+_GROUP_OF |= dict.fromkeys(("facts", "save", "look", "verify", "commit", "stats", "__len__"), "control")
+
+
+class Facts(NamedTuple):
+    """What a client needs to know of a shard: its process, and how it was built."""
+
+    life: str  # another one after each restart
+    origin: str  # what its rows come from
+    rows: int  # its capacity
+    ndim: int  # of its storage
+    slices: bool  # whether its sampler draws them
+    has_log: bool  # of durable writes
+    batch_size: int | None
+    dim_extend: int
+
+
+class RestartedError(RemoteError):
+    """The process is another one than the caller knows. The call was not carried out."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self.facts = facts
+
+
+class ProcessLostError(RemoteError):
+    """A process died or cannot be reached. It is not known whether the call was carried out."""
+
+
+def ray_library() -> Any:
+    """The module `ray`. RuntimeError where it is not installed."""
+    try:
+        return required("ray", "ray")
+    except ImportError as error:
+        raise RuntimeError(f"RayReplayBuffer needs the library ray: {error}") from error
+
+
+def answered(reference: Any, until: float, process: str, call: str) -> Any:
+    """What a call of a process returned, or the error that it raised.
+
+    RemoteTimeoutError after a point in monotonic time; ProcessLostError.
+    """
+    ray = ray_library()
+    try:
+        return ray.get(reference, timeout=max(0.0, until - time.monotonic()))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.GetTimeoutError as error:
+        raise RemoteTimeoutError(f"{process} did not answer {call}() within the time limit") from error
+    except ray.exceptions.RayError as error:
+        raise ProcessLostError(f"{process} was lost in {call}(): {str(error).splitlines()[0].rstrip('.')}") from error
+
+
+def coordinated(coordinator: Any, timeout: float, name: str, *args: Any) -> Any:
+    """What a method of the coordinator returns within so many seconds. The errors of `answered`."""
+    reference = getattr(coordinator, name).remote(*args)
+    return answered(reference, time.monotonic() + timeout, "the coordinator of the shards", name)
 
 
 class Shards:
-    """The processes as one client sees them. It can be pickled.
+    """The processes of a buffer as one client sees them. It can be pickled.
 
     A client knows each process by a name that changes with a restart. A call to a process that it does not know is not
     carried out there: the client gets a `ShardLostError` once, and works with the new process from then on.
+
+    Args:
+        processes: handles of the actors.
+        coordinator: the handle of theirs.
+        facts: of each shard.
+        on_cpu: send tensors on the CPU only.
     """
 
-    def __init__(self, processes: Processes, timeout: float, copy: bool) -> None:
-        self._processes, self.timeout, self._copy = processes, timeout, copy
-        self.facts = list(processes.facts)
-        self._reported: set[int] = set()  # shards whose loss was raised already, and whose new process is not known yet
+    def __init__(self, processes: list[Any], coordinator: Any, facts: list[Facts], on_cpu: bool) -> None:
+        self._processes, self._coordinator, self._on_cpu = processes, coordinator, on_cpu
+        self.facts = facts
+        self.timeout, self.copy = 60.0, False  # seconds of each call; whether tensors that come back are copied
+        self.highest: float | None = None  # the highest priority of any shard that this client has seen
+        self._reported = set[int]()  # shards whose loss was raised already, and whose new process is not known yet
 
-    def client(self, timeout: float | None, copy: bool | None) -> "Shards":
+    def client(self, timeout: float, copy: bool) -> "Shards":
         """The same processes as another client sees them."""
-        made = Shards(self._processes, timeout or self.timeout, self._copy if copy is None else copy)
-        made.facts = list(self.facts)
+        made = Shards(self._processes, self._coordinator, list(self.facts), self._on_cpu)
+        made.timeout, made.copy = timeout, copy
         return made
-
-    def __len__(self) -> int:
-        return len(self.facts)
 
     def one(self, shard: int, name: str, *args: Any, **kwargs: Any) -> Any:
         """What a method of one shard returns."""
@@ -41,12 +106,11 @@ class Shards:
 
     def all(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """What the same call returns from each shard."""
-        found = self.some(dict.fromkeys(range(len(self)), (name, args, kwargs)))
-        return [found[shard] for shard in range(len(self))]
+        return list(self.some(dict.fromkeys(range(len(self.facts)), (name, args, kwargs))).values())
 
     def some(self, calls: dict[int, Call], timeout: float | None = None) -> dict[int, Any]:
         """What a call of each of these shards returns. They run at once; the first error is raised when all have ended."""
-        until = time.monotonic() + (self.timeout if timeout is None else timeout)
+        until = time.monotonic() + (timeout or self.timeout)
         sent = [(shard, call, self._sent(shard, call)) for shard, call in calls.items()]
         found, failed = dict[int, Any](), None
         for shard, call, answer in sent:
@@ -58,86 +122,86 @@ class Shards:
             raise failed
         return found
 
-    def changed(self, by: str) -> None:
-        """Begin another epoch after a call of all shards and, after `set_*`, ask again how they are built."""
-        self.coordinate("restart")
-        if by in ("empty", "set_storage", "load_state_dict"):  # the rows of checkpoints and of durable writes are gone
-            self.commit(None)
-        if by == "set_storage":
-            self.coordinate("forget_layout")
-        if by.startswith("set_"):
-            self.facts = self.all("facts")
+    def change(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call a method of each shard that changes how it is built, and have shards that restart repeat it."""
+        try:
+            self.all(name, *args, **kwargs)
+        except Exception as error:
+            error.add_note(f"{name}() may have been carried out in other shards: call it again")
+            raise
+        self.coordinate("change", name, self._packed(name, (args, kwargs)))
+        self.facts = self.all("facts")
 
-    def commit(self, checkpoint: list[str] | None, cuts: dict[int, int] | None = None) -> None:
+    def restart_from(self, checkpoint: Sequence[str | None] | None, cuts: dict[int, int] | None = None) -> None:
         """Have each shard restart from its folder and the durable writes after its cut, None for those after now."""
-        self.coordinate("commit", checkpoint)
-        folders = [None] * len(self) if checkpoint is None else checkpoint
+        folders = checkpoint or [None] * len(self.facts)
+        self.coordinate("commit", folders)
         self.some({n: ("commit", (each, None if cuts is None else cuts[n]), {}) for n, each in enumerate(folders)})
 
     def coordinate(self, name: str, *args: Any) -> Any:
         """What a method of the coordinator returns."""
-        ray = ray_library()
-        try:
-            return ray.get(getattr(self._processes.coordinator, name).remote(*args), timeout=self.timeout)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except ray.exceptions.RayError as error:
-            raise RemoteError(f"the coordinator of the shards did not answer {name}(): {error}") from error
+        return coordinated(self._coordinator, self.timeout, name, *args)
 
     def are_alive(self, timeout: float = 5.0) -> bool:
         """Whether every process answers."""
-        ray = ray_library()
+        until = time.monotonic() + timeout
         try:
-            asked = [each.facts.options(concurrency_group="control").remote() for each in self._processes.shards]
-            ray.get(asked, timeout=timeout)
-        except ray.exceptions.RayError:
+            for each in [each.facts.options(concurrency_group="control").remote() for each in self._processes]:
+                answered(each, until, "a shard", "facts")
+        except RemoteError:
             return False
         return True
 
     def kill(self) -> None:
-        """End all processes."""
-        self._processes.kill()
+        """End all processes. Those of a cluster that was shut down have ended."""
+        ray = ray_library()
+        for each in [*self._processes, self._coordinator] if ray.is_initialized() else ():
+            ray.kill(each)
+
+    def _packed(self, name: str, given: Any) -> Wire:
+        """Arguments as they are sent: on the CPU where the shards have no GPU. TypeError for what cannot be pickled."""
+
+        def moved(leaf: Any) -> Any:
+            return leaf.cpu() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
+
+        try:
+            return Wire.of(each_leaf(given, moved) if self._on_cpu else given)
+        except Exception as error:
+            raise TypeError(
+                f"an argument of {given[0][0] if name == 'write' else name}() cannot be sent to the shards: {error}"
+            ) from error
 
     def _sent(self, shard: int, call: Call) -> Any:
-        name, args, kwargs = call
-        method = self._processes.shards[shard].run.options(concurrency_group=_GROUPS.get(name, "write"))
-        return method.remote(self.facts[shard].life, name, Wire.of((args, kwargs)))
+        name, *given = call
+        method = self._processes[shard].run.options(concurrency_group=_GROUP_OF.get(name, "write"))
+        highest = self.highest if len(self.facts) > 1 else None
+        return method.remote(self.facts[shard].life, name, highest, self._packed(name, given))
 
     def _received(self, shard: int, call: Call, answer: Any, until: float) -> Any:
-        ray = ray_library()
-        from interop.remote.actor import RestartedError
-
-        errors = ray.exceptions
         try:
-            return ray.get(answer, timeout=max(0.0, until - time.monotonic())).value(self._copy)
-        except errors.RayTaskError as error:
-            if not isinstance(error.cause, RestartedError):
-                raise error.cause from error
-            self.facts[shard] = error.cause.facts
+            content, highest = answered(answer, until, f"shard {shard}", call[0])
+            self.highest = max(filter(None, (self.highest, highest)), default=None)
+            return content.value(self.copy)
+        except RestartedError as error:
+            self.facts[shard] = facts = error.facts
             reported = shard in self._reported
             self._reported.discard(shard)
-            if reported and not error.cause.facts.is_empty:
+            if reported and not facts.origin.startswith(NOTHING):
                 return self._received(shard, call, self._sent(shard, call), until)
             raise ShardLostError(
-                f"shard {shard} was lost with its rows and has restarted: it goes on from {error.cause.facts.origin}; "
-                f"{call[0]}() was not carried out there",
+                f"shard {shard} was lost with its rows and has restarted: it goes on from {facts.origin}; {call[0]}() was "
+                "not carried out there",
                 shard,
             ) from None
-        except errors.GetTimeoutError as error:
-            raise RemoteTimeoutError(
-                f"shard {shard} did not answer {call[0]}() within the time limit, {self.timeout} s"
-            ) from error
-        except errors.RayError as error:
+        except ProcessLostError as error:
             self._reported.add(shard)
-            raise ShardLostError(
-                f"shard {shard} was lost in {call[0]}(), which may have been carried out; it restarts from "
-                f"{self._origin(shard)} ({str(error).splitlines()[0]})",
-                shard,
-            ) from error
+            raise ShardLostError(f"{error}. It restarts from {self._origin(shard)}", shard) from error
 
     def _origin(self, shard: int) -> str:
+        if self.facts[shard].has_log:
+            return "the checkpoint and the durable writes in its recovery_dir"
         try:
-            found = self.coordinate("latest")
+            found = self.coordinate("latest", shard)
         except RemoteError:
             return "its latest checkpoint, if there is one"
-        return "nothing, for there is no checkpoint" if found is None else f"the checkpoint {found[shard]}"
+        return "nothing, for there is no checkpoint" if found is None else f"the checkpoint {found}"

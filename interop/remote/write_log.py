@@ -40,10 +40,8 @@ class WriteLog:
                 time.sleep(0.1)
         self.checkpoint: str | None = None
         self.cut = 0
-        if (folder / "checkpoint").exists():
-            self.checkpoint, self.cut = load(
-                folder / "checkpoint", lambda source: (source.tree["path"], source.tree["cut"])
-            )
+        if (saved := folder / "checkpoint").exists():
+            self.checkpoint, self.cut = load(saved, lambda source: (source.tree["path"], source.tree["cut"]))
         self._remove_old()
         self.last = max([self.cut, *self._numbers()])
 

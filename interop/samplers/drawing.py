@@ -15,6 +15,8 @@ from interop.storages import Storage, TensorStorage
 class DrawingSampler(Sampler):
     """A sampler that names flat slots, which a buffer reads in the same step where `draw` and `sample` are these."""
 
+    planned: np.ndarray | None = None  # positions, int64, that a plan over shards has chosen in the place of an epoch
+
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """int64 [batch_size], or a tuple of such per item dim, and the info of the batch.
 

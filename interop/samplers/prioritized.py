@@ -181,6 +181,25 @@ class PrioritizedSampler(DrawingSampler):
             return self._top()[0]
 
     @property
+    def highest(self) -> float | None:
+        """The highest priority ever given, 1 at first; None with `max_priority_within_buffer`."""
+        return self.default_priority if self.rule.new_items == "highest_ever" else None
+
+    def raise_default_priority(self, priority: float) -> None:
+        """Give new items at least this priority, as if it had been given to an item elsewhere. Never lowers theirs.
+
+        No effect with `max_priority_within_buffer`: new items then get the highest priority of the stored ones. ValueError
+        for a priority that `update_priority` refuses.
+        """
+        top = self.checked(priority).max()
+        with self._lock, uninterrupted():
+            if self.highest is not None and top > self.highest:
+                none = np.full(1, -1)
+                self._raise(none, top, top)
+                if self._kept is not None and self._kept.are_of(self):
+                    self._kept.give(none[:0], top, *self._top())
+
+    @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, as they were given, before eps and alpha."""
         with self._lock:
@@ -207,12 +226,12 @@ class PrioritizedSampler(DrawingSampler):
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The sum and the smallest of (priority + eps) ** alpha. Waits for the device where the priorities are."""
         if not (size := len(storage)):
-            return Share(0, 0.0, float("inf"), self.beta)
+            return Share(0, 0.0, beta=self.beta, highest=self.highest)
         with self._lock:
             self.take_over(storage)
             with bridge.exact():
                 total, smallest = np.asarray(compiled.masses(self.ready(storage).tree)).tolist()
-        return Share(size, total, smallest, self.beta)
+            return Share(size, total, smallest, self.beta, highest=self.highest)
 
     def _apply(self) -> None:
         """Bring the waiting priorities into the tree."""

@@ -134,7 +134,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             if self._eligible(storage, length):
                 self._allow(storage, length)
                 return dataclasses.replace(PrioritizedSampler.share(self, storage, 1), unit=length)
-        return Share(len(storage), 0.0, float("inf"), self.beta, unit=length)
+        return Share(len(storage), 0.0, beta=self.beta, unit=length, highest=self.highest)
 
     def _bind(self, storage: Storage) -> None:
         """RuntimeError for another storage than that whose items have the priorities."""

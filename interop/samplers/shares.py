@@ -1,5 +1,6 @@
 """What one of several buffers holds of everything that a batch is drawn from."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -9,15 +10,13 @@ class Share:
 
     size: int  # stored items
     mass: float  # what draws are in proportion to: items, the sum of (priority + eps) ** alpha, trajectories
-    smallest: float  # the smallest mass of one unit that can be drawn; inf where there is none
+    smallest: float = (
+        math.inf
+    )  # the smallest mass of one item that can be drawn; inf where there is none, or no weights
     beta: float | None = None  # exponent of the importance weights; None: the sampler gives none
     unit: int = 1  # items that one unit has in a batch: 1, or the length of a slice
     in_epochs: bool = False  # without replacement: `mass` counts units, each drawn once an epoch
     drop_last: bool = False
     shuffle: bool = True
     version: int = 0  # another one where an epoch must begin although `mass` is the same
-
-
-def counted(size: int, units: int, **others: int | bool) -> Share:
-    """The share of a shard whose units are equally likely."""
-    return Share(size, float(units), 1.0 if units else float("inf"), **others)  # type: ignore[arg-type]
+    highest: float | None = None  # the highest priority ever given; None where new items do not get it

@@ -100,7 +100,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _windows(self, count: int, length: int, key: np.ndarray) -> Slices:
         found = self._candidates(length)
-        positions = self._epoch.take(count, len(found), key)
+        positions = self._take(count, len(found), key)
         if not self.shuffle:
             positions = self._in_order(found)[positions]
         shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)

@@ -18,7 +18,7 @@ from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored, unravel
 from interop.samplers.given_boundaries import given_boundaries
 from interop.samplers.markers import Markers
-from interop.samplers.shares import Share, counted
+from interop.samplers.shares import Share
 from interop.samplers.telling import Slices, Telling
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.rows import TorchRows
@@ -177,7 +177,7 @@ class SliceSampler(DrawingSampler):
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The trajectories that slices of a batch of this size can be drawn from."""
         _, length = self._shape(batch_size)
-        return counted(len(storage), self._eligible(storage, length), unit=length)
+        return Share(len(storage), float(self._eligible(storage, length)), unit=length)
 
     @property
     def lengths_drawn(self) -> np.ndarray | None:

@@ -11,7 +11,7 @@ import fbuf
 from interop import bridge, compiled, randomness
 from interop.processes import may_use_jax
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.shares import Share, counted
+from interop.samplers.shares import Share
 from interop.storages import Storage
 
 _CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class RandomSampler(DrawingSampler):
         return bridge.hand_over(slots, torch.int64), {}, leaves
 
     def share(self, storage: Storage, batch_size: int) -> Share:
-        return counted(len(storage), len(storage))
+        return Share(len(storage), float(len(storage)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

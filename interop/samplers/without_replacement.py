@@ -1,9 +1,8 @@
 """Every stored item once before any comes again."""
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.epoch import Epoch
-from interop.samplers.shares import Share, counted
+from interop.samplers.shares import Share
 from interop.storages import Storage
 
 _DOCUMENTED = {"len_storage", "_sample_list", "drop_last", "_ran_out"}
@@ -50,7 +49,7 @@ class SamplerWithoutReplacement(DrawingSampler):
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         size = stored(storage)
-        return torch.from_numpy(self._epoch.take(batch_size, size, key)), {}, []
+        return torch.from_numpy(self._take(batch_size, size, key)), {}, []
 
     def remaining(self, storage: Storage) -> tuple[int, np.ndarray]:
         """How many items the epoch has, and which of them it still has to draw. The lock of the storage is held.
@@ -63,25 +62,16 @@ class SamplerWithoutReplacement(DrawingSampler):
         return epoch.length, epoch.unnamed()
 
     def share(self, storage: Storage, batch_size: int) -> Share:
-        return self._in_epochs(counted(len(storage), len(storage)))
+        return self._in_epochs(Share(len(storage), float(len(storage))))
 
     def _in_epochs(self, share: Share, version: int = 0) -> Share:
         return dataclasses.replace(
             share, in_epochs=True, drop_last=self.drop_last, shuffle=self.shuffle, version=version
         )
 
-    @contextlib.contextmanager
-    def drawing(self, positions: np.ndarray) -> Iterator[None]:
-        """A block in which draws name these positions, int64, instead of some that the epoch has left.
-
-        A plan over several shards has chosen them. The lock of the storage is held.
-        """
-        own: Any = self._epoch
-        self._epoch = _Chosen(own, positions)
-        try:
-            yield
-        finally:
-            self._epoch = own
+    def _take(self, count: int, length: int, key: np.ndarray) -> np.ndarray:
+        """Positions that the epoch has left, or the planned ones."""
+        return self._epoch.take(count, length, key) if self.planned is None else self.planned
 
     @property
     def ran_out(self) -> bool:
@@ -140,19 +130,3 @@ class SamplerWithoutReplacement(DrawingSampler):
         epoch = self._epoch
         left = epoch.length if epoch.over else epoch.left
         return f"{type(self).__name__}({100 * left / max(epoch.length, 1):.4f}% left)"
-
-
-class _Chosen:
-    """An epoch, but for the positions that it names."""
-
-    def __init__(self, epoch: Epoch, positions: np.ndarray) -> None:
-        self._epoch, self._positions = epoch, positions
-
-    def take(self, count: int, length: int, key: np.ndarray) -> np.ndarray:
-        """The positions. IndexError for one that is out of range."""
-        if self._positions.size and not 0 <= self._positions.min() <= self._positions.max() < length:
-            raise IndexError(f"position {self._positions.max()} is out of range: {length} can be drawn")
-        return self._positions
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._epoch, name)

@@ -8,9 +8,7 @@ checkpoint held or that were acknowledged as durable must all be there, and no r
 """
 
 import argparse
-import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -23,7 +21,8 @@ import ray
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, RayReplayBuffer, RemoteError, ShardLostError, TensorDictReplayBuffer
+from interop import RayReplayBuffer, RemoteError, ShardLostError, TensorDictReplayBuffer
+from tests.interop.remote import shard_process
 
 SHARDS, CAPACITY, ROWS, LIMIT = 3, 100_000, 16, 120.0  # LIMIT: seconds
 
@@ -103,7 +102,7 @@ def run(kills: int, seed: int, folder: Path) -> Counter[str]:
     rng = random.Random(seed)
     buffer = RayReplayBuffer(
         replay_buffer_cls=TensorDictReplayBuffer,
-        storage=partial(LazyTensorStorage, CAPACITY),
+        storage=partial(shard_process.storage, CAPACITY, folder),
         batch_size=64,
         num_shards=SHARDS,
         remote_config={"num_cpus": 0.1, "memory": 0},
@@ -119,7 +118,7 @@ def run(kills: int, seed: int, folder: Path) -> Counter[str]:
             settled(buffer)
             if kill % 3 == 2:
                 buffer.dumps(folder / "saved")
-            os.kill(buffer.process_ids[rng.randrange(SHARDS)], signal.SIGKILL)
+            shard_process.kill(folder, rng.randrange(SHARDS))
             found = settled(buffer)
             counts["torn"] += torn(found)
         time.sleep(1)
@@ -150,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         ray.shutdown()
     good = {name: counts.pop(name, 0) for name in ("errors", "acknowledged")}
-    print(f"{good['acknowledged']} durable batches acknowledged, {good['errors']} calls told of a lost shard")
+    print(f"{good['acknowledged']} durable batches acknowledged, {good['errors']} calls raised ShardLostError")
     print("all " + " ".join(f"{name}={count}" for name, count in sorted(counts.items())))
     return any(count for name, count in counts.items() if name != "tried")
 

@@ -42,7 +42,7 @@ def test_threads_that_do_everything() -> None:
 
 
 def test_checkpoints_beside_writers_are_of_one_moment() -> None:
-    check(threads.run_dumps(10), 50)
+    check(threads.run_dumps(5), 25)
 
 
 def test_checkpoints_of_two_moments_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

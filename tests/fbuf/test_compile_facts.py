@@ -78,10 +78,19 @@ PROGRAMS = [
     # With highest_stored a loop copies the priorities in each turn, as its docstring says.
     *((compiled_loop, buffer) for buffer in BUFFERS if getattr(buffer.sampler, "new_items", "") != "highest_stored"),
 ]
+OFTEN = {*((build, buffer, 1) for build, buffer in PROGRAMS), (compiled_loop, BUFFERS[2], BATCH)}
+OFTEN |= {(build, BUFFERS[3], BATCH) for build in (compiled_extend, compiled_update)}
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow), BATCH])
-@pytest.mark.parametrize(("build", "buffer"), PROGRAMS, ids=lambda what: what.__name__ if callable(what) else str(what))
+@pytest.mark.parametrize(
+    ("build", "buffer", "rows"),
+    [
+        pytest.param(*each, rows, marks=() if (*each, rows) in OFTEN else pytest.mark.slow)
+        for each in PROGRAMS
+        for rows in (1, 2, BATCH)
+    ],
+    ids=lambda what: what.__name__ if callable(what) else str(what),
+)
 def test_a_donated_buffer_is_written_in_place_and_nothing_that_grows_with_it_is_copied(
     build: Callable[[Buffer, int], Any], buffer: Buffer, rows: int
 ) -> None:
@@ -165,7 +174,11 @@ def test_a_value_computed_once_is_the_same_value(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [16, pytest.param(4096, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Prioritized(new_items="highest_stored")], ids=repr)
+@pytest.mark.parametrize(
+    "sampler",
+    [Uniform(), pytest.param(Prioritized(), marks=pytest.mark.slow), Prioritized(new_items="highest_stored")],
+    ids=repr,
+)
 def test_outside_of_programs_a_second_call_compiles_nothing(sampler: Any, batch_size: int) -> None:
     buffer = Buffer(5000, sampler, lanes=(2,))
     state, _ = buffer.extend(buffer.init(np.float32(0)), np.zeros((8, 2), np.float32))

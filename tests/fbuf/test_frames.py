@@ -97,7 +97,11 @@ def test_a_stack_holds_no_frame_of_the_episode_before() -> None:
         np.testing.assert_array_equal(items[key][np.asarray([1, 2, 3, 0])], values[1:])
 
 
-SAMPLERS = [Prioritized(), Slices(4, least=1, burn_in=2), Slices(3, starts=PerTrajectory())]
+SAMPLERS = [
+    Prioritized(),
+    Slices(4, least=1, burn_in=2),
+    pytest.param(Slices(3, starts=PerTrajectory()), marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda rule: type(rule).__name__)

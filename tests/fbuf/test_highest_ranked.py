@@ -166,7 +166,7 @@ def test_many_items_at_once_are_the_same_as_one_at_a_time() -> None:
 
 
 @given(data=st.data())
-@pytest.mark.parametrize("new_items", ["highest_ever", "highest_stored"])
+@pytest.mark.parametrize("new_items", [pytest.param("highest_ever", marks=pytest.mark.slow), "highest_stored"])
 @settings(max_examples=12)
 def test_new_items_get_priorities_and_the_others_keep_theirs(new_items: Any, data: st.DataObject) -> None:
     rule = Prioritized(alpha=1, eps=0.5, new_items=new_items)
@@ -214,7 +214,6 @@ class Pair(NamedTuple):
     [
         (("stats", "return"), {"stats": {"return": np.float32(0)}, "x": np.zeros(2, np.float32)}),
         ((0, "score"), (Pair(np.float32(0), np.zeros(3, np.float32)), np.int8(0))),
-        (1, [np.zeros(2, np.uint8), np.float32(0)]),
         ((), np.float32(0)),
     ],
     ids=str,
@@ -265,7 +264,9 @@ def test_loops_scans_buffers_side_by_side_and_64_bit_types_agree() -> None:
     assert_same(wide, (state, jnp.stack(slots)))
 
 
-@pytest.mark.parametrize(("sampler", "rows"), [(Uniform(), 1), (Prioritized(), 32)], ids=str)
+@pytest.mark.parametrize(
+    ("sampler", "rows"), [pytest.param(Uniform(), 1, marks=pytest.mark.slow), (Prioritized(), 32)], ids=str
+)
 def test_a_donated_buffer_is_written_in_place(sampler: Any, rows: int) -> None:
     buffer = Buffer(100_000, sampler, writer=RULE)
     item = {"return": np.float32(0), "x": np.zeros(4, np.float32), "done": np.bool_(False)}

@@ -68,7 +68,7 @@ def test_a_step_has_so_few_operations_that_it_runs_in_the_thread_that_calls(
     assert program.cost_analysis()["flops"] < 1000  # type: ignore[index,call-overload]
 
 
-@pytest.mark.parametrize("buffer", [BUFFERS[0], BUFFERS[1], BUFFERS[4]], ids=str)
+@pytest.mark.parametrize("buffer", [pytest.param(BUFFERS[0], marks=pytest.mark.slow), BUFFERS[1], BUFFERS[4]], ids=str)
 def test_a_step_on_each_of_several_devices_is_the_step_on_one(buffer: Buffer) -> None:
     mesh = jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
     state = jax.jit(buffer.init)(ITEM)
@@ -109,7 +109,7 @@ def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
 
 
 def test_a_search_without_jit_is_the_same() -> None:
-    tree, masses = priority_tree.fill(priority_tree.init(20), jnp.arange(20.0)), jnp.linspace(0, 189, 6)
+    tree, masses = priority_tree.fill(priority_tree.init(9), jnp.arange(9.0)), jnp.linspace(0, 35, 3)
     expected = priority_tree.find(tree, masses)
     with jax.disable_jit():
         np.testing.assert_array_equal(priority_tree.find(tree, masses), expected)
@@ -165,7 +165,7 @@ def drawn(buffer: Buffer, state: Any, key: jax.Array) -> Any:
 @given(data=st.data())
 def test_trees_are_updated_and_searched_alike(data: st.DataObject) -> None:
     # Searches are made four at a time.
-    capacity, count = data.draw(st.sampled_from([(7, 1), (7, 19), (65, 6), (5000, 6), (5000, 20)]))
+    capacity, count = data.draw(st.sampled_from([(7, 19), (65, 6), (5000, 1)]))
     random = np.random.default_rng(data.draw(st.integers(0, 999)))
     tree = priority_tree.init(capacity, maxima=True)
     values = np.where(random.random(capacity) < 0.3, 0, 10 ** random.uniform(-4, 4, capacity)).astype(np.float32)
@@ -206,8 +206,8 @@ def test_parents_of_new_rows_are_recomputed_once_and_not_for_each_row() -> None:
     assert len(sums) <= 7 * (5 + 2 + 13)  # two nodes at most more than a level has above the rows; all of small levels
 
 
-@pytest.mark.parametrize("lanes", [(), (3,), (2, 2)])
-@pytest.mark.parametrize("count", [1, 2, 37])
+@pytest.mark.parametrize("lanes", [(), (2, 2)])
+@pytest.mark.parametrize("count", [1, 37])
 def test_items_of_any_dtype_and_size_are_read_alike(lanes: tuple[int, ...], count: int) -> None:
     random, capacity = np.random.default_rng(0), 50
     shapes = {"float32": (5, 40), "int32": (), "bool": (3,), "uint8": (100,), "float16": (7,), "complex64": (2,)}

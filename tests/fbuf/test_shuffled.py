@@ -282,7 +282,7 @@ def test_typed_and_raw_keys_draw_the_same() -> None:
     assert_same(draw_from(Shuffled(), state, raw, 4, jnp.int32(9)), typed)
 
 
-@pytest.mark.parametrize("count", [1, 256])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 256])
 def test_a_donated_state_is_updated_in_place(count: int) -> None:
     buffer, item = Buffer(100_000, Shuffled()), np.zeros(2, np.float32)
     state = jax.eval_shape(lambda: buffer.init(item))

@@ -1,5 +1,7 @@
 """Batches that are read by runs and built in one step: the same as when rows are read one by one and entries set."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -99,14 +101,21 @@ def wanted(buffer, batch_size, seed):
     return data, {**info, "index": index}
 
 
-@pytest.mark.parametrize(
-    "without", [(), ("is_init",), ("is_init", ("next", "terminated")), ("is_init", ("next", "done"))]
+PARTS = itertools.product(
+    [(), ("is_init",), ("is_init", ("next", "terminated")), ("is_init", ("next", "done"))],
+    [ReplayBuffer, TensorDictReplayBuffer],
+    [LazyTensorStorage, LazyMemmapStorage],
+    [("next", "truncated"), "truncated", None, ("other", "truncated")],
+    [{}, {"span": True}, {"pad_output": True, "strict_length": False}],
 )
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("choices", [{}, {"span": True}, {"pad_output": True, "strict_length": False}])
-@pytest.mark.parametrize("key", [("next", "truncated"), "truncated", None, ("other", "truncated")])
-def test_batches_are_what_their_parts_are(without, kind, make, choices, key):
+
+
+@pytest.mark.parametrize(
+    ("without", "kind", "make", "key", "choices"),
+    # Of three choices one, another for each of the rest.
+    [pytest.param(*each, marks=pytest.mark.slow if (n + n // 3) % 3 else ()) for n, each in enumerate(PARTS)],
+)
+def test_batches_are_what_their_parts_are(without, kind, make, key, choices):
     data = steps().exclude(*without)
     data["id"] = data["x"] // 10
     sampler = SliceSampler(slice_len=4, traj_key="id", truncated_key=key, **choices)

@@ -324,7 +324,7 @@ def test_threads_sample_extend_update_and_exchange_at_once(sampler, prefetch, ma
     buffer = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS[sampler](), batch_size=6, prefetch=prefetch)
     other = TensorDictReplayBuffer(storage=storage, sampler=SAMPLERS["prioritized"](), batch_size=6)
     buffer.extend(flat_td([0] * 6))
-    end = time.monotonic() + 0.4
+    end = time.monotonic() + 0.2
     counts = dict.fromkeys(["sample", "extend", "update", "exchange"], 0)
 
     def repeat(name, *calls):

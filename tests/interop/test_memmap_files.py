@@ -130,9 +130,8 @@ def test_anonymous_maps_take_two_descriptors_however_many_leaves():
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.mark.parametrize(
-    "named", [pytest.param(False, id="anonymous"), pytest.param(True, id="files", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [pytest.param(False, id="anonymous"), pytest.param(True, id="files")])
 def test_a_spawned_worker_writes_where_everyone_reads(tmp_path, named):
     storage = LazyMemmapStorage(6, scratch_dir=tmp_path / "data" if named else None)
     buffer = ReplayBuffer(storage=storage)

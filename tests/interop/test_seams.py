@@ -84,7 +84,7 @@ def itself(batch):
 STORAGES = {"memory": LazyTensorStorage, "files": LazyMemmapStorage, "lists": LazyStackStorage}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 12))])
 @pytest.mark.parametrize("key", ["id", "done"])
 @pytest.mark.parametrize("make", STORAGES.values(), ids=STORAGES)
 def test_writes_anywhere_between_draws(make, key, seed):

@@ -185,6 +185,7 @@ def test_a_spawned_worker_draws_from_the_buffer_and_extends_it(make):
     check_same(buffer.sample(512)["obs"][:, 0].unique(), torch.tensor([0.0, 1.0, 2.0, 3.0, 5.0]))
 
 
+@pytest.mark.slow  # forked ones: tests/seeds/test_sharing.py
 def test_no_row_of_two_processes_is_lost_when_they_take_turns():
     buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(1000), shared=True)
     buffer.extend(flat_td([0] * 4))

@@ -43,7 +43,8 @@ def _run(buffer: Buffer, state: Any, start: int, turns: int) -> tuple[Any, list[
 
 
 @pytest.mark.parametrize(
-    "sampler", [pytest.param(each, marks=pytest.mark.slow) if "Slices" in each else each for each in SAMPLERS]
+    "sampler",
+    [pytest.param(each, marks=[] if each in ("Prioritized", "Shuffled") else pytest.mark.slow) for each in SAMPLERS],
 )
 def test_states_go_on_bit_for_bit(sampler: str, tmp_path: Path) -> None:
     known = "trajectories" if "Slices" in sampler else ""

@@ -22,8 +22,15 @@ FAULTS: dict[str, Callable[[bytes], Answer]] = {
 
 
 @pytest.mark.filterwarnings("ignore:(A network error|Invalid cache)")  # scikit-learn's
-@pytest.mark.parametrize("there", [False, True], ids=["first", "force"])
-@pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: loader.name)
+@pytest.mark.parametrize(
+    ("loader", "there"),
+    [
+        pytest.param(loader, there, marks=pytest.mark.slow if there and number % 4 else ())
+        for number, loader in enumerate(LOADERS)
+        for there in (False, True)
+    ],
+    ids=lambda given: given.name if isinstance(given, Loader) else "force" if given else "first",
+)
 def test_files_that_do_not_come_well(loader: Loader, tmp_path: Path, there: bool) -> None:
     with given(loader, tmp_path) as (dataset, _):
         expected = dataset.construct()[:]

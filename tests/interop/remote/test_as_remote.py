@@ -1,7 +1,6 @@
 """Classes of buffers as actor classes of a real Ray cluster."""
 
 import sys
-import warnings
 
 import pytest
 import torch
@@ -11,15 +10,9 @@ from interop import HERReplayBuffer, ReplayBuffer, TensorDictPrioritizedReplayBu
 from interop.storages import LazyTensorStorage
 
 ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Ray about its own calls
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*:DeprecationWarning", "ignore:.*:ResourceWarning", "ignore:.*:FutureWarning"
+)
 
 
 def test_an_actor_writes_draws_and_updates(cluster):

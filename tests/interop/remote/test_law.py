@@ -182,7 +182,7 @@ def test_weights_reckon_with_the_smallest_mass_of_shards_that_drew_nothing() -> 
     chances = np.array([2 / 8 * 0.25 / 4, 6 / 8 * 0.01 / 6])
     assert factors is not None
     assert factors[0] == pytest.approx((chances[0] / chances.min()) ** -0.5)
-    assert rescale([Share(3, 3.0, 1.0)], [None]) is None
+    assert rescale([Share(3, 3.0)], [None]) == 1
 
 
 @given(st.lists(st.sampled_from([0.0, 1e-30, 1.0, 3e38, 1e15]), min_size=1, max_size=6), st.integers(0, 2**32))

@@ -1,6 +1,5 @@
 """Batches without replacement over several shards: epochs over the union of what they hold."""
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -96,19 +95,6 @@ def test_parts_of_several_batches_may_be_drawn_in_any_order() -> None:
             if count:
                 found[number // 3] += shard.draw(int(count), 10, key_of(number), part).info["index"].tolist()
     assert [sorted(each) for each in found] == [[*range(9), *range(40, 61)]] * 2
-
-
-def test_a_plan_goes_on_where_it_was_pickled() -> None:
-    plan = EpochPlan()
-    plan.plan(shares_of((5, 8)), 6, key_of(0))
-    copy = pickle.loads(pickle.dumps(plan))
-    for seed in (1, 2, 3):
-        one, other = (each.plan(shares_of((5, 8)), 6, key_of(seed)) for each in (plan, copy))
-        assert one.ran_out == other.ran_out
-        for mine, theirs in zip(one.parts, other.parts, strict=True):
-            assert (mine is None) == (theirs is None)
-            if mine is not None and theirs is not None:
-                np.testing.assert_array_equal(mine.positions, theirs.positions)
 
 
 @pytest.mark.parametrize("change", ["units move to another shard", "version", "restart"])

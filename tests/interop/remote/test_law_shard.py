@@ -3,13 +3,17 @@
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from interop import (
     ConsumingSampler,
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
@@ -88,6 +92,55 @@ def test_priorities_go_home_by_the_index_of_samples(ndim: int) -> None:
         assert torch.equal(sampler.priorities, expected)
 
 
+STEP = st.tuples(st.integers(0, 2), st.integers(1, 5), st.one_of(st.none(), st.floats(0, 50, width=32)))
+
+
+@given(st.lists(STEP, max_size=8))
+@settings(max_examples=30, deadline=None)
+def test_new_items_get_the_highest_priority_that_a_client_has_seen_in_any_shard(steps: list[Any]) -> None:
+    sharded = Sharded(3, buffers_of(lambda: PrioritizedSampler(40, 0.7, 0.5)))
+    one, highest = PrioritizedSampler(120, 0.7, 0.5), 1.0  # `one` has all items by global index
+    for number, count, priority in steps:
+        shard = sharded.shards[number]
+        shard.raise_default_priority(highest)
+        if priority is None:
+            index = shard.call("extend", (rows(range(count)),))
+            one.mark_update(index)
+        elif len(shard.buffer):
+            shard.call("update_priority", (torch.tensor([0]), priority))
+            one.update_priority(torch.tensor([40 * number]), priority)
+        assert shard.highest == shard.share(4).highest == shard.buffer.sampler.default_priority
+        highest = max(highest, shard.highest)
+    assert highest == one.default_priority
+    for shard in sharded.shards:
+        mine = shard.buffer.sampler.priorities
+        assert torch.equal(mine, one.priorities[40 * shard.number :][: len(mine)])
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_raised_default_priority_is_kept(storage: Any, tmp_path: Path) -> None:
+    one, other = (
+        Shard(0, 1, lambda: ReplayBuffer(storage=storage(9), sampler=PrioritizedSampler(9, 1, 1))) for _ in "ab"
+    )
+    one.call("extend", (torch.arange(3),))
+    one.raise_default_priority(7.0)
+    one.raise_default_priority(None)
+    one.raise_default_priority(3.0)
+    one.call("dumps", (tmp_path,))
+    other.call("loads", (tmp_path,))
+    for shard in (one, other):
+        shard.call("add", (torch.tensor(3),))
+        assert shard.buffer.sampler.priorities.tolist() == [1, 1, 1, 7]
+    with pytest.raises(ValueError, match="finite"):
+        one.raise_default_priority(float("nan"))
+
+
+def test_the_highest_stored_priority_is_not_carried() -> None:
+    shard = Shard(0, 2, buffers_of(lambda: PrioritizedSampler(40, 1, 1, max_priority_within_buffer=True)))
+    shard.raise_default_priority(7.0)
+    assert (shard.highest, shard.share(2).highest, shard.buffer.sampler.default_priority) == (None, None, 1)
+
+
 def refused(**kwargs: Any) -> Sharded:
     sharded = Sharded(2, lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(20), **kwargs))
     for shard in sharded.shards:
@@ -105,7 +158,7 @@ def test_what_cannot_be_drawn_over_shards() -> None:
         TypeError, match="ConsumingSampler cannot draw batches over several shards: use one shard, or a Ran"
     ):
         refused(sampler=ConsumingSampler(2)).sample(4)
-    with pytest.raises(TypeError, match="Own draws by a method of its own: use one of the library's samplers"):
+    with pytest.raises(TypeError, match="Own draws by its own method: use a sampler of the library"):
         refused(sampler=Own()).sample(4)
     with pytest.raises(TypeError, match=r"cannot be drawn with sample_unit=Sequence.*"):
         refused(sample_unit=Sequence(length=2)).sample(4)
@@ -116,8 +169,8 @@ def test_what_cannot_be_drawn_over_shards() -> None:
 def test_what_no_shard_is_made_of() -> None:
     with pytest.raises(TypeError, match="a shard needs a ReplayBuffer, got list"):
         Shard(0, 1, list)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ValueError, match=r"2 shards need storages with a bound.*give a max_size"):
+    with pytest.raises(ValueError, match=r"2 shards need bounded storages.*give a max_size"):
         Shard(0, 2, lambda: ReplayBuffer(storage=ListStorage(sys.maxsize)))
     shard = Shard(0, 2, buffers_of(RandomSampler))
-    with pytest.raises(ValueError, match=r"keeps its capacity, 40.*max_size=41"):
+    with pytest.raises(ValueError, match=r"one capacity, 40.*max_size=41"):
         shard.call("set_storage", (LazyTensorStorage(41),))

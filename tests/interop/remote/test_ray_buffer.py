@@ -1,14 +1,18 @@
-"""`RayReplayBuffer` in real Ray actors: its answers, its law, its checkpoints, and what it does when a shard is killed."""
+"""`RayReplayBuffer` in real Ray actors: its answers, its law, its checkpoints, and what it does when a shard is killed.
 
-import os
+A process that imports the library takes 4 seconds of CPU. So two buffers serve all checks, which are functions that few
+tests call: a run that distributes tests over processes starts one cluster, or two.
+"""
+
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,53 +32,49 @@ from interop import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from tests.interop.remote import shard_process
 
 ray = pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:ResourceWarning", "ignore:.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"),
 ]
 CAPACITY, SHARDS = 20, 3
 SMALL = {"num_cpus": 0.1, "memory": 0}
+prioritized = partial(PrioritizedSampler, CAPACITY, 0.7, 0.5)
+
+
+class Buffers(NamedTuple):
+    """One of three shards, one of one shard with a recovery folder, and the folders with the ids of their processes."""
+
+    three: RayReplayBuffer
+    one: RayReplayBuffer
+    processes_of_three: Path
+    processes_of_one: Path
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4, object_store_memory=300 << 20)
-    yield
-    ray.shutdown()
+def buffers(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buffers]:
+    folders = [tmp_path_factory.mktemp(name) for name in ("three", "one", "recovery")]
 
+    def built(folder: Path, shards: int, recovery_dir: Path | None) -> RayReplayBuffer:
+        return RayReplayBuffer(
+            replay_buffer_cls=TensorDictReplayBuffer,
+            storage=partial(shard_process.storage, CAPACITY, folder),
+            sampler=prioritized,
+            writer=partial(TensorDictRoundRobinWriter, track_generations=True),
+            batch_size=8,
+            num_shards=shards,
+            remote_config=SMALL,
+            timeout=120,
+            recovery_dir=recovery_dir,
+        )
 
-def sampler(alpha: float = 0.7) -> PrioritizedSampler:
-    return PrioritizedSampler(CAPACITY, alpha, 0.5)
-
-
-def built(shards: int, **options: Any) -> RayReplayBuffer:
-    return RayReplayBuffer(
-        replay_buffer_cls=TensorDictReplayBuffer,
-        storage=partial(LazyTensorStorage, CAPACITY),
-        sampler=sampler,
-        writer=partial(TensorDictRoundRobinWriter, track_generations=True),
-        batch_size=8,
-        num_shards=shards,
-        remote_config=SMALL,
-        timeout=120,
-        **options,
-    )
-
-
-@pytest.fixture(scope="module")
-def three(cluster: None) -> Iterator[RayReplayBuffer]:
-    buffer = built(SHARDS)
-    yield buffer
-    buffer.close()
-
-
-@pytest.fixture(scope="module")
-def durable(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayReplayBuffer]:
-    buffer = built(1, recovery_dir=tmp_path_factory.mktemp("recovery") / "of" / "one")
-    yield buffer
-    buffer.close()
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(built, folders[:2], (SHARDS, 1), (None, folders[2] / "of" / "one")))
+    yield Buffers(*made, *folders[:2])
+    for each in made:
+        each.close()
 
 
 def rows(begin: int, end: int) -> TensorDict:
@@ -82,10 +82,10 @@ def rows(begin: int, end: int) -> TensorDict:
     return TensorDict({"x": numbers, "wide": numbers[:, None].expand(-1, 4000).float()}, [end - begin])
 
 
-def filled(buffer: RayReplayBuffer, sampler: Any = None) -> torch.Tensor:
+def filled(buffer: RayReplayBuffer, sampler: Any = prioritized) -> torch.Tensor:
     """Empty the buffer, set a sampler, and write rows to all shards, over the end of the ring of the first. The indices."""
     buffer.empty()
-    buffer.set_sampler(sampler or PrioritizedSampler(CAPACITY, 0.7, 0.5))
+    buffer.set_sampler(sampler)
     sizes = (CAPACITY + 5, 8, 3)
     return torch.cat([buffer.extend(rows(100 * n, 100 * n + size), shard=n) for n, size in enumerate(sizes)])
 
@@ -157,31 +157,29 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else type(a) is type(b) and a == b
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_one_shard_answers_as_a_local_buffer(durable: RayReplayBuffer) -> None:
+def one_shard_answers_as_a_local_buffer(buffer: RayReplayBuffer) -> None:
     local = TensorDictReplayBuffer(
         storage=LazyTensorStorage(CAPACITY),
-        sampler=sampler(),
+        sampler=prioritized(),
         writer=TensorDictRoundRobinWriter(track_generations=True),
         batch_size=8,
     )
     for name, call in CALLS:
-        expected, found = outcome(call, local), outcome(call, durable)
+        expected, found = outcome(call, local), outcome(call, buffer)
         if isinstance(expected, TensorDictReplayBuffer | RayReplayBuffer):
             continue
         assert same(expected, found), (name, expected, found)
-    assert durable.stats()["size"] == len(local)
-    durable.set_sampler(sampler())
+    assert buffer.stats()["size"] == len(local)
+    buffer.set_sampler(prioritized())
 
 
 # ---------------------------------------------------------------------- three shards answer as one buffer
 
 
-def test_indices_lead_home(three: RayReplayBuffer) -> None:
+def indices_lead_home(three: RayReplayBuffer) -> None:
     index = filled(three)
-    assert (
-        len(three) == CAPACITY + 8 + 3 and three.write_count == len(index) and three.stats()["capacity"] == 3 * CAPACITY
-    )
+    assert len(three) == CAPACITY + 8 + 3 and three.write_count == len(index)
+    assert three.stats()["capacity"] == 3 * CAPACITY
     assert index.tolist() == [*range(CAPACITY), *range(5), *range(20, 28), *range(40, 43)]
     mixed = torch.tensor([41, 2, 27, 19, 40])
     assert three[mixed]["x"].tolist() == [201, 22, 107, 19, 200] and int(three[41]["x"]) == 201
@@ -195,14 +193,14 @@ def test_indices_lead_home(three: RayReplayBuffer) -> None:
     assert three[mixed]["x"].tolist() == [7, 1, 2, 3, 4]
     with pytest.raises(IndexError, match="3 shards have 60 slots"):
         three.update_priority(torch.tensor([60]), 1.0)
-    with pytest.raises(ValueError, match=r"shard 2 has items|all shards hold items of one layout"):
-        three.empty()
-        three.set_storage(partial(LazyTensorStorage, CAPACITY))
-        three.extend(rows(0, 2), shard=2)
+    three.empty()
+    three.set_storage(partial(LazyTensorStorage, CAPACITY))
+    three.extend(rows(0, 2), shard=2)
+    with pytest.raises(ValueError, match=r"shard 2 has items.*all shards hold items of one layout"):
         three.extend(TensorDict({"y": torch.zeros(2)}, [2]), shard=0)
 
 
-def test_priorities_over_shards_follow_the_law_of_one_buffer(three: RayReplayBuffer) -> None:
+def priorities_follow_the_law_of_one_buffer(three: RayReplayBuffer) -> None:
     index = filled(three)
     batch = three.sample(16)
     three.update_tensordict_priority(batch.set("td_error", torch.rand(16) + 0.1))
@@ -216,27 +214,39 @@ def test_priorities_over_shards_follow_the_law_of_one_buffer(three: RayReplayBuf
     slots = sorted(known)
     law = np.array([(known[slot] + 1e-8) ** 0.7 for slot in slots])
     law /= law.sum()
-    counts = np.zeros(3 * CAPACITY)
     batches = [three.sample(500, return_info=True) for _ in range(8)]
-    for _, info in batches:
-        counts += np.bincount(info["index"].numpy(), minlength=len(counts))
+    counts = sum(np.bincount(info["index"].numpy(), minlength=3 * CAPACITY) for _, info in batches)
     assert stats.chisquare(counts[slots], law * counts.sum()).pvalue > 1e-4 and counts.sum() == counts[slots].sum()
     batch, info = batches[0]
     weight = dict(zip(slots, (law / law.min()) ** -0.5, strict=True))
     expected = torch.tensor([weight[slot] for slot in info["index"].tolist()])
     torch.testing.assert_close(info["priority_weight"].double(), expected, rtol=1e-4, atol=0)
     assert batch["index"].equal(info["index"]) and batch["x"].equal(three[info["index"]]["x"])
+    drawn = []
+    for _ in range(2):  # the same numbers give the same batch
+        three.set_rng(torch.Generator().manual_seed(3))
+        drawn.append(three.sample(9)["index"])
+    assert drawn[0].equal(drawn[1]) and not drawn[0].equal(three.sample(9)["index"])
+    three.set_rng(None)
 
 
-def test_epochs_slices_and_prefetch_over_shards(three: RayReplayBuffer) -> None:
-    filled(three, SamplerWithoutReplacement())
+def epochs_give_each_row_once(three: RayReplayBuffer) -> None:
+    filled(three, SamplerWithoutReplacement)
     drawn = torch.cat([batch["x"] for batch in three])
     assert sorted(drawn.tolist()) == sorted(three["x"].tolist())
+    learners = [three.client(), three.client()]  # share an epoch
+    with ThreadPoolExecutor() as pool:
+        halves = list(pool.map(lambda each: [each.sample(4)["x"] for _ in range(3)], learners))
+    both = torch.cat([batch for half in halves for batch in half])
+    assert len(both) == len(both.unique()) == 24
+
+
+def slices_and_batches_ahead(three: RayReplayBuffer) -> None:
     three.empty()
     three.set_sampler(SliceSampler(slice_len=4, traj_key="episode", strict_length=True))
     client = three.client()
     homes = [client.extend(rows(n, n + 6).set("episode", torch.full((6,), n)))[0] for n in (0, 10)]
-    assert [int(home) // CAPACITY for home in homes] == [0, 0]  # a stream of trajectories stays whole
+    assert len({int(home) // CAPACITY for home in homes}) == 1  # a stream of trajectories stays whole
     three.extend(rows(50, 56).set("episode", torch.full((6,), 50)), shard=2)
     slices = torch.cat([three.sample()["x"].reshape(2, 4) for _ in range(12)])
     assert (slices.diff(dim=1) == 1).all() and {0, 10, 50} == {int(row[0]) // 10 * 10 for row in slices}
@@ -249,15 +259,14 @@ def test_epochs_slices_and_prefetch_over_shards(three: RayReplayBuffer) -> None:
         ahead.sample()
 
 
-def test_latest_totals_keep_the_weights_exact(three: RayReplayBuffer) -> None:
+def latest_totals_keep_the_weights_exact(three: RayReplayBuffer) -> None:
     filled(three)
     client = three.client(totals="latest")
     client.sample(4)
     three.update_priority(torch.arange(CAPACITY), 50.0)  # which the client does not know yet
-    _, info = client.sample(400, return_info=True)
-    weight = {int(slot): float(each) for slot, each in zip(info["index"], info["priority_weight"], strict=True)}
-    same = {slot: each for slot, each in weight.items() if slot < CAPACITY}
-    assert len(set(np.round(list(same.values()), 5))) == 1
+    _, info = client.sample(500, return_info=True)
+    of_first = info["index"] < CAPACITY
+    assert len(np.unique(np.round(info["priority_weight"][of_first].numpy(), 5))) == 1
     three.empty()
     three.extend(rows(0, 3), shard=2)
     assert len(client.sample(5)) == 5  # totals that are no longer true are asked again
@@ -265,23 +274,26 @@ def test_latest_totals_keep_the_weights_exact(three: RayReplayBuffer) -> None:
     assert int(torch.cat([client.sample(5)["x"] for _ in range(10)]).max()) >= 10
 
 
-def test_clients_in_tasks_write_and_batches_lie_in_the_object_store(three: RayReplayBuffer) -> None:
+def clients_write_from_tasks(three: RayReplayBuffer) -> None:
     three.empty()
     three.set_sampler(RandomSampler())
 
-    @ray.remote(num_cpus=0.1)
-    def write(client: RayReplayBuffer, begin: int) -> tuple[list[int], str]:
+    def write(clients: list[RayReplayBuffer], data: list[list[TensorDict]]) -> tuple[list[list[int]], str]:
+        pairs = zip(clients, data, strict=True)
+        found = [[int(client.extend(each)[0]) // 20 for each in batches] for client, batches in pairs]
         try:
-            client.shutdown()
+            clients[0].shutdown()
         except RuntimeError as error:
-            return [
-                int(each) // CAPACITY for n in range(3) for each in client.extend(rows(begin + n, begin + n + 1))
-            ], str(error)
-        return [], "it was shut down"
+            return found, str(error)
+        return found, "it was shut down"
 
-    found = ray.get([write.remote(client, 10 * n) for n, client in enumerate(three.clients(2))], timeout=120)
-    assert [each[0] for each in found] == [[0, 1, 2], [1, 2, 0]] and "cannot shut" in found[0][1]
+    data = [[rows(n, n + 1) for n in range(begin, begin + 3)] for begin in (0, 10)]
+    found, error = ray.get(ray.remote(num_cpus=0.1)(write).remote(three.clients(2), data), timeout=120)
+    assert [sorted(each) for each in found] == [[0, 1, 2]] * 2 and found[0] != found[1] and "cannot shut" in error
     assert sorted(three["x"].tolist()) == [0, 1, 2, 10, 11, 12]
+
+
+def batches_lie_in_the_object_store(three: RayReplayBuffer) -> None:
     three.empty()
     three.extend(rows(0, 10), shard=1)
     shared = three.sample(256)["wide"]  # 4 MB, of one shard
@@ -299,14 +311,21 @@ def is_writable(tensor: torch.Tensor) -> bool:
     raise AssertionError("no such memory")
 
 
+def a_cluster_without_room_is_refused_in_time() -> None:
+    with pytest.raises(RemoteTimeoutError, match=r"'num_cpus': 50.*reserve less"):
+        RayReplayBuffer(storage=partial(LazyTensorStorage, 4), remote_config={"num_cpus": 50}, timeout=1)
+
+
 # ---------------------------------------------------------------------- checkpoints
 
 
-def test_a_checkpoint_is_of_one_moment_and_goes_into_other_numbers(
-    three: RayReplayBuffer, durable: RayReplayBuffer, tmp_path: Path
-) -> None:
+def a_checkpoint_is_of_one_moment(three: RayReplayBuffer, path: Path) -> list[int]:
+    """Saves while rows are written, and loads that. The rows that were saved."""
     three.empty()
-    three.set_sampler(PrioritizedSampler(CAPACITY, 0.7, 0.5))
+    three.set_sampler(prioritized())
+    for shard in range(SHARDS):
+        three.extend(rows(500 + shard, 501 + shard), shard=shard)
+    three.update_priority(torch.tensor([0, 20, 40]), torch.tensor([3.0, 4.0, 5.0]))
     going = threading.Event()
 
     def write(client: RayReplayBuffer) -> None:
@@ -315,30 +334,29 @@ def test_a_checkpoint_is_of_one_moment_and_goes_into_other_numbers(
             client.extend(rows(n, n + 1))  # to each shard in order, each write after the one before
             n += 1
 
-    for shard in range(SHARDS):  # what the writer writes to
-        three.extend(rows(500 + shard, 501 + shard), shard=shard)
-    three.update_priority(torch.tensor([0, 20, 40]), torch.tensor([3.0, 4.0, 5.0]))
     writer = threading.Thread(target=write, args=(three.client(),))
     writer.start()
     time.sleep(0.1)
-    three.dumps(tmp_path / "saved")
+    three.dumps(path)
     going.set()
     writer.join()
-    three.dumps(tmp_path / "saved2")
-    three.loads(tmp_path / "saved")
+    three.extend(rows(900, 901))
+    three.loads(path)
     found = sorted(three["x"].tolist())
     written = [each for each in found if each < 500]
     assert written == list(range(len(written)))  # no write is there without those before
-    assert len(list((tmp_path / "saved").glob("shards-*"))) == 1
-    three.extend(rows(900, 901))
-    three.loads(tmp_path / "saved")
-    assert sorted(three["x"].tolist()) == found
-    durable.empty()
-    durable.loads(tmp_path / "saved")
-    assert sorted(durable["x"].tolist()) == found
-    index = {int(x): n for n, x in enumerate(durable["x"])}
-    three.dumps(tmp_path / "saved")
-    _, info = durable.sample(600, return_info=True)
+    assert found[len(written) :] == [500, 501, 502]
+    three.dumps(path)
+    assert len(list(path.glob("shards-*"))) == 1
+    return found
+
+
+def a_checkpoint_goes_into_another_number_of_shards(one: RayReplayBuffer, path: Path, saved: list[int]) -> None:
+    one.empty()
+    one.loads(path)
+    assert sorted(one["x"].tolist()) == saved
+    index = {int(x): n for n, x in enumerate(one["x"])}
+    _, info = one.sample(500, return_info=True)
     weight = dict(zip(info["index"].tolist(), info["priority_weight"].tolist(), strict=True))
     assert weight[index[500]] / weight[index[502]] == pytest.approx((5 / 3) ** 0.35, rel=1e-3)
 
@@ -346,72 +364,97 @@ def test_a_checkpoint_is_of_one_moment_and_goes_into_other_numbers(
 # ---------------------------------------------------------------------- shards that die
 
 
-def until_it_works(buffer: RayReplayBuffer, call: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Repeat a call until no shard is lost any more; what it returned, and what the errors said."""
-    told, until = [], time.monotonic() + 100
+def until_it_works(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Repeat a call until no shard is lost any more. Returns its result, and the messages of the errors."""
+    messages, until = [], time.monotonic() + 100
     while time.monotonic() < until:
         try:
-            return call(), told
+            return call(), messages
         except ShardLostError as error:
-            told.append(str(error))
+            messages.append(str(error))
             time.sleep(0.2)
-    raise AssertionError(told)
+    raise AssertionError(messages)
 
 
-def test_a_killed_shard_goes_on_from_its_checkpoint(three: RayReplayBuffer, tmp_path: Path) -> None:
-    other = three.client()
+def a_time_limit_ends_every_call(three: RayReplayBuffer, processes: Path) -> None:
     filled(three)
-    three.dumps(tmp_path / "saved")
-    before = three["x"]
-    three.extend(rows(700, 702), shard=1)  # is in no checkpoint
-    begun = time.monotonic()
-    os.kill(three.process_ids[1], signal.SIGKILL)
-    with pytest.raises(ShardLostError, match=f"shard 1 was lost.*restarts from the checkpoint {tmp_path}") as raised:
-        three.sample()
-    assert raised.value.shard == 1 and time.monotonic() - begun < 60
-    found, _ = until_it_works(three, lambda: three["x"])
-    assert found.equal(before)
-    with pytest.raises(ShardLostError, match="goes on from the checkpoint"):
-        other.extend(rows(0, 1), shard=1)  # a client with no call in flight hears of it once, before it writes
-    assert len(other.extend(rows(0, 1), shard=1)) == 1 and len(three) == len(before) + 1
-
-
-def test_durable_writes_are_never_lost(durable: RayReplayBuffer, tmp_path: Path) -> None:
-    durable.empty()
-    durable.set_storage(partial(LazyTensorStorage, CAPACITY))
-    durable.extend(rows(0, 3), ack="durable")
-    durable.dumps(tmp_path / "saved")
-    durable.extend(rows(3, 5), ack="durable")
-    durable.add(rows(5, 6)[0], ack="durable")
-    durable.extend(rows(80, 82))  # only received
-    with pytest.raises(KeyError):
-        durable.extend(TensorDict({"other": torch.zeros(2)}, [2]), ack="durable")
-    os.kill(durable.process_ids[0], signal.SIGKILL)
-    found, told = until_it_works(durable, lambda: durable["x"])
-    assert found.tolist() == [0, 1, 2, 3, 4, 5] and "shard 0 was lost" in told[0]
-
-
-def test_a_time_limit_ends_every_call(three: RayReplayBuffer) -> None:
     client = three.client(timeout=1.0)
-    three.empty()
-    three.extend(rows(0, 3))
-    pid = three.process_ids[0]
-    os.kill(pid, signal.SIGSTOP)
+    shard_process.kill(processes, 0, signal.SIGSTOP)
     try:
         begun = time.monotonic()
         with pytest.raises(RemoteTimeoutError, match="shard 0 did not answer share"):
             client.sample()
         assert time.monotonic() - begun < 10
     finally:
-        os.kill(pid, signal.SIGCONT)
+        shard_process.kill(processes, 0, signal.SIGCONT)
     assert len(three.sample()) == 8 and three.is_alive
 
 
-# ---------------------------------------------------------------------- bad input that needs a cluster
+def killed_shards_without_and_with_durable_writes(buffers: Buffers, path: Path) -> None:
+    """A shard of three dies without a checkpoint, and at the same time the one with one and durable writes after it."""
+    three, one = buffers.three, buffers.one
+    filled(three)
+    one.empty()
+    one.set_storage(partial(LazyTensorStorage, CAPACITY))
+    one.extend(rows(0, 3), ack="durable")
+    one.dumps(path)
+    one.extend(rows(3, 5), ack="durable")
+    one.add(rows(5, 6)[0], ack="durable")
+    one.extend(rows(80, 82))  # only received
+    with pytest.raises(KeyError):
+        one.extend(TensorDict({"other": torch.zeros(2)}, [2]), ack="durable")
+    ahead = three.client(prefetch=2)
+    ahead.sample(30)
+    shard_process.kill(buffers.processes_of_three, 1)
+    shard_process.kill(buffers.processes_of_one, 0)
+    with pytest.raises(ShardLostError, match=r"shard 1 was lost.*restarts from nothing") as raised:
+        three.sample(30)
+    assert raised.value.shard == 1
+    found, messages = until_it_works(lambda: three["x"])
+    assert any("shard 1 was lost with its rows" in each for each in messages)
+    assert found.tolist() == [20, 21, 22, 23, 24, *range(5, 20), *range(200, 203)]
+    drawn, _ = until_it_works(lambda: torch.cat([ahead.sample(30)["index"] for _ in range(6)]))
+    assert len(drawn) == 180 and not ((drawn >= 20) & (drawn < 40)).any()
+    found, messages = until_it_works(lambda: one["x"])
+    assert found.tolist() == [0, 1, 2, 3, 4, 5] and "shard 0 was lost" in messages[0]
 
 
-def test_a_cluster_without_room_is_refused_in_time(cluster: None) -> None:
-    with pytest.raises(RemoteTimeoutError, match=r"'num_cpus': 50.*reserve less"):
-        RayReplayBuffer(storage=partial(LazyTensorStorage, 4), remote_config={"num_cpus": 50}, timeout=2)
-    with pytest.raises(ValueError, match="max_size"):
-        RayReplayBuffer(storage=partial(LazyTensorStorage, -4), remote_config=SMALL, timeout=120)
+def a_killed_shard_goes_on_from_its_checkpoint(three: RayReplayBuffer, processes: Path, path: Path) -> None:
+    filled(three)
+    other = three.client()
+    three.dumps(path)
+    before = three["x"]
+    three.extend(rows(700, 702), shard=1)  # is in no checkpoint
+    begun = time.monotonic()
+    shard_process.kill(processes, 1)
+    with pytest.raises(ShardLostError, match=f"shard 1 was lost.*restarts from the checkpoint {path}"):
+        three.sample()
+    assert time.monotonic() - begun < 60
+    found, _ = until_it_works(lambda: three["x"])
+    assert found.equal(before)
+    with pytest.raises(ShardLostError, match="goes on from the checkpoint"):
+        other.extend(rows(0, 1), shard=1)  # a client with no call in flight hears of it once, before it writes
+    assert len(other.extend(rows(0, 1), shard=1)) == 1 and len(three) == len(before) + 1
+
+
+# ---------------------------------------------------------------------- the tests
+
+
+def test_shards_answer_as_one_buffer(buffers: Buffers) -> None:
+    a_cluster_without_room_is_refused_in_time()
+    one_shard_answers_as_a_local_buffer(buffers.one)
+    indices_lead_home(buffers.three)
+    priorities_follow_the_law_of_one_buffer(buffers.three)
+    epochs_give_each_row_once(buffers.three)
+    slices_and_batches_ahead(buffers.three)
+    latest_totals_keep_the_weights_exact(buffers.three)
+    clients_write_from_tasks(buffers.three)
+    batches_lie_in_the_object_store(buffers.three)
+
+
+def test_what_was_saved_outlives_its_shards(buffers: Buffers, tmp_path: Path) -> None:
+    saved = a_checkpoint_is_of_one_moment(buffers.three, tmp_path / "three")
+    a_checkpoint_goes_into_another_number_of_shards(buffers.one, tmp_path / "three", saved)
+    a_time_limit_ends_every_call(buffers.three, buffers.processes_of_three)
+    killed_shards_without_and_with_durable_writes(buffers, tmp_path / "one")
+    a_killed_shard_goes_on_from_its_checkpoint(buffers.three, buffers.processes_of_three, tmp_path / "three")

@@ -17,7 +17,7 @@ from fbuf.checkpoint import CheckpointCorrupt
 from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, RandomSampler, RayReplayBuffer, ReplayBuffer
 from interop.remote.checkpoints import chosen
 from interop.remote.errors import RemoteError
-from interop.remote.gathering import gathered
+from interop.remote.gathering import rows_at, together
 from interop.remote.wire import Wire
 from interop.remote.write_log import WriteLog
 
@@ -134,11 +134,12 @@ def test_rows_are_dealt_out_once_and_in_order(sizes: list[int], count: int) -> N
 
 
 def test_rows_of_shards_come_in_the_order_asked_for() -> None:
-    places = torch.tensor([3, 0, 1, 2])
-    parts = [TensorDict({"x": torch.tensor([13, 10])}, [2]), TensorDict({"x": torch.tensor([11, 12])}, [2])]
-    assert gathered(parts, places)["x"].tolist() == [10, 11, 12, 13]
-    assert gathered([["d", "a"], ["b", "c"]], places) == ["a", "b", "c", "d"]
-    assert gathered([{"k": (parts[0]["x"],)}, {"k": (parts[1]["x"],)}], None)["k"][0].tolist() == [13, 10, 11, 12]
+    batch = {"k": (torch.arange(10, 14),), "same": 1}
+    parts = [rows_at(batch, torch.tensor(at), 4)["k"][0] for at in ([3, 0], [1, 2])]
+    assert together(parts).tolist() == [13, 10, 11, 12] and rows_at(list("abcd"), torch.tensor([2, 0]), 4) == ["c", "a"]
+    assert together([["a", "b"], ["c"]]) == ["a", "b", "c"]
+    with pytest.raises(RuntimeError, match="4 rows were given for 3 indices"):
+        rows_at(batch, torch.tensor([0]), 3)
 
 
 def held(rows: int) -> ListStorage:
@@ -155,7 +156,7 @@ BAD = [
     ({"ack": "never"}, ValueError, "'received', 'durable'"),
     ({"ack": "durable"}, ValueError, "needs recovery_dir"),
     ({"num_shards": 0}, ValueError, "num_shards must be at least 1"),
-    ({"timeout": 0}, ValueError, "timeout more than 0"),
+    ({"timeout": 0}, ValueError, "timeout must be more than 0"),
     ({"sampler": threading.Lock()}, TypeError, "sampler: a lock that cannot be pickled"),
     ({"collate_fn": (each for each in "ab")}, TypeError, "collate_fn: a generator that cannot be pickled"),
     (
@@ -174,11 +175,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments, error, says", BAD, ids=lambda each: str(each)[:30])
-def test_bad_arguments_are_refused_before_anything_starts(arguments: Any, error: type, says: str) -> None:
+def test_bad_arguments_are_refused_before_anything_starts(
+    arguments: Any, error: type, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
+    for name in ("init", "remote"):
+        monkeypatch.setattr(ray, name, lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(error, match=says):
         RayReplayBuffer(**{**ONE, **arguments})
-    assert not ray.is_initialized()
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,12 +79,12 @@ def serve(meeting):
     rpc.shutdown()
 
 
-def test_a_buffer_is_called_by_reference_from_another_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("TP_SOCKET_IFNAME", "lo")
-    owner = multiprocessing.get_context("spawn").Process(target=serve, args=(tmp_path / "meeting",), daemon=True)
+def called_from_another_process(meeting):
+    os.environ["TP_SOCKET_IFNAME"] = "lo"
+    owner = multiprocessing.get_context("fork").Process(target=serve, args=(meeting,), daemon=True)
     owner.start()
     try:
-        join(0, tmp_path / "meeting")
+        join(0, meeting)
         try:
             remote = every_call_by_reference()
         finally:
@@ -96,6 +96,11 @@ def test_a_buffer_is_called_by_reference_from_another_process(tmp_path, monkeypa
     finally:
         owner.kill()
         owner.join()
+
+
+def test_a_buffer_is_called_by_reference_from_another_process(tmp_path, in_a_fork):
+    code = "from tests.interop.remote.test_rpc import called_from_another_process as test; test(meeting)"
+    in_a_fork(code, meeting=str(tmp_path / "meeting"))  # both processes have the library already: an import takes 5 s
 
 
 def test_every_public_method_takes_a_reference_under_its_own_name():

@@ -1,0 +1,28 @@
+"""One Ray cluster for the tests of this folder. It leaves no files and no processes behind."""
+
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[None]:
+    ray = pytest.importorskip("ray")
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path: Ray's sockets lie below it
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TMPDIR", str(folder))
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray writes one to the home folder otherwise
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4, object_store_memory=300 << 20)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            until = time.monotonic() + 20
+            while folder.exists():  # processes that end may still write their last lines
+                shutil.rmtree(folder, ignore_errors=time.monotonic() < until)
