@@ -6,6 +6,7 @@ what the exchange costs. Beside it one `Buffer`. Collectives and their bytes are
 script fails where they are not what `fbuf.Sharded` says.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 import fbuf  # noqa: E402
 
 BATCH, WIDTH = 256, 32
+MOST_FILLED = 1 << 16  # rows written at once before the steps
 ITEM = np.zeros(WIDTH, np.float32)
 COLLECTIVE = re.compile(
     r"= (\w+)\[([\d,]*)\]\S* (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)\("
@@ -36,39 +38,37 @@ def step(buffer: Any) -> Callable[..., Any]:
     def stepped(state: Any, rows: Any, key: Any) -> Any:
         state, _ = buffer.extend(state, rows)
         state, batch, draw = buffer.sample(state, key, BATCH)
-        return buffer.update(state, draw.slots, abs(batch[:, 0]) + 1e-3), (
-            batch,
-            draw,
-        )  # or XLA leaves out what nothing needs
+        state = buffer.update(state, draw.slots, abs(batch[:, 0]) + 1e-3)
+        return state, (batch, draw)  # XLA leaves out results that nothing needs
 
     return jax.jit(stepped, donate_argnums=0)
 
 
 def call_of(buffer: Any, rows: Any, capacity: int) -> tuple[Callable[[], None], str]:
     """A call of one step on a full buffer, and the text of its program."""
-    run, extend = step(buffer), jax.jit(buffer.extend, donate_argnums=0)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
     state, keys, count = buffer.init(ITEM), jax.random.split(jax.random.key(0), 64), 0
-    for _ in range(-(-capacity // BATCH)):
-        state, _slots = extend(state, rows)
-    text = run.lower(state, rows, keys[0]).compile().as_text()
+    many = np.tile(np.asarray(rows), (min(capacity, MOST_FILLED) // BATCH, 1))
+    for _ in range(capacity // len(many)):
+        state, _slots = extend(state, many)
+    run = step(buffer).lower(state, rows, keys[0]).compile()
 
     def call() -> None:
         nonlocal state, count
         count += 1
-        state, batch = run(state, rows, keys[count % 64])
-        jax.block_until_ready((state, batch))
+        state, drawn = run(state, rows, keys[count % 64])
+        jax.block_until_ready((state, drawn))
 
-    return call, text
+    return call, run.as_text()
 
 
 def moved(text: str, devices: int) -> tuple[int, int]:
     """Collectives of a program and the bytes of the arrays that they reduce or gather."""
     found = []
     for kind, shape, name in COLLECTIVE.findall(text):
-        size = (
-            int(np.prod([int(n) for n in shape.split(",") if n])) * np.dtype({"u32": "u4", "f32": "f4"}[kind]).itemsize
-        )
-        found.append(size * (devices if name == "reduce-scatter" else 1))
+        entries = math.prod(int(size) for size in shape.split(",") if size)
+        bytes_each = np.dtype({"u32": "u4", "f32": "f4"}[kind]).itemsize
+        found.append(entries * bytes_each * (devices if name == "reduce-scatter" else 1))
     return len(found), sum(found)
 
 
@@ -94,7 +94,7 @@ def main() -> None:
             on_mesh = fbuf.Sharded(fbuf.Buffer(capacity, rule), law=law).over(mesh)  # type: ignore[arg-type]
             call, text = call_of(on_mesh, given, capacity)
             found = moved(text, devices)
-            name = f"{law}, {devices} devices"
+            name = f"{law}, {devices} device{'s' * (devices > 1)}"
             if devices > 1 and found != expected(law, devices):
                 raise SystemExit(f"{name}: {found} collectives and bytes, {expected(law, devices)} are written down")
             values |= {f"{name}: collectives": found[0], f"{name}: bytes": found[1]}

@@ -37,6 +37,7 @@ SCRIPTS = (
     "jit_cycle",
     "jit_slices",
     "doors",
+    "mesh",
     "checkpoints",
     "cold_reads",
     "multi_step",

@@ -130,13 +130,23 @@ def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int
 
 def arrays(batch: Any) -> Any:
     """The leaves of a batch as JAX arrays. ValueError for NumPy's 64-bit integers that do not survive as 32 bits."""
+    return jax.tree.map(jnp.asarray, fits(batch))
 
-    def array(path: Any, leaf: Any) -> Array:
+
+def fits(batch: Any) -> Any:
+    """The batch, as it is. ValueError for NumPy's 64-bit integers that do not survive as 32 bits."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if isinstance(leaf, np.ndarray):
             _refuse_overflow(_name(path), leaf)
-        return jnp.asarray(leaf)
+    return batch
 
-    return jax.tree_util.tree_map_with_path(array, batch)
+
+def parts(state: Any, count: int, advice: str = "another buffer made it") -> None:
+    """ValueError for a state whose leaves do not begin with a dimension of `count` devices."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jnp.shape(leaf)[:1] != (count,):
+            name = f"state{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name} has shape {_shape(jnp.shape(leaf))}, and needs [{count}, ...] here: {advice}")
 
 
 def _refuse_narrowing(name: str, dtype: Any) -> None:

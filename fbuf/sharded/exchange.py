@@ -14,7 +14,7 @@ from jaxtyping import Bool, UInt32
 
 
 def differs(value: Array, axis: str) -> bool:
-    """Whether the type of an array says that it may differ between the devices. Never without `check_vma`."""
+    """Whether an array has a type that varies over the axis. Always False without `check_vma`."""
     try:
         jax.lax.pcast(value, axis, to="varying")
     except ValueError:  # its type says so already
@@ -23,12 +23,12 @@ def differs(value: Array, axis: str) -> bool:
 
 
 def varying(values: Any, axis: str) -> Any:
-    """The same arrays, of the type that may differ between devices: carries of loops are of one type throughout."""
+    """The same arrays with types that vary over the axis, so that carries of loops keep one type."""
     return jax.tree.map(lambda leaf: leaf if differs(leaf, axis) else jax.lax.pcast(leaf, axis, to="varying"), values)
 
 
 def of_all(rows: Any, axis: str) -> Any:
-    """Leaves [n, ...] or [] of this device as [devices * n, ...] of all, of a type that is equal on all. One all-reduce."""
+    """Leaves [n, ...] or [] of this device as [devices * n, ...] of all, typed as replicated. One all-reduce."""
     rows = jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf[None], rows)
     own = jnp.arange(jax.lax.axis_size(axis))[:, None, None] == jax.lax.axis_index(axis)
     words = _packed_rows(rows)
@@ -36,17 +36,17 @@ def of_all(rows: Any, axis: str) -> Any:
 
 
 def gathered(rows: Any, axis: str) -> Any:
-    """The same, of a type that may differ between devices. One all-gather, half the bytes."""
+    """Leaves [n, ...] of this device as [devices * n, ...] of all, typed as varying. One all-gather, half the bytes."""
     return _unpacked_rows(jax.lax.all_gather(_packed_rows(rows), axis, tiled=True), rows)
 
 
 def delivered(rows: Any, own: Bool[Array, " batch"], axis: str, split: bool) -> Any:
-    """Rows [batch, ...], each from the one device where `own` says so.
+    """Rows [batch, ...], each from the one device where `own` is True.
 
     With `split` this device's part of them, [batch / devices, ...], by one reduce-scatter; else all, by one all-reduce.
     """
     words = jnp.where(own[:, None], _packed_rows(rows), 0)
-    if split:
+    if split and own.size:  # XLA refuses to scatter none
         return _unpacked_rows(jax.lax.psum_scatter(words, axis, scatter_dimension=0, tiled=True), rows)
     return _unpacked_rows(jax.lax.psum(words, axis), rows)
 

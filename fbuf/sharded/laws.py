@@ -16,9 +16,8 @@ from fbuf.samplers.prioritized import placed_masses
 from fbuf.samplers.uniform import below
 from fbuf.sharded.exchange import of_all
 
-Found = tuple[
-    Draw, Bool[Array, " batch"]
-]  # a draw of the whole batch with local slots, and which rows are of this device
+# A draw of the whole batch, its slots counted on this device, and which rows are from this device.
+Found = tuple[Draw, Bool[Array, " batch"]]
 
 
 def drawn_globally(part: Buffer, state: BufferState, key: Array, count: int, axis: str) -> Found:
@@ -67,7 +66,7 @@ def corrected(part: Buffer, draw: Draw, axis: str) -> Draw:
     times the chance there.
     """
     rows = jnp.sum(draw.valid, dtype=jnp.int32)
-    if part.frames:  # rows are lost by chance, which says nothing about the others
+    if part.frames:  # a row is invalid by chance; the others of its device are still a whole share
         rows = ((draw.size > 0) & jnp.isfinite(draw.smallest)).astype(jnp.int32)
     all_rows, sizes, smallest = of_all((rows, draw.size, draw.smallest), axis)
     size, kind = jnp.sum(sizes, dtype=jnp.int32), draw.probability.dtype

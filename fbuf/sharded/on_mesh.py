@@ -45,23 +45,22 @@ class OnMesh:
         return int(self.mesh.shape[self.sharded.axis])
 
     def init(self, example: Any) -> BufferState:
-        """An empty buffer for items like `example`, which is as in `Buffer.init`. Compiles a program in every call."""
+        """An empty buffer for items like `example`, which is as in `Buffer.init`."""
         item, buffer = checks.item_spec(example), self.sharded.buffer
         here = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
         together = len(here) if here and here[0].platform == "cpu" else 1  # parts in one memory
         rows = buffer.capacity * together // self.mesh.devices.size or 1
         some = dataclasses.replace(buffer, capacity=rows)
         memory_plan.refuse_large(lambda: some.init(item), item, rows * buffer.items_per_row)
-        init = functools.partial(self.sharded.init, item)
-        state: BufferState = jax.jit(jax.shard_map(init, mesh=self.mesh, in_specs=(), out_specs=self._by_device))()
-        return state
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), item)
+        return _program(self, "init", P(), self._by_device, ())(zeros)
 
     def extend(self, state: BufferState, batch: Any) -> tuple[BufferState, Int[Array, "*batch"]]:
         """Write a batch of leaves [n, *lanes, ...]: the first n / devices rows to the first device, and so on.
 
         Returns the slots taken, [n, *lanes], -1 for none.
         """
-        return self._run("extend", (state, checks.arrays(batch)), self._by_device, (self._by_device,) * 2)
+        return self._run("extend", (state, checks.fits(batch)), self._by_device, (self._by_device,) * 2)
 
     def sample(self, state: BufferState, key: Array, batch_size: int) -> tuple[BufferState, Any, Draw]:
         """Draw `batch_size` items: leaves [batch_size, ...], and how they were drawn."""
@@ -118,7 +117,14 @@ class OnMesh:
     def _run(self, method: str, arguments: tuple[Any, ...], given: P, returned: Any, *static: Any) -> Any:
         """Call a method of `sharded` on the state and arguments by the spec `given`; `static` are its last arguments."""
         state, *others = arguments
+        checks.parts(state, self.devices)
         if given != P():  # what is replicated, each process has
+            for shape in map(jnp.shape, jax.tree.leaves(others)):
+                if not shape or shape[0] % self.devices:
+                    raise ValueError(
+                        f"{method} needs a multiple of {self.devices} rows, as many for each device of axis "
+                        f"{self.sharded.axis!r}, got shape {list(shape)}"
+                    )
             others = jax.device_put(others, NamedSharding(self.mesh, given))
         return _program(self, method, (self._by_device, *(given for _ in others)), returned, static)(state, *others)
 

@@ -25,21 +25,22 @@ class Sharded:
         buffer: the rules. Its capacity is that of all devices together.
         axis: name of the mesh axis.
         law: "global" draws what one buffer with the items of all devices draws with the same key (`Uniform` and
-            `Prioritized`). "balanced" draws an equal share of the batch on each device, by any sampler, and says the
-            probability of each row in the whole batch, so that `importance_weights` are exact.
+            `Prioritized`). "balanced" draws an equal share of the batch on each device, by any sampler, and corrects the
+            probabilities, so that `importance_weights` are exact. Rows of a device that holds nothing are not valid.
         batches: "split": row k of a batch is on device k // (batch_size / devices). "replicated": every device
-            has all rows. `sample` and `read` return such batches, and `update` and `read` take such slots.
+            has all rows. This holds for the batches of `sample` and `read` and for the slots of `update` and `read`.
 
     The state is a `BufferState` whose leaves have a leading dimension of devices: [1, ...] within `shard_map`, [devices,
     ...] outside, so `P(axis)` is the spec of all of it. Donated, it is written in place. Slots are numbered over all
-    devices: device * items of a device + slot there. Any `check_vma` will do; with it, results are typed as replicated
-    where they are.
+    devices: device * items of a device + slot there. `check_vma` may be on or off; if it is on, replicated results have
+    replicated types. To anneal alpha, map the rule over the devices of the state, inside `shard_map` or outside, with
+    the same alpha for all: `dataclasses.replace(state, sampler=jax.vmap(rule.reweight, (0, None))(state.sampler, alpha))`.
 
-    Global draws are those of one buffer with the items in the order of their slots. Prioritized, they are so bit for
-    bit, with items at the same slots, where a device has room for a power of 8 of items or sums of weights are exact;
-    else borders between items are off by a few 2^-24 of the total (float32). New items get the highest priority that
-    was given on any device; with "balanced", on their own device. What the items of a device weigh together counts as
-    1e37 at most (float32).
+    Global draws are those of one buffer with the items in the order of their slots. Draws by priority are equal bit for
+    bit, and have the same slots, where a device has room for a power of 8 of items or sums of weights are exact;
+    otherwise borders between items differ by a few 2^-24 of the total (float32). New items get the highest priority that
+    was given on any device; with "balanced", on their own device. The weights of one device sum to at most 1e37
+    (float32): items beyond are not drawn.
 
     Communication, for d devices, a batch of b rows, and w words of 32 bits in a row of the batch and the fields of the
     draw about it (each leaf rounded up to whole words):
@@ -54,7 +55,7 @@ class Sharded:
         extend    none; nor do `init` and `clear`
 
     Every method raises ValueError, while it is traced, where the axis is not bound, where the devices do not divide the
-    capacity or the batch, and for a state of another buffer.
+    capacity or the batch, and, but for `size`, for a state of another buffer.
     """
 
     buffer: Buffer
@@ -71,12 +72,10 @@ class Sharded:
             raise ValueError(f"law must be 'global' or 'balanced', got {self.law!r}")
         if self.batches not in ("split", "replicated"):
             raise ValueError(f"batches must be 'split' or 'replicated', got {self.batches!r}")
-        sampler = self.buffer.sampler
-        if self.law == "balanced":
-            return
-        if not isinstance(sampler, Uniform | Prioritized):
+        sampler, only = self.buffer.sampler, self.law == "global"
+        if only and not isinstance(sampler, Uniform | Prioritized):
             raise ValueError(f"law='global' draws by Uniform or Prioritized, got {sampler!r}: use law='balanced'")
-        if isinstance(sampler, Prioritized) and sampler.new_items == "highest_stored":
+        if only and isinstance(sampler, Prioritized) and sampler.new_items == "highest_stored":
             raise ValueError(
                 "law='global' would have to look for the highest stored priority on all devices in each write, and writes "
                 "are local: use new_items='highest_ever', or law='balanced'"
@@ -111,16 +110,15 @@ class Sharded:
         """Draw a batch on all devices together, and return this device's rows of it, [batch_size / devices, ...].
 
         All rows, where batches are replicated. `draw.size` and `draw.smallest` are those of the whole buffer;
-        `draw.valid` is False where nothing can be drawn. The key is the same on all devices. A global draw refuses
-        one whose type says that it may differ; without `check_vma` no type says so, and its rows would mean nothing.
-        O(batch_size * log capacity) on each device; balanced, of its share.
+        `draw.valid` is False where nothing can be drawn. The key must be the same on all devices. With `check_vma` a
+        global draw raises ValueError for a key of a varying type; without, a key that differs gives meaningless rows.
+        O(batch_size * log capacity) on each device; balanced draws, O(batch_size / devices * log capacity).
         """
-        part, local, devices = self._part(), self._local(state), self._devices()
+        part, local = self._part(), self._local(state)
+        devices = self.buffer.capacity // part.capacity
         least = devices * (part.sampler.length if isinstance(part.sampler, Slices) else 1)
         if checks.whole("batch_size", batch_size) % least:
-            raise ValueError(
-                f"batch_size={batch_size} must be a multiple of {least}, for whole rows on {devices} devices"
-            )
+            raise ValueError(f"batch_size={batch_size} must be a multiple of {least}: whole rows for {devices} devices")
         move: Callable[[Any], Any] = functools.partial(exchange.of_all, axis=self.axis)
         if self.law == "global":
             if exchange.differs(key, self.axis):
@@ -177,9 +175,9 @@ class Sharded:
         """The same buffer with nothing in it; the memory of items is kept."""
         return self._stacked(self._part().clear(self._local(state)))
 
-    def _devices(self) -> int:
+    def _part(self) -> Buffer:
         try:
-            return jax.lax.axis_size(self.axis)
+            return self.part(jax.lax.axis_size(self.axis))
         except NameError as error:
             bound = ", ".join(map(repr, jax.sharding.get_abstract_mesh().manual_axes)) or "none"
             raise ValueError(
@@ -187,17 +185,13 @@ class Sharded:
                 "has the axis, or use over(mesh)"
             ) from error
 
-    def _part(self) -> Buffer:
-        return self.part(self._devices())
-
     def _first(self, part: Buffer) -> Array:
         """The first slot of this device."""
         return jax.lax.axis_index(self.axis).astype(jnp.int32) * (part.capacity * part.items_per_row)
 
     def _here(self, part: Buffer, slots: Int[Array, " n"]) -> tuple[Int[Array, " n"], Bool[Array, " n"]]:
         """Slots counted from the first of this device, and which of them it has."""
-        size = part.capacity * part.items_per_row
-        first = self._first(part)
+        first, size = self._first(part), part.capacity * part.items_per_row
         # Slots out of range belong to the first and last device, so that each refusal is counted once.
         nearest = jnp.clip(slots, 0, self.buffer.capacity * part.items_per_row - 1)
         return slots - first, (nearest >= first) & (nearest - first < size)
@@ -208,12 +202,7 @@ class Sharded:
 
     def _local(self, state: BufferState) -> BufferState:
         """The state of this device's part."""
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            if leaf.shape[:1] != (1,):
-                raise ValueError(
-                    f"state{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}, where a part has [1, ...]: pass the "
-                    f"state with spec P({self.axis!r}), or use over(mesh)"
-                )
+        checks.parts(state, 1, f"pass the state with spec P({self.axis!r}), or use over(mesh)")
         local: BufferState = jax.tree.map(lambda leaf: leaf[0], exchange.varying(state, self.axis))
         return local
 

@@ -1,5 +1,6 @@
 """All checks of sharded buffers that need several devices, for one process with eight; it reports each by name."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -32,7 +33,11 @@ def mesh_of(devices: int = DEVICES, kind: AxisType = AxisType.Auto) -> Mesh:
 
 def only_on(places: list[int], new: Any, old: Any) -> Any:
     """The new state on some devices, on the others the old one: devices that hold more than others."""
-    here = jnp.isin(jnp.arange(DEVICES), jnp.asarray(places, jnp.int32))
+    return _chosen(np.isin(np.arange(DEVICES), places), new, old)
+
+
+@jax.jit
+def _chosen(here: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(here.reshape(-1, *(1 for _ in a.shape[1:])), a, b), new, old)
 
 
@@ -47,6 +52,7 @@ class Model:
         self.cursor = [0] * DEVICES
         self.extend, self.update_all = (jax.jit(each) for each in (on_mesh.extend, on_mesh.update))
         self.one_update, self.one_written = jax.jit(self.rule.update), jax.jit(self.rule.written)
+        self.one_sample = jax.jit(self.rule.sample, static_argnums=2)
 
     def write(self, rows: int, places: list[int]) -> None:
         numbers = np.arange(rows * DEVICES, dtype=np.int32) + self.written
@@ -65,6 +71,12 @@ class Model:
         self.state = self.update_all(self.state, slots, priorities)
         self.single = self.one_update(self.single, slots, priorities)
 
+    def reweight(self, alpha: float) -> None:
+        """As the documentation of `Sharded` says it."""
+        many = jax.jit(jax.vmap(self.rule.reweight, (0, None)))(self.state.sampler, alpha)
+        self.state = dataclasses.replace(self.state, sampler=many)
+        self.single = jax.jit(self.rule.reweight)(self.single, alpha)
+
     @property
     def numbers(self) -> dict[int, int]:
         """What is stored, by global slot."""
@@ -73,12 +85,12 @@ class Model:
     def compare(self, seed: int, count: int = 64) -> None:
         key, size = jax.random.key(seed), jnp.int32(len(self.numbers))
         self.state, batch, draw = self.on_mesh.sample(self.state, key, count)
-        _, wanted = self.rule.sample(self.single, key, count, size)
+        _, wanted = self.one_sample(self.single, key, count, size)
         if not self.rule.keeps_priorities:  # it counts items without the gaps between devices
-            slots = jnp.asarray(list(self.numbers), jnp.int32)[wanted.slots]
+            slots = np.asarray(list(self.numbers), np.int32)[wanted.slots]
             wanted = fbuf.Draw(slots, wanted.probability, wanted.valid, wanted.smallest, wanted.size)
         jax.tree.map(np.testing.assert_array_equal, draw, wanted)
-        numbers = np.asarray([self.numbers[int(slot)] for slot in draw.slots])
+        numbers = np.asarray([self.numbers[int(slot)] for slot in np.asarray(draw.slots)])
         np.testing.assert_array_equal(batch["n"], numbers)
         np.testing.assert_array_equal(batch["x"], np.sqrt(numbers).astype(np.float32))
 
@@ -87,7 +99,7 @@ def history(buffer: Buffer, priorities: Callable[[np.random.Generator, int], np.
     """Writes, overwrites and updates on devices that hold different numbers of items, and draws in between."""
     random = np.random.default_rng(0)
     model = Model(Sharded(buffer, **how).over(mesh_of()))
-    model.write(3, [2, 6])
+    model.write(3, [0, 2, 6, 7])
     model.compare(0)
     for turn in range(3):
         model.write(3, [2, 3, 5, 7])
@@ -101,6 +113,9 @@ def history(buffer: Buffer, priorities: Callable[[np.random.Generator, int], np.
             np.testing.assert_array_equal(got.highest, jnp.full(DEVICES, wanted.highest))
             assert int(got.refused.sum()) == int(wanted.refused)
         model.compare(turn + 1)
+    if priorities is not None:
+        model.reweight(2.0)
+        model.compare(4)
     assert int(model.on_mesh.size(model.state)) == len(model.numbers)
     cleared = model.on_mesh.clear(model.state)
     assert int(model.on_mesh.size(cleared)) == 0
@@ -120,11 +135,13 @@ def global_uniform_draws_are_those_of_one_buffer() -> None:
 
 
 def global_draws_by_exact_priorities_are_those_of_one_buffer_of_any_capacity() -> None:
-    history(Buffer(DEVICES * 7, EXACT), whole)
+    history(Buffer(DEVICES * 7, dataclasses.replace(EXACT, stratified=True)), whole, batches="replicated")
 
 
 def global_draws_by_any_priorities_are_those_of_one_buffer_where_parts_are_powers_of_eight() -> None:
     history(Buffer(DEVICES * 8, Prioritized(stratified=True)), any_size, batches="replicated")
+    with jax.enable_x64(True):
+        history(Buffer(DEVICES * 8, Prioritized(dtype="float64")), any_size)
 
 
 def global_draws_find_rows_elsewhere_only_by_rounding_where_parts_have_any_capacity() -> None:
@@ -142,13 +159,13 @@ def global_draws_find_rows_elsewhere_only_by_rounding_where_parts_have_any_capac
 
 ODD = {
     "bool": np.asarray([True, False]),
-    "brain": jnp.asarray([-0.0, np.nan, 3], jnp.bfloat16),
+    "brain": np.asarray([-0.0, np.nan, 3], jnp.bfloat16),
     "eight": np.int8(-3),
     "sixteen": np.asarray([1, 2, 65535], np.uint16),
     "float": np.asarray([0x80000000, 0x7FC01234, 0xFF800001], np.uint32).view(np.float32),
     "complex": np.asarray([1 - 2j, complex(-0.0, np.nan)], np.complex64),
-    "four": jnp.asarray([-8, 7, 0], jnp.int4),
-    "tiny": jnp.asarray([-0.0, 6], jnp.float4_e2m1fn),
+    "four": np.asarray([-8, 7, 0], jnp.int4),
+    "tiny": np.asarray([-0.0, 6], jnp.float4_e2m1fn),
     "none": np.zeros(0, np.float32),
 }
 
@@ -159,37 +176,41 @@ def rows_of_any_dtype_arrive_bit_for_bit() -> None:
         return array.astype(np.float32).view(np.uint32) if array.dtype.itemsize == 1 else array.view(np.uint8)
 
     rows = jax.tree.map(
-        lambda leaf: jnp.stack([leaf * (i % 2) if leaf.dtype == np.int8 else leaf for i in range(16)]), ODD
+        lambda leaf: np.stack([leaf * (i % 2) if leaf.dtype == np.int8 else leaf for i in range(16)]), ODD
     )
-    for batches in ("split", "replicated"):
-        on_mesh = Sharded(Buffer(16), batches=batches).over(mesh_of())
-        state, slots = jax.jit(on_mesh.extend)(on_mesh.init(ODD), rows)
-        shuffled = np.random.default_rng(0).permutation(np.asarray(slots))
-        wanted = jax.tree.map(lambda leaf, order=shuffled: bits(leaf[order]), rows)
-        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(bits, on_mesh.read(state, shuffled)), wanted)
+    on_mesh = Sharded(Buffer(16)).over(mesh_of())
+    state, slots = on_mesh.extend(on_mesh.init(ODD), rows)
+    shuffled = np.random.default_rng(0).permutation(np.asarray(slots))
+    wanted = jax.tree.map(lambda leaf: bits(leaf[shuffled]), rows)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(bits, on_mesh.read(state, shuffled)), wanted)
+    none = on_mesh.read(state, np.zeros(0, np.int32))
+    assert [leaf.shape for leaf in jax.tree.leaves(none)] == [(0, *leaf.shape) for leaf in jax.tree.leaves(ODD)]
 
 
 def one_update_takes_slots_from_any_device_and_the_last_of_equal_ones_counts() -> None:
-    for batches in ("split", "replicated"):
-        on_mesh = Sharded(Buffer(16, EXACT), law="balanced", batches=batches).over(mesh_of())
-        state, _ = on_mesh.extend(on_mesh.init(np.int32(0)), np.arange(16, dtype=np.int32))
-        state = on_mesh.update(state, np.asarray([15, 0, 9, 0, 15, 3, 0, 15]), np.arange(1.0, 9))
-        priorities = np.asarray(state.sampler.priorities)[:, :2].reshape(-1)
-        wanted = np.ones(16)
-        wanted[[15, 0, 9, 3]] = 8, 7, 3, 6
-        np.testing.assert_array_equal(priorities, wanted)
+    on_mesh = Sharded(Buffer(16, EXACT), law="balanced").over(mesh_of())
+    state, _ = on_mesh.extend(on_mesh.init(np.int32(0)), np.arange(16, dtype=np.int32))
+    state = on_mesh.update(state, np.asarray([15, 0, 9, 0, 15, 3, 0, 15]), np.arange(1.0, 9))
+    priorities = np.asarray(state.sampler.priorities)[:, :2].reshape(-1)
+    wanted = np.ones(16)
+    wanted[[15, 0, 9, 3]] = 8, 7, 3, 6
+    np.testing.assert_array_equal(priorities, wanted)
 
 
 def balanced_draws_follow_their_probabilities_and_weights_make_means_unbiased() -> None:
-    for rule in (fbuf.Uniform(), EXACT, Shuffled()):
+    balanced_draws_follow_their_probabilities(EXACT)
+
+
+def balanced_draws_of_other_rules_follow_their_probabilities() -> None:
+    balanced_draws_follow_their_probabilities(fbuf.Uniform(), Shuffled())
+
+
+def balanced_draws_follow_their_probabilities(*rules: Any) -> None:
+    for rule in rules:
         on_mesh = Sharded(Buffer(DEVICES * 10, rule), law="balanced").over(mesh_of())
         state, extend = on_mesh.init(np.int32(0)), jax.jit(on_mesh.extend)
-        for number, places in (
-            (4, [0, 1, 2, 3, 6]),
-            (4, [1, 3]),
-            (4, [3]),
-        ):  # 4, 8 and 10 items; three devices hold none
-            written = np.arange(number * DEVICES, dtype=np.int32)
+        for places in ([0, 1, 2, 3, 6], [1, 3], [3]):  # 4, 8 and 10 items; three devices hold none
+            written = np.arange(4 * DEVICES, dtype=np.int32)
             state = only_on(places, extend(state, written)[0], state)
         if rule is EXACT:
             slots = np.arange(DEVICES * 10)
@@ -265,7 +286,8 @@ def balanced_draws_return_the_rows_of_their_slots(*names: str) -> None:
 
             return slots, jax.lax.scan(step, state, jax.random.split(jax.random.key(0), 3))
 
-        slots, (_, (rows, draws)) = jax.jit(steps, donate_argnums=0)(on_mesh.init(item), batch)
+        found = jax.jit(steps, donate_argnums=0)(on_mesh.init(item), batch)
+        slots, (_, (rows, draws)) = jax.tree.map(np.asarray, found)
         assert draws.valid.any(), name
         for each in range(3):
             draw = jax.tree.map(lambda leaf, each=each: leaf[each], draws)
@@ -313,19 +335,16 @@ def collectives_and_their_bytes_are_those_that_are_written_down() -> None:
     for devices, count, width, rule, law, batches in (
         (8, 64, 3, EXACT, "global", "split"),
         (2, 128, 5, fbuf.Uniform(), "global", "replicated"),
-        (4, 32, 5, EXACT, "balanced", "split"),
+        (4, 32, 5, fbuf.Uniform(), "balanced", "split"),
     ):
         item = {"x": np.zeros(width, np.float32), "n": np.zeros(5, np.uint8), "b": np.bool_(False)}
         on_mesh = Sharded(Buffer(800, rule), law=law, batches=batches).over(mesh_of(devices))
         state, batch = arguments(on_mesh, item, count)
-        words, split = (
-            (width + 2 + 1) + 3,
-            batches == "split",
-        )  # of the row; and slot, probability and whether it is valid
+        split, words = batches == "split", (width + 2 + 1) + 3  # of the row; slot, probability and whether it is valid
         key, slots = jax.random.key(0), jax.ShapeDtypeStruct((count,), np.int32)
         reduced = words * count // (devices if split else 1)  # of a reduce-scatter the result is shown
         moved = [("reduce-scatter" if split else "all-reduce", reduced)] * (law == "global" or not split)
-        numbers = [("all-reduce", devices * (1 if rule is not EXACT else 3))]
+        numbers = [("all-reduce", devices * (1 if (rule, law) == (fbuf.Uniform(), "global") else 3))]
         gathered = [("all-gather", 2 * count)] * split
         highest = [("all-reduce", 1)] * (law == "global")
         expected = {"extend": [], "sample": numbers + moved, "size": [("all-reduce", 1)]}
@@ -372,10 +391,10 @@ def a_donated_loop_in_shard_map_works_in_place_with_and_without_check_vma() -> N
             out_specs=(P("data"), P()),
             check_vma=check,
         )
-        lowered = jax.jit(mapped, donate_argnums=0).lower(state, rows, keys)
+        traced = jax.jit(mapped, donate_argnums=0).trace(state, rows, keys)
         if not check:  # it is the same program
             continue
-        program = lowered.compile()
+        program = traced.lower().compile()
         memory, size = program.memory_analysis(), sum(leaf.size * 4 for leaf in jax.tree.leaves(state)) / DEVICES
         assert abs(memory.alias_size_in_bytes / size - 1) < 1e-2
         assert memory.temp_size_in_bytes < 0.2 * size
@@ -384,9 +403,12 @@ def a_donated_loop_in_shard_map_works_in_place_with_and_without_check_vma() -> N
         values = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
         given = jax.device_put({"x": values}, NamedSharding(on_mesh.mesh, P("data")))
         _, found = program(on_mesh.init(item), given, keys)
-    one = Buffer(DEVICES * 64, Prioritized())
-    first, _ = one.extend(one.init(item), {"x": values})  # 64 rows of equal weight, in the order of devices
-    drawn = one.sample(first, keys[0], 64)[1]["x"]
+    one = Buffer(64, Prioritized())
+
+    def first(rows: Any, key: jax.Array) -> Any:
+        return one.sample(one.extend(one.init(item), rows)[0], key, 64)[1]["x"]
+
+    drawn = jax.jit(first)({"x": values}, keys[0])  # 64 rows of equal weight, in the order of devices
     np.testing.assert_allclose(found[0], drawn.sum(), rtol=1e-5)
 
 
@@ -406,7 +428,30 @@ def meshes_may_be_explicit_and_have_other_axes() -> None:
         part = on_mesh.local_part(state)
         assert part.items.shape == (4, 8)
         jax.tree.map(np.testing.assert_array_equal, on_mesh.from_local_part(part), state)
+        step = jax.shard_map(
+            lambda state, key, rule=on_mesh.sharded: rule.sample(state, key, 16)[1],
+            mesh=mesh,
+            in_specs=(P("data"), P()),
+            out_specs=P("data"),
+            axis_names={"data"},
+        )
+        np.testing.assert_array_equal(jax.jit(step)(state, jax.random.key(1)), found[-1][0])
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def steps_may_be_mapped_over_seeds() -> None:
+    on_mesh, keys = Sharded(Buffer(64, EXACT)).over(mesh_of()), jax.random.split(jax.random.key(0), 3)
+    state, _ = on_mesh.extend(on_mesh.init(np.int32(0)), np.arange(64, dtype=np.int32))
+
+    def step(state: BufferState, key: jax.Array) -> tuple[BufferState, Any, fbuf.Draw]:
+        state, _ = on_mesh.extend(state, jnp.arange(8, dtype=jnp.int32))
+        state, batch, draw = on_mesh.sample(state, key, 16)
+        return on_mesh.update(state, draw.slots, batch + 1.0), batch, draw
+
+    many = jax.jit(jax.vmap(step))(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state), keys)
+    for seed in range(3):
+        found = jax.tree.map(lambda leaf, seed=seed: leaf[seed], many)
+        jax.tree.map(np.testing.assert_array_equal, found, step(state, keys[seed]))
 
 
 def checkpoints_of_a_global_state_are_read_back_to_the_same_devices() -> None:
@@ -417,8 +462,6 @@ def checkpoints_of_a_global_state_are_read_back_to_the_same_devices() -> None:
         loaded = fbuf.load_state(folder, on_mesh.init(ITEM))
     jax.tree.map(np.testing.assert_array_equal, loaded, state)
     assert all(leaf.sharding.spec == P("data") for leaf in jax.tree.leaves(loaded))
-    draws = [on_mesh.sample(each, jax.random.key(0), 8)[1] for each in (loaded, state)]
-    jax.tree.map(np.testing.assert_array_equal, *draws)
 
 
 def refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
@@ -452,20 +495,24 @@ def what_does_not_fit_is_refused_by_name() -> None:
     refused(ValueError, "batch_size=16 must be a multiple of 32", lambda: slices.sample(held, key, 16))
     other = Sharded(Buffer(32)).over(mesh).init(np.int32(0))
     refused(ValueError, "another buffer", lambda: on_mesh.sample(other, key, 8))
-    refused(ValueError, "where a part has", lambda: mapped(sharded.clear)(state))
+    refused(ValueError, "needs .1, .... here: pass", lambda: mapped(sharded.clear)(state))
     refused(ValueError, "not made for sampler", lambda: Sharded(Buffer(16, EXACT)).over(mesh).clear(state))
     keys = jax.random.split(key, 8)
     sample = mapped(lambda state, keys: sharded.sample(state, keys[0], 8)[1], "data")
     refused(ValueError, "needs one key", lambda: sample(state, keys))
     refused(ValueError, "does not fit in int32", lambda: on_mesh.extend(state, np.full(8, 2**40)))
-    refused(ValueError, "partitioned 8 times", lambda: on_mesh.extend(state, np.zeros(9, np.int32)))
+    refused(
+        ValueError, "extend needs a multiple of 8 rows.*got.*9", lambda: on_mesh.extend(state, np.zeros(9, np.int32))
+    )
+    refused(ValueError, "read needs a multiple of 8 rows.*got shape ..", lambda: on_mesh.read(state, np.int32(3)))
+    few = Sharded(Buffer(16)).over(mesh_of(4)).init(np.int32(0))
+    refused(ValueError, r"state.items has shape .4, 4., and needs .8, ....", lambda: on_mesh.size(few))
     refused(TypeError, "keeps no priorities", lambda: on_mesh.update(state, np.arange(8), np.ones(8)))
 
 
 CHECKS = (
     global_uniform_draws_are_those_of_one_buffer,
     global_draws_by_exact_priorities_are_those_of_one_buffer_of_any_capacity,
-    global_draws_by_any_priorities_are_those_of_one_buffer_where_parts_are_powers_of_eight,
     rows_of_any_dtype_arrive_bit_for_bit,
     one_update_takes_slots_from_any_device_and_the_last_of_equal_ones_counts,
     balanced_draws_follow_their_probabilities_and_weights_make_means_unbiased,
@@ -476,6 +523,9 @@ CHECKS = (
     what_does_not_fit_is_refused_by_name,
 )
 SLOW = (
+    steps_may_be_mapped_over_seeds,
+    global_draws_by_any_priorities_are_those_of_one_buffer_where_parts_are_powers_of_eight,
+    balanced_draws_of_other_rules_follow_their_probabilities,
     meshes_may_be_explicit_and_have_other_axes,
     global_draws_find_rows_elsewhere_only_by_rounding_where_parts_have_any_capacity,
     balanced_draws_of_other_rules_return_the_rows_of_their_slots,

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import fbuf
 from fbuf import Buffer, Fifo, Prioritized, Sharded
 from tests.fbuf.sharded import on_eight_devices
+from tests.fbuf.sharded import on_two_hosts as hosts
 
 ROOT = pathlib.Path(__file__).parents[3]
 TIMEOUT = 600
@@ -58,6 +61,16 @@ def test_two_processes_draw_what_one_buffer_draws(tmp_path: pathlib.Path) -> Non
     finally:
         for process in both:
             process.kill()
+    buffer, sample, update = hosts.BUFFER, jax.jit(hosts.BUFFER.sample, static_argnums=2), jax.jit(hosts.BUFFER.update)
+    one, _ = jax.jit(buffer.extend)(buffer.init(np.int32(0)), hosts.ROWS)
+    one = update(one, hosts.SLOTS, hosts.PRIORITIES)
+    for step in range(hosts.STEPS):
+        one, batch, draw = sample(one, jax.random.key(step), hosts.BATCH)
+        one = update(one, draw.slots, draw.probability)
+        drawn = [np.load(tmp_path / f"drawn {place} {step}.npz") for place in range(2)]
+        for name, wanted in {"batch": batch, "slots": draw.slots, "probability": draw.probability}.items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in drawn]), wanted)
+        np.testing.assert_array_equal([part["smallest"] for part in drawn], [draw.smallest] * 2)
 
 
 @pytest.mark.parametrize(
