@@ -73,8 +73,11 @@ def buffers(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with ThreadPoolExecutor() as pool:
         made = list(pool.map(built, folders[:2], (SHARDS, 1), (None, folders[2] / "of" / "one")))
     yield Buffers(*made, *folders[:2])
+    client = made[0].client()
     for each in made:
         each.close()
+    with pytest.raises(ShardLostError, match="does not restart"):
+        client.sample()
 
 
 def rows(begin: int, end: int) -> TensorDict:
@@ -191,10 +194,23 @@ def indices_lead_home(three: RayReplayBuffer) -> None:
     three[mixed] = three[mixed].set("x", torch.arange(5))
     three.update_if_present(index=mixed[:2], generation=torch.tensor([0, 9]), patch={"x": torch.tensor([7, 8])})
     assert three[mixed]["x"].tolist() == [7, 1, 2, 3, 4]
-    with pytest.raises(IndexError, match="3 shards have 60 slots"):
-        three.update_priority(torch.tensor([60]), 1.0)
+    nothing = torch.tensor([], dtype=torch.int64)
+    assert len(three[nothing]) == len(three[5:5]) == 0 and int(three[-1]["x"]) == int(three[42]["x"])
+    for call in (lambda: three.update_priority(torch.tensor([60]), 1.0), lambda: three[60]):
+        with pytest.raises(IndexError, match="3 shards have 60 slots"):
+            call()
+    for count in (4, 6):  # neither cut off nor half written
+        for call in (
+            lambda n: three.update_priority(mixed, torch.ones(n)),
+            lambda n: three.__setitem__(mixed, rows(0, n)),
+        ):
+            with pytest.raises(RuntimeError, match=f"{count} rows were given for 5 indices.*nothing was written"):
+                call(count)
+    assert three[mixed]["x"].tolist() == [7, 1, 2, 3, 4]
     three.empty()
     three.set_storage(partial(LazyTensorStorage, CAPACITY))
+    with pytest.raises(RuntimeError, match="non-initialized storage"):
+        three[:]
     three.extend(rows(0, 2), shard=2)
     with pytest.raises(ValueError, match=r"shard 2 has items.*all shards hold items of one layout"):
         three.extend(TensorDict({"y": torch.zeros(2)}, [2]), shard=0)
@@ -424,6 +440,7 @@ def killed_shards_without_and_with_durable_writes(buffers: Buffers, path: Path) 
 def a_killed_shard_goes_on_from_its_checkpoint(three: RayReplayBuffer, processes: Path, path: Path) -> None:
     filled(three)
     other = three.client()
+    three.dumps(path)
     before = three["x"]
     three.extend(rows(700, 702), shard=1)  # is in no checkpoint
     begun = time.monotonic()
