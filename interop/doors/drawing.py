@@ -26,10 +26,10 @@ class Drawing:
         """The entries of a batch in memory of their own, none where nothing was drawn, and whether an epoch has ended."""
         entries = items | info
         found = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
-        flags = np.asarray(valid)
-        if not (kept := flags[:-1]).all():
-            rows = torch.from_numpy(kept)
-            found = [each[rows] for each in found] if kept.any() else []
+        flags = np.asarray(valid).tobytes()  # searched faster than an array
+        if 0 in flags[:-1]:
+            rows = torch.from_numpy(np.asarray(valid)[:-1])
+            found = [each[rows] for each in found] if rows.any() else []
         return found, bool(flags[-1])
 
     def data(self, tensors: list[Tensor]) -> Any:
