@@ -12,6 +12,8 @@ READERS = {"interop/checkpoint/pickled.py": {"loads"}, "interop/storages/first_w
 READERS["interop/ted/gathered.py"] = {"TensorDict.load_memmap"}  # of the folder that it has just written
 READERS["interop/llm/memmaps.py"] = {"TensorDict.load_memmap"}  # after a look at every file of the folder
 READERS["interop/datasets/preprocessing.py"] = {"loads"}  # in a worker: the function that this process was given
+READERS["interop/remote/actor.py"] = {"loads"}  # the constructors that the client of the same cluster has sent
+READERS["interop/remote/wire.py"] = {"loads"}  # what processes of one cluster send each other; never a file
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "joblib", "_pickle"}
 
 
