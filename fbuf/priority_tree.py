@@ -271,9 +271,8 @@ def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[A
         def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             return choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
-        node = place[0] + following(
-            place[1]
-        )  # of the type of the masses, which may differ between the devices of a mesh
+        # Of the type of the masses, which may differ between the devices of a mesh.
+        node = place[0] + following(place[1])
         place = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
     return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
 

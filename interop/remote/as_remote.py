@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from interop.class_names import class_of
 from interop.optional import required
+from interop.remote.cluster import options_of
 
 
 def as_remote(buffer_class: type, remote_config: Mapping[str, Any] | None) -> Any:
@@ -15,8 +14,7 @@ def as_remote(buffer_class: type, remote_config: Mapping[str, Any] | None) -> An
         raise TypeError(f"remote_config must be a dict of options of ray.remote or None, got {class_of(remote_config)}")
     ray = required("ray", "ray")
     if remote_config is None:
-        gpus = 0.2 if torch.cuda.is_available() else None
-        remote_config = {"num_cpus": 1, "num_gpus": gpus, "memory": 2 * 1024**3}
+        remote_config = options_of(None)
     made = ray.remote(**remote_config)(buffer_class) if remote_config else ray.remote(buffer_class)
     made.is_remote = True
     kind: Any = type(made)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interop import randomness
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
+from interop.buffers.places import as_key, is_all
 from interop.index import as_int
 from interop.numbers import whole
 from interop.pytrees import length_of
@@ -336,9 +337,9 @@ class RayReplayBuffer:
     @_of_several
     def __getitem__(self, index: Any) -> Any:
         """Rows by index as `sample` gives it; by slices and masks among the stored rows, in order of shards and slots."""
-        if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
-            return self[:][index]
-        if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
+        if (key := as_key(index)) is not None:
+            return self[:][key]
+        if index is Ellipsis or is_all(index):
             filled = [n for n, size in enumerate(self._shards.all("__len__")) if size] or [0]
             found = self._shards.some(dict.fromkeys(filled, ("__getitem__", (slice(None),), {})))
             return together(list(found.values()))
@@ -351,7 +352,7 @@ class RayReplayBuffer:
 
     @_of_several
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(index, str | tuple) and isinstance(index[0], str):
+        if as_key(index) is not None:
             sizes = self._shards.all("__len__")
             pieces = [rows_at(value, at, sum(sizes)) for at in torch.arange(sum(sizes)).split(sizes)]
             self._shards.some({n: ("__setitem__", (index, each), {}) for n, each in enumerate(pieces) if sizes[n]})

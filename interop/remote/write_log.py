@@ -84,6 +84,8 @@ class WriteLog:
                 continue
             try:
                 write(*call)
+            except (OSError, MemoryError):  # of this machine: the write may have been acknowledged
+                raise
             except Exception:
                 if number < self.last:
                     raise

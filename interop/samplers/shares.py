@@ -10,9 +10,7 @@ class Share:
 
     size: int  # stored items
     mass: float  # what draws are in proportion to: items, the sum of (priority + eps) ** alpha, trajectories
-    smallest: float = (
-        math.inf
-    )  # the smallest mass of one item that can be drawn; inf where there is none, or no weights
+    smallest: float = math.inf  # the smallest mass of an item that can be drawn; inf for none, or without weights
     beta: float | None = None  # exponent of the importance weights; None: the sampler gives none
     unit: int = 1  # items that one unit has in a batch: 1, or the length of a slice
     in_epochs: bool = False  # without replacement: `mass` counts units, each drawn once an epoch

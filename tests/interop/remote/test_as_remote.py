@@ -41,10 +41,10 @@ def test_the_resources_of_an_actor(kind, monkeypatch):
     monkeypatch.setattr(
         ray, "remote", lambda **options: given.append(options) or (lambda cls: type("Actors", (), {})())
     )
-    for cuda, gpus in ((False, None), (True, 0.2)):
+    for cuda, gpus in ((False, {}), (True, {"num_gpus": 0.2})):
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=cuda: found)
         assert kind.as_remote().is_remote
-        assert given.pop() == {"num_cpus": 1, "num_gpus": gpus, "memory": 2 * 1024**3}
+        assert given.pop() == {"num_cpus": 1, "memory": 2 * 1024**3, **gpus}
     kind.as_remote({"num_cpus": 2})
     assert given.pop() == {"num_cpus": 2}
 
