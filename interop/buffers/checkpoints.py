@@ -19,7 +19,7 @@ from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
 from interop.checkpoint.stateful import as_arrays, as_tensors
 from interop.checkpoint.torchrl_dirs import is_torchrl_dump, restoring_dump
-from interop.interrupts import uninterrupted
+from interop.shared.interrupts import uninterrupted
 
 _KIND = "replay buffer"
 

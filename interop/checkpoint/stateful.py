@@ -14,7 +14,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
 from interop.checkpoint.component import Component
 from interop.checkpoint.rule import EXACT, Rule
-from interop.class_names import class_of
+from interop.data.class_names import class_of
 
 
 class Entries(Fields):

@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, StoredColumns
-from interop.bridge import DTYPES, numpy_view
 from interop.checkpoint.torchrl_dirs_entries import Entry, Held, Plain, read_entries
 from interop.checkpoint.torchrl_dirs_files import Folder, Tensor
-from interop.codec import Branch, Layout, Leaf, LeafSpec
+from interop.data.bridge import DTYPES, numpy_view
+from interop.data.layout import Branch, Layout, Leaf, LeafSpec
 
 _TORCH = {held: dtype for dtype, held in DTYPES.items()}
 _SINGLE = "_-single-tensor-_"  # what a storage of nothing but one tensor calls it

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import compiled
+from interop.host import compiled
 from interop.storages import Storage
 
 _AT_ONCE = 1 << 22  # priorities in one update; positions up to 2^24 are exact in single precision

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import bridge, compiled
+from interop.data import bridge
+from interop.host import compiled
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

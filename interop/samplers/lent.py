@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from interop import compiled
-from interop.interrupts import uninterrupted
+from interop.host import compiled
+from interop.shared.interrupts import uninterrupted
 
 
 class Lent:

@@ -5,7 +5,7 @@ import torch
 
 from fbuf import free_memory
 from fbuf.memory_plan import Share, shares_of
-from interop import bridge
+from interop.data import bridge
 from interop.samplers.consuming import ConsumingSampler
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.prioritized_slices import PrioritizedSliceSampler

@@ -12,19 +12,20 @@ from torch import Tensor
 
 import fbuf
 from fbuf import priority_tree
-from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
-from interop.interrupts import uninterrupted
-from interop.numbers import not_negative, whole
-from interop.processes import may_use_jax, starting_a_worker
+from interop.data import bridge
+from interop.data.numbers import not_negative, whole
+from interop.host import compiled
 from interop.samplers import kept_priorities, late, priority_draws, priority_states
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, padded_slots, refuse_below
 from interop.samplers.lent import Lent
 from interop.samplers.shares import Share
+from interop.shared.interrupts import uninterrupted
+from interop.shared.processes import may_use_jax, starting_a_worker
+from interop.shared.thread_lock import Lock
 from interop.storages import Storage
-from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}

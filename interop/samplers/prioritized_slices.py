@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import fbuf
-from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, together
+from interop.data import bridge
+from interop.host import compiled
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.shares import Share
 from interop.samplers.slice_starts import starts_of

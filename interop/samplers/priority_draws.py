@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import bridge, compiled
+from interop.data import bridge
+from interop.host import compiled
 from interop.samplers.drawing import stored
 from interop.samplers.given import Waiting
 from interop.storages import Storage

@@ -10,9 +10,10 @@ import torch
 
 import fbuf
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
+from interop.data import bridge
+from interop.host import compiled
 from interop.samplers import kept_priorities
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))

@@ -9,8 +9,8 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path, known_keys
-from interop.numbers import whole
+from interop.data.keys import as_path, known_keys
+from interop.data.numbers import whole
 from interop.transforms.order import current
 from interop.transforms.picking import picked, put_rows
 from interop.transforms.setting import expect_tensor, expect_tensordict, put

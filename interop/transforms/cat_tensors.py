@@ -9,8 +9,8 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path, known_keys
-from interop.numbers import whole
+from interop.data.keys import as_path, known_keys
+from interop.data.numbers import whole
 from interop.transforms.setting import expect_tensor, expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys
 

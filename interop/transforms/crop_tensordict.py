@@ -5,7 +5,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.numbers import whole
+from interop.data.numbers import whole
 from interop.transforms.order import refuse_several
 from interop.transforms.picking import device_of, picked_items
 from interop.transforms.setting import expect_tensordict

@@ -7,8 +7,8 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path
-from interop.numbers import whole
+from interop.data.keys import as_path
+from interop.data.numbers import whole
 from interop.samplers import SliceSampler
 from interop.storages import ListStorage, Storage
 from interop.transforms.cat_frames import CatFrames, before_key, side_by_side

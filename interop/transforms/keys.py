@@ -7,7 +7,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.trajectories import DEFAULT_DONE_KEYS
 from interop.transforms.setting import expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys

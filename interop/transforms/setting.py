@@ -7,7 +7,7 @@ from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 
 
 def expect_tensordict(name: str, data: Any) -> None:

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.numbers import whole
+from interop.data.numbers import whole
 from interop.transforms.entries import EntriesTransform
 from interop.transforms.setting import around, expect_tensor, expect_tensordict
 from interop.transforms.transform import Keys, Transform, as_keys

@@ -10,7 +10,7 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import nn
 
-from interop.keys import known_keys
+from interop.data.keys import known_keys
 from interop.transforms.setting import expect_tensordict, put
 
 Keys = NestedKey | Sequence[NestedKey] | None

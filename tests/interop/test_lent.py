@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import fbuf
-from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, compiled
+from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
+from interop.host import compiled
+from interop.host.device_rows import JaxRows
 from interop.samplers.given import Waiting
 from interop.samplers.lent import Lent
-from interop.storages.jax_rows import JaxRows
 
 TIMES, SLOTS = 300, 64
 

@@ -15,8 +15,8 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     Sampler,
-    compiled,
 )
+from interop.host import compiled
 from interop.samplers import given
 from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict, tensorclass
 from torch import nn
 
 import interop as rl
-from interop.bridge import numpy_view
+from interop.data.bridge import numpy_view
 
 FOLDER = Path(__file__).parent / "torchrl_dumps"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text())

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from fbuf import NotEnoughDiskError, free_memory
 from interop import RoundRobinWriter, SamplerWithoutReplacement, SliceSampler
 from interop.datasets import conversion, errors, splitting
-from interop.published import publish
+from interop.shared.published_folder import publish
 from tests.interop.datasets import sources_toy
 from tests.interop.datasets.sources_toy import LENGTHS, ROWS, ToyExperienceReplay, content, edit, same
 
@@ -386,7 +386,7 @@ def test_ctrl_c(toy, rows, tmp_path, monkeypatch, force, when):
         if when == "convert":
             patched.setattr(sources_toy, "_rows", interrupt)
         elif when == "last flush":
-            patched.setattr("interop.published.flush", lambda path: path.name == "root" and interrupt())
+            patched.setattr("interop.shared.published_folder.flush", lambda path: path.name == "root" and interrupt())
         else:
             patched.setattr(Path, "rename", rename)
         with pytest.raises(KeyboardInterrupt):

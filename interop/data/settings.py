@@ -25,7 +25,7 @@ _torch_only = _jax_is_ours and "NPROC" not in os.environ
 import jax  # noqa: E402
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
-from interop.processes import jax_started  # noqa: E402
+from interop.shared.processes import jax_started  # noqa: E402
 
 if not jax_started():
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interop.processes import starting_a_worker
+from interop.shared.processes import starting_a_worker
 
 _AT_ONCE = 512  # cells made together: 4 KiB, one descriptor
 _unused: list[tuple[Tensor, int]] = []

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interop.codec import Layout
-from interop.shared_int import SharedInt
+from interop.data.layout import Layout
+from interop.host.maps import from_file
+from interop.shared.files import Files
+from interop.shared.shared_int import SharedInt
 from interop.storages import planning
-from interop.storages.files import Files
-from interop.storages.maps import from_file
 
 _DESCRIPTION = "description"
 

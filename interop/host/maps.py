@@ -12,7 +12,7 @@ import torch
 from tensordict import MemoryMappedTensor
 from torch import Tensor
 
-from interop.codec import LeafSpec
+from interop.data.layout import LeafSpec
 
 _SINGLE = "_-single-tensor-_"
 _ALIGNED = 64  # bytes

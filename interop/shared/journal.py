@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.storages.saved_rows import Rows
-from interop.storages.undo import EXTRAS, Cell, Memory, Undo, settle
+from interop.shared.saved_rows import Rows
+from interop.shared.undo import EXTRAS, Cell, Memory, Undo, settle
 
 LENGTH, WRITTEN, END, EDITS, WRITER, EMPTIED = range(6)  # cells; WRITER is where those of the last one to write are
 _WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor and a count each

@@ -18,13 +18,13 @@ import torch
 from tensordict import MemoryMappedTensor
 from torch import Tensor
 
-from interop import bridge
-from interop.shared_int import SharedInt, in_shared_memory
-from interop.storages.equal_places import chosen_items, coordinates, last_of_equal
-from interop.storages.jax_rows import JaxRows
-from interop.storages.maps import Space
-from interop.storages.paging import Paging, selectable
-from interop.storages.runs import Runs
+from interop.data import bridge
+from interop.host.device_rows import JaxRows
+from interop.host.equal_places import chosen_items, coordinates, last_of_equal
+from interop.host.maps import Space
+from interop.host.paging import Paging, selectable
+from interop.host.runs import Runs
+from interop.shared.shared_int import SharedInt, in_shared_memory
 
 # Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
 # GNU's OpenMP then waits some milliseconds for it, each time.

@@ -8,8 +8,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
-from interop.class_names import class_of
-from interop.index import as_int, as_tensor
+from interop.data.class_names import class_of
+from interop.data.index import as_int, as_tensor
 
 
 def of_kind(name: str, given: Sequence[Any], kind: type, but_not: type | None = None) -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt, Fields
+from interop.shared.files import Files, check_folders, write
+from interop.shared.undo import commits_of
 from interop.storages import planning
-from interop.storages.files import Files, check_folders, write
-from interop.storages.undo import commits_of
 
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
 VALUES = "storage.values"  # a folder

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import bridge, compiled
-from interop.interrupts import uninterrupted
-from interop.storages.equal_places import chosen_items, coordinates, last_of_equal
+from interop.data import bridge
+from interop.host import compiled
+from interop.host.equal_places import chosen_items, coordinates, last_of_equal
+from interop.shared.interrupts import uninterrupted
 
 
 def rows_in_jax(device: torch.device) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from interop.storages.lock import Lock, renew_in_children
-from interop.storages.process_lock import ProcessLock
+from interop.shared.process_lock import ProcessLock
+from interop.shared.thread_lock import Lock, renew_in_children
 
 _WAITING = (True,)  # for the lock, as long as it takes
 _PATIENCE = 1.0  # seconds that a fork waits for turns in other threads to end

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from interop.shared_int import SharedInt
-from interop.storages.seams import Seams, pieces
+from interop.host.seams import Seams, pieces
+from interop.shared.shared_int import SharedInt
 
 _KEPT = 64  # edits that are remembered one by one
 _PIECES = 16  # of a write elsewhere, of which the seams are remembered

@@ -14,8 +14,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack
 from torch import Tensor
 
-from interop import bridge
-from interop.packed import PackedValues, decoded, encoded, joined
+from interop.data import bridge
+from interop.data.packed import PackedValues, decoded, encoded, joined
 
 _AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
 _HELD = vars(NonTensorData(0))

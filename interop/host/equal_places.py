@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop.index import flat_slots
+from interop.data.index import flat_slots
 
 
 def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:

@@ -9,7 +9,7 @@ try:
 except ImportError:  # not a public interface of torch: without it methods are traced as far as that goes
     _KNOWN = False
 
-_HERE = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def untraced(*classes: type) -> None:
@@ -22,6 +22,6 @@ def untraced(*classes: type) -> None:
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)  # the function, and all that it calls
     for each in [held for one in classes for base in one.__mro__ for held in vars(base).values()]:
         for function in (each, *(getattr(each, name, None) for name in ("__func__", "fget", "fset"))):
-            if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_HERE):
+            if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_PACKAGE):
                 function.__dict__["_torchdynamo_disable"] = True
                 set_code_exec_strategy(function.__code__, skip)

@@ -18,11 +18,11 @@ import torch
 from tensordict import MemoryMappedTensor
 
 from fbuf.checkpoint.errors import CheckpointCorrupt
-from interop.processes import starting_a_worker
-from interop.shared_int import SharedInt
-from interop.storages import maps
-from interop.storages.lock import renew_in_children
-from interop.storages.saved_rows import Column, Rows
+from interop.host import maps
+from interop.shared.processes import starting_a_worker
+from interop.shared.saved_rows import Column, Rows
+from interop.shared.shared_int import SharedInt
+from interop.shared.thread_lock import renew_in_children
 
 # Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
 ACTIVE, _USED, _ARMED, _CELLS, _COMMITS, EXTRAS = range(6)

@@ -9,7 +9,7 @@ import weakref
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from interop.processes import starting_a_worker
+from interop.shared.processes import starting_a_worker
 
 _RETRY = 1e-3  # seconds
 _here: weakref.WeakValueDictionary[tuple[int, int], "ProcessLock"] = weakref.WeakValueDictionary()  # by file

@@ -11,10 +11,10 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop import bridge
-from interop.keys import as_path
+from interop.data import bridge
+from interop.data.keys import as_path
+from interop.host.device_rows import JaxRows
 from interop.storages import Storage, TensorStorage
-from interop.storages.jax_rows import JaxRows
 
 _GET = TensorStorage.get
 

@@ -17,10 +17,10 @@ from tensordict import (
 )
 from torch import Tensor
 
-from interop.bridge import DTYPES
-from interop.packed import PackedValues
-from interop.pytrees import row_of
-from interop.varied import Leaf, Values, Varied, described
+from interop.data.bridge import DTYPES
+from interop.data.packed import PackedValues
+from interop.data.pytrees import row_of
+from interop.data.varied import Leaf, Values, Varied, described
 
 _UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
 _EMPTY: Any = _UNCHECKED(batch_size=torch.Size([]))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import _settings
+from interop.data import settings
 
 DTYPES: dict[torch.dtype, np.dtype] = {
     torch.bool: np.dtype(np.bool_),
@@ -42,7 +42,7 @@ _NOTHING = contextlib.nullcontext()
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """A context in which JAX runs on the device what is not tied to another one."""
-    _settings.start_jax()
+    settings.start_jax()
     if jax.default_backend() == _PLATFORMS.get(device.type):
         return _NOTHING
     return jax.default_device(jax_device(device))
@@ -53,7 +53,7 @@ def exact(device: torch.device | None = None) -> contextlib.AbstractContextManag
 
     With a device JAX also runs there what is not tied to another one.
     """
-    _settings.start_jax()
+    settings.start_jax()
     if device is None or (place := on(device)) is _NOTHING:
         return jax.enable_x64(True)
     both = contextlib.ExitStack()
@@ -160,7 +160,7 @@ def torch_device(device: jax.Device) -> torch.device:
 def _jax_device(kind: str, index: int | None) -> jax.Device | None:
     if kind not in _PLATFORMS:
         return None
-    _settings.start_jax()
+    settings.start_jax()
     try:
         found = jax.local_devices(backend=_PLATFORMS[kind])
     except RuntimeError:  # no such backend
