@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,15 @@ import torch
 
 import interop as rl
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
-from tests.interop.checkpoint.torchrl_dumps_targets import EXPECTED, FOLDER, TARGETS, same_bits
-from tests.interop.checkpoint.torchrl_dumps_victims import Victim, edit, load
+from tests.interop.checkpoint.torchrl_dumps_read import EXPECTED, FOLDER, TARGETS, Victim, edit, load, same_bits
 
-SOME = ("uniform", "pytree", "compressed", "priorities")
-MORE = (
-    *(
-        "two_dims",
-        "tensorclass_below",
-        "one_tensor",
-        "generations",
-        "highest",
-        "transforms",
-    ),
-    *("ensemble", "memmap", "compressed_tensordicts"),
-)
+SOME = ("uniform", "pytree", "priorities")
+MORE = ("two_dims", "tensorclass_below", "one_tensor", "generations", "highest", "transforms", "memmap")
 OTHER_JSON = (
     *("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"len": 1e999}', '{"a": NaN}', '{"shape": [8], "shape": [8]}'),
     *('{"_type": "<class \'os.system\'>"}', '{"cursor": -1}', '{"cursor": 70000000000000000000000, "len": true}'),
 )
-UNUSED = ("prefetch.pkl", "storage/metadata.json", "sampler/1/")  # in an ensemble: all members were written; an epoch
+UNUSED = "prefetch.pkl"
 
 
 def damages(file: Path) -> Any:
@@ -72,14 +60,10 @@ def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
                 )
             victim.restore(file)
     allowed = {("transform.t", "extended")}  # behind whose end there may be more
-    assert (
-        not {*silent}
-        - allowed
-        - {(f"storage/{n}_transform.pt", what) for n in "01" for what in ("extended", "deleted")}
-    )
+    assert not {*silent} - allowed
 
 
-@pytest.mark.parametrize("name", ["uniform", "pytree", "compressed", "priorities"])
+@pytest.mark.parametrize("name", SOME)
 def test_links_and_pipes_are_refused(name, tmp_path):
     victim = Victim(name, tmp_path / "copy")
     outside = tmp_path / "outside"
@@ -131,7 +115,7 @@ def test_batches_that_were_drawn_ahead_are_not_unpickled(tmp_path, canary):
 
 
 @pytest.mark.parametrize("name", ["other.pickle", "pickle.pkl"])
-@pytest.mark.parametrize("dump", ["uniform", "tensorclass_below", "non_tensors", "compressed"])
+@pytest.mark.parametrize("dump", ["uniform", "tensorclass_below", "non_tensors"])
 def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
     folder = tmp_path / dump
     shutil.copytree(FOLDER / dump, folder)
@@ -172,7 +156,6 @@ def test_dtypes_are_looked_up(tmp_path, canary):
         ("one_tensor", "storage/storage_metadata.json", lambda found: _described(found, dtype=evil)),
         ("generations", "writer/metadata.json", lambda found: {**found, "generation_dtype": evil}),
         ("highest", "writer/metadata.json", lambda found: {**found, "dtype": evil}),
-        ("compressed", "storage/metadata.json", lambda found: [_typed(each, evil) for each in found]),
     ]:
         victim = Victim(name, tmp_path / str(len(os.listdir(tmp_path))))
         edit(victim.folder / file, put)
@@ -182,10 +165,6 @@ def test_dtypes_are_looked_up(tmp_path, canary):
 def _described(found: Any, **entries: Any) -> Any:
     (key,) = found["metadata"]
     return {**found, "metadata": {key: {**found["metadata"][key], **entries}}}
-
-
-def _typed(item: Any, text: str) -> Any:
-    return {**item, "dtype": {"__type__": "torch.dtype", "value": text}}
 
 
 # ---------------------------------------------------------------------- paths and sizes
@@ -233,19 +212,6 @@ def test_a_description_that_is_too_long_is_not_read(tmp_path):
         load(victim.buffer, victim.folder)
 
 
-def test_nothing_is_decompressed_beyond_the_size_of_its_tensor(tmp_path):
-    victim = Victim("compressed", tmp_path)
-    bomb = zlib.compress(bytes(1 << 28), 9)
-    item = victim.folder / "storage/compressed_data/0"
-    (item / "data.memmap").write_bytes(bomb)
-    edit(item / "meta.json", lambda found: {**found, "data": {**found["data"], "shape": [len(bomb)]}})
-    assert isinstance(victim.attacked("bomb"), CheckpointCorrupt)
-    frame = bytes.fromhex("28b52ffd") + bytes([0xE0]) + (2**60).to_bytes(8, "little") + bytes(16)  # claims an exabyte
-    (item / "data.memmap").write_bytes(frame)
-    edit(item / "meta.json", lambda found: {**found, "data": {**found["data"], "shape": [len(frame)]}})
-    assert isinstance(victim.attacked("claim"), CheckpointCorrupt)
-
-
 # ---------------------------------------------------------------------- values that do not fit together
 
 
@@ -275,7 +241,7 @@ def test_values_that_cannot_be_are_refused(name, file, dtype, change, tmp_path):
     victim = Victim(name, tmp_path)
     _rewrite(victim.folder / file, dtype, change)
     error = victim.attacked(file)
-    assert error is not None and os.path.dirname(file) in str(error)
+    assert error is not None and str(victim.folder) in str(error)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +293,6 @@ def test_early_versions_without_some_entries_are_read(tmp_path):
 
 
 def test_files_of_an_earlier_dump_in_the_same_folder_do_not_matter(tmp_path):
-    victim = Victim("compressed", tmp_path)
-    shutil.copytree(victim.folder / "storage/compressed_data/0", victim.folder / "storage/compressed_data/2")
-    assert victim.attacked("an item more") is None
     victim = Victim("plain", tmp_path / "plain")
     (victim.folder / "storage/old.memmap").write_bytes(bytes(8))
     assert victim.attacked("a tensor more") is None
