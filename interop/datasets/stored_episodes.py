@@ -18,7 +18,7 @@ from interop.data.keys import as_path
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.markers import Markers
 from interop.storages import Storage
-from interop.transforms.picking import picked_items
+from interop.transforms.gather import picked_items
 from interop.writers import TensorDictMaxValueWriter
 
 

@@ -13,8 +13,8 @@ from interop.samplers import SliceSampler
 from interop.storages import ListStorage, Storage
 from interop.transforms.cat_frames import CatFrames, before_key, side_by_side
 from interop.transforms.chain import Compose
+from interop.transforms.entries import expect_tensordict, put
 from interop.transforms.keys import ExcludeTransform
-from interop.transforms.setting import expect_tensordict, put
 from interop.transforms.transform import Transform
 
 
