@@ -24,7 +24,7 @@ from interop.doors.programs import programs
 from interop.doors.slots import number_of, priorities_of, slots_of
 from interop.keys import as_path
 from interop.numbers import not_negative, whole
-from interop.samplers.given import one_for_each
+from interop.samplers.validation import one_for_each
 
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
 

@@ -13,8 +13,8 @@ from interop.checkpoint.stateful import Entries, integers, permutation
 from interop.class_names import class_of
 from interop.numbers import whole
 from interop.processes import starting_a_worker
-from interop.samplers.given import flat_slots
 from interop.samplers.sampler import Sampler
+from interop.samplers.validation import flat_slots
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
 from interop.writers import RoundRobinWriter, Writer
 

@@ -18,9 +18,9 @@ from interop.class_names import class_of
 from interop.numbers import whole
 from interop.processes import starting_a_worker
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.given import flat_slots
 from interop.samplers.groups import Group, Groups, Id
 from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
+from interop.samplers.validation import flat_slots
 from interop.storages import Storage
 from interop.storages.following import edited
 

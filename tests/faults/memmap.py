@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter, packed
-from interop.samplers.given import flat_slots
+from interop.samplers.validation import flat_slots
 from interop.storages import journal
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
@@ -45,7 +45,7 @@ class Noted(RandomSampler):
     highest = 1.0
 
     def _keep(self, storage):
-        kept = storage._keeps_priorities()
+        kept = storage.kept_priorities()
         if kept is not None and not kept.are_of(self):
             kept.bind(self)
             self.highest = kept.read(len(storage))[1]
@@ -192,7 +192,7 @@ def found(folder, lanes):
         one = wanted[key[0]][key[1]] if isinstance(key, tuple) else wanted[key]
         assert torch.equal(torch.as_tensor(stored[key]).float(), one.float()), f"torn rows: {key} of {ids.tolist()}"
     assert not ids.numel() or stored["text"] == each_text(stored["id"].tolist()), f"torn rows: text of {ids.tolist()}"
-    kept = storage._keeps_priorities()
+    kept = storage.kept_priorities()
     priorities, highest, _ = kept.read(length)
     assert not storage._journal.active and not kept.active
     return tuple(ids.tolist()), tuple(priorities.tolist()), writer._cursor, writer.write_count, highest

@@ -26,7 +26,7 @@ from tests.interop.bits import on_each_device
 FUNCTIONS = {name: held for name, held in vars(compiled).items() if hasattr(held, "_cache_size")}
 LONGEST = 33  # of a batch whose length varies
 POWERS = 2  # of lengths: 64, 128
-DRAWS = ("draw", "draw_weighed", "assign_and_draw")  # the last where priorities wait for the draw
+DRAWS = ("draw", "draw_words", "assign_and_draw")  # the last where priorities were changed since
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,9 @@ def traces() -> dict[str, int]:
 def priority_traces() -> int:
     """Programs that give priorities to items."""
     return sum(
-        count for name, count in traces().items() if name not in ("init", "draw", "draw_weighed", "read", "reweight")
+        count
+        for name, count in traces().items()
+        if name not in ("init", "tree_of", "draw", "draw_words", "read", "reweight")
     )
 
 
@@ -90,7 +92,7 @@ def test_a_batch_size_compiles_once_more(storage):
             for _ in range(fill):
                 rb.sample(batch_size)
     counts = traces()
-    assert (counts["draw_weighed"], counts["assign_and_draw"]) == (3, 1)
+    assert (counts["draw_words"], counts["assign_and_draw"]) == (3, 1)
 
 
 def test_batch_sizes_up_to_a_power_of_two_share_programs_and_draw_the_same():
@@ -103,7 +105,7 @@ def test_batch_sizes_up_to_a_power_of_two_share_programs_and_draw_the_same():
     most = drawn(64)
     for size in (33, 40, 63):
         assert torch.equal(drawn(size), most[:, :size])
-    assert (traces()["assign_and_draw"], traces()["draw_weighed"]) == (1, 1)
+    assert (traces()["assign_and_draw"], traces()["draw_words"]) == (1, 1)
 
 
 @on_each_device
@@ -171,7 +173,7 @@ def test_a_training_loop_compiles_a_bounded_number_of_programs(storage, within):
     assert (counts["init"], counts["reweight"]) == (1, 1)
     assert "read" not in counts
     assert draw_traces() <= 1 + POWERS
-    assert max(count for name, count in counts.items() if name not in ("init", "draw_weighed", "reweight")) <= POWERS
+    assert max(count for name, count in counts.items() if name not in ("init", "draw_words", "reweight")) <= POWERS
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, short_files: None) -> dict
         found[step] = folder = tmp_path_factory.mktemp("damage") / step
         buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=folder / "rows"))
         buffer.extend(torch.arange(8))
-        kept = buffer.storage._keeps_priorities()
+        kept = buffer.storage.kept_priorities()
         kept.give(np.arange(CAPACITY), np.arange(1.0, 7), 6.0, 5)
 
         def killed(undo: Undo, folder: Path = folder) -> None:
@@ -88,7 +88,7 @@ def opens(folder: Path) -> bool:
     """Whether it opens; then all that can be done to it is done. What is raised else is an error of the test."""
     try:
         storage = LazyMemmapStorage.open(folder)
-        kept = storage._keeps_priorities()
+        kept = storage.kept_priorities()
         if kept is not None:
             kept.read(len(storage))
     except CheckpointCorrupt:
@@ -124,7 +124,7 @@ def test_what_a_killed_process_leaves_opens_as_it_was(step: str, folders: dict[s
     shutil.copytree(folders[step], tmp_path / "rows")
     storage = LazyMemmapStorage.open(tmp_path / "rows")
     assert storage[:].tolist() == [6, 7, 2, 3, 4, 5]
-    values, highest, slot = storage._keeps_priorities().read(CAPACITY)
+    values, highest, slot = storage.kept_priorities().read(CAPACITY)
     assert (values.tolist(), highest, slot) == ([1, 2, 3, 4, 5, 6], 6, 5)
 
 
