@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import Fields
-from interop import randomness
 from interop.buffers.fused import reserved
 from interop.checkpoint.stateful import integers
 from interop.checkpoint.values import decode, encode
+from interop.data import randomness
 from interop.samplers import Sampler
 from interop.samplers.drawing import names_slots
 from interop.samplers.epoch import Drawn, Epoch

@@ -4,6 +4,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from interop.checkpoint.checkpointers import Together, abandoned_on_error
 from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
 from interop.checkpoint.stateful import as_arrays, as_tensors
-from interop.checkpoint.torchrl_dirs import is_torchrl_dump, restoring_dump
-from interop.interrupts import uninterrupted
+from interop.checkpoint.torchrl_folder import TorchrlDump, is_torchrl_dump
+from interop.shared.interrupts import uninterrupted
 
 _KIND = "replay buffer"
 
@@ -92,7 +93,7 @@ class Saveable(Aliases):
         self._storage  # type: ignore[attr-defined]  # noqa: B018
         with self._turns(), self._queue_still():
             if foreign := is_torchrl_dump(path):
-                restored = restoring_dump(self, path, rule)
+                restored = self._restoring_dump(TorchrlDump(path), rule)
             else:
                 restored = load(path, lambda source: self._restoring_from(source, rule), verify)
             self._put_in(restored)
@@ -247,21 +248,39 @@ class Saveable(Aliases):
         where = "the state_dict of a buffer"
         fields = Fields(state_dict, where)
         with self._turns(), self._queue_still():
-            held = self.__dict__
-            rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
-            saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
-            ready: list[Callable[[], None]] = [self._drop_ahead]  # type: ignore[attr-defined]
-            with abandoned_on_error(ready):
-                ready.append(held["_sampler"]._from_dict(fields.any("_sampler")))
-                ready.append(held["_writer"]._from_dict(fields.any("_writer")))
-                ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", EXACT))
-                ready.append(_restoring_generator(held["_rng"], saved, where))
-                queued = as_arrays(fields.any("_prefetch_state"), self) if "_prefetch_state" in fields else None
-                size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
-                rest = [self._rejoining(size), self._restoring_queue(queued, EXACT)]
-                # Last, for it may take memory, and first to be put in.
-                ready = [ready[0], held["_storage"]._from_dict(fields.any("_storage")), *ready[1:], *rest]
-            self._put_in(Together(ready))
+            storage = self._storage  # type: ignore[attr-defined]
+            put = self._restoring_dict(fields, where, lambda: storage._from_dict(fields.any("_storage")), EXACT)
+            self._put_in(put)
+
+    def _restoring_dict(
+        self, fields: Fields, where: str, rows: Callable[[], Callable[[], None]], rule: Rule
+    ) -> Callable[[], None]:
+        """Check a `state_dict`, whose rows `rows` checks and reads; what is returned puts it in."""
+        held = self.__dict__
+        rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
+        saved = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
+        ready: list[Callable[[], None]] = [self._drop_ahead]  # type: ignore[attr-defined]
+        with abandoned_on_error(ready):
+            ready.append(held["_sampler"]._from_dict(fields.any("_sampler"), rule))
+            ready.append(held["_writer"]._from_dict(fields.any("_writer"), rule))
+            ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", rule))
+            ready.append(_restoring_generator(held["_rng"], saved, where))
+            queued = as_arrays(fields.any("_prefetch_state"), self) if "_prefetch_state" in fields else None
+            size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
+            rest = [self._rejoining(size), self._restoring_queue(queued, EXACT)]
+            # Last, for it may take memory, and first to be put in.
+            ready = [ready[0], rows(), *ready[1:], *rest]
+        return Together(ready)
+
+    def _restoring_dump(self, dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
+        """Check a folder that torchrl's `dumps` wrote; what is returned loads it."""
+        storage, held = self._storage, self.__dict__  # type: ignore[attr-defined]
+        with dump.named():
+            state = dump.state(storage, held["_sampler"], held["_writer"])
+            cursor, written = (state["_writer"].get(name) for name in ("_cursor", "_write_count"))
+            fields = Fields(state, dump.where)
+            rows = partial(dump.restoring_rows, storage, cursor, written, rule)
+            return self._restoring_dict(fields, dump.where, rows, rule)
 
     # ------------------------------------------------------------------ batches drawn ahead
 

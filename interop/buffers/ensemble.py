@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop import randomness
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
@@ -27,8 +26,9 @@ from interop.buffers.routing import changes, widths
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import Turn, turns
 from interop.buffers.unwritable import Unwritable
-from interop.index import as_int
-from interop.members import is_all, named, of_kind, routed
+from interop.data import randomness
+from interop.data.index import as_int
+from interop.data.members import is_all, named, of_kind, routed
 from interop.samplers import ConsumingSampler, Sampler, SamplerEnsemble
 from interop.samplers.sampler import samples_by_key
 from interop.storages import StorageEnsemble

@@ -6,16 +6,16 @@ import numpy as np
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop import bridge
-from interop.pytrees import each_leaf
+from interop.data import bridge
+from interop.data.pytrees import each_leaf
+from interop.host.device_rows import JaxRows
+from interop.host.rows import TorchRows
 from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.assembly import Assemblies
 from interop.samplers.drawing import names_slots
 from interop.samplers.epoch import Drawn, Epoch
 from interop.samplers.sampler import draw_by
 from interop.storages import Storage, TensorStorage
-from interop.storages.jax_rows import JaxRows
-from interop.storages.rows import TorchRows
 
 _READ = TensorStorage.get
 _NO_RUNS = (None, 1)

@@ -9,15 +9,15 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from interop import bridge
 from interop.buffers import collate
 from interop.buffers.fused import Fused, caught_up, reserved
 from interop.buffers.places import owned
-from interop.codec import Branch, Layout, unchecked
-from interop.index import as_tensor
+from interop.data import bridge
+from interop.data.index import as_tensor
+from interop.data.layout import Branch, Layout, unchecked
+from interop.host.rows import TorchRows
 from interop.samplers.epoch import Drawn
 from interop.storages import TensorStorage
-from interop.storages.rows import TorchRows
 from interop.transforms.order import Order
 
 

@@ -12,15 +12,15 @@ from interop.buffers.checkpoints import Saveable
 from interop.buffers.fused import Fused
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.turn import Turn
-from interop.class_names import class_of
-from interop.numbers import whole
-from interop.processes import starting_a_worker
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
 from interop.sample_units import SampleUnit, expanding
 from interop.samplers import ConsumingSampler, PrioritizedSampler, RandomSampler, Sampler
 from interop.samplers.consuming import consuming
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.shared.processes import starting_a_worker
+from interop.shared.thread_lock import Lock, renew_in_children
 from interop.storages import ListStorage, Storage, StorageEnsemble
-from interop.storages.lock import Lock, renew_in_children
 from interop.transforms.chain import Compose, as_chain
 from interop.writers import RoundRobinWriter, Writer
 

@@ -10,10 +10,10 @@ from typing import Any
 from interop.buffers.ahead import Ahead, restored_jobs
 from interop.buffers.fused import epoch_of
 from interop.checkpoint.rule import EXACT, Rule
-from interop.processes import starting_a_worker
 from interop.samplers import Sampler
 from interop.samplers.epoch import Epoch
-from interop.storages.lock import renew_in_children
+from interop.shared.processes import starting_a_worker
+from interop.shared.thread_lock import renew_in_children
 
 _NOTHING = nullcontext()
 

@@ -12,7 +12,6 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from interop import randomness
 from interop.buffers import collate
 from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
@@ -21,10 +20,11 @@ from interop.buffers.places import as_key, is_all, owned, unwrapped
 from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
 from interop.buffers.writable import Writable
+from interop.data import randomness
+from interop.data.index import as_int
+from interop.data.numbers import whole
+from interop.data.pytrees import each_leaf, swapped
 from interop.doors.to_fbuf import to_fbuf
-from interop.index import as_int
-from interop.numbers import whole
-from interop.pytrees import each_leaf, swapped
 from interop.sample_units import expanded
 from interop.samplers.epoch import Drawn
 from interop.storages import StorageEnsemble, TensorStorage

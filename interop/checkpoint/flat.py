@@ -12,7 +12,7 @@ from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Plan, Ring, as_array, as_tensor, restoring_data, saved_ring
-from interop.codec import Layout
+from interop.data.layout import Layout
 from interop.storages import LazyFrameStorage, TensorStorage
 from interop.ted import Flat2TED, TED2Flat
 from interop.ted.entries import Entries, Names, Path

@@ -22,8 +22,8 @@ from interop.checkpoint.nested import NestedStorageCheckpointer
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.checkpoint.torch_names import NAMES
-from interop.codec import Layout
-from interop.keys import as_path
+from interop.data.keys import as_path
+from interop.data.layout import Layout
 from interop.ted import H5Combine, H5Split, Nested2TED, TED2Nested
 from interop.ted.entries import Names, shown
 from interop.ted.flat import parted

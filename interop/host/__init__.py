@@ -1,1 +1,1 @@
-"""The replay engine of the torch side: state in plain arrays, and functions on it."""
+"""The host engine: rows in memory and files, where the ring stands, what samplers know. State and plain functions."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import fbuf
-from interop import bridge, compiled
+from interop.data import bridge
+from interop.host import compiled
 from interop.host.priorities import Priorities, PriorityValues, nothing_to_draw, state_of
-from interop.interrupts import uninterrupted
+from interop.shared.interrupts import uninterrupted
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 

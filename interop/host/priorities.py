@@ -13,7 +13,8 @@ from torch import Tensor
 
 import fbuf
 from fbuf.priority_tree import PriorityTree
-from interop import bridge, compiled
+from interop.data import bridge
+from interop.host import compiled
 
 Arrays = tuple[Any, ...]  # of JAX
 _NOTHING = contextlib.nullcontext()

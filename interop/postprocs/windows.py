@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.postprocs import returns
 
 Path = tuple[Any, ...]

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import Fields
-from interop import randomness
 from interop.checkpoint.stateful import Entries, permutation
+from interop.data import randomness
 from interop.samplers.epoch_states import NONE, check_undone, standing_of, standing_saved, taken_of, taken_saved
 from interop.samplers.epoch_states import Standing as _Standing  # the name that pickles may have
 from interop.samplers.epoch_states import Taken as _Taken
-from interop.storages.lock import Lock, renew_in_children
+from interop.shared.thread_lock import Lock, renew_in_children
 
 _NOT_KEPT = ("_last", "life", "_unclaimed")
 

@@ -12,20 +12,20 @@ from torch import Tensor
 
 import fbuf
 from fbuf import priority_tree
-from interop import bridge
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
+from interop.data import bridge
+from interop.data.numbers import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
-from interop.interrupts import uninterrupted
-from interop.numbers import not_negative, whole
-from interop.processes import may_use_jax, starting_a_worker
 from interop.samplers import priority_states
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.shares import Share
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
+from interop.shared.interrupts import uninterrupted
+from interop.shared.processes import may_use_jax, starting_a_worker
+from interop.shared.thread_lock import Lock
 from interop.storages import Storage
-from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}

@@ -7,10 +7,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from interop import randomness
 from interop.checkpoint.stateful import Stateful, defined_outside
-from interop.class_names import class_of
-from interop.index import as_tensor
+from interop.data import randomness
+from interop.data.class_names import class_of
+from interop.data.index import as_tensor
 from interop.samplers.shares import Share
 from interop.storages import Storage
 

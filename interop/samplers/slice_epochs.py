@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch
-from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
+from interop.data import randomness
 from interop.samplers.shares import Share
 from interop.samplers.slices import SliceSampler
 from interop.samplers.telling import Slices

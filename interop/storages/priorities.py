@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.host.priorities import PriorityValues
-from interop.storages.folder import Owner
-from interop.storages.journal import Journal
-from interop.storages.undo import Memory, Undo, settle
+from interop.shared.folder import Owner
+from interop.shared.journal import Journal
+from interop.shared.undo import Memory, Undo, settle
 
 _HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # cells of what is known of the highest; the last is how many
 _CELLS = 2 * _TOP  # of the storage since it was emptied, and of before: it may have to be put back

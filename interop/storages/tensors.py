@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
-from interop.codec import Layout, LeafSpec, stack_items
-from interop.codec import Path as KeyPath
-from interop.index import as_int, indexed, reach, resolved, whole_rows
-from interop.interrupts import uninterrupted
-from interop.keys import entries_below
-from interop.numbers import whole
-from interop.packed import PackedValues
-from interop.shared_int import counter
+from interop.data.index import as_int, indexed, reach, resolved, whole_rows
+from interop.data.keys import entries_below
+from interop.data.layout import Layout, LeafSpec, stack_items
+from interop.data.layout import Path as KeyPath
+from interop.data.numbers import whole
+from interop.data.packed import PackedValues
+from interop.host.rows import Rows, TorchRows
+from interop.shared.interrupts import uninterrupted
+from interop.shared.shared_int import counter
 from interop.specs.spec import TensorSpec
 from interop.storages import guarded, planning
 from interop.storages.reading import Readable
-from interop.storages.rows import Rows, TorchRows
 from interop.storages.storage import Storage
 
 

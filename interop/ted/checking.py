@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.ted.comparing import first_apart, first_set
 from interop.ted.entries import REWARD_KEYS, Leaves, Names, Path, shown
 from interop.ted.row_values import flags

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 
 Path = tuple[str, ...]
 Leaves = Mapping[Path, Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.ted.entries import REWARD_KEYS, Leaves, Names, Path, leaves_of, shown
 from interop.ted.flattening import Flattened, Rebuilt
 from interop.ted.gathered import gathered

@@ -9,9 +9,9 @@ import torch
 from jax import Array
 
 from fbuf import ted
-from interop import bridge
-from interop.compiled import _OPTIONS
-from interop.processes import may_use_jax
+from interop.data import bridge
+from interop.host.compiled import _OPTIONS
+from interop.shared.processes import may_use_jax
 
 _BLOCK = 1 << 16  # rows
 _CPU = torch.device("cpu")

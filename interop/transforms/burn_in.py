@@ -8,10 +8,10 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 
-from interop.keys import as_path
-from interop.numbers import whole
+from interop.data.keys import as_path
+from interop.data.numbers import whole
+from interop.transforms.entries import expect_tensor, expect_tensordict
 from interop.transforms.order import refuse_several
-from interop.transforms.setting import expect_tensor, expect_tensordict
 from interop.transforms.transform import Transform, as_keys
 
 

@@ -5,11 +5,12 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.numbers import whole
+from interop.data.keys import known_keys
+from interop.data.numbers import whole
+from interop.transforms.entries import expect_tensordict
+from interop.transforms.gather import device_of, picked_items
 from interop.transforms.order import refuse_several
-from interop.transforms.picking import device_of, picked_items
-from interop.transforms.setting import expect_tensordict
-from interop.transforms.transform import Transform, as_keys, known_keys
+from interop.transforms.transform import Transform, as_keys
 
 
 class RandomCropTensorDict(Transform):

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from fbuf import checks
-from interop.codec import unchecked
+from interop.data.layout import unchecked
 from interop.postprocs import returns
 from interop.postprocs.multi_step import rollout
 from interop.postprocs.windows import Arrival, Entries, Frames, Keys, Path, joined, leaves, refuse_unfit, transitions

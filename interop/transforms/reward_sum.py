@@ -9,8 +9,8 @@ from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from interop.transforms.entries import expect_tensor, expect_tensordict, missing, put
 from interop.transforms.order import current
-from interop.transforms.setting import expect_tensor, expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys
 
 
@@ -93,7 +93,9 @@ class RewardSum(Transform):
     def _done(self, data: TensorDictBase, number: int, key: NestedKey) -> Tensor | None:
         if self.done_keys is not None:
             found = data.get(self.done_keys[number], None)
-            return self._refuse_missing(self.done_keys[number], data) if found is None else found
+            if found is None:
+                raise missing("RewardSum", self.done_keys[number], data)
+            return found
         path = (key,) if isinstance(key, str) else key
         outside = path[1:-1] if path[0] == "next" else path[:-1]
         places = [outside[:depth] for depth in range(len(outside), -1, -1)]

@@ -25,9 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter, packed
+from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter
+from interop.data import packed
 from interop.samplers.validation import flat_slots
-from interop.storages import journal
+from interop.shared import journal
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
 STARTS = ("new", "half full", "wrapped")

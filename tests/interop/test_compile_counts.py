@@ -19,8 +19,8 @@ from interop import (
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    compiled,
 )
+from interop.host import compiled
 from tests.interop.bits import on_each_device
 
 FUNCTIONS = {name: held for name, held in vars(compiled).items() if hasattr(held, "_cache_size")}

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, compiled
-from interop.storages.jax_rows import JaxRows
+from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
+from interop.host import compiled
+from interop.host.device_rows import JaxRows
 
 TIMES, SLOTS = 300, 64
 

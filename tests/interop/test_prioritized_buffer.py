@@ -16,8 +16,8 @@ from interop import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
-    compiled,
 )
+from interop.host import compiled
 from tests.interop.rows import ALL_STORAGES, KINDS, STORAGES, check_same, flat_td, plain_tensor, state_of
 
 

@@ -17,8 +17,8 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     Sampler,
-    bridge,
 )
+from interop.data import bridge
 from interop.host.priorities import HostPriorities
 from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor
 

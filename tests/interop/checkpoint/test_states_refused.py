@@ -25,10 +25,10 @@ from interop import (
     StalenessAwareSampler,
     TensorDictMaxValueWriter,
     WriterEnsemble,
-    randomness,
 )
 from interop.buffers.fused import reserved
 from interop.checkpoint.rule import Rule
+from interop.data import randomness
 from tests.interop.checkpoint.resuming import go_on, joined
 from tests.interop.checkpoint.saved_trees import damaged, put_into, through_json
 from tests.interop.pair_history import SAMPLERS, Cell

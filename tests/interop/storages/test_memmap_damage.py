@@ -14,9 +14,9 @@ import torch
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop import LazyMemmapStorage, ReplayBuffer
+from interop.shared.journal import Journal
+from interop.shared.undo import Undo
 from interop.storages import priorities
-from interop.storages.journal import Journal
-from interop.storages.undo import Undo
 
 CAPACITY = 6
 KNOWN = {*range(8), *range(50, 60)}  # all rows that are ever written here
