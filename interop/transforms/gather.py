@@ -1,4 +1,4 @@
-"""Copies of items at flat places, in as few passes over memory as there can be."""
+"""Rows of tensors and tensordicts gathered at places, in as few passes over memory as possible."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ def put_rows(rows: Tensor, places: Tensor, values: Tensor) -> None:
 
 
 def _selectable(tensor: Tensor) -> Tensor:
-    """The same bits as something that rows are copied of."""
+    """The same bits as a dtype that torch can index."""
     bits = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(tensor.dtype)
     if bits is None and tensor.is_floating_point() and tensor.element_size() == 1:
         bits = torch.uint8
@@ -41,13 +41,13 @@ def _selectable(tensor: Tensor) -> Tensor:
 def picked_items(data: Any, places: Tensor) -> Any:
     """The items of a tensordict of batch size [..., n] at flat places [..., m], as a new one of that batch size.
 
-    ValueError for stacked tensordicts that have not the same entries, each of one shape.
+    ValueError for stacked tensordicts of different entries, or entries of different shapes.
     """
     return _picked_from(data, places, places.reshape(-1), data.batch_dims)
 
 
 def device_of(data: Any) -> torch.device:
-    """Where the tensors of a tensordict are; the CPU where there are none. ValueError as for `picked_items`."""
+    """The device of the tensors of a tensordict; the CPU without any. ValueError as for `picked_items`."""
     if data.device is not None:
         return data.device
     for key in _keys_of_all(data):
@@ -86,15 +86,15 @@ def _keys_of_all(data: TensorDictBase) -> list[str]:
     keys = list(data.keys())
     if isinstance(data, LazyStackedTensorDict):
         for each in data.tensordicts:
-            if strange := set(_keys_of_all(each)) - set(keys):
+            if others := set(_keys_of_all(each)) - set(keys):
                 raise ValueError(
-                    f"only some of the stacked tensordicts have {sorted(strange)}: give all the same entries"
+                    f"only some of the stacked tensordicts have {sorted(others)}: give all the same entries"
                 )
     return keys
 
 
 def _entry(data: TensorDictBase, key: str) -> Any:
     try:
-        return data._get_str(key, None)  # what is no tensor as the stack that it is, not as a list
+        return data._get_str(key, None)  # a stack of non-tensors as a stack, not as a list
     except RuntimeError as error:
         raise ValueError(f"{key!r} is not of one shape in all stacked tensordicts: pad it, or leave it out") from error

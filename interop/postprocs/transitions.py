@@ -1,12 +1,12 @@
-"""Frames of a stream as transitions of up to n steps: what each earns on the way, and where it arrives."""
+"""Frames of a stream as transitions of up to n steps: the returns on the way, and the entries where they arrive."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
-from torch import Tensor
+from torch import Tensor, nn
 
 from interop.data.keys import as_path
 from interop.postprocs import returns
@@ -17,7 +17,7 @@ Entries = dict[Path, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Where frames have what; all but the mask under "next"."""
+    """Where frames have rewards, ends and a mask; all but the mask under "next"."""
 
     rewards: tuple[Path, ...]
     done: Path
@@ -25,13 +25,17 @@ class Keys:
     mask: Path
 
     @classmethod
-    def of(cls, rewards: Any, done: Any, dones: Any, mask: Any, last_flags: bool = False) -> "Keys":
-        """From keys as users give them: one, or a list of them. ValueError without any reward."""
-        found = tuple(map(as_path, [rewards] if isinstance(rewards, str) else rewards))
-        if not found:
+    def of(cls, module: Any) -> "Keys":
+        """The keys of a module, each a key or a list of keys. ValueError without any reward."""
+        rewards, dones = (
+            [as_path(key) for key in ([keys] if isinstance(keys, str) else keys)]
+            for keys in (module.reward_keys, module.done_keys)
+        )
+        if not rewards:
             raise ValueError("at least one key of a reward is needed")
-        flags = {as_path(done), *map(as_path, [dones] if isinstance(dones, str) else dones)}
-        return cls(found, as_path(done), frozenset(() if last_flags else flags), as_path(mask))
+        done = as_path(module.done_key)
+        untouched = frozenset(() if module.last_flags else (done, *dones))
+        return cls(tuple(rewards), done, untouched, as_path(module.mask_key))
 
     def original(self, reward: Path) -> Path:
         """Where the reward of one step goes."""
@@ -46,15 +50,15 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True)
 class Frames:
-    """Frames in a row: entries [*batch, time, ...]. They are not changed."""
+    """Consecutive frames: entries [*batch, time, ...]. They are not changed in place."""
 
     entries: Entries
     batch: torch.Size
-    nested: dict[Path, torch.Size] = dataclasses.field(default_factory=dict)  # batch dims that inner ones have more
+    nested: dict[Path, torch.Size] = dataclasses.field(default_factory=dict)  # further batch dims of inner tensordicts
 
     @property
     def time(self) -> int:
-        """Which dim is time."""
+        """The dim of time."""
         return len(self.batch) - 1
 
     @property
@@ -64,18 +68,20 @@ class Frames:
     def __getitem__(self, rows: slice) -> "Frames":
         """Views of some of them."""
         start, stop, _ = rows.indices(self.count)
-        cut = {path: leaf.narrow(self.time, start, stop - start) for path, leaf in self.entries.items()}
-        return Frames(cut, torch.Size([*self.batch[:-1], stop - start]), self.nested)
+        return self.mapped(lambda leaf: leaf.narrow(self.time, start, stop - start), stop - start)
+
+    def mapped(self, function: Any, count: int | None = None) -> "Frames":
+        """The result of a function for each entry, of so many frames."""
+        batch = self.batch if count is None else torch.Size([*self.batch[:-1], count])
+        return Frames({path: function(leaf) for path, leaf in self.entries.items()}, batch, self.nested)
 
     def only(self, paths: Any) -> "Frames":
-        """Some of the entries; those that are not there are left out."""
-        some = {path: self.entries[path] for path in paths if path in self.entries}
-        return dataclasses.replace(self, entries=some)
+        """Those of some entries that there are."""
+        return dataclasses.replace(self, entries={path: self.entries[path] for path in paths if path in self.entries})
 
     def copied(self) -> "Frames":
-        """In memory of their own."""
-        entries = {path: leaf.clone(memory_format=torch.contiguous_format) for path, leaf in self.entries.items()}
-        return dataclasses.replace(self, entries=entries)
+        """The same in new memory."""
+        return self.mapped(lambda leaf: leaf.clone(memory_format=torch.contiguous_format))
 
 
 def joined(parts: Sequence[Frames]) -> Frames:
@@ -88,8 +94,17 @@ def joined(parts: Sequence[Frames]) -> Frames:
     return Frames(entries, torch.Size([*parts[0].batch[:-1], sum(part.count for part in parts)]), parts[-1].nested)
 
 
+def rollout(module: nn.Module, data: Any) -> TensorDictBase:
+    """The data. TypeError for no tensordict, ValueError for one without a dim of time."""
+    if not is_tensor_collection(data):
+        raise TypeError(f"{type(module).__name__} takes a tensordict, got {type(data).__name__}")
+    if not data.ndim:
+        raise ValueError(f"{type(module).__name__} takes a tensordict whose last dim is time, got one without any dim")
+    return data
+
+
 def leaves(data: TensorDictBase, where: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The entries of a tensordict at every depth; what is neither a tensor nor holds any is one."""
+    """The entries of a tensordict at every depth."""
     for key, value in data.items():
         if is_tensor_collection(value) and not is_non_tensor(value):
             yield from leaves(value, (*where, key))
@@ -97,56 +112,38 @@ def leaves(data: TensorDictBase, where: Path = ()) -> Iterator[tuple[Path, Any]]
             yield (*where, key), value
 
 
-class Transitions(NamedTuple):
-    """How many steps frames are taken together with those that follow, and what this earns."""
+def transitions(frames: Frames, keys: Keys, gamma: float, n: int, count: int) -> tuple[Entries, Tensor]:
+    """The entries that the first `count` transitions add to their frames, and the steps of each, [*batch, time, *agents].
 
-    steps: Tensor  # [*batch, time, *agents] int64
-    gamma: Tensor  # as large, float32: the discount to the power of steps
-    goes_on: Tensor  # as large, bool: more than one step, of a frame that is none of padding
-    rewards: Entries  # returns, and the rewards of one step
-    shape: torch.Size  # of what is written of steps: with the trailing 1 of flags [*batch, time, *agents, 1]
-    time: int  # which dim is time
-
-    def entries(self, count: int) -> Entries:
-        """What the first of them add to their frames, but for where they arrive."""
-        shape = torch.Size([*self.shape[: self.time], count, *self.shape[self.time + 1 :]])
-        steps = {"steps_to_next_obs": self.steps, "gamma": self.gamma, "nonterminal": self.goes_on}
-        return {
-            **{path: leaf.narrow(self.time, 0, count) for path, leaf in self.rewards.items()},
-            **{(name,): leaf.narrow(self.time, 0, count).reshape(shape) for name, leaf in steps.items()},
-        }
-
-
-def transitions(frames: Frames, keys: Keys, gamma: float, n: int) -> Transitions:
-    """The transitions that begin with these frames; the last of them is an end.
-
-    KeyError for a missing entry; RuntimeError for rewards or a mask whose shape does not fit the flags.
+    The last frame is an end. KeyError for a missing entry; RuntimeError for rewards or a mask whose shape does not fit the
+    flags.
     """
     batch, time = frames.batch, frames.time
     done = returns.flags(_entry(frames, ("next", *keys.done)))
     shape, agents = _of_flags(done, batch, keys)
     each = torch.Size([*batch, *agents])
-    ends, there = done.reshape(each), None
+    ends, mask = done.reshape(each), None
     if keys.mask in frames.entries and batch[-1]:
-        there = _of_mask(frames.entries[keys.mask], batch, keys)
-        there = there.reshape(*batch, *(1 for _ in agents)).expand(each)
-        changes = there.diff(dim=time)  # padding is a trajectory of its own
+        mask = _of_mask(frames.entries[keys.mask], batch, keys)
+        mask = mask.reshape(*batch, *(1 for _ in agents)).expand(each)
+        changes = mask.diff(dim=time)  # padding is a trajectory of its own
         ends = torch.cat([ends.narrow(time, 0, changes.shape[time]) | changes, ends.narrow(time, -1, 1)], time)
     last = len(each) - 1
     ends = ends.movedim(time, last)
-    found, steps, power = {}, ends, ends
+    found, steps, power = Entries(), ends, ends
     for key in keys.rewards:
         reward = _entry(frames, ("next", *key))
         if reward.shape[: len(each)] != each:
             _refuse(("next", *key), reward, each)
         many = reward.flatten(len(each)) if reward.ndim > len(each) else reward[..., None]
-        many = many.movedim(time, last).movedim(-1, 0)
-        made, steps, power = returns.n_step(many, ends, gamma, n)
+        made, steps, power = returns.n_step(many.movedim(time, last).movedim(-1, 0), ends, gamma, n)
         found["next", *key] = made.movedim(0, -1).movedim(last, time).reshape(reward.shape)
         found[keys.original(key)] = reward
-    steps, power = steps.movedim(last, time), power.movedim(last, time)
-    goes_on = steps > 1 if there is None else (steps > 1) & there
-    return Transitions(steps, power, goes_on, found, shape, time)
+    steps = steps.movedim(last, time)
+    goes_on = steps > 1 if mask is None else (steps > 1) & mask
+    about = {"steps_to_next_obs": steps, "gamma": power.movedim(last, time), "nonterminal": goes_on}
+    found.update({(name,): leaf.reshape(shape) for name, leaf in about.items()})
+    return {path: leaf.narrow(time, 0, count) for path, leaf in found.items()}, steps.narrow(time, 0, count)
 
 
 def refuse_unfit(frames: Frames, keys: Keys) -> None:
@@ -155,63 +152,61 @@ def refuse_unfit(frames: Frames, keys: Keys) -> None:
     each = torch.Size([*frames.batch, *_of_flags(done, frames.batch, keys)[1]])
     if keys.mask in frames.entries:
         _of_mask(frames.entries[keys.mask], frames.batch, keys)
-    for path in [("next", *key) for key in keys.rewards]:
-        returns.refuse_dtype(_entry(frames, path))
+    for key in keys.rewards:
+        returns.refuse_dtype(_entry(frames, ("next", *key)))
     for path, leaf in frames.entries.items():
         if path[0] == "next" and path[1:] not in keys.untouched and leaf.shape[: len(each)] != each:
             _refuse(path, leaf, each)
 
 
 class Arrival:
-    """Where the first transitions of frames arrive; the frames come in two parts, those held and new ones.
+    """Where the first transitions of frames arrive. The frames come in two parts, of which the first is short.
 
     Args:
         steps: of these transitions, [*batch, count, *agents].
         time: the dim of time.
-        held, new: frames of each part.
+        first, second: frames of each part.
         n: the most steps.
     """
 
-    def __init__(self, steps: Tensor, time: int, held: int, new: int, n: int) -> None:
-        self._time = time
-        self._agents = steps.shape[time + 1 :]
-        ones, device = [1] * len(self._agents), steps.device
+    def __init__(self, steps: Tensor, time: int, first: int, second: int, n: int) -> None:
+        self._time, self._agents, device = time, steps.shape[time + 1 :], steps.device
+        ones = [1] * len(self._agents)
         rows = steps + torch.arange(-1, steps.shape[time] - 1, device=device).view(-1, *ones)  # of the last step
-        lanes = torch.arange(steps.shape[:time].numel(), device=device).view(*steps.shape[:time], 1, *ones)
-        self._early = min(held, steps.shape[time])  # transitions that may arrive at a held frame
-        self._beyond = min(new, max(self._early + n - 1 - held, 0))  # new frames at which these may arrive
-        self._first = self._places(lanes, rows.narrow(time, 0, self._early), held + self._beyond)
-        self._all = None
-        if self._early < steps.shape[time]:
-            self._all = self._places(lanes, (rows - held).clamp_(min=0) if held else rows, new)
+        self._lanes = torch.arange(steps.shape[:time].numel(), device=device).view(*steps.shape[:time], 1, *ones)
+        self._early = min(first, steps.shape[time])  # transitions that may arrive in the first part
+        self._beyond = min(second, max(self._early + n - 1 - first, 0))  # frames of the second that these may reach
+        self._of_early = self._places(rows.narrow(time, 0, self._early), first + self._beyond)
+        late = self._early < steps.shape[time]
+        self._of_all = self._places((rows - first).clamp_(min=0) if first else rows, second) if late else None
 
-    def _places(self, lanes: Tensor, rows: Tensor, length: int) -> Tensor:
+    def _places(self, rows: Tensor, length: int) -> Tensor:
         """Rows of each lane and agent as places in entries with all these dims folded into one."""
-        places = lanes * length + rows
+        places, count = self._lanes * length + rows, self._agents.numel()
         if not self._agents:
             return places
-        count = self._agents.numel()
         return places * count + torch.arange(count, device=rows.device).view(self._agents)
 
-    def of(self, path: Path, held: Tensor | None, new: Tensor) -> Tensor:
+    def of(self, path: Path, first: Tensor | None, second: Tensor) -> Tensor:
         """The entry where each transition arrives. RuntimeError where it has no value for each agent."""
-        behind = new.shape[self._time + 1 :]
+        behind = second.shape[self._time + 1 :]
         if behind[: len(self._agents)] != self._agents:
-            _refuse(path, new, torch.Size([*new.shape[: self._time + 1], *self._agents]))
-        if held is None or not self._early:
-            assert self._all is not None
-            return _taken(new, self._all)
-        first = _taken(torch.cat([held, new.narrow(self._time, 0, self._beyond)], self._time), self._first)
-        if self._all is None:
-            return first
-        found = _taken(new, self._all)
-        found.narrow(self._time, 0, self._early).copy_(first)
+            _refuse(path, second, torch.Size([*second.shape[: self._time + 1], *self._agents]))
+        found = None if self._of_all is None else _taken(second, self._of_all)
+        if first is None or not self._early:
+            assert found is not None
+            return found
+        early = torch.cat([first, second.narrow(self._time, 0, self._beyond)], self._time)
+        taken = _taken(early, self._of_early)
+        if found is None:
+            return taken
+        found.narrow(self._time, 0, self._early).copy_(taken)
         return found
 
     def index(self) -> tuple[Tensor, ...]:
         """The same as an index, for frames in one part without agents."""
-        assert self._all is not None
-        return torch.unravel_index(self._all, self._all.shape)
+        assert self._of_all is not None
+        return torch.unravel_index(self._of_all, self._of_all.shape)
 
 
 def _taken(leaf: Tensor, places: Tensor) -> Tensor:
@@ -234,7 +229,7 @@ def _entry(frames: Frames, path: Path) -> Tensor:
 
 
 def _of_flags(done: Tensor, batch: torch.Size, keys: Keys) -> tuple[torch.Size, torch.Size]:
-    """The shape of what is written of steps, and the dims of agents."""
+    """The shape of the entries about steps, and the dims of agents."""
     if done.shape in (batch, torch.Size([*batch, 1])):
         return batch, torch.Size([])
     if done.shape[: len(batch)] != batch:
