@@ -23,10 +23,9 @@ from interop.checkpoint.checkpointers import (
     StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
-from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
-from interop.checkpoint.nested import NestedStorageCheckpointer
+from interop.checkpoint.ted_formats import FlatStorageCheckpointer, NestedStorageCheckpointer
 from interop.data.bridge import to_jax, to_torch
 from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf

@@ -189,6 +189,11 @@ class TensorStorage(Readable):
         return torch.Size([self._filled_rows, *self._lanes]) if self._rows is not None else None
 
     @property
+    def item_layout(self) -> Layout | None:
+        """The layout of the items in memory; None before the first write."""
+        return self._layout
+
+    @property
     def fixed_layout(self) -> Layout | None:
         """The layout that new items must have; None where the next write fixes it."""
         fixed = self._length.value or self._keeps_layout or not self.may_renew()
