@@ -25,7 +25,7 @@ from interop.doors.items import item_of, items_of
 from interop.doors.programs import programs
 from interop.doors.slots import number_of, priorities_of, slots_of
 from interop.host import compiled
-from interop.samplers.given import one_for_each
+from interop.samplers.validation import one_for_each
 
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
 

@@ -2,13 +2,12 @@
 
 Called inside `bridge.exact()`, or with 32-bit values only. Batches whose length varies come padded to a power of two by
 repeating their last entry, so that no length of batch costs a trace of its own: equal entries at equal places are well
-defined. Programs that take over the state of a sampler are for `Lent`.
+defined.
 """
 
 import dataclasses
 import functools
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,21 +34,6 @@ if platform.machine() in ("x86_64", "AMD64"):
     _OPTIONS["xla_cpu_max_isa"] = "AVX2"
 
 
-def _taking_over(function: Callable[..., Any]) -> Any:
-    """For a function of a rule, a state and more that returns a state, and maybe more: a program for `Lent.to`.
-
-    The state that it is given is donated.
-    """
-
-    @functools.wraps(function)
-    def leaves_first(rule: Any, state: Any, *given: Any) -> tuple[Any, ...]:
-        found = function(rule, state, *given)
-        new, *more = found if isinstance(found, tuple) else (found,)
-        return tuple(jax.tree.leaves(new)), *more
-
-    return jax.jit(leaves_first, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
-
-
 def padded(values: np.ndarray, least: int = 1) -> np.ndarray:
     """The entries of a 1-d array, and the last one again up to the next power of two; in memory of their own.
 
@@ -61,57 +45,25 @@ def padded(values: np.ndarray, least: int = 1) -> np.ndarray:
     return out
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1))
-def init(rule: Any, capacity: int) -> Any:
-    """Fresh state of a sampler."""
-    return rule.init(capacity)
+# ---------------------------------------------------------------------- priorities on the host: see `HostPriorities`
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1))
-def init_excluding(rule: Any, capacity: int) -> Any:
-    """Fresh state of a sampler that can be told what not to draw."""
-    return rule.init_excluding(capacity)
+def words_of(given: np.ndarray, slots: np.ndarray, alpha: float, beta: float, key: np.ndarray, size: int) -> np.ndarray:
+    """Numbers for `assign_and_draw` in one array of int32: each argument of a call takes a microsecond or two.
 
-
-@_taking_over
-def exclude(rule: Any, state: Any, slots: Array, allowed: Array) -> Any:
-    """The sampler's state after items at slots were allowed to be drawn, or not."""
-    return rule.exclude(state, slots, allowed)
-
-
-@_taking_over
-def written(rule: Any, state: Any, slots: Array) -> Any:
-    """The sampler's state after new items came into slots."""
-    return rule.written(state, slots.astype(jnp.int32))
-
-
-def _assign(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
-    """The sampler's state after items, new or not, were given priorities; new items shall get `highest` from now on."""
-    return dataclasses.replace(rule.written(state, slots, priorities), highest=highest)
-
-
-assign = _taking_over(_assign)
-
-
-class Words:
-    """Numbers for a program on the CPU in one array: each argument of a call takes a microsecond or two.
-
-    Priorities, beta and the highest priority; then the slots that get the priorities, the two words of a random key, and
-    the number of items. What a program was given must not be written any more.
+    Priorities, alpha and beta; then the slots of the priorities, the two words of a random key, and the number of items.
+    Priorities and slots are padded as by `padded`, to 64 at least: as many cost little more than one.
     """
-
-    def __init__(self, count: int, dtype: str) -> None:
-        """For so many slots."""
-        floats = (count + 2) * _WIDTHS[dtype]
-        self.count, self._all = count, np.empty(floats + count + 3, np.int32)
-        self.values, self.slots = self._all[:floats].view(dtype), self._all[floats:]  # and what comes behind them
-
-    def closed(self, beta: Any, highest: Any, key: np.ndarray, size: int) -> np.ndarray:
-        """The array, with what comes behind priorities and slots."""
-        count, floats, whole = self.count, self.values, self.slots
-        floats[count], floats[count + 1] = beta, highest
-        whole[count : count + 2], whole[count + 2] = key.view(np.int32), size
-        return self._all
+    held, width = slots.size, _WIDTHS[given.dtype.name]
+    count = max(1 << (held - 1).bit_length(), 64) if held else 0
+    words = np.empty((count + 2) * width + count + 3, np.int32)
+    floats, whole = words[: (count + 2) * width].view(given.dtype), words[(count + 2) * width :]
+    floats[:held], whole[:held] = given, slots
+    if held < count:
+        floats[held:count], whole[held:count] = given[-1], slots[-1]
+    floats[count], floats[count + 1] = alpha, beta
+    whole[count : count + 2], whole[count + 2] = key.view(np.int32), size
+    return words
 
 
 def read_words(drawn: np.ndarray, batch_size: int, dtype: str) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -129,66 +81,88 @@ def shared_size(batch_size: int) -> int:
 
 
 def _opened(words: Array, dtype: str) -> tuple[Array, Array]:
-    """The floats and the whole numbers of `Words`."""
+    """The floats and the whole numbers of `words_of`."""
     width = _WIDTHS[dtype]
     floats = ((words.shape[0] - 2 * width - 3) // (width + 1) + 2) * width
     shape = (-1,) if width == 1 else (-1, width)
     return jax.lax.bitcast_convert_type(words[:floats].reshape(shape), dtype), words[floats:]
 
 
-@functools.cache
-def moving(structure: Any) -> tuple[bool, ...]:
-    """Which leaves of a prioritized state of this structure `assign_and_draw` changes."""
-    places = jax.tree.unflatten(structure, range(structure.num_leaves))
-    still = (places.alpha, places.highest_slot, places.refused)
-    return tuple(place not in still for place in range(structure.num_leaves))
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0)
+def tree_of(rule: Any, given: Array, alpha: Array) -> Leaves:
+    """The arrays of the tree over items of these priorities, -1 for those that are not to be drawn, [capacity]."""
+    tree = priority_tree.fill(rule.init(given.shape[0]).tree, _weights(rule, given, alpha))
+    return tree.leaves, tree.sums, tree.minima
 
 
-def _whole(structure: Any, moved: Leaves, still: Leaves) -> Any:
-    """The state of two halves of its leaves, each with None in the places of the other."""
-    return jax.tree.unflatten(structure, [b if a is None else a for a, b in zip(moved, still, strict=True)])
+def _weights(rule: Any, given: Array, alpha: Array) -> Array:
+    return jnp.where(given >= 0, rule.value(jnp.maximum(given, 0), alpha), 0)
 
 
-def _weighed(rule: Any, state: Any, batch_size: int, whole: Array, beta: Array) -> Array:
-    """Words: drawn slots as int64, their importance weights, and whether there was anything to draw."""
-    key = jax.lax.bitcast_convert_type(whole[-3:-1], jnp.uint32)
-    slots, weighed, _ = _draw(rule, state, key, batch_size, whole[-1], beta, [], ())
-    assert weighed is not None
-    slots = jnp.stack([slots, jnp.zeros_like(slots)], 1).reshape(-1)
-    weights = jax.lax.bitcast_convert_type(weighed[0], jnp.int32).reshape(-1)
-    return jnp.concatenate([slots, weights, weighed[1].astype(jnp.int32)[None]])
+def tree_with(arrays: Leaves, capacity: int) -> priority_tree.PriorityTree:
+    """The tree of these arrays; plain tuples cross into a program and back in less time."""
+    leaves, sums, minima = arrays
+    return priority_tree.PriorityTree(leaves, sums, minima, None, capacity)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 4), donate_argnums=2)
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2), donate_argnums=3)
 def assign_and_draw(
-    rule: Any, structure: Any, moved: Leaves, still: Leaves, batch_size: int, words: Array
-) -> tuple[Leaves, Array]:
-    """`assign` and then `draw_weighed`: one program takes less than two, and half as much where other work came between.
-
-    For `Lent.part_to`, and rules whose new items get the highest priority ever given.
-    """
+    rule: Any, capacity: int, batch_size: int, arrays: Leaves, words: Array
+) -> tuple[Leaves, Array | None]:
+    """The tree with other priorities at slots, of which equal ones have equal ones, and a draw of some: see `read_words`."""
     floats, whole = _opened(words, rule.dtype)
-    state = _assign(rule, _whole(structure, moved, still), whole[:-3], floats[:-2], floats[-1])
-    leaves = jax.tree.leaves(state)
-    new = tuple(leaf if moves else None for leaf, moves in zip(leaves, moving(structure), strict=True))
-    return new, _weighed(rule, state, batch_size, whole, floats[-2])
+    weights = _weights(rule, floats[:-2], floats[-2])
+    tree = priority_tree.update(tree_with(arrays, capacity), whole[:-3], weights, settled=True)
+    drawn = _drawn_words(rule, tree, batch_size, floats, whole) if batch_size else None
+    return (tree.leaves, tree.sums, tree.minima), drawn
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 4))
-def draw_weighed(rule: Any, structure: Any, moved: Leaves, still: Leaves, batch_size: int, words: Array) -> Array:
-    """What is drawn, as words: see `read_words`. The words that are given are of no slots."""
-    floats, whole = _opened(words, rule.dtype)
-    return _weighed(rule, _whole(structure, moved, still), batch_size, whole, floats[-2])
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2))
+def draw_words(rule: Any, capacity: int, batch_size: int, arrays: Leaves, words: Array) -> Array:
+    """What `assign_and_draw` draws, of a tree that stays as it is."""
+    return _drawn_words(rule, tree_with(arrays, capacity), batch_size, *_opened(words, rule.dtype))
 
 
-@_taking_over
+def _drawn_words(rule: Any, tree: Any, batch_size: int, floats: Array, whole: Array) -> Array:
+    key = jax.lax.bitcast_convert_type(whole[-3:-1], jnp.uint32)
+    drawn = rule.draw(tree, key, batch_size, whole[-1])
+    slots = jnp.stack([drawn.slots, jnp.zeros_like(drawn.slots)], 1).reshape(-1)
+    weights = jax.lax.bitcast_convert_type(fbuf.importance_weights(drawn, floats[-1]), jnp.int32).reshape(-1)
+    return jnp.concatenate([slots, weights, drawn.valid[:1].astype(jnp.int32)])
+
+
+# ---------------------------------------------------------------------- priorities on a device: see `DevicePriorities`
+
+
+@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=(0, 1, 2))
+def init(rule: Any, capacity: int, excluding: bool) -> Any:
+    """Fresh state of a sampler; with `excluding` one in which items may be excluded from draws."""
+    return rule.init_excluding(capacity) if excluding else rule.init(capacity)
+
+
+_replacing = functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+
+
+@_replacing
+def exclude(rule: Any, state: Any, slots: Array, allowed: Array) -> Any:
+    """The state after items at slots were allowed to be drawn, or not."""
+    return rule.exclude(state, slots, allowed)
+
+
+@_replacing
+def written(rule: Any, state: Any, slots: Array) -> Any:
+    """The state after new items came into slots."""
+    return rule.written(state, slots)
+
+
+@_replacing
 def update(rule: Any, state: Any, slots: Array, priorities: Array, highest: Array) -> Any:
-    """The sampler's state after items were given priorities; `highest` is the highest of all that the host knows."""
-    return _topped(rule, rule.update(state, slots.astype(jnp.int32), priorities), highest)
+    """The state after items were given priorities; `highest` is the highest of all that the host knows."""
+    return _topped(rule, rule.update(state, slots, priorities), highest)
 
 
-@_taking_over
-def update_whole(rule: Any, state: Any, slots: Array, priorities: Array, filled: Array) -> tuple[Any, Array]:
+@_replacing
+def update_async(rule: Any, state: Any, slots: Array, priorities: Array, filled: Array) -> tuple[Any, Array]:
     """`update`, and whether it took place: not where a slot is not below `filled`, or -1, or a priority cannot be kept."""
     priorities = priorities.astype(state.priorities.dtype)
     slots = slots.astype(filled.dtype)
@@ -210,13 +184,13 @@ def masses(tree: Any) -> Array:
     return jnp.stack([priority_tree.total(tree), priority_tree.minimum(tree)])
 
 
-@_taking_over
+@_replacing
 def reweight(rule: Any, state: Any, alpha: Array) -> Any:
-    """The sampler's state under another alpha."""
+    """The state under another alpha."""
     return rule.reweight(state, alpha)
 
 
-@functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=0, donate_argnums=1)
+@_replacing
 def refill(rule: Any, state: Any, priorities: Array, alpha: Array) -> Any:
     """The state of a fresh sampler with items of these priorities, -1 for none, [capacity]: the bits of a history."""
     state = dataclasses.replace(state, priorities=state.priorities.at[: state.tree.capacity].set(priorities))

@@ -12,8 +12,8 @@ from interop.checkpoint.stateful import Entries, integers, permutation
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
-from interop.samplers.given import flat_slots
 from interop.samplers.sampler import Sampler
+from interop.samplers.validation import flat_slots
 from interop.shared.processes import starting_a_worker
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
 from interop.writers import RoundRobinWriter, Writer

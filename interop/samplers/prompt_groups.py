@@ -17,9 +17,9 @@ from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.given import flat_slots
 from interop.samplers.groups import Group, Groups, Id
 from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
+from interop.samplers.validation import flat_slots
 from interop.shared.processes import starting_a_worker
 from interop.storages import Storage, columns
 from interop.storages.following import edited

@@ -283,7 +283,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         path = Path(self.scratch_dir) / STATE
         return Memory(path.stat().st_size, path)
 
-    def _keeps_priorities(self) -> Any:
+    def kept_priorities(self) -> Any:
         if self._owner is None:
             return self._priorities  # of a storage that is only read, if any
         if not self._owner.is_here:

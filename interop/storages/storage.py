@@ -195,7 +195,7 @@ class Storage(Component):
         """The same, and a part of the step that it is in."""
         return _NOT_GUARDED if self._journal is None else self._journal.part()
 
-    def _keeps_priorities(self) -> Any:
+    def kept_priorities(self) -> Any:
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
         process."""
         return None

@@ -1,17 +1,13 @@
-"""Slots and priorities as users give them, as NumPy arrays that were looked at; and where they wait."""
+"""Validation of slots and priorities that users pass: NumPy arrays, or an error before anything changes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from interop.host import compiled
 from interop.storages import Storage
 
-_AT_ONCE = 1 << 22  # priorities in one update; positions up to 2^24 are exact in single precision
-_LEAST = 64  # as many cost little more than one, and fewer lengths fewer programs
 _largest = np.maximum.reduce
 _NEGATIVE = np.uint64(2**63)  # seen as such a number, a negative one is larger than all others
 _PLAIN = (torch.float32, torch.float64)
@@ -45,11 +41,6 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
         if most < _NEGATIVE:
             return array, 0, int(most)
     return array, min(int(array.min()), 0), int(array.max())
-
-
-def padded_slots(slots: np.ndarray) -> np.ndarray:
-    """Slots as a program takes them."""
-    return compiled.padded(slots.astype(np.int32), _LEAST)
 
 
 def refuse_below(lowest: int) -> None:
@@ -115,63 +106,3 @@ def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
         )
     flat = values.reshape(-1)
     return flat if flat.size == slots.size else np.broadcast_to(flat, slots.shape)
-
-
-class Waiting:
-    """Priorities that were given since the last draw, in order: one pass over the tree takes them all."""
-
-    ENOUGH = 1 << 18  # entries from which they should wait no longer
-    FEW = 1 << 12  # entries up to which it pays to compile one program for them and a draw, of as many at most
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype, self.count = dtype, 0
-        self._hold(compiled.Words(_LEAST, dtype))
-
-    def _hold(self, words: compiled.Words) -> None:
-        self._words, self._slots, self._values, self._room = words, words.slots, words.values, words.count
-
-    def add(self, slots: np.ndarray, values: Any) -> None:
-        """Have slots and their values, or the one value of all, wait."""
-        start = self.count
-        stop = start + slots.size
-        if stop > self._room:
-            grown = compiled.Words(1 << (stop - 1).bit_length(), self._dtype)
-            grown.slots[:start], grown.values[:start] = self._slots[:start], self._values[:start]
-            self._hold(grown)
-        self._slots[start:stop], self._values[start:stop] = slots, values
-        self.count = stop
-
-    def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All that waits, in order, as many at once as one update takes; in arrays of their own, padded."""
-        for start in range(0, self.count, _AT_ONCE):
-            part = slice(start, min(start + _AT_ONCE, self.count))
-            yield compiled.padded(self._slots[part], _LEAST), compiled.padded(self._values[part], _LEAST)
-
-    def words(self) -> compiled.Words:
-        """All that waits, at least one, padded as in `parts`, for one program. It waits until it is cleared."""
-        count = self.count
-        size = max(1 << (count - 1).bit_length(), _LEAST)
-        words = self._words
-        if size != self._room:
-            words = compiled.Words(size, self._dtype)
-            words.slots[:count], words.values[:count] = self._slots[:count], self._values[:count]
-        if size != count:
-            words.slots[count:size], words.values[count:size] = words.slots[count - 1], words.values[count - 1]
-        self._room = 0  # these are not to be written any more: what comes before they are cleared goes elsewhere
-        return words
-
-    def clear(self) -> None:
-        """Nothing waits. What was given to a program stays as it is: the next memory is for as much, but another."""
-        count, self.count = self.count, 0  # first: broken off below, what is held is not what waited
-        if self._room == 0 or self._room > 2 * self.ENOUGH:
-            size = 1 << (count - 1).bit_length() if 0 < count <= self.FEW else _LEAST
-            self._hold(compiled.Words(max(size, _LEAST), self._dtype))
-
-    def __getstate__(self) -> tuple[str, np.ndarray, np.ndarray]:
-        """What waits alone: copies of `Words` would not be the views of each other that they have to be."""
-        return self._dtype, self._slots[: self.count].copy(), self._values[: self.count].copy()
-
-    def __setstate__(self, state: tuple[str, np.ndarray, np.ndarray]) -> None:
-        dtype, slots, values = state
-        self.__init__(dtype)  # type: ignore[misc]
-        self.add(slots, values)
