@@ -14,7 +14,7 @@ retried = n=0; until $(1); do n=$$((n + 1)); [ $$n -lt 4 ] || exit 1; sleep 5; d
 
 EXAMPLES := rainbow r2d2 two_doors apex her behaviour_cloning offline tic_tac_toe grpo
 
-.PHONY: demo examples test test-slow faults style lint bench bench-compare clean
+.PHONY: demo examples test test-slow faults style weigh lint bench bench-compare clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,9 +43,14 @@ test-slow: $(STAMP)
 faults: $(STAMP)  ## about an hour: kills, full disks, lost writes, damage; writes the table of docs/reliability.md
 	$(BIN)/python -m tests.faults
 
-style: $(STAMP)
+style: $(STAMP)  ## ruff, the layers that imports may not cross, and the weight that only falls
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python .ci/weigh.py --check
+
+weigh: $(STAMP)  ## lines a folder, reaches into private names, large classes, names with several meanings
+	$(BIN)/python .ci/weigh.py
 
 lint: style
 	$(BIN)/mypy

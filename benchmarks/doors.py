@@ -13,7 +13,7 @@ import torch_rows
 
 import fbuf
 import interop
-from interop import randomness
+from interop.data import randomness
 
 
 def buffers(rule: Any, capacity: int) -> tuple[interop.FunctionalReplayBuffer, Any]:

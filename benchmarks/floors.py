@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import fbuf
-from interop import bridge
+from interop.data import bridge
 
 MIB = 2**20
 ROWS = (4, 128, 1_024, 28_224, MIB)  # bytes: a number, 32 floats, 256 floats, four frames of 84x84, an image in full

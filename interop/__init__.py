@@ -3,12 +3,11 @@
 import importlib
 from types import ModuleType
 
-from interop import _settings  # noqa: F401  # first: it must see whether JAX was imported before
+from interop.data import settings  # noqa: F401  # first: it must see whether JAX was imported before
 
 # isort: split
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from interop import llm, maps, specs
-from interop.bridge import to_jax, to_torch
 from interop.buffers import (
     ConditionalUpdateResult,
     HERReplayBuffer,
@@ -24,10 +23,11 @@ from interop.checkpoint.checkpointers import (
     StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
-from interop.checkpoint.flat import FlatStorageCheckpointer
 from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
-from interop.checkpoint.nested import NestedStorageCheckpointer
+from interop.checkpoint.ted_formats import FlatStorageCheckpointer, NestedStorageCheckpointer
+from interop.data.bridge import to_jax, to_torch
+from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
@@ -69,7 +69,6 @@ from interop.storages import (
 from interop.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested, TEDError, check_ted
 from interop.trajectories import DEFAULT_DONE_KEYS, find_start_stop_traj
 from interop.transforms import Compose
-from interop.untraced import untraced
 from interop.writers import (
     ImmutableDatasetWriter,
     RoundRobinWriter,

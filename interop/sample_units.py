@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import columns
-from interop.class_names import class_of
-from interop.numbers import whole
-from interop.storages import Storage
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
+from interop.storages import Storage, columns
 from interop.trajectories import stored_around
 
 _BOUNDARIES = ("pad", "stop", "include_reset")

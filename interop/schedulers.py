@@ -13,8 +13,8 @@ from fbuf.checkpoint import CheckpointCorrupt, Fields
 from interop.checkpoint.component import Component
 from interop.checkpoint.members import loading_members, saved_members
 from interop.checkpoint.rule import EXACT, Rule
-from interop.class_names import class_of
-from interop.numbers import whole
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
 from interop.samplers import Sampler
 
 

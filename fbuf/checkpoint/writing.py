@@ -60,7 +60,7 @@ class Writing:
         self.path = Path(os.path.realpath(path, strict=os.path.lexists(path)))  # a link that leads nowhere is an error
         self._candidates = [self.path, *(Path(os.fspath(each)).absolute() for each in previous)]
         self._files: list[FileEntry] = []
-        self._given: list[str] = []  # files that somebody else writes
+        self.files: list[str] = []  # files that somebody else writes
         self.folders: list[str] = []  # and folders of them
         self._tree: Any = None
         self._folder = self.path / (manifest.FOLDER + secrets.token_hex(8))  # the data folder
@@ -122,7 +122,7 @@ class Writing:
 
     def file(self, name: str) -> Path:
         """Where to write a file of one's own, before the context is left. It is part of the checkpoint."""
-        self._given.append(manifest.plain(name, "a file of a checkpoint"))
+        self.files.append(manifest.plain(name, "a file of a checkpoint"))
         return self._folder / name
 
     def folder(self, name: str) -> Path:
@@ -188,7 +188,7 @@ class Writing:
 
     def _inside(self) -> tuple[list[Path], list[str]]:
         """Folders that somebody else made, the deepest first, and the names of all files of theirs."""
-        folders, names = [], list(self._given)
+        folders, names = [], list(self.files)
         for above in self.folders:
             for found, _, files in os.walk(self._folder / above, topdown=False, onerror=_raised):
                 folders.append(Path(found))

@@ -165,18 +165,19 @@ class Prioritized(Sampler):
     def sample(
         self, state: PrioritizedState, key: Array, batch_size: int, size: Int[Array, ""]
     ) -> tuple[PrioritizedState, Draw]:
-        total = priority_tree.total(state.tree)
-        masses = placed_masses(key, batch_size, total, self.stratified)
-        slots = priority_tree.find_placed(state.tree, masses)
-        slots, probability, smallest, some = in_order.chances(state.tree, slots)
-        draw = Draw(
+        return state, self.draw(state.tree, key, batch_size, size)
+
+    def draw(self, tree: PriorityTree, key: Array, batch_size: int, size: Int[Array, ""]) -> Draw:
+        """A draw from a tree of what items weigh."""
+        masses = placed_masses(key, batch_size, priority_tree.total(tree), self.stratified)
+        slots, probability, smallest, some = in_order.chances(tree, priority_tree.find_placed(tree, masses))
+        return Draw(
             slots=slots,
             probability=probability,
             valid=jnp.broadcast_to(some, (batch_size,)),
             smallest=smallest,
             size=size,
         )
-        return state, draw
 
     def update(
         self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]

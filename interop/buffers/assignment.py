@@ -6,8 +6,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers.places import coordinates, is_all, row_numbers
-from interop.codec import Layout
-from interop.pytrees import assigned, each_leaf, swapped
+from interop.data.layout import Layout
+from interop.data.pytrees import assigned, each_leaf, swapped
 from interop.storages import Storage
 from interop.writers import TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
 

@@ -9,11 +9,10 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop import columns
 from interop.buffers.turn import Turn
-from interop.keys import as_path, entries_below
-from interop.storages import Storage, TensorStorage
-from interop.storages.jax_rows import JaxRows
+from interop.data.keys import as_path, entries_below
+from interop.host.device_rows import JaxRows
+from interop.storages import Storage, TensorStorage, columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from interop.buffers.conditional import update_if_present
 from interop.buffers.joined import Joined
 from interop.buffers.turn import Turn
 from interop.checkpoint.stateful import defined_outside
-from interop.pytrees import length_of, swapped
+from interop.data.pytrees import length_of, swapped
 from interop.storages import planning as of_storages
 
 

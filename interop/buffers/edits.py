@@ -8,8 +8,8 @@ import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection, lazy_stack
 from torch import Tensor
 
-from interop.index import as_int, as_list
-from interop.keys import as_path
+from interop.data.index import as_int, as_list
+from interop.data.keys import as_path
 
 Path = tuple[str, ...]
 

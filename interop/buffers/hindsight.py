@@ -11,15 +11,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from interop import columns, randomness
 from interop.buffers.joined import Joined
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.keys import as_path
+from interop.data import randomness
+from interop.data.keys import as_path
 from interop.sample_units import expanding
 from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.markers import Markers, leaf_of, reads_rows
-from interop.storages import Storage
+from interop.storages import Storage, columns
 from interop.trajectories import stored_around
 
 _TAG = 0x4845  # tells the draws of goals from those of items that have the same key

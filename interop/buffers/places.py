@@ -7,8 +7,8 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.index import resolved
-from interop.pytrees import each_leaf
+from interop.data.index import resolved
+from interop.data.pytrees import each_leaf
 from interop.storages import Storage
 
 

@@ -7,7 +7,7 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.pytrees import each_leaf, length_of, swapped
+from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.samplers import planning as of_samplers
 from interop.specs.spec import TensorSpec
 from interop.storages import planning as of_storages

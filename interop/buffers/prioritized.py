@@ -10,7 +10,7 @@ from torch import Tensor
 from interop.buffers.joined import made
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.class_names import class_of
+from interop.data.class_names import class_of
 from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.storages import ListStorage, Storage

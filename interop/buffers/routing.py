@@ -7,7 +7,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.members import refuse_unstored, routed
+from interop.data.members import refuse_unstored, routed
 
 _OF_UNITS = ("anchor_index", "validity_mask")  # what a sample unit says of the rows that it made of drawn items
 

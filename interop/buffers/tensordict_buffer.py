@@ -15,9 +15,9 @@ from interop.buffers import collate
 from interop.buffers.fused import as_entry
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.turn import Turn
-from interop.keys import as_path
-from interop.pytrees import swapped
-from interop.reductions import REDUCTIONS
+from interop.data.keys import as_path
+from interop.data.pytrees import swapped
+from interop.data.reductions import REDUCTIONS
 from interop.sample_units import of_anchors
 from interop.samplers.assembly import Told
 from interop.writers import TensorDictRoundRobinWriter, Writer

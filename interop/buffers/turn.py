@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from interop.storages.access import Access, Holding
+from interop.shared.access import Access, Holding
 
 
 class Turn(Holding):

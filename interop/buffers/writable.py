@@ -11,8 +11,8 @@ from torch import Tensor
 from interop.buffers.editable import Editable
 from interop.buffers.turn import Turn
 from interop.buffers.writing import KeepingWriting, Writing
-from interop.interrupts import uninterrupted
-from interop.pytrees import each_leaf, swapped
+from interop.data.pytrees import each_leaf, swapped
+from interop.shared.interrupts import uninterrupted
 from interop.storages import following
 
 

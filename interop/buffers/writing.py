@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from interop.buffers.turn import Turn
-from interop.interrupts import uninterrupted
+from interop.shared.interrupts import uninterrupted
 
 
 class Writing(Turn):

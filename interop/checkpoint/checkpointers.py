@@ -10,7 +10,7 @@ from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source,
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
 from interop.checkpoint.values import decode, encode
-from interop.interrupts import uninterrupted
+from interop.shared.interrupts import uninterrupted
 
 
 class StorageCheckpointerBase:

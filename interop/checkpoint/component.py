@@ -7,7 +7,7 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
 from interop.checkpoint.rule import EXACT, Rule
-from interop.interrupts import uninterrupted
+from interop.shared.interrupts import uninterrupted
 
 
 class Aliases:

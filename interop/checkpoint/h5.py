@@ -1,47 +1,47 @@
 """TED data in an H5 file, with a group for each trajectory."""
 
 import contextlib
+import importlib
+import io
 import itertools
 import math
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as File
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, TensorDict
 
-from fbuf.checkpoint import CheckpointCorrupt, Fields, Source, Verify, Writing
-from interop.checkpoint import h5_files
-from interop.checkpoint.flat import Content, given, pairs
-from interop.checkpoint.h5_groups import Groups, refuse_name, write_groups
-from interop.checkpoint.layouts import dtype_stored
-from interop.checkpoint.nested import NestedStorageCheckpointer
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
+from fbuf.checkpoint.writing import flush
 from interop.checkpoint.rule import Rule
-from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, restoring_data, saved_ring
-from interop.checkpoint.torch_names import NAMES
-from interop.codec import Layout
-from interop.keys import as_path
-from interop.ted import H5Combine, H5Split, Nested2TED, TED2Nested
-from interop.ted.entries import Names, shown
-from interop.ted.flat import parted
+from interop.checkpoint.ted_formats import NestedStorageCheckpointer, given
+from interop.checkpoint.tensor_states import Ring, as_array, saved_ring
+from interop.data.keys import as_path
+from interop.storages import Storage, TensorStorage
+from interop.ted.entries import Path, shown
 from interop.ted.flattening import Flattened, Rebuilt
-from interop.ted.ring import Ring as Rows
+from interop.ted.hooks import trajectory_names
 
-_SHAPE, _LENGTH, _CLOSED = ("_storage_shape",), ("_len",), ("_closed",)
+_GROUP = re.compile(r"traj_\d+")
+_MOST_DEEP = 64
+_TIMES_SMALLER = 1 << 17  # a filter makes nothing smaller than that
+_FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, RecursionError, OverflowError)
+_KINDS = "?bhilqBHILQefdFD"  # of plain numbers, by NumPy's letters
 
 
 class H5StorageCheckpointer(NestedStorageCheckpointer):
     """TED data of a tensor storage in an H5 file, which can be compressed and which other programs read.
 
     The file has a group `traj_<i>` for each trajectory, with the arrays of `TED2Nested`, and the numbers `_len`, `shift`,
-    `is_full` and `_storage_shape`. Rows that were never written are groups too, without data. In a checkpoint it is a file
-    of the folder; `dumps` and `loads` also take a path that ends with `.h5` for a file by itself, which is put in the place
-    of another one when it is whole, but has no checksums. Such a file is also read where others wrote it.
+    `is_full` and `_storage_shape`. Rows that were never written are groups without data. In a checkpoint it is a file of
+    the folder. `dumps` and `loads` also take a path that ends with `.h5`, for a file by itself: it replaces another one when
+    it is complete, and has no checksums; such files of other programs are read too.
 
-    Links, virtual datasets and data in other files are not followed: CheckpointCorrupt. Needs h5py.
+    Links, virtual datasets and data in other files are not followed: CheckpointCorrupt. Needs h5py. Takes no hooks.
 
     Args:
         checkpoint_file: the name of the file.
@@ -66,15 +66,21 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         self.checkpoint_file = checkpoint_file
         self._options = dict(h5_kwargs or {})
         names = {**kwargs, **given(done_keys=done_keys, reward_keys=reward_keys)}
-        flattening = TED2Nested(**names)
-        names.pop("verify", None)
         if "done_key" in names:
-            done = as_path(names["done_key"])
-            names["done_key"] = done[1:] if done[0] == "next" and len(done) > 1 else done
-        self._set_hooks([flattening, H5Split()], [H5Combine(), Nested2TED(**names)])
+            names["done_key"] = as_path(names["done_key"])
+        self._set_hooks(names, verify=names.pop("verify", True))
 
-    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> None:
-        """Save the content in a folder, or in a file that ends with `.h5`: whole and flushed, or not at all."""
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """ValueError: an H5 file has the trajectories as they are."""
+        raise ValueError(
+            f"a {type(self).__name__} takes no hooks: use a TensorStorageCheckpointer, register TED2Flat() to save and "
+            "Flat2TED() to load, and your hooks with them"
+        )
+
+    register_load_hook = register_save_hook
+
+    def dumps(self, storage: Storage, path: str | os.PathLike[str]) -> None:
+        """Save the content in a folder, or in a file that ends with `.h5`: complete and flushed, or not at all."""
         if File(path).suffix != ".h5":
             super().dumps(storage, path)
             return
@@ -82,161 +88,305 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
             with storage._still():
-                self._save_alone(storage, beside)
-            h5_files.flushed(beside)
+                self._save_alone(self._saveable(storage), beside)
+            flush(beside)
+            flush(beside.parent)
             os.replace(beside, place)
-            h5_files.flushed(place)
+            flush(place.parent)
         finally:
             beside.unlink(missing_ok=True)
 
-    def _load_from(self, storage: Any, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
+    def _load_from(self, storage: Storage, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
         place = File(path)
         if place.suffix != ".h5":
             super()._load_from(storage, path, verify, rule)
             return
-        with h5_files.reading(place) as opened:  # of a file by itself nothing can be verified
+        with _reading(place) as opened:
             self._put_in(storage, self._load_alone(storage, opened, place, rule))
 
     # ------------------------------------------------------------------ in a checkpoint
 
-    def _written(self, flat: Flattened, storage: Any, out: Writing) -> dict[str, Any]:
-        name = self._free_name(out)
-        with h5_files.writing(out.file(name)) as opened:
+    def _written(self, flat: Flattened, storage: TensorStorage, out: Writing) -> dict[str, Any]:
+        names = (f"{number}-{self.checkpoint_file}" for number in itertools.count(1))
+        name = next(  # each storage of an ensemble has its own file
+            name for name in itertools.chain([self.checkpoint_file], names) if name not in out.files
+        )
+        with _writing(out.file(name)) as opened:
             self._write(opened, flat, storage)
         return {"file": name}
 
-    def _write(self, opened: Any, flat: Flattened, storage: Any) -> None:
-        write_groups(opened, flat, storage._row_count, self._options)
-        told = {
-            _SHAPE: [storage._row_count, *storage._lanes],
-            _LENGTH: len(storage),
-            self._flattening._shift_key: self._flattening.shift,
-            self._flattening._is_full_key: self._flattening.is_full,
+    def _write(self, opened: Any, flat: Flattened, storage: TensorStorage) -> None:
+        """Write the groups, one array at a time, and the numbers beside them."""
+        ring, hook = saved_ring(storage), self._flattening
+        lengths, ended = (each.numpy() for each in flat.order.trajectories())
+        filled, spare = ring["filled"], ring["capacity"] - ring["filled"]
+        groups: list[int | None] = []  # trajectories by number, and None for the rest of a lane
+        for place, is_last in enumerate((np.cumsum(lengths) % filled == 0).tolist()):
+            groups += [place, None] if is_last and spare else [place]
+        names = trajectory_names(len(groups))
+        for path, (shape, _) in flat.specs().items():
+            if any(step in ("", ".", "..") or "/" in step or "\0" in step for step in path):
+                raise ValueError(f"the key {shown(path)} cannot be a name in an H5 file: rename it")
+            array = as_array(flat.array(path))
+            sizes = lengths + ended if path in flat.entries.followed else lengths
+            stops = np.cumsum(sizes)
+            options = self._options if array.size else {}
+            for name, number in zip(names, groups, strict=True):
+                key = "/".join((name, *path))
+                if number is None:  # without data it takes no room
+                    opened.create_dataset(key, shape=(spare, *shape[1:]), dtype=array.dtype, **options)
+                else:
+                    rows = array[stops[number] - sizes[number] : stops[number]]
+                    opened.create_dataset(key, data=rows, **options)
+        numbers = {
+            ("_storage_shape",): [ring["capacity"], *ring["lanes"]],
+            ("_len",): len(storage),
+            hook.shift_key: hook.shift,
+            hook.is_full_key: hook.is_full,
         }
-        if flat.order.closed:
-            told[_CLOSED] = True
-        for path, value in told.items():
-            h5_files.write(opened, path, np.asarray(value), {})
-
-    def _free_name(self, out: Writing) -> str:
-        """A name that no other file of the checkpoint has: each storage of an ensemble has its own file."""
-        names = itertools.chain(
-            [self.checkpoint_file], (f"{number}-{self.checkpoint_file}" for number in itertools.count(1))
-        )
-        return next(name for name in names if name not in out._given)
+        for path, value in numbers.items():
+            opened.create_dataset("/".join(path), data=np.asarray(value))
 
     @contextlib.contextmanager
-    def _opened(self, fields: Fields, source: Source) -> Iterator[Groups]:
+    def _arrays(self, fields: Fields, keys: Fields, ring: Ring, source: Source) -> Iterator[Mapping[Path, Any]]:
         path = source.file(fields.text("file"))
-        ring, keys = Ring(fields.fields("ring")), fields.fields("keys")
-        with h5_files.reading(path) as opened:
-            groups = Groups(opened, path)
-            groups.keep_filled(tuple(keys.items("episodes")), ring.filled, ring.capacity, math.prod(ring.lanes))
-            yield groups
+        with _reading(path) as opened:
+            yield _Groups(opened, path).arrays(tuple(keys.items("episodes")), ring)
 
-    def _check(self, content: Content, fields: Fields) -> None:
-        """Nothing else was saved."""
-
-    def _save_hooked(self, storage: Any, out: Writing) -> dict[str, Any]:
-        self._tell_hooks(storage)
-        data = storage[:]
-        for hook in self._save_hooks:
-            data = hook(data, path=None)
-        name = self._free_name(out)
-        tensors, told = parted(data)
-        dtypes = [[list(path), NAMES[tensor.dtype]] for path, tensor in tensors.items()]
-        with h5_files.writing(out.file(name)) as opened:
-            for path, tensor in tensors.items():
-                refuse_name(path)
-                h5_files.write(opened, path, as_array(tensor), self._options)
-            for path, value in told.items():
-                h5_files.write(opened, path, np.asarray(value), {})
-        return {"hooked_file": name, "ring": saved_ring(storage), "dtypes": dtypes}
-
-    def _load(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
-        where = f"{source.path}, storage"
-        fields = Fields(saved, where)
-        if "hooked_file" not in fields:
-            return super()._load(storage, saved, source, rule)
-        path, data = source.file(fields.text("hooked_file")), TensorDict({}, device="cpu")
-        dtypes = {key: dtype_stored(name, where) for key, name in pairs(fields, "dtypes")}
-        with h5_files.reading(path) as opened, h5_files.faults_of(path):
-            for key, held in h5_files.datasets(opened, path).items():
-                array = held.read()
-                if key in dtypes:
-                    data.set(key, as_tensor(array, dtypes[key]))
-                else:
-                    data.set(key, NonTensorData(array.tolist(), device="cpu"))
-        for hook in self._load_hooks:
-            data = hook(data, out=None)
-        return restoring_data(storage, data, fields.any("ring"), rule)
+    def _check(self, rebuilt: Rebuilt, fields: Fields) -> None:
+        """The lengths of trajectories are those of the groups."""
 
     # ------------------------------------------------------------------ a file by itself
 
-    def _save_alone(self, storage: Any, path: File) -> None:
-        self._refuse(storage)
+    def _save_alone(self, storage: TensorStorage, path: File) -> None:
         if not len(storage):
             raise RuntimeError(
                 "Cannot save an empty storage in a file by itself: give a path that does not end with .h5"
             )
-        if len(self._save_hooks) > self._own[0]:
-            raise ValueError("what hooks of your own make is saved in a folder: give a path that does not end with .h5")
-        self._tell_hooks(storage)
-        flat, _ = self._flattening._flattened(storage[:])
-        strange = [*flat.entries.root_only, *flat.entries.next_only]
-        strange += [path for path, (_, dtype) in flat.specs().items() if dtype == torch.bfloat16]
-        if strange:
+        flat = self._flattened(storage)
+        unnamed = [*flat.entries.root_only, *flat.entries.next_only]
+        unnamed += [path for path, (_, dtype) in flat.specs().items() if dtype == torch.bfloat16]
+        if unnamed:
             raise ValueError(
-                f"a file by itself cannot tell what {shown(strange[0])} is: done flags and rewards must be below 'next', "
+                f"a file by itself cannot tell what {shown(unnamed[0])} is: done flags and rewards must be below 'next', "
                 "done flags in the root too, and no dtype bfloat16. Give a path that does not end with .h5"
             )
-        with h5_files.writing(path) as opened:
+        with _writing(path) as opened:
             self._write(opened, flat, storage)
 
-    def _load_alone(self, storage: Any, opened: Any, path: File, rule: Rule) -> Callable[[], None]:
-        groups = Groups(opened, path)
-        shape = groups.number(_SHAPE)
-        lanes = list(shape[1:]) if isinstance(shape, list) else []
-        length, per_row = groups.number(_LENGTH), max(1, math.prod(lanes))
-        described = {
-            "ndim": 1 + len(lanes),
-            "lanes": lanes,
-            "capacity": shape[0] if isinstance(shape, list) and shape else None,
-            "filled": length // per_row if type(length) is int else None,
-            "written": length // per_row if type(length) is int else None,
-            "end": groups.number(self._flattening._shift_key),
-        }
-        where = str(path)
-        ring = Ring(Fields(described, where))
-        keys = Fields(self._keys(bool(groups.number(_CLOSED))), where)
+    def _load_alone(self, storage: Storage, opened: Any, path: File, rule: Rule) -> Callable[[], None]:
+        groups, where = _Groups(opened, path), str(path)
+        shape, length = groups.number(("_storage_shape",)), groups.number(("_len",))
+        capacity, *lanes = shape if isinstance(shape, list) and shape else [None]
+        filled = length // max(1, math.prod(lanes)) if type(length) is int else None
+        end = groups.number(self._flattening.shift_key)
+        rest = {"ndim": 1 + len(lanes), "lanes": lanes, "capacity": capacity, "end": end}
+        ring = Ring(Fields({**rest, "filled": filled, "written": filled}, where))
         if not ring.filled:
             raise CheckpointCorrupt(f"{where}: has no rows")
+        keys = Fields(self._keys(), where)
+        arrays = groups.arrays(tuple(keys.items("episodes")), ring)
+        return self._put(storage, arrays, None, ring, keys, rule, where)
+
+
+class _Groups:
+    """The groups of an open file, and the numbers beside them. CheckpointCorrupt naming the file where it is damaged."""
+
+    def __init__(self, opened: Any, path: File) -> None:
+        self._path = path
+        self._parts: dict[str, dict[Path, _Dataset]] = {}
+        self._numbers: dict[Path, _Dataset] = {}
+        with _faults_of(path):
+            for (first, *rest), held in _datasets(opened, path).items():
+                if rest and _GROUP.fullmatch(first):
+                    self._parts.setdefault(first, {})[tuple(rest)] = held
+                else:
+                    self._numbers[first, *rest] = held
+            self._names = trajectory_names(len(self._parts))
+            if set(self._names) != set(self._parts):
+                raise ValueError(f"{len(self._parts)} groups should be {self._names[:1]} to {self._names[-1:]}")
+
+    def number(self, path: Path) -> Any:
+        """A number, or a list of them; None where there is none."""
+        held = self._numbers.get(path)
+        with _faults_of(self._path):
+            if held is not None and math.prod(held.shape) > 64:
+                raise ValueError(f"{path[-1]!r} should be a number")
+            return None if held is None else held.read(np.empty(held.shape, held.dtype)).tolist()
+
+    def arrays(self, episodes: Path, ring: Ring) -> dict[Path, "_Array"]:
+        """The flat arrays of the written rows: the first ones of each lane, whose groups together have all its rows."""
+        kept, row, lanes = [], 0, 0
+        with _faults_of(self._path):
+            for name in self._names:
+                part = self._parts[name]
+                if episodes not in part or not part[episodes].shape:
+                    raise ValueError(f"{name} has no {shown(episodes)}")
+                stop = row + part[episodes].shape[0]
+                if stop > (ring.filled if row < ring.filled else ring.capacity):
+                    raise ValueError(f"{name} has more rows than there are in its lane")
+                if row < ring.filled:
+                    kept.append(part)
+                    if part.keys() != kept[0].keys():
+                        raise ValueError(f"{name} has other datasets than {self._names[0]}")
+                row, lanes = (0, lanes + 1) if stop == ring.capacity else (stop, lanes)
+            if row or lanes != math.prod(ring.lanes):
+                raise ValueError(
+                    f"there are {lanes} lanes of {ring.capacity} rows, and {row} more rows, instead of "
+                    f"{math.prod(ring.lanes)} lanes"
+                )
+            return {path: _Array([part[path] for part in kept], self._path) for path in kept[0]}
+
+
+class _Array:
+    """A flat array in the datasets of trajectories; `np.asarray` reads it."""
+
+    def __init__(self, parts: "list[_Dataset]", path: File) -> None:
+        self._parts, self._path, self.dtype = parts, path, parts[0].dtype
+        item = parts[0].shape[1:]
+        if any((each.shape[1:], each.dtype) != (item, self.dtype) for each in parts):
+            raise ValueError(f"{parts[0].held.name} has another shape or dtype in some groups")
+        self.shape = (sum(each.shape[0] for each in parts), *item)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        memory, start = np.empty(self.shape, self.dtype), 0
+        with _faults_of(self._path):
+            for each in self._parts:
+                each.read(memory[start : start + each.shape[0]])
+                start += each.shape[0]
+        return memory
+
+
+# ---------------------------------------------------------------------- files
+
+
+class _Dataset:
+    """A dataset of plain numbers whose data is in the file. CheckpointCorrupt for any other."""
+
+    def __init__(self, held: Any, where: str) -> None:
+        made, self.held, self.dtype, self.shape = held.id.get_create_plist(), held, held.dtype, held.shape
+        if made.get_layout() == _h5py().h5d.VIRTUAL or made.get_external_count():
+            raise CheckpointCorrupt(f"{where} has its data in other files")
+        if self.shape is None or self.dtype.char not in _KINDS:
+            raise CheckpointCorrupt(f"{where} is of {self.dtype}, no array of numbers")
+        size, self._stored = math.prod(self.shape) * self.dtype.itemsize, held.id.get_storage_size()
+        if self._stored and size > self._stored * (_TIMES_SMALLER if made.get_nfilters() else 1):
+            raise CheckpointCorrupt(f"{where} says {size} bytes, of which {self._stored} are there")
+
+    def read(self, memory: np.ndarray) -> np.ndarray:
+        """The values, in memory of this shape and dtype. ValueError where there are none, which HDF5 reads as zeros."""
+        if memory.size and not self._stored:
+            raise ValueError(f"{self.held.name} is without data")
+        if memory.ndim == 0 or not memory.size:
+            memory[...] = self.held[()]
+        else:
+            self.held.read_direct(memory)
+        return memory
+
+
+def _datasets(opened: Any, path: File) -> dict[Path, _Dataset]:
+    """Every dataset of an open file. CheckpointCorrupt for links that are not hard ones, and what is there twice."""
+    h5py = _h5py()
+    found: dict[Path, _Dataset] = {}
+    seen = {h5py.h5o.get_info(opened.id).addr}
+    rest: list[tuple[Path, Any]] = [((), opened)]
+    while rest:
+        above, group = rest.pop()
+        for name in group:
+            here = (*above, name)
+            where = f"{path}: {'/'.join(here)!r}"
+            link = group.get(name, getlink=True)
+            if type(link) is not h5py.HardLink:
+                raise CheckpointCorrupt(f"{where} leads elsewhere, by a {type(link).__name__}")
+            held = group[name]
+            address = h5py.h5o.get_info(held.id).addr
+            if address in seen:
+                raise CheckpointCorrupt(f"{where} is there under another name too")
+            seen.add(address)
+            if len(here) > _MOST_DEEP:
+                raise CheckpointCorrupt(f"{where} is nested too deeply")
+            if isinstance(held, h5py.Group):
+                rest.append((here, held))
+            elif isinstance(held, h5py.Dataset):
+                found[here] = _Dataset(held, where)
+            else:
+                raise CheckpointCorrupt(f"{where} is a {type(held).__name__}, no dataset")
+    return found
+
+
+@contextlib.contextmanager
+def _writing(path: File) -> Iterator[Any]:
+    """A new H5 file, open. OSError where the disk is full or fails; the caller removes the file then."""
+    h5py = _h5py()
+    with _Watched(path, "x+b") as file:
         try:
-            groups.keep_filled(tuple(keys.items("episodes")), ring.filled, ring.capacity, per_row)
-            content = Content(_layout(groups, keys, ring), ring, keys, groups)
-        except ValueError as error:
-            raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error
-        return self._put(storage, content, ring, rule, where)
+            with h5py.File(file, "w") as opened:
+                yield opened
+        finally:
+            if file.failure is not None:
+                raise file.failure
 
 
-def _layout(groups: Groups, keys: Fields, ring: Ring) -> Layout:
-    """What an item is, as far as a file by itself tells."""
-    kinds = groups.kinds()
-    dtypes = {path: torch.from_numpy(np.empty(0, dtype)).dtype for path, (_, dtype) in kinds.items()}
-    specs = {path: (shape, dtypes[path]) for path, (shape, _) in kinds.items()}
-    names = Names(*(tuple(map(tuple, keys.items(name))) for name in ("done", "reward")))
-    episodes = tuple(keys.items("episodes"))
-    shape = (ring.filled, *ring.lanes)
-    if episodes not in specs:
-        raise ValueError(f"there is no {shown(episodes)}")
-    rebuilt = Rebuilt(
-        specs,
-        torch.from_numpy(groups.read(episodes)),
-        Rows(shape, ring.end, ring.filled == ring.capacity),
-        names,
-        keys.flag("closed"),
-    )
-    data = TensorDict({}, batch_size=[0], device="cpu")
-    for path, (whole, dtype) in sorted(rebuilt.specs.items()):
-        data.set(path, torch.empty((0, *whole[len(shape) :]), dtype=dtype, device="cpu"))
-    return Layout.of(data, 1)
+class _Watched(io.FileIO):
+    """A file that keeps its first failed write, and seems to go on: HDF5 loses errors of deferred writes, or aborts."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        with self._kept():
+            while rest and self.failure is None:
+                rest = rest[super().write(rest) :]
+        return size
+
+    def readinto(self, memory: Any) -> int:
+        if self.failure is None:
+            return super().readinto(memory)
+        view = memoryview(memory).cast("B")
+        view[:] = bytes(len(view))
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        with self._kept():
+            if self.failure is None:
+                super().truncate(size)
+        return size or 0
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+
+
+@contextlib.contextmanager
+def _reading(path: File) -> Iterator[Any]:
+    """An H5 file, open for reading. FileNotFoundError; CheckpointCorrupt for one that is damaged."""
+    h5py = _h5py()
+    with open(path, "rb"):
+        pass
+    with _faults_of(path):
+        opened = h5py.File(path, "r", locking=False)
+    with opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def _faults_of(path: File) -> Iterator[None]:
+    """Turns the errors of a damaged file into CheckpointCorrupt naming it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _FAULTS as error:
+        raise CheckpointCorrupt(f"{path}: cannot be read as an H5 file ({error})") from error
+
+
+def _h5py() -> Any:
+    """h5py. ImportError saying what to install."""
+    try:
+        return importlib.import_module("h5py")
+    except ImportError as error:
+        raise ImportError("H5 files need h5py: install it with `pip install h5py`, or `fbuf[interop]`") from error

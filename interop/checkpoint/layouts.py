@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict, is_tensorclass
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from interop.bridge import DTYPES
 from interop.checkpoint.torch_names import NAMES, dtype_named
-from interop.codec import Branch, Layout, Leaf, LeafSpec
-from interop.varied import Varied
+from interop.data.bridge import DTYPES
+from interop.data.layout import Branch, Layout, Leaf, LeafSpec
+from interop.data.varied import Varied
 
 _KINDS: dict[str, Any] = {"tensordict": TensorDict, "dict": dict, "tuple": tuple, "list": list}
 _NAMES = {kind: name for name, kind in _KINDS.items()}

@@ -10,7 +10,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from interop.checkpoint.lists import load_items, save_items
 from interop.checkpoint.plain_values import opened, plain
 from interop.checkpoint.rule import Rule
-from interop.index import as_int, as_list
+from interop.data.index import as_int, as_list
 
 
 def saved_list(storage: Any, allow_pickle: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
 from interop.checkpoint.component import Component
 from interop.checkpoint.rule import EXACT, Rule
-from interop.class_names import class_of
+from interop.data.class_names import class_of
 
 
 class Entries(Fields):
@@ -121,11 +121,13 @@ class Stateful(Component):
         """Go on from a copy of a state. CheckpointError, a RuntimeError, for one of something else: nothing has changed."""
         self._loading_dict(state_dict)()
 
-    def _from_dict(self, given: Any) -> Callable[[], None]:
+    def _from_dict(self, given: Any, rule: Rule = EXACT) -> Callable[[], None]:
         """Check what `state_dict` gave; what is returned puts it in."""
         if is_users(self):
             return self._tried(given)
-        return self._loading_dict(given)
+        if rule == EXACT:
+            return self._loading_dict(given)
+        return self._checked_state(self._of_dict(as_arrays(given, self)), rule)
 
     def _loading_dict(self, given: Any) -> Callable[[], None]:
         if not isinstance(given, Mapping):

@@ -10,11 +10,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
-from interop import bridge
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import EXACT, Rule
-from interop.codec import Layout, Leaf, LeafSpec, same_kinds
-from interop.interrupts import uninterrupted
+from interop.data import bridge
+from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
+from interop.shared.interrupts import uninterrupted
 
 
 def saved_ring(storage: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from interop.checkpoint.structure import (
     is_record,
 )
 from interop.checkpoint.torch_names import device_named, dtype_named, optional_device
-from interop.codec import unchecked
+from interop.data.layout import unchecked
 
 Columns = Iterator[list[Any]]  # the values of each leaf, in order
 Build = Callable[[Columns, int], list[Any]]  # makes so many values of them

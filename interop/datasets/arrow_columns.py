@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError
-from interop.optional import required
 
 
 @contextlib.contextmanager

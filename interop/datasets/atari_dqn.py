@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from interop import columns
+from interop.data.numbers import whole
 from interop.datasets.compressed import decompressed
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
@@ -24,9 +24,8 @@ from interop.datasets.frames_once import FramesOnceStorage
 from interop.datasets.object_arrays import array_header, load_object
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
-from interop.numbers import whole
 from interop.samplers import Sampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement
-from interop.storages import Storage, TensorStorage
+from interop.storages import Storage, TensorStorage, columns
 
 BASE_URL = "https://storage.googleapis.com/atari-replay-datasets"
 LIST_URL = "https://storage.googleapis.com/storage/v1/b/atari-replay-datasets/o"

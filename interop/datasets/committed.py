@@ -13,7 +13,7 @@ from fbuf.checkpoint.writing import flush
 from interop.datasets.conversion import convert
 from interop.datasets.errors import CorruptDatasetError, DownloadError, MissingDatasetError
 from interop.datasets.source import Source
-from interop.published import DOWNLOADS, RECORD, check_files
+from interop.shared.published_folder import DOWNLOADS, RECORD, check_files
 from interop.storages import LazyMemmapStorage, TensorStorage
 
 

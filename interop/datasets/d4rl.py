@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from interop.data.optional import required
 from interop.datasets.d4rl_urls import D4RL_URLS
 from interop.datasets.errors import CorruptDatasetError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
@@ -19,7 +20,6 @@ from interop.datasets.grouping import ranges
 from interop.datasets.hdf5 import arrays, datasets, opened, values
 from interop.datasets.rows import nested, zeroed
 from interop.datasets.source import Part, Source
-from interop.optional import required
 from interop.samplers import Sampler
 from interop.transforms import Transform
 from interop.writers import Writer

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
+from interop.data.keys import as_path, entries_below, known_keys
 from interop.datasets.rows import following
 from interop.datasets.stored_episodes import StoredEpisodes, plain
-from interop.keys import as_path, entries_below, known_keys
 from interop.ted.row_values import dense, words
 
 Keys = str | tuple[str, ...] | Mapping[str, str | tuple[str, ...]]

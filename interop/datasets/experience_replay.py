@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from interop.buffers import ReplayBuffer, TensorDictReplayBuffer
+from interop.data.numbers import whole
 from interop.datasets.checkpointer import DatasetCheckpointer
 from interop.datasets.committed import damage_of, made, made_again, opened, record_of
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.preprocessing import transformed
 from interop.datasets.source import Source
 from interop.datasets.splitting import split
-from interop.numbers import whole
-from interop.published import is_there, publish, read_whole, remove
+from interop.shared.published_folder import is_there, publish, read_whole, remove
 from interop.specs import Composite, make_composite_from_td
 from interop.storages import LazyMemmapStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, Writer

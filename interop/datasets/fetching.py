@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import url2pathname
 
+from interop.data.optional import required
 from interop.datasets.errors import DownloadError
 from interop.datasets.progress import progress
-from interop.optional import required
 
 _BLOCK = 1 << 16  # bytes
 _PASSING = (408, 429, 500, 502, 503, 504)  # statuses that may go away

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from interop.index import flat_slots, resolved
+from interop.data.index import flat_slots, resolved
 from interop.storages import LazyMemmapStorage
 
 _FLAGS = ("done", "terminated", "truncated")

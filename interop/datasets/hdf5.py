@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
-from interop.optional import required
 
 _FAULTS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damaged files
 _TIMES_SMALLER = 10_000  # than its values is no compressed dataset

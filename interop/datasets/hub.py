@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from interop.data.optional import required
 from interop.datasets.compressed import Stream
 from interop.datasets.errors import CorruptDatasetError, DatasetError, DownloadError
 from interop.datasets.fetching import by_hand, checksum_of
-from interop.optional import required
 
 _TIMEOUT = 30.0  # seconds without an answer
 _AT_ONCE = 4  # downloads: repositories of many small files wait for answers most of the time

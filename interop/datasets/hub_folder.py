@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
+from interop.data.optional import required
 from interop.datasets.arrow_columns import faults, values
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.hub import hub_download, hub_files, local_files
 from interop.datasets.rows import nested
 from interop.datasets.source import Part, Source
-from interop.optional import required
 
 
 @dataclass(frozen=True)

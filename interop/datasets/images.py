@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError
-from interop.optional import required
 
 _FAULTS = (OSError, SyntaxError, ValueError, OverflowError)  # what decoders raise for damaged images
 _KEPT = ("L", "LA", "RGB", "RGBA", "I;16")  # modes of Pillow whose values are those of the file

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
@@ -20,7 +21,6 @@ from interop.datasets.lerobot_meta import Episode, episodes_of, info_of, read_js
 from interop.datasets.rows import channels_first, following, leaf
 from interop.datasets.source import Part, Source
 from interop.datasets.video import frames_at
-from interop.optional import required
 
 _CHUNK = 32  # rows whose frames are in memory at once
 _SCALARS = ("timestamp", "frame_index", "episode_index", "task_index")  # upstream has one value each a row

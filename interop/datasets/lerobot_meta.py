@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError, DatasetError
-from interop.optional import required
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 

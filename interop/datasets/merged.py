@@ -12,8 +12,8 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
 from interop.buffers.collate import stack
-from interop.class_names import class_of
-from interop.keys import as_path, entries_below
+from interop.data.class_names import class_of
+from interop.data.keys import as_path, entries_below
 
 _Path = tuple[Any, ...]
 _Kind = tuple[torch.dtype | str, torch.Size]  # "text" for what is no tensor

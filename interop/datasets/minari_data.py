@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from tensordict import TensorDictBase
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError, DownloadError, unknown_id
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.grouping import grouped
@@ -21,7 +22,6 @@ from interop.datasets.minari_episodes import episodes, steps_of
 from interop.datasets.minari_rows import rows
 from interop.datasets.minari_spaces import arrays_of, spec_of
 from interop.datasets.source import Part, Source
-from interop.optional import required
 
 _SPACES = {"observation_space": "observations", "action_space": "actions"}
 _FORMATS = ("hdf5", "arrow", "parquet")

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from interop.data.keys import entries_below
+from interop.data.optional import required
 from interop.datasets.arrow_columns import faults, values
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.hdf5 import arrays, opened
-from interop.keys import entries_below
-from interop.optional import required
 
 ONE_MORE = ("observations", "infos", "state")  # entries with a row before each step, and one behind the last
 _HDF5 = "main_data.hdf5"

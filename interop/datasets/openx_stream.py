@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, pad
 
-from interop import randomness
+from interop.data import randomness
 from interop.datasets.conversion import agreeing
 from interop.datasets.errors import CorruptDatasetError
 from interop.datasets.openx_episodes import Episode, episodes, trajectory

@@ -15,10 +15,10 @@ import cloudpickle
 import torch
 from tensordict import TensorDictBase
 
+from interop.data.numbers import whole
 from interop.datasets.conversion import agreeing, write
 from interop.datasets.in_order import Portable, by_processes, in_order, portable, rebuilt
-from interop.numbers import whole
-from interop.published import PROGRESS
+from interop.shared.published_folder import PROGRESS
 from interop.storages import LazyMemmapStorage, Storage
 
 _ROWS, _CHUNKS = 4096, 64  # rows that `fn` sees at a time, at most, and how many times, at least, by default

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from interop.optional import required
+from interop.data.optional import required
 
 
 @contextlib.contextmanager

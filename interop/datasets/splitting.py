@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, pad
 
-from interop import columns
 from interop.datasets.conversion import write
 from interop.postprocs import split_trajectories
-from interop.storages import LazyMemmapStorage, Storage
+from interop.storages import LazyMemmapStorage, Storage, columns
 
 _WRITTEN = 1 << 26  # bytes, padding included
 

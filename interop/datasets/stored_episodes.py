@@ -13,12 +13,12 @@ from torch import Tensor
 from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
 from interop.buffers.collate import stack
 from interop.buffers.turn import Turn
-from interop.class_names import class_of
-from interop.keys import as_path
+from interop.data.class_names import class_of
+from interop.data.keys import as_path
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.markers import Markers
 from interop.storages import Storage
-from interop.transforms.picking import picked_items
+from interop.transforms.gather import picked_items
 from interop.writers import TensorDictMaxValueWriter
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tensordict.utils import NestedKey
 
 from interop.buffers import ReplayBuffer
+from interop.data.keys import entries_below
+from interop.data.optional import required
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import StoredEpisodes, plain, stored_episodes
-from interop.keys import entries_below
-from interop.optional import required
-from interop.published import publish
+from interop.shared.published_folder import publish
 
 if TYPE_CHECKING:
     import pyarrow as pa

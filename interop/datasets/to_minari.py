@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tensordict.utils import NestedKey
 
 from interop.buffers import ReplayBuffer
+from interop.data.optional import required
 from interop.datasets.episode_buffers import Keys, episode_buffers
 from interop.datasets.progress import progress
 from interop.datasets.stored_episodes import stored_episodes
 from interop.datasets.value_spaces import fitted, space_of
-from interop.optional import required
-from interop.published import publish
+from interop.shared.published_folder import publish
 
 if TYPE_CHECKING:
     from gymnasium import Env, Space

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from interop.data.optional import required
 from interop.datasets.errors import CorruptDatasetError
-from interop.optional import required
 
 
 def frames_at(path: Path, times: Sequence[float], tolerance: float) -> Iterator[np.ndarray]:

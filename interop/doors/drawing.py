@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import bridge
+from interop.data import bridge
 from interop.doors.items import Items
 from interop.doors.programs import Entries, Programs
 

@@ -16,15 +16,16 @@ from torch import Tensor
 
 import fbuf
 from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
-from interop import bridge, compiled, randomness
+from interop.data import bridge, randomness
+from interop.data.keys import as_path
+from interop.data.numbers import not_negative, whole
 from interop.doors.drawing import Drawing
 from interop.doors.held_state import Handle, HeldState
 from interop.doors.items import item_of, items_of
 from interop.doors.programs import programs
 from interop.doors.slots import number_of, priorities_of, slots_of
-from interop.keys import as_path
-from interop.numbers import not_negative, whole
-from interop.samplers.given import one_for_each
+from interop.host import compiled
+from interop.samplers.validation import one_for_each
 
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
 

@@ -12,8 +12,8 @@ from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from interop import bridge
-from interop.codec import Layout, Path
+from interop.data import bridge
+from interop.data.layout import Layout, Path
 
 
 class Items:

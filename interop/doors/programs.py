@@ -10,9 +10,9 @@ from jax import Array
 
 import fbuf
 from fbuf import Draw, Fifo, Mixture, MixtureDraw, Shuffled, Slices
-from interop import compiled
-from interop.codec import Path
+from interop.data.layout import Path
 from interop.doors.items import Items
+from interop.host import compiled
 
 Leaves = tuple[Any, ...]
 Entries = dict[Path, Any]

@@ -9,7 +9,7 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from interop.samplers.given import flat_slots, good_priorities, of_coordinates, refuse_below
+from interop.samplers.validation import flat_slots, good_priorities, of_coordinates, refuse_below
 
 
 def number_of(member: int | None, buffer: fbuf.Buffer | fbuf.Mixture) -> int:

@@ -15,11 +15,12 @@ from torch import Tensor
 import fbuf
 from fbuf import trajectories
 from fbuf.samplers import slices
-from interop import bridge, compiled
 from interop import samplers as torch_side
-from interop.class_names import class_of
-from interop.codec import Path
-from interop.keys import as_path
+from interop.data import bridge
+from interop.data.class_names import class_of
+from interop.data.keys import as_path
+from interop.data.layout import Path
+from interop.host import compiled
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.markers import reads_rows
 from interop.storages import LazyFrameStorage, Storage, TensorStorage

@@ -11,11 +11,11 @@ import torch
 from tensordict import TensorDictBase
 
 from interop.buffers import TensorDictReplayBuffer
-from interop.class_names import class_of
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
+from interop.data.optional import required
 from interop.llm.memmaps import published, to_memmap
 from interop.llm.tokenizers import TensorDictTokenizer as TensorDictTokenizer
-from interop.numbers import whole
-from interop.optional import required
 from interop.samplers import SamplerWithoutReplacement
 from interop.storages import TensorStorage
 

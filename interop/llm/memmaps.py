@@ -11,9 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.numbers import whole
-from interop.published import RECORD, publish
-from interop.storages.folder import reserve_again
+from interop.data.numbers import whole
+from interop.shared.folder import reserve_again
+from interop.shared.published_folder import RECORD, publish
 
 _ROWS = 4096  # of a dataset that are in memory at once
 

@@ -7,9 +7,9 @@ from typing import Any
 from tensordict import TensorClass
 from torch import Tensor
 
+from interop.data.optional import required
 from interop.llm.dataset import StrPath, TokenizedDatasetLoader
 from interop.llm.tokenizers import TensorDictTokenizer
-from interop.optional import required
 
 _ROWS = 1000  # of a dataset that are read at once
 

@@ -9,12 +9,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional
 
+from interop.data.numbers import whole
+from interop.data.optional import required
 from interop.llm.kl import AdaptiveKLController as AdaptiveKLController
 from interop.llm.kl import ConstantKLController as ConstantKLController
 from interop.llm.kl import KLControllerBase
 from interop.llm.prompt import END_OF_TEXT, PromptData
-from interop.numbers import whole
-from interop.optional import required
 
 
 class Generation(NamedTuple):

@@ -15,8 +15,8 @@ from interop.maps.pending_steps import PendingSteps
 from interop.maps.query import QueryModule
 from interop.maps.tree import Path, Tree, node_data_of
 from interop.maps.tree_builder import build
+from interop.shared.thread_lock import Lock
 from interop.storages.lazy import LazyTensorStorage
-from interop.storages.lock import Lock
 
 _DEFAULT_SIZE = 1000
 Keys = NestedKey | Sequence[NestedKey]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from interop.keys import known_keys
+from interop.data.keys import known_keys
 
 Kinds = list[tuple[str, list[int]]]
 

@@ -16,8 +16,8 @@ from interop.checkpoint.component import described, state_for
 from interop.checkpoint.values import decode, encode
 from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
 from interop.maps.query import QueryModule
+from interop.shared.thread_lock import Lock
 from interop.storages.lazy import LazyTensorStorage
-from interop.storages.lock import Lock
 from interop.storages.storage import Storage
 
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.codec import Layout
+from interop.data.layout import Layout
 
 _MOST_STEPS = 1024
 _MOST_BYTES = 1 << 22

@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from interop.data.optional import required
 from interop.maps.tree import Path, Tree
-from interop.optional import required
 
 Labels = Callable[[Tree, Path], str]
 _FIGURES = ("tree", "box")

@@ -6,7 +6,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.postprocs import returns
 
 

@@ -9,25 +9,24 @@ from torch import Tensor, nn
 
 from fbuf import checks
 from interop.postprocs import returns
-from interop.postprocs.windows import Arrival, Frames, Keys, leaves, transitions
+from interop.postprocs.transitions import Arrival, Frames, Keys, leaves, rollout, transitions
 
 
 class MultiStep(nn.Module):
     """n-step returns of a rollout [*batch, time] (Sutton 1988): each step is taken together with those that follow.
 
-    Of step t are taken k = min(n_steps, steps to the end of its trajectory) steps; a trajectory ends where ("next", "done")
-    is true, and with the rollout. Then
+    A transition from step t has k = min(n_steps, steps to the end of its trajectory) steps; a trajectory ends where
+    ("next", "done") is true, and with the rollout. Then
 
-    - ("next", "reward") is the sum of gamma**i * reward[t + i], i < k; what it was is ("next", "original_reward").
+    - ("next", "reward") is the sum of gamma**i * reward[t + i], i < k; the reward itself is ("next", "original_reward").
     - the other entries under "next" are those of step t + k - 1; "done", "terminated" and "truncated" stay those of step t
-      unless `last_flags`. The target reward + gamma**k * (1 - terminated) * value of what is arrived at needs those of
-      step t + k - 1: `last_flags=True`, or flags that are looked up otherwise.
+      unless `last_flags`. The target reward + gamma**k * (1 - terminated) * value needs those of step t + k - 1.
     - "steps_to_next_obs" is k (int64), "gamma" is gamma**k (float32), "nonterminal" is k > 1, of the shape of the rollout;
       where flags are of agents, [*batch, time, *agents], of theirs.
-    - frames whose mask, ("collector", "mask"), is False are padding: never "nonterminal", and no window reaches into them.
+    - frames whose mask, ("collector", "mask"), is False are padding: never "nonterminal", and no transition reaches them.
 
-    What comes back is another tensordict; that of the caller stays as it is. Integer rewards give floats, others those of
-    their dtype. Gradients flow from returns to rewards. O(steps * log n_steps).
+    The result is another tensordict. Integer rewards give floats, others those of their dtype. Gradients flow from returns
+    to rewards. O(steps * log n_steps).
 
     Args:
         gamma: discount, from 0 to 1.
@@ -35,8 +34,8 @@ class MultiStep(nn.Module):
         last_flags: whether the flags under "next" are those of step t + k - 1, too.
 
     Attributes:
-        reward_keys, done_key, done_keys: under "next"; the entry for each reward, where trajectories end, and what other
-            flags there are. With several rewards what they were is "original_<name>" beside each.
+        reward_keys, done_key, done_keys: under "next"; the entry for each reward, where trajectories end, and other flags.
+            With several rewards the original ones are "original_<name>" beside each.
         mask_key: of the mask.
 
     KeyError for a missing entry, RuntimeError for entries that do not fit flags of agents.
@@ -74,29 +73,19 @@ class MultiStep(nn.Module):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The transitions of a rollout."""
         following = rollout(self, tensordict).get("next", None)
-        keys = Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key, self.last_flags)
+        keys, mask = Keys.of(self), tensordict.get(self.mask_key, None)
         given = dict(leaves(following, ("next",))) if is_tensor_collection(following) else {}
-        mask = tensordict.get(self.mask_key, None)
         frames = Frames(given if mask is None else {**given, keys.mask: mask}, tensordict.batch_size)
-        made = transitions(frames, keys, self._gamma, self.n_steps)
+        made, steps = transitions(frames, keys, self._gamma, self.n_steps, frames.count)
         data = tensordict.clone(recurse=False)
         if frames.batch.numel():
-            arrival = Arrival(made.steps, frames.time, 0, frames.count, self.n_steps)
+            arrival = Arrival(steps, frames.time, 0, frames.count, self.n_steps)
             for path, leaf in given.items():
                 if keys.arrive(path):
                     data.set(path, arrival.of(path, None, leaf) if isinstance(leaf, Tensor) else leaf[arrival.index()])
-        for path, leaf in made.entries(frames.count).items():
+        for path, leaf in made.items():
             data.set(path, leaf)
         return data
 
     def extra_repr(self) -> str:
         return f"gamma={self._gamma}, n_steps={self.n_steps}" + (", last_flags=True" if self.last_flags else "")
-
-
-def rollout(module: nn.Module, data: Any) -> TensorDictBase:
-    """The data. TypeError for what is no tensordict, ValueError for one without a dim of time."""
-    if not is_tensor_collection(data):
-        raise TypeError(f"{type(module).__name__} takes a tensordict, got {type(data).__name__}")
-    if not data.ndim:
-        raise ValueError(f"{type(module).__name__} takes a tensordict whose last dim is time, got one without any dim")
-    return data

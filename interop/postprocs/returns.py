@@ -14,9 +14,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 import fbuf
-from interop import bridge
-from interop.compiled import _OPTIONS
-from interop.keys import known_keys
+from interop.data import bridge
+from interop.data.keys import known_keys
+from interop.host.compiled import _OPTIONS
 
 
 def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int) -> tuple[Tensor, Tensor, Tensor]:

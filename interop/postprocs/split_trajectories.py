@@ -15,7 +15,7 @@ from tensordict import (
 )
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.ted.entries import Path, shown
 from interop.ted.gathered import nested, sizes
 from interop.ted.row_values import dense, fresh_zeros, whole

@@ -14,7 +14,7 @@ import torch
 
 from fbuf.checkpoint import CheckpointError, load
 from interop.buffers import ReplayBuffer
-from interop.codec import Layout
+from interop.data.layout import Layout
 from interop.remote.errors import RemoteTimeoutError
 from interop.remote.shard import Shard
 from interop.remote.shards import NOTHING, Facts, RestartedError, coordinated

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from interop.class_names import class_of
-from interop.optional import required
+from interop.data.class_names import class_of
+from interop.data.optional import required
 from interop.remote.cluster import options_of
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Writing, load
 from fbuf.checkpoint.writing import flush
-from interop.pytrees import length_of
+from interop.data.pytrees import length_of
 from interop.remote.errors import RemoteTimeoutError
 from interop.remote.gathering import rows_at, together
 from interop.remote.shards import Call, Shards

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from interop.pytrees import each_leaf, length_of
+from interop.data.pytrees import each_leaf, length_of
 from interop.remote.joining import placed
 
 

@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
-from interop import randomness
 from interop.buffers.tensordict_buffer import include
-from interop.pytrees import row_of
+from interop.data import randomness
+from interop.data.pytrees import row_of
 from interop.remote.shares import rescale
 from interop.samplers.shares import Share
 

@@ -16,12 +16,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop import randomness
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
 from interop.buffers.places import as_key, is_all
-from interop.index import as_int
-from interop.numbers import whole
-from interop.pytrees import length_of
+from interop.data import randomness
+from interop.data.index import as_int
+from interop.data.numbers import whole
+from interop.data.pytrees import length_of
 from interop.remote import cluster
 from interop.remote.checkpoints import restore, save
 from interop.remote.errors import RemoteError

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import Turn
-from interop.class_names import class_of
+from interop.data.class_names import class_of
 from interop.remote.epochs import Planned
 from interop.remote.joining import Drawn
 from interop.remote.places import to_global

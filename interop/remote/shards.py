@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.optional import required
-from interop.pytrees import each_leaf
+from interop.data.optional import required
+from interop.data.pytrees import each_leaf
 from interop.remote.errors import RemoteError, RemoteTimeoutError, ShardLostError
 from interop.remote.wire import Wire
 

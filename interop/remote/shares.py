@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from interop import randomness
+from interop.data import randomness
 from interop.samplers.shares import Share
 
 

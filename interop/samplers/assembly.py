@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from interop.codec import Branch, Layout, Leaf, of_entries
-from interop.keys import as_path
+from interop.data.keys import as_path
+from interop.data.layout import Branch, Layout, Leaf, of_entries
+from interop.data.varied import Varied
+from interop.host.rows import TorchRows
 from interop.storages import TensorStorage
-from interop.storages.rows import TorchRows
-from interop.varied import Varied
 
 _KEPT = 8  # kinds of batches
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers, permutation
-from interop.class_names import class_of
-from interop.numbers import whole
-from interop.processes import starting_a_worker
-from interop.samplers.given import flat_slots
+from interop.data import randomness
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
 from interop.samplers.sampler import Sampler
+from interop.samplers.validation import flat_slots
+from interop.shared.processes import starting_a_worker
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
 from interop.writers import RoundRobinWriter, Writer
 

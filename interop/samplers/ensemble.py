@@ -11,13 +11,13 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import Fields
-from interop import randomness
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, as_tensors, is_users, together
-from interop.class_names import class_of
-from interop.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
-from interop.numbers import whole
+from interop.data import randomness
+from interop.data.class_names import class_of
+from interop.data.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
+from interop.data.numbers import whole
 from interop.samplers.sampler import Sampler, draw_by
 from interop.storages import Storage, StorageEnsemble
 

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import columns
+from interop.host.rows import TorchRows
 from interop.samplers.markers import leaf_of, reads_rows
-from interop.storages import Storage
-from interop.storages.rows import TorchRows
+from interop.storages import Storage, columns
 
 
 def flags_at(

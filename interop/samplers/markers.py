@@ -9,10 +9,9 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop import columns
-from interop.keys import as_path
-from interop.storages import ListStorage, Storage, TensorStorage
-from interop.storages.rows import TorchRows
+from interop.data.keys import as_path
+from interop.host.rows import TorchRows
+from interop.storages import ListStorage, Storage, TensorStorage, columns
 
 DONE = ("next", "done")
 _FOUND_BY_DEFAULT: tuple[tuple[Any, bool], ...] = ((("collector", "traj_ids"), True), ("episode", True), (DONE, False))

@@ -1,14 +1,9 @@
 """What memory samplers take beside the items of a storage."""
 
-import jax
-import torch
-
 from fbuf import free_memory
 from fbuf.memory_plan import Share, shares_of
-from interop import bridge
 from interop.samplers.consuming import ConsumingSampler
 from interop.samplers.prioritized import PrioritizedSampler
-from interop.samplers.prioritized_slices import PrioritizedSliceSampler
 from interop.samplers.sampler import Sampler
 from interop.samplers.slices import SliceSampler
 from interop.samplers.staleness import StalenessAwareSampler
@@ -44,17 +39,9 @@ def _of_slots(key: str, size: int) -> Share:
 
 def _priorities(sampler: PrioritizedSampler, storage: Storage, capacity: int) -> list[Share]:
     """The priorities and the tree over them, which are made at the first write."""
-    device = sampler._wanted_device or getattr(storage, "device", None)
-    seen = isinstance(device, torch.device) and bridge.jax_device(device) is not None
-    place = planning.place_of(device) if seen and device is not None else free_memory.HOST
-    state = sampler._state
-    if state is None:
-        capacity = max(sampler.max_size, capacity)
-        rule = sampler.rule
-        make = rule.init_excluding if isinstance(sampler, PrioritizedSliceSampler) else rule.init
-        with bridge.exact():
-            state = jax.eval_shape(lambda: make(capacity))
+    device = sampler.placed_on(storage)
+    place = free_memory.HOST if device is None else planning.place_of(device)
     return [
         Share(PART, f".{share.part}{share.key}", place, share.bytes, share.shape, share.dtype)
-        for share in shares_of(state, place)
+        for share in shares_of(sampler.memory(capacity), place)
     ]

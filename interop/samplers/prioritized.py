@@ -12,22 +12,28 @@ from torch import Tensor
 
 import fbuf
 from fbuf import priority_tree
-from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
-from interop.interrupts import uninterrupted
-from interop.numbers import not_negative, whole
-from interop.processes import may_use_jax, starting_a_worker
-from interop.samplers import kept_priorities, late, priority_draws, priority_states
-from interop.samplers.drawing import DrawingSampler
-from interop.samplers.given import Waiting, flat_slots, good_priorities, one_for_each, padded_slots, refuse_below
-from interop.samplers.lent import Lent
+from interop.data import bridge
+from interop.data.numbers import not_negative, whole
+from interop.host.device_priorities import DevicePriorities
+from interop.host.priorities import HostPriorities, Priorities, PriorityValues
+from interop.samplers import priority_states
+from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.shares import Share
+from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
+from interop.shared.interrupts import uninterrupted
+from interop.shared.processes import may_use_jax, starting_a_worker
+from interop.shared.thread_lock import Lock
 from interop.storages import Storage
-from interop.storages.lock import Lock
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether updates on a device are not waited for."""
+    return device.type != "cpu"
 
 
 class PrioritizedSampler(DrawingSampler):
@@ -48,7 +54,7 @@ class PrioritizedSampler(DrawingSampler):
     """
 
     KEPT = True  # whether a storage in files keeps the priorities, too
-    _kept: KeptPriorities | None = None
+    _EXCLUDES = False  # whether some items may be excluded from draws
 
     def __init__(
         self,
@@ -66,34 +72,37 @@ class PrioritizedSampler(DrawingSampler):
             raise ValueError(f"max_capacity must be at most {priority_tree.LARGEST}, got {max_capacity}")
         if dtype not in _DTYPES:
             raise NotImplementedError(f"priorities can be torch.float32 or torch.float64, got {dtype}")
-        self.rule = fbuf.Prioritized(
+        self.rule = fbuf.Prioritized(  # alpha is not in it: it may change without a new trace
             eps=not_negative("eps", eps),
             new_items="highest_stored" if max_priority_within_buffer else "highest_ever",
             dtype=_DTYPES[dtype],  # type: ignore[arg-type]  # one of the two literals
         )
-        self._alpha = _alpha(alpha)  # in the state, not in the rule: it may change without a new trace
+        self._alpha = _alpha(alpha)
         self.beta = beta
         self.reduction = reduction
         self.dtype = dtype
-        self._wanted_device = torch.device(device) if device is not None else None
-        if self._wanted_device is not None and bridge.jax_device(self._wanted_device) is None:
-            raise RuntimeError(
-                f"JAX does not see the device {self._wanted_device}: install a JAX that does, or use the CPU"
-            )
+        self._device = (
+            torch.device(device) if device is not None else None
+        )  # None: that of the storage, once it is known
+        if self._device is not None and bridge.jax_device(self._device) is None:
+            raise RuntimeError(f"JAX does not see the device {self._device}: install a JAX that does, or use the CPU")
         self._lock = Lock()
         self._pid = os.getpid()
-        self._has_storage = False  # whether it was told how many items there are
-        self._clear()
+        self._has_storage = False
+        self._kept: KeptPriorities | None = None
+        self._held = self._made(self.rule, self._max_capacity, self._alpha)
 
-    def _clear(self) -> None:
-        with self._lock:
-            self._state = None
-            self._filled = 0  # slots below this have a priority
-            self._highest: Any = np.dtype(self.rule.dtype).type(1)
-            self._waiting = Waiting(self.rule.dtype)
-            self._refusals = late.Refusals()
+    def _made(self, rule: fbuf.Prioritized, capacity: int, alpha: float) -> Priorities:
+        """Priorities of no items, where they are to be."""
+        if is_accelerator(self.device):
+            return DevicePriorities(rule, capacity, alpha, self._EXCLUDES, self.device)
+        return HostPriorities(rule, capacity, alpha, self._EXCLUDES)
 
-    # ------------------------------------------------------------------ what it stands at
+    def _replace(self, held: Priorities) -> None:
+        """Have other priorities, of which none is excluded from draws."""
+        self._held = held
+
+    # ------------------------------------------------------------------ parameters and priorities
 
     @property
     def max_size(self) -> int:
@@ -103,7 +112,7 @@ class PrioritizedSampler(DrawingSampler):
     @property
     def device(self) -> torch.device:
         """Where the priorities are."""
-        return self._wanted_device or torch.device("cpu")
+        return self._device or torch.device("cpu")
 
     @property
     def alpha(self) -> float:
@@ -114,9 +123,8 @@ class PrioritizedSampler(DrawingSampler):
     def alpha(self, value: float) -> None:
         value = _alpha(value)
         with self._lock:
-            if self._state is not None and value != self._alpha:
-                with bridge.exact():
-                    self._lend(compiled.reweight, np.asarray(value, self.rule.dtype))
+            if value != self._alpha:
+                self._held.reweight(value)
             self._alpha = value
 
     @property
@@ -135,50 +143,21 @@ class PrioritizedSampler(DrawingSampler):
 
     @property
     def state(self) -> fbuf.PrioritizedState | None:
-        """The functional state with everything given so far; None before the first item.
+        """The functional state of all items; None before the first item. O(capacity).
 
         The next write or draw takes its memory over: copy what is to be kept.
         """
         with self._lock:
-            self._apply()
-            return self._state
-
-    @property
-    def _state(self) -> fbuf.PrioritizedState | None:
-        """The state without what waits."""
-        state: fbuf.PrioritizedState | None = self._lent.state
-        return state
-
-    @_state.setter
-    def _state(self, state: fbuf.PrioritizedState | None) -> None:
-        self._room = 0  # slots that the state has; 0 as long as there may be none
-        self._lent = Lent(state)
-        if state is not None:
-            self._room = state.tree.capacity
-
-    def _lend(self, program: Any, *given: Any) -> tuple[Any, ...]:
-        """Have a program of `compiled` take the state over; what it returns besides."""
-        self.refuse_a_stranger()  # whom it would never end for
-        return self._lent.to(program, self.rule, given)
-
-    @property
-    def _waits(self) -> bool:
-        """Whether priorities may wait: not where each one can change what the next new item gets by more than itself.
-
-        Nor on an accelerator, which works on what it is given while the host goes on.
-        """
-        return self.rule.new_items == "highest_ever" and not self._runs_ahead
-
-    @property
-    def _runs_ahead(self) -> bool:
-        """Whether nobody waits for the device where the priorities are."""
-        return self._wanted_device is not None and self._wanted_device.type != "cpu"
+            if not self._held.size:
+                return None
+            self.refuse_a_stranger()
+            return self._held.functional()
 
     @property
     def default_priority(self) -> float:
         """The priority of the next new item."""
         with self._lock:
-            return self._top()[0]
+            return self._held.highest()[0]
 
     @property
     def highest(self) -> float | None:
@@ -192,36 +171,44 @@ class PrioritizedSampler(DrawingSampler):
         for a priority that `update_priority` refuses.
         """
         top = self.checked(priority).max()
-        with self._lock, uninterrupted():
+        with self._lock:
             if self.highest is not None and top > self.highest:
-                none = np.full(1, -1)
-                self._raise(none, top, top)
-                if self._kept is not None and self._kept.are_of(self):
-                    self._kept.give(none[:0], top, *self._top())
+                self._set(np.zeros(0, np.int32), np.zeros(0, self.rule.dtype), top)
 
     @property
     def priorities(self) -> Tensor:
         """A copy of the priorities of all stored items, as they were given, before eps and alpha."""
         with self._lock:
-            self._apply()
-            if self._state is None:
-                return torch.zeros(0, dtype=self.dtype, device="cpu")
-            return bridge.to_torch(self._state.priorities, copy=False)[: self._filled].clone()
+            return torch.from_numpy(self._held.values.given).to(self.device)
+
+    def placed_on(self, storage: Storage) -> torch.device | None:
+        """The device where the priorities of items of this storage are to be; None for one that JAX does not see."""
+        device = self._device or getattr(storage, "device", None)
+        return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else None
+
+    def memory(self, capacity: int) -> Any:
+        """Shapes and dtypes of the arrays over the slots of a storage of so many items."""
+        with self._lock:
+            return self._made(self.rule, max(self._held.capacity, capacity), self._alpha).memory()
 
     # ------------------------------------------------------------------ draws
 
     def _draw(
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
-        return priority_draws.draw(self, storage, batch_size, key, items)
-
-    def ready(self, storage: Storage | None) -> fbuf.PrioritizedState:
-        """The state with everything given so far, over at least the slots of the storage; made at the first use."""
+        size = stored(storage)
         with self._lock:
-            self._make(storage)
-            self._apply()
-            assert self._state is not None
-            return self._state
+            if size > self._held.size:
+                self.take_over(storage)  # rows that came by another way than through a buffer
+            elif size < self._held.size:
+                raise RuntimeError(
+                    f"there are priorities of {self._held.size} items, and {size} items are stored: load a checkpoint of "
+                    "the whole buffer, or empty() it"
+                )
+            self._prepare(storage)
+            lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
+            slots, weights, leaves = self._held.sample(key, batch_size, size, self._beta, items, lanes)
+        return slots, {"priority_weight": weights}, leaves
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The sum and the smallest of (priority + eps) ** alpha. Waits for the device where the priorities are."""
@@ -229,23 +216,14 @@ class PrioritizedSampler(DrawingSampler):
             return Share(0, 0.0, beta=self.beta, highest=self.highest)
         with self._lock:
             self.take_over(storage)
-            with bridge.exact():
-                total, smallest = np.asarray(compiled.masses(self.ready(storage).tree)).tolist()
-            return Share(size, total, smallest, self.beta, highest=self.highest)
+            self._prepare(storage)
+            return Share(size, *self._held.masses(), self.beta, highest=self.highest)
 
-    def _apply(self) -> None:
-        """Bring the waiting priorities into the tree."""
-        if self._waiting.count and self._room:
-            with bridge.exact():
-                for part in self._waiting.parts():
-                    self._lend(compiled.assign if self._waits else compiled.update, *part, self._highest)
-            self._waiting.clear()
-
-    def _give(self, slots: np.ndarray, values: Any) -> None:
-        """Have priorities wait for the next draw, or for enough of them, where they may wait."""
-        self._waiting.add(slots, values)
-        if not self._waits or self._waiting.count >= Waiting.ENOUGH:
-            self._apply()
+    def exclude(self, slots: np.ndarray, allowed: np.ndarray, storage: Storage) -> None:
+        """Allow stored items to be drawn, or not; for subclasses that say so by `_EXCLUDES`."""
+        with self._lock:
+            self._prepare(storage)
+            self._held.exclude(slots, allowed)
 
     def refuse_a_stranger(self) -> None:
         if os.getpid() != self._pid or not may_use_jax():
@@ -255,45 +233,40 @@ class PrioritizedSampler(DrawingSampler):
                 "with sync=False for workers that write"
             )
 
-    def _make(self, storage: Storage | None) -> None:
-        """Make the state, if there is none."""
+    def _prepare(self, storage: Storage | None) -> None:
+        """Have slots for every item of the storage, on its device if no other one was asked for."""
         self.refuse_a_stranger()
-        capacity = self._max_capacity
-        if storage is not None:
-            if not self._has_storage or self._wanted_device is None:
-                self._has_storage = True
-                priority_states.follow_device(self, storage)
-            capacity = max(capacity, storage.max_size)
-        if self._room >= capacity:
+        if storage is None:
             return
-        if self._state is not None:  # it was loaded from a smaller one
-            self._refill(priority_states.saved(self, self._state), capacity)
-            return
-        self._state = priority_states.fresh(self, capacity)
-
-    def _refill(self, saved: Mapping[str, Any], capacity: int) -> None:
-        """Have the state of saved priorities, over so many slots."""
-        self._state = priority_states.refilled(self, saved, capacity, self.rule, self._alpha)
-        self._all_drawable()
-
-    def _all_drawable(self) -> None:
-        """The state was made anew, in which nothing is excluded from being drawn."""
-
-    def _fresh(self, rule: fbuf.Prioritized, capacity: int) -> fbuf.PrioritizedState:
-        """A state of no items."""
-        return compiled.init(rule, capacity)
+        self._has_storage = True
+        if self._device is None and (device := self.placed_on(storage)) is not None:
+            self._device = device
+            if is_accelerator(device):
+                held = self._made(self.rule, self._held.capacity, self._alpha)
+                held.load(self._held.values)
+                self._replace(held)
+        if storage.max_size > self._held.capacity:
+            self._held.reserve(storage.max_size)
 
     # ------------------------------------------------------------------ priorities
 
-    def _keep(self, storage: Storage | None) -> None:
-        if storage is not None and (kept := storage._keeps_priorities()) is not None and kept is not self._kept:
-            kept_priorities.keep(self, storage, kept)
+    def _keep(self, storage: Storage) -> None:
+        """Keep the priorities in the files of the storage; begin with those that an earlier process left there."""
+        kept = storage.kept_priorities()
+        if kept is None or kept is self._kept:
+            return
+        self._kept = kept
+        if kept.bind(self) and not self._held.size and len(storage):
+            found = kept.read(len(storage))
+            given = good_priorities(found.given, self.rule.dtype)[0]
+            self._prepare(storage)
+            self._held.load(PriorityValues(given, found.highest, found.highest_slot))
+        else:
+            self._keep_all()
 
-    def _top(self) -> tuple[float, int]:
-        """What new items get, and the slot of the item that it is of, or -1."""
-        if self._waits or self._state is None:
-            return float(self._highest), -1
-        return float(np.asarray(self._state.highest)), int(np.asarray(self._state.highest_slot))
+    def _keep_all(self) -> None:
+        if self._kept is not None:
+            self._kept.give_all(self, self._held.values)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored.
@@ -307,33 +280,32 @@ class PrioritizedSampler(DrawingSampler):
         if low < 0:
             slots = slots[slots >= 0]
         with self._lock:
-            self._make(storage)
-            self._keep(storage)
-            limit = self._room
+            had_storage = self._has_storage
+            self._prepare(storage)
             if storage is not None:
-                limit = min(limit, len(storage))
-            elif self._has_storage:
-                limit = self._filled
+                self._keep(storage)
+                limit = min(self._held.capacity, len(storage))
+            else:
+                limit = self._held.size if had_storage else self._held.capacity
             if high >= limit:
                 raise IndexError(f"index {high} is out of range: {limit} items can have a priority")
-            if self._waits:
-                self._give(slots, self._highest)
-                if self._kept is not None and self._kept.are_of(self):
-                    self._kept.begin(slots, self._highest)
+            if self._kept is None:
+                self._held.written(slots)
+                return
+            before = self._held.highest()
+            self._held.written(slots)
+            after = self._held.highest()
+            if after == before:
+                self._kept.begin(self, slots, before[0])
             else:
-                value = self.default_priority if self._kept is not None else None
-                with bridge.exact():
-                    self._lend(compiled.written, padded_slots(slots))
-                if self._kept is not None and self._kept.are_of(self):
-                    self._kept.give(slots, value, *self._top())
-            self._filled = max(self._filled, high + 1)
+                self._kept.give(self, slots, before[0], *after)
 
     def take_over(self, storage: Storage) -> None:
         """Give rows that are stored and have no priority yet the default one."""
         with self._lock:
             self._keep(storage)
-        if len(storage) > self._filled:
-            self.mark_update(np.arange(self._filled, len(storage)), storage=storage)
+        if len(storage) > self._held.size:
+            self.mark_update(np.arange(self._held.size, len(storage)), storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give stored items new priorities. Of equal indices the last wins; entries of -1 are ignored.
@@ -349,7 +321,7 @@ class PrioritizedSampler(DrawingSampler):
         Where priorities, index and sampler are on one accelerator it is not waited for: what would be an IndexError or a
         ValueError is a ValueError of a later call, and nothing of that update was taken.
         """
-        if self._runs_ahead and late.took(self, index, priority, storage):
+        if self._kept is None and self._held.update_async(index, priority):
             return
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)
@@ -357,50 +329,65 @@ class PrioritizedSampler(DrawingSampler):
         refuse_below(low)
         if high < 0:
             return
-        if high >= self._filled:
-            raise IndexError(f"index {high} is out of range: {self._filled} items are stored")
+        if high >= self._held.size:
+            raise IndexError(f"index {high} is out of range: {self._held.size} items are stored")
         if low < 0:
             slots, values = slots[slots >= 0], values[slots >= 0]
             top = values.max()
         with self._lock:
-            self._make(storage)
-            if self._kept is None:
-                self._raise(slots, values, top)
-                return
-            with uninterrupted():  # here as there, or not at all
-                self._raise(slots, values, top)
-                if self._kept.are_of(self):
-                    self._kept.give(slots, values, *self._top())
+            self._prepare(storage)
+            self._set(slots, values, top)
 
-    def _raise(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
-        """Give priorities, of which `top` is the highest."""
-        if top > self._highest:
-            self._highest = top
-        self._give(slots, values)
+    def _set(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:
+        """Set priorities of which `top` is the highest, in the files too."""
+        if self._kept is None:
+            self._held.update(slots, values, top)
+            return
+        with uninterrupted():  # in both or in none
+            self._held.update(slots, values, top)
+            self._kept.give(self, slots, values, *self._held.highest())
 
     def checked(self, priority: Any) -> np.ndarray:
         """The priorities as they would be kept. The errors of `update_priority` for values that would be refused."""
         return good_priorities(priority, self.rule.dtype)[0]
 
     def _empty(self) -> None:
-        self._clear()
-        self._kept = None
+        with self._lock:
+            self._replace(self._made(self.rule, self._max_capacity, self._alpha))
+            self._kept = None
 
     # ------------------------------------------------------------------ checkpoints
 
+    def _parameters(self) -> dict[str, Any]:
+        rule = self.rule
+        own = {"alpha": self._alpha, "beta": self._beta, "eps": rule.eps, "reduction": self.reduction}
+        return {**own, "max_capacity": self._max_capacity, "new_items": rule.new_items}
+
     def _entries(self) -> dict[str, Any]:
         with self._lock:
-            self._apply()
-            return priority_states.saved(self, self._state)
+            return priority_states.saved(self._parameters(), self._held)
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        return priority_states.loading(self, entries, rule)
+        loaded = priority_states.checked(entries, rule, self._parameters(), self._held)
+        entries.settle()  # before anything is built
+        if loaded.values.given.size:
+            self.refuse_a_stranger()
+        held = self._made(loaded.rule, loaded.capacity, loaded.alpha)
+        held.load(loaded.values)
+
+        def put() -> None:
+            with self._lock:
+                self.rule, self._alpha, self.beta, self.reduction = held.rule, held.alpha, loaded.beta, loaded.reduction
+                self._replace(held)
+                self._keep_all()
+
+        return put
 
     def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        return priority_states.told(state)
+        return priority_states.as_dict(state)
 
     def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        return priority_states.asked(self, given)
+        return priority_states.of_dict(given, self._parameters(), type(self).__name__)
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():
@@ -409,15 +396,10 @@ class PrioritizedSampler(DrawingSampler):
                 "PrioritizedReplayBuffer or TensorDictPrioritizedReplayBuffer with sync=False for workers that write"
             )
         with self._lock:
-            self._apply()
-            own = Lent(jax.tree.map(np.array, self._state)), copy.copy(self._waiting)
-            return {**super().__getstate__(), "_lent": own[0], "_waiting": own[1], "_kept": None}
+            return {**super().__getstate__(), "_held": copy.copy(self._held), "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid())
-        if self._state is not None:
-            with bridge.exact():
-                self._state = jax.device_put(self._state, bridge.jax_device(self.device))
 
     def __repr__(self) -> str:
         return (

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fbuf
-from interop import bridge, compiled
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, together
+from interop.host.priorities import Priorities
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.shares import Share
 from interop.samplers.slice_starts import starts_of
@@ -93,15 +92,20 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             max_priority_within_buffer=max_priority_within_buffer,
         )
 
-    def _fresh(self, rule: fbuf.Prioritized, capacity: int) -> fbuf.PrioritizedState:
-        empty: fbuf.PrioritizedState = compiled.init_excluding(rule, capacity)
-        return empty
+    _EXCLUDES = True
+
+    def _replace(self, held: Priorities) -> None:
+        super()._replace(held)
+        self._allow_all()
+
+    def _allow_all(self) -> None:
+        self._starts: Any = None  # what `_allowed` was found for
+        self._allowed: np.ndarray = np.zeros(0, np.bool_)  # by slot
 
     def _forget(self) -> None:
         super()._forget()
         self._of: Any = None  # the storage whose items have the priorities
-        self._starts: Any = None  # what `_allowed` was found for
-        self._allowed: np.ndarray = np.zeros(0, np.bool_)  # by slot
+        self._allow_all()
 
     def _empty(self) -> None:
         SliceSampler._empty(self)
@@ -148,7 +152,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _allow(self, storage: Storage, length: int) -> None:
         """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""
-        self._make(storage)
         index, right = self._index, self.span[1]
         need = min(2, length) if right is True else length - int(right)
         wanted = (index, index.rebuilt, need, length)
@@ -166,16 +169,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         slots, allowed = slots[changed], allowed[changed]
         self._starts = (wanted, index.now, index.version)
         if slots.size:
-            self.ready(storage)
             self._allowed[slots] = allowed
-            with bridge.exact():
-                told = compiled.padded(slots.astype(np.int32)), compiled.padded(allowed)
-                self._lend(compiled.exclude, *told)
+            self.exclude(slots, allowed, storage)
 
     # ------------------------------------------------------------------ checkpoints
-
-    def _all_drawable(self) -> None:
-        self._starts, self._allowed = None, np.zeros(0, np.bool_)
 
     def _entries(self) -> dict[str, Any]:
         return {**SliceSampler._entries(self), **PrioritizedSampler._entries(self)}
@@ -197,9 +194,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def __setstate__(self, state: dict[str, Any]) -> None:
         PrioritizedSampler.__setstate__(self, state)
         self._forget()
-        if self._state is not None:
-            assert self._state.excluded is not None
-            self._allowed = ~np.asarray(self._state.excluded)
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"

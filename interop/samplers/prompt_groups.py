@@ -10,18 +10,18 @@ import jax
 import numpy as np
 import torch
 
-from interop import columns, randomness
 from interop.checkpoint.members import loading_members, saved_members
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, integers, key_of
-from interop.class_names import class_of
-from interop.numbers import whole
-from interop.processes import starting_a_worker
+from interop.data import randomness
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.given import flat_slots
 from interop.samplers.groups import Group, Groups, Id
 from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
-from interop.storages import Storage
+from interop.samplers.validation import flat_slots
+from interop.shared.processes import starting_a_worker
+from interop.storages import Storage, columns
 from interop.storages.following import edited
 
 _NONE = np.zeros(0, np.int64)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import Fields
-from interop import randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
-from interop.numbers import whole
+from interop.data import randomness
+from interop.data.numbers import whole
+from interop.host.rows import TorchRows
 from interop.samplers.assembly import Assemblies
 from interop.samplers.boundaries import Boundaries
 from interop.samplers.drawing import DrawingSampler, stored, unravel
@@ -21,7 +22,6 @@ from interop.samplers.markers import Markers
 from interop.samplers.shares import Share
 from interop.samplers.telling import Slices, Telling
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
-from interop.storages.rows import TorchRows
 from interop.writers import TensorDictMaxValueWriter
 
 _NOTHING: dict[Any, Any] = {}

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import columns, randomness
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of
-from interop.numbers import whole
+from interop.data import randomness
+from interop.data.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
-from interop.storages import Storage
+from interop.storages import Storage, columns
 from interop.storages.following import standing
 
 _FARTHEST = 2**62  # of versions, so that differences are exact

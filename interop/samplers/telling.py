@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.samplers.flags import flags_at
 from interop.storages import Storage, TensorStorage
 

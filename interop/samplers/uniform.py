@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 import fbuf
-from interop import bridge, compiled, randomness
-from interop.processes import may_use_jax
+from interop.data import bridge, randomness
+from interop.host import compiled
 from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.shares import Share
+from interop.shared.processes import may_use_jax
 from interop.storages import Storage
 
 _CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from interop.bridge import DTYPES, FROM_NUMPY
+from interop.data.bridge import DTYPES, FROM_NUMPY
 from interop.specs.bounded import Bounded, Unbounded
 from interop.specs.categorical import Binary, Categorical
 from interop.specs.composite import Composite

@@ -6,7 +6,7 @@ import jax
 import torch
 
 from fbuf import checks
-from interop.bridge import DTYPES, FROM_NUMPY
+from interop.data.bridge import DTYPES, FROM_NUMPY
 from interop.specs.bounded import Unbounded
 from interop.specs.categorical import Categorical
 from interop.specs.composite import Composite

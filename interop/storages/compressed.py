@@ -21,8 +21,8 @@ from fbuf.memory_plan import Share
 from interop.checkpoint import list_states
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer
 from interop.checkpoint.plain_values import plain
-from interop.codec import unchecked
-from interop.pytrees import each_leaf
+from interop.data.layout import unchecked
+from interop.data.pytrees import each_leaf
 from interop.storages.compressed_states import Check
 from interop.storages.lists import ListStorage
 from interop.storages.zstd import Zstd

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from interop.checkpoint import tensor_states
 from interop.checkpoint.rule import EXACT, Rule
-from interop.codec import Layout
-from interop.interrupts import uninterrupted
-from interop.processes import starting_a_worker
-from interop.shared_int import LocalInt, SharedInt
-from interop.storages import maps
-from interop.storages.jax_rows import JaxRows, rows_in_jax
-from interop.storages.rows import Rows, TorchRows
+from interop.data.layout import Layout
+from interop.host import maps
+from interop.host.device_rows import JaxRows, rows_in_jax
+from interop.host.rows import Rows, TorchRows
+from interop.shared.interrupts import uninterrupted
+from interop.shared.processes import starting_a_worker
+from interop.shared.shared_int import LocalInt, SharedInt
 from interop.storages.storage import Storage
 
 

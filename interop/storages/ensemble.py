@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import StorageEnsembleCheckpointer
-from interop.members import is_all, named, of_kind, unwrapped
+from interop.data.members import is_all, named, of_kind, unwrapped
 from interop.storages import planning
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose, as_chain

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop import bridge
-from interop.index import as_int, flat_slots, whole_rows
-from interop.shared_int import SharedInt, in_shared_memory
+from interop.data import bridge
+from interop.data.index import as_int, flat_slots, whole_rows
+from interop.host.rows import TorchRows, _extents, _Items, _on_host
+from interop.shared.shared_int import SharedInt, in_shared_memory
 from interop.storages.frame_scheme import OPEN, Plan, Scheme, bits, planned, refuse_strangers
-from interop.storages.rows import TorchRows, _extents, _Items, _on_host
 
 # Counts: the row that is written next, rows stored, where in the ring of frames the next row begins, finals that are
 # free again, finals ever used.

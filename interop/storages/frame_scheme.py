@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop import bridge
-from interop.codec import LeafSpec
+from interop.data import bridge
+from interop.data.layout import LeafSpec
 from interop.storages import planning
 from interop.storages.lazy import _zeros
 

@@ -10,14 +10,14 @@ from tensordict import TensorDict
 from fbuf.memory_plan import Share
 from interop.checkpoint.frame_states import frames_of, restoring_frames, restoring_frames_of, saved_frames
 from interop.checkpoint.rule import EXACT, Rule
-from interop.codec import Layout
-from interop.keys import as_path, entries_below
-from interop.numbers import whole
-from interop.processes import starting_a_worker
+from interop.data.keys import as_path, entries_below
+from interop.data.layout import Layout
+from interop.data.numbers import whole
+from interop.host.rows import Rows
+from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.frame_rows import FrameRows
 from interop.storages.frame_scheme import MOST_FINALS, Scheme
-from interop.storages.rows import Rows
 from interop.storages.storage import Storage
 from interop.storages.tensors import TensorStorage
 

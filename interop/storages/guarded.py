@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interop.storages.equal_places import chosen_items, last_of_equal
-from interop.storages.journal import Journal, counted
-from interop.storages.rows import TorchRows
-from interop.storages.undo import Memory
+from interop.host.equal_places import chosen_items, last_of_equal
+from interop.host.rows import TorchRows
+from interop.shared.journal import Journal, counted
+from interop.shared.undo import Memory
 
 _PATIENCE = 1.0  # seconds
 Advance = Callable[[Tensor, int, int], None]

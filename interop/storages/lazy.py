@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share
-from interop.codec import Layout, LeafSpec
-from interop.keys import as_path
-from interop.processes import starting_a_worker
+from interop.data.keys import as_path
+from interop.data.layout import Layout, LeafSpec
+from interop.host.device_rows import JaxRows, rows_in_jax
+from interop.host.rows import Rows, TorchRows
+from interop.shared.first_write import FirstWrite
+from interop.shared.processes import starting_a_worker
 from interop.storages import planning
-from interop.storages.first_write import FirstWrite
-from interop.storages.jax_rows import JaxRows, rows_in_jax
-from interop.storages.rows import Rows, TorchRows
 from interop.storages.tensors import TensorStorage
 
 

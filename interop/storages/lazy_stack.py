@@ -6,8 +6,8 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.index import as_int
-from interop.numbers import whole
+from interop.data.index import as_int
+from interop.data.numbers import whole
 from interop.storages.lists import ListStorage
 
 

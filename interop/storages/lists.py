@@ -13,9 +13,9 @@ from fbuf.memory_plan import Share
 from interop.checkpoint import list_states
 from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
 from interop.checkpoint.rule import EXACT, Rule
-from interop.codec import Layout
-from interop.index import as_int, as_list
-from interop.processes import starting_a_worker
+from interop.data.index import as_int, as_list
+from interop.data.layout import Layout
+from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.storage import Storage
 

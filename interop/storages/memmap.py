@@ -15,18 +15,19 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import saved_layout
-from interop.codec import Layout, LeafSpec
-from interop.processes import starting_a_worker
-from interop.storages import journal, planning
-from interop.storages.files import Files
-from interop.storages.folder import OWN, PRIORITIES, STATE, VALUES, Owner, files_below, is_there, make, reserve_again
-from interop.storages.journal import Journal, ReadOnly
+from interop.data.layout import Layout, LeafSpec
+from interop.host.maps import anonymous, bytes_of, file_names, from_file
+from interop.host.rows import Rows, TorchRows
+from interop.shared import journal
+from interop.shared.files import Files
+from interop.shared.folder import OWN, PRIORITIES, STATE, VALUES, Owner, files_below, is_there, make, reserve_again
+from interop.shared.journal import Journal, ReadOnly
+from interop.shared.processes import starting_a_worker
+from interop.shared.undo import Memory
+from interop.storages import planning
 from interop.storages.lazy import LazyTensorStorage
-from interop.storages.maps import anonymous, bytes_of, file_names, from_file
 from interop.storages.opening import opened, opened_again
 from interop.storages.priorities import KeptPriorities
-from interop.storages.rows import Rows, TorchRows
-from interop.storages.undo import Memory
 
 _OF_NOTHING = Layout.of(TensorDict({}, []), 0)
 
@@ -282,7 +283,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         path = Path(self.scratch_dir) / STATE
         return Memory(path.stat().st_size, path)
 
-    def _keeps_priorities(self) -> Any:
+    def kept_priorities(self) -> Any:
         if self._owner is None:
             return self._priorities  # of a storage that is only read, if any
         if not self._owner.is_here:

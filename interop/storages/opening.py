@@ -7,9 +7,11 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.checkpoint.layouts import layout_of
-from interop.codec import Layout
-from interop.storages.files import Files, check_folders
-from interop.storages.folder import (
+from interop.data.layout import Layout
+from interop.host.maps import bytes_of, file_names, from_file
+from interop.host.rows import TorchRows
+from interop.shared.files import Files, check_folders
+from interop.shared.folder import (
     DESCRIPTION,
     LOCK,
     PRIORITIES,
@@ -21,11 +23,9 @@ from interop.storages.folder import (
     files_below,
     reserve_again,
 )
-from interop.storages.journal import Journal, ReadOnly
-from interop.storages.maps import bytes_of, file_names, from_file
+from interop.shared.journal import Journal, ReadOnly
+from interop.shared.undo import Memory
 from interop.storages.priorities import KeptPriorities
-from interop.storages.rows import TorchRows
-from interop.storages.undo import Memory
 
 
 def opened(kind: type[Any], root: Path, writes: bool) -> Any:

@@ -11,8 +11,8 @@ from tensordict import NonTensorData, TensorDict
 
 from fbuf import free_memory
 from fbuf.memory_plan import Plan, Share
-from interop import bridge
-from interop.codec import LeafSpec
+from interop.data import bridge
+from interop.data.layout import LeafSpec
 from interop.specs.composite import Composite
 from interop.specs.leaves import converted
 from interop.specs.spec import TensorSpec

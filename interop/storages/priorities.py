@@ -7,9 +7,10 @@ import numpy as np
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.storages.folder import Owner
-from interop.storages.journal import Journal
-from interop.storages.undo import Memory, Undo, settle
+from interop.host.priorities import PriorityValues
+from interop.shared.folder import Owner
+from interop.shared.journal import Journal
+from interop.shared.undo import Memory, Undo, settle
 
 _HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # cells of what is known of the highest; the last is how many
 _CELLS = 2 * _TOP  # of the storage since it was emptied, and of before: it may have to be put back
@@ -33,7 +34,7 @@ class KeptPriorities(Undo):
         self._journal, self._owner = journal, owner
         self._per_row = per_row
         self._unread = opened  # whether nobody has taken up what a process before this one has left
-        self._of: Any = None
+        self._of: weakref.ref[object] | None = None
         if owner is None:
             settle(memory, _CELLS)
         self._begin(memory.bytes[:_BEFORE], _CELLS)
@@ -56,18 +57,14 @@ class KeptPriorities(Undo):
 
     # ------------------------------------------------------------------ whose they are
 
-    def bind(self, sampler: Any) -> bool:
-        """Keep the priorities of this sampler from now on; whether it has to begin with those that are here."""
+    def bind(self, sampler: object) -> bool:
+        """Keep the priorities of this sampler alone from now on; whether it has to begin with those that are here."""
         self._of = weakref.ref(sampler)
         unread, self._unread = self._unread, False
         return unread
 
-    def are_of(self, sampler: Any) -> bool:
-        """Whether it is this sampler whose priorities they are: the last one that was joined with the storage."""
-        return self._of is not None and self._of() is sampler
-
-    def read(self, length: int) -> tuple[np.ndarray, float, int]:
-        """The priorities of the first items, the highest one, which new items get, and where it is, or -1."""
+    def read(self, length: int) -> PriorityValues:
+        """The priorities of the first items."""
         highest, slot = 1.0, -1
         which = self._journal.emptied % 2
         if length and self._cells[_TOP * which + _SINCE] == self._journal.emptied + 1:
@@ -80,7 +77,7 @@ class KeptPriorities(Undo):
                 highest, slot = float(values.max()), int(values.argmax())
         if not (np.isfinite(highest) and (values >= 0).all() and (values < np.inf).all() and -1 <= slot < length):
             raise CheckpointCorrupt(f"{self.memory.path}: the priorities are damaged")
-        return values, highest, slot
+        return PriorityValues(values, highest, slot)
 
     # ------------------------------------------------------------------ writing
 
@@ -93,14 +90,21 @@ class KeptPriorities(Undo):
         else:
             self.by_row[rows.numpy() if isinstance(rows, Tensor) else rows] = 0
 
-    def begin(self, slots: np.ndarray, value: float) -> None:
-        """Give new items the highest priority, which nothing given for them means too, for now."""
-        if self._open:
+    def begin(self, sampler: object, slots: np.ndarray, value: float) -> None:
+        """Give new items the highest priority, which an item without a priority has too as long as it is the same."""
+        if self._writes_for(sampler):
             self._values[slots] = ~np.float64(value).view(np.int64)
 
-    def give(self, slots: np.ndarray, values: Any, highest: float, highest_slot: int = -1) -> None:
+    def give_all(self, sampler: object, values: PriorityValues) -> None:
+        """Keep the priorities of all items in the place of those that are here."""
+        if self._writes_for(sampler):
+            slots = np.flatnonzero(values.given >= 0)
+            self.forget(slice(None))
+            self.give(sampler, slots, values.given[slots], values.highest, values.highest_slot)
+
+    def give(self, sampler: object, slots: np.ndarray, values: Any, highest: float, highest_slot: int = -1) -> None:
         """Keep the priorities of items, of equal ones the last, and what new items get."""
-        if not self._open:
+        if not self._writes_for(sampler):
             return
         bits = ~np.asarray(values, np.float64).view(np.int64)
         with self:
@@ -118,7 +122,6 @@ class KeptPriorities(Undo):
             self._tops[which][0], self._cells[_TOP * which + _SLOT] = highest, highest_slot
             self._cells[_TOP * which + _SINCE] = self._journal.emptied + 1
 
-    @property
-    def _open(self) -> bool:
-        """Whether the folder is this process's, and not a worker's or another one's by now."""
-        return self._owner is not None and self._owner.is_here
+    def _writes_for(self, sampler: object) -> bool:
+        """Whether it is the last sampler that was bound, and the folder belongs to this process."""
+        return self._owner is not None and self._owner.is_here and self._of is not None and self._of() is sampler

@@ -7,9 +7,9 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.index import as_int, as_tensor, in_range, indexed, is_basic, spelled_out
+from interop.data.index import as_int, as_tensor, in_range, indexed, is_basic, spelled_out
+from interop.host.rows import Rows
 from interop.storages.copyable import Copyable
-from interop.storages.rows import Rows
 
 
 class Readable(Copyable):

@@ -13,12 +13,12 @@ from tensordict import TensorDictBase
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.component import Component
-from interop.class_names import class_of
-from interop.numbers import whole
-from interop.processes import starting_a_worker
+from interop.data.class_names import class_of
+from interop.data.numbers import whole
+from interop.host.ledger import Ledger
+from interop.shared.access import Access
+from interop.shared.processes import starting_a_worker
 from interop.storages import following, planning
-from interop.storages.access import Access
-from interop.storages.ledger import Ledger
 
 _NOT_GUARDED = contextlib.nullcontext()
 
@@ -195,7 +195,7 @@ class Storage(Component):
         """The same, and a part of the step that it is in."""
         return _NOT_GUARDED if self._journal is None else self._journal.part()
 
-    def _keeps_priorities(self) -> Any:
+    def kept_priorities(self) -> Any:
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
         process."""
         return None

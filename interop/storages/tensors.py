@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
-from interop.codec import Layout, LeafSpec, stack_items
-from interop.codec import Path as KeyPath
-from interop.index import as_int, indexed, reach, resolved, whole_rows
-from interop.interrupts import uninterrupted
-from interop.keys import entries_below
-from interop.numbers import whole
-from interop.packed import PackedValues
-from interop.shared_int import counter
+from interop.data.index import as_int, indexed, reach, resolved, whole_rows
+from interop.data.keys import entries_below
+from interop.data.layout import Layout, LeafSpec, stack_items
+from interop.data.layout import Path as KeyPath
+from interop.data.numbers import whole
+from interop.data.packed import PackedValues
+from interop.host.rows import Rows, TorchRows
+from interop.shared.interrupts import uninterrupted
+from interop.shared.shared_int import counter
 from interop.specs.spec import TensorSpec
 from interop.storages import guarded, planning
 from interop.storages.reading import Readable
-from interop.storages.rows import Rows, TorchRows
 from interop.storages.storage import Storage
 
 
@@ -187,6 +187,11 @@ class TensorStorage(Readable):
     def shape(self) -> torch.Size | None:
         """The filled part: [rows, *lanes]; None before the first write."""
         return torch.Size([self._filled_rows, *self._lanes]) if self._rows is not None else None
+
+    @property
+    def item_layout(self) -> Layout | None:
+        """The layout of the items in memory; None before the first write."""
+        return self._layout
 
     @property
     def fixed_layout(self) -> Layout | None:

@@ -7,7 +7,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from interop.numbers import whole
+from interop.data.numbers import whole
 
 _LIBRARIES = ("compression.zstd", "zstandard") if sys.version_info >= (3, 14) else ("zstandard",)
 _HIGHEST = 22

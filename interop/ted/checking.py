@@ -1,18 +1,16 @@
-"""Whether a tensordict is TED data, and everything that is wrong with it if not."""
+"""Whether a tensordict is in the TorchRL episode data format, and every rule that it does not keep."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.keys import as_path
-from interop.ted.comparing import first_apart, first_set
-from interop.ted.entries import REWARD_KEYS, Leaves, Names, Path, shown
-from interop.ted.row_values import flags
+from interop.data.keys import as_path
+from interop.ted.entries import REWARD_KEYS, Names, Path, is_below, shown
+from interop.ted.row_values import first_apart, first_set, flags
 from interop.trajectories import DEFAULT_DONE_KEYS
 
 _OBSERVATIONS = ("observation", "obs", "pixels", "state")
@@ -59,7 +57,7 @@ def check_ted(
     auto_reset: bool = True,
     strict: bool = False,
 ) -> None:
-    """`TEDError` with all that is wrong with data that should be in the TorchRL episode data format.
+    """`TEDError` with every rule that data in the TorchRL episode data format should keep and does not.
 
     The root has what was known before a step, "next" what came of it: the same observations, rewards, and done flags with
     done = terminated | truncated. Within a trajectory the observations of "next" are, bit for bit, those of the root a time
@@ -67,24 +65,23 @@ def check_ted(
 
     Args:
         data: [*batch, time]. The last time of each batch row ends a trajectory: rows of a ring must be in order.
-        done_key: what says where trajectories end, one value a row.
+        done_key: the flag that ends trajectories, one value a row.
         done_keys: done flags, of the root and below "next".
         reward_keys: rewards below "next".
-        observation_keys: what the root and "next" both must have. If None, these are entries of "next" that are no done
-            flags or rewards, and entries of the root with a usual name.
+        observation_keys: entries that the root and "next" both must have. If None, these are entries of "next" that are no
+            done flags or rewards, and entries of the root with a usual name.
         time_dim: the dim of time among the batch dims.
         auto_reset: whether a reset comes right after each end, so that no step begins in a state that is done.
-        strict: also done flags and rewards that do not have the shape [*batch, ..., 1] are wrong; otherwise they are but
-            mentioned.
+        strict: done flags and rewards that do not have the shape [*batch, ..., 1] are violations too, not only notes.
     """
     if not is_tensor_collection(data) or not isinstance(data, TensorDictBase):
         raise TypeError(f"check_ted takes a tensordict, got {type(data).__name__}")
     if not -data.ndim <= time_dim < data.ndim:
         raise ValueError(f"time_dim must be a batch dim of {list(data.shape)}, got {time_dim}")
     wanted = None if observation_keys is None else Names.of((), observation_keys).reward
-    rules = _Rules(data, Names.of(done_keys, reward_keys), as_path(done_key), time_dim % data.ndim)
-    found = [*rules.of_structure(wanted), *rules.of_flags(auto_reset), *rules.of_observations(wanted)]
-    notes = list(rules.of_shapes())
+    rules = _Rules(data, Names.of(done_keys, reward_keys), as_path(done_key), time_dim % data.ndim, wanted)
+    found = [*rules.structure(), *rules.done_flags(auto_reset), *rules.observations()]
+    notes = list(rules.last_dims())
     if strict:
         found, notes = found + notes, []
     if found:
@@ -92,172 +89,123 @@ def check_ted(
 
 
 class _Rules:
-    """The rules, by what they are about; each gives what does not keep it."""
+    """The rules by subject; each method gives the violations of some."""
 
-    def __init__(self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int) -> None:
-        self._data, self._names, self._done_key = data, names, done_key
+    def __init__(
+        self, data: TensorDictBase, names: Names, done_key: Path, time_dim: int, wanted: tuple[Path, ...] | None
+    ) -> None:
+        self._data, self._names, self._done_key, self._wanted = data, names, done_key, wanted
         self._shape, self._time = data.shape, time_dim
-        self._leaves: Leaves = {
-            as_path(key): value.detach().as_subclass(Tensor)
-            for key, value in data.items(True, True)
-            if isinstance(value, Tensor)
-        }
-        self._next = {path[1:]: leaf for path, leaf in self._leaves.items() if path[0] == "next" and len(path) > 1}
+        found = ((as_path(key), value) for key, value in data.items(True, True) if isinstance(value, Tensor))
+        self._leaves = {path: value.detach().as_subclass(Tensor) for path, value in found}
+        self._next = {path[1:]: leaf for path, leaf in self._leaves.items() if is_below(path)}
         self._root = {path: leaf for path, leaf in self._leaves.items() if path[0] != "next"}
 
-    def of_structure(self, wanted: tuple[Path, ...] | None) -> Iterator[Violation]:
-        """What is missing or in a wrong place."""
+    def structure(self) -> Iterator[Violation]:
+        """Entries that are missing or misplaced."""
         below = self._data.get("next", None)
         for path in self._names.reward:
             if path in self._root:
-                yield Violation(path, None, "is in the root", f"a reward comes of a step, move it to {_below(path)}")
+                move = f"a reward comes of a step, move it to {shown(('next', *path))}"
+                yield Violation(path, None, "is in the root", move)
         if not isinstance(below, TensorDictBase):
-            yield Violation(
-                ("next",),
-                None,
-                "is missing" if below is None else "is no tensordict",
-                "put there what each step led to: observations, rewards and done flags",
-            )
+            what = "is missing" if below is None else "is no tensordict"
+            put = "put there what each step led to: observations, rewards and done flags"
+            yield Violation(("next",), None, what, put)
             return
         if below.batch_size != self._shape:
-            yield Violation(
-                ("next",),
-                None,
-                f"has the batch size {list(below.batch_size)}, the root {list(self._shape)}",
-                "set its batch_size to that of the root, each row of which has one of 'next'",
-            )
-        if self._done_key not in self._leaves:
-            yield Violation(
-                self._done_key, None, "is missing", "say where trajectories end: terminated | truncated, [*batch, 1]"
-            )
-        elif self._done() is None:
-            yield Violation(
-                self._done_key,
-                None,
-                f"has the shape {list(self._leaves[self._done_key].shape)} for rows of {list(self._shape)}",
-                "a trajectory ends with a row for all agents: pass a done_key with one value a row",
-            )
+            what = f"has the batch size {list(below.batch_size)}, the root {list(self._shape)}"
+            same = "set its batch_size to that of the root, each row of which has one of 'next'"
+            yield Violation(("next",), None, what, same)
+        done = self._leaves.get(self._done_key)
+        if done is None:
+            say = "say where trajectories end: terminated | truncated, [*batch, 1]"
+            yield Violation(self._done_key, None, "is missing", say)
+        elif done.numel() != self._shape.numel():
+            what = f"has the shape {list(done.shape)} for rows of {list(self._shape)}"
+            one = "a trajectory ends with a row for all agents: pass a done_key with one value a row"
+            yield Violation(self._done_key, None, what, one)
         for path in self._next:
-            if path not in self._root and path not in self._names and (wanted is None or path not in wanted):
-                yield Violation(
-                    ("next", *path),
-                    None,
-                    f"is there, and the root has no {shown(path)}",
-                    "save what was seen before the step too, or name it in done_keys or reward_keys",
-                )
-        for path in wanted if wanted is not None else self._usual():
-            for here, held in ((path, self._root), (("next", *path), self._next)):
-                if path not in held:
-                    yield Violation(here, None, "is missing", "the root and 'next' both have each observation")
+            if path not in self._root and path not in self._names and path not in (self._wanted or ()):
+                what = f"is there, and the root has no {shown(path)}"
+                save = "save what was seen before the step too, or name it in done_keys or reward_keys"
+                yield Violation(("next", *path), None, what, save)
+        usual = [path for path in self._root if path[-1] in _OBSERVATIONS]
+        for path in usual if self._wanted is None else self._wanted:
+            for key in (path, ("next", *path)):
+                if key not in self._leaves:
+                    yield Violation(key, None, "is missing", "the root and 'next' both have each observation")
 
-    def _usual(self) -> list[Path]:
-        """Entries of the root that "next" does not have, and that are observations by their name."""
-        return [path for path in self._root if path[-1] in _OBSERVATIONS and path not in self._next]
-
-    def of_flags(self, auto_reset: bool) -> Iterator[Violation]:
-        """What done flags contradict."""
-        for level, held in (((), self._root), (("next",), self._next)):
-            for path in self._names.done:
-                if path[-1] != "done" or path not in held:
-                    continue
-                parts = [(*path[:-1], name) for name in ("terminated", "truncated") if (*path[:-1], name) in held]
-                yield from self._contradicted((*level, *path), held[path], [(*level, *part) for part in parts])
-        for path in self._names.done:
-            row = first_set(self._rows(self._root[path])) if auto_reset and self._covers(self._root.get(path)) else None
-            if row is not None:
-                yield self._at(
-                    path,
-                    row,
-                    "is set in the root",
+    def done_flags(self, auto_reset: bool) -> Iterator[Violation]:
+        """Done flags that contradict one another, and those of the root that are set."""
+        for path in (each for level in ((), ("next",)) for each in ((*level, *name) for name in self._names.done)):
+            if path[-1] == "done" and path in self._leaves:
+                parts = [(*path[:-1], name) for name in ("terminated", "truncated")]
+                yield from self._contradicted(path, [part for part in parts if part in self._leaves])
+        for path in self._names.done if auto_reset else ():
+            leaf = self._root.get(path)
+            if leaf is not None and self._covers(leaf) and (row := first_set(self._rows(leaf))) is not None:
+                clear = (
                     "a step begins in a state that is not done, where resets are automatic: clear the flag, or pass "
-                    "auto_reset=False",
                 )
+                yield self._at(path, row, "is set in the root", clear + "auto_reset=False")
 
-    def _contradicted(self, key: Path, done: Tensor, parts: list[Path]) -> Iterator[Violation]:
-        """Where done is not terminated | truncated, or, if but one of them is there, not set with it."""
-        either = None
+    def _contradicted(self, key: Path, parts: list[Path]) -> Iterator[Violation]:
+        """Rows where done is not terminated | truncated, or, if only one of them is there, not set with it."""
+        done = self._leaves[key]
         for part in parts:
-            if self._leaves[part].shape != done.shape:
-                yield Violation(
-                    part,
-                    None,
-                    f"has the shape {list(self._leaves[part].shape)}, {shown(key)} {list(done.shape)}",
-                    "give done flags one shape",
-                )
+            shape = self._leaves[part].shape
+            if shape != done.shape:
+                what = f"has the shape {list(shape)}, {shown(key)} {list(done.shape)}"
+                yield Violation(part, None, what, "give done flags one shape")
                 return
-            flag = flags(self._leaves[part]).numpy()
-            either = flag if either is None else either | flag
-        if either is None or not done.numel() or not self._covers(done):
+        if not parts or not done.numel() or not self._covers(done):
             return
+        either = np.logical_or.reduce([flags(self._leaves[part]).numpy() for part in parts])
         set_ = flags(done).numpy()
-        wrong = set_ != either if len(parts) == 2 else either & ~set_
-        rows = wrong.reshape(self._shape.numel(), -1).any(1)
+        rows = (set_ != either if len(parts) == 2 else either & ~set_).reshape(self._shape.numel(), -1).any(1)
         if rows.any():
             names = " | ".join(part[-1] for part in parts)
             what = f"is not {names}" if len(parts) == 2 else f"is not set with {names}"
             yield self._at(key, int(rows.argmax()), what, f"done is terminated | truncated: set it to {names}")
 
-    def of_observations(self, wanted: tuple[Path, ...] | None) -> Iterator[Violation]:
-        """Where an observation of "next" is not that of the root a time later."""
-        done = self._done()
-        if wanted is None:
-            wanted = tuple(path for path in self._next if path not in self._names)
-        for path in wanted:
+    def observations(self) -> Iterator[Violation]:
+        """Observations of "next" that are not those of the root a time later."""
+        done, every = self._leaves.get(self._done_key), self._shape.numel()
+        stops = None
+        if done is not None and done.numel() == every > 0:
+            ends = flags(done).numpy().reshape(self._shape).copy()
+            ends[(slice(None),) * self._time + (-1,)] = True
+            stops = np.flatnonzero(ends)
+        for path in (each for each in self._next if each not in self._names) if self._wanted is None else self._wanted:
             if path not in self._root or path not in self._next:
                 continue
             key, before, after = ("next", *path), self._root[path], self._next[path]
-            if before.dtype != after.dtype or before.shape != after.shape:
-                yield Violation(
-                    key,
-                    None,
-                    f"is {after.dtype} {list(after.shape)}, {shown(path)} {before.dtype} {list(before.shape)}",
-                    "give both one dtype and shape",
-                )
-            elif done is not None and self._covers(before) and self._shape.numel():
+            if (before.dtype, before.shape) != (after.dtype, after.shape):
+                what = f"is {after.dtype} {list(after.shape)}, {shown(path)} {before.dtype} {list(before.shape)}"
+                yield Violation(key, None, what, "give both one dtype and shape")
+            elif stops is not None and self._covers(before):
                 behind = self._shape[self._time + 1 :].numel()
-                last = self._shape.numel() - behind
-                row = first_apart(self._rows(after)[:last], self._rows(before)[behind:], done)
+                row = first_apart(self._rows(after)[: every - behind], self._rows(before)[behind:], stops)
                 if row is not None:
-                    yield self._at(
-                        key,
-                        row,
-                        f"is not the {shown(path)} of the row that follows, and no trajectory ends there",
-                        f"set {shown(self._done_key)} where trajectories end, or keep rows in the order of time",
-                    )
+                    what = f"is not the {shown(path)} of the row that follows, and no trajectory ends there"
+                    keep = f"set {shown(self._done_key)} where trajectories end, or keep rows in the order of time"
+                    yield self._at(key, row, what, keep)
 
-    def of_shapes(self) -> Iterator[Violation]:
+    def last_dims(self) -> Iterator[Violation]:
         """Done flags and rewards without a last dim of one."""
         for path, leaf in self._leaves.items():
-            name = path[1:] if path[0] == "next" and len(path) > 1 else path
+            name = path[1:] if is_below(path) else path
             if name in self._names and not (leaf.ndim > len(self._shape) and leaf.shape[-1] == 1):
-                yield Violation(
-                    path,
-                    None,
-                    f"has the shape {list(leaf.shape)} for rows of {list(self._shape)}",
-                    "done flags and rewards have a last dim of one: unsqueeze(-1)",
-                )
+                what = f"has the shape {list(leaf.shape)} for rows of {list(self._shape)}"
+                yield Violation(path, None, what, "done flags and rewards have a last dim of one: unsqueeze(-1)")
 
-    def _done(self) -> np.ndarray | None:
-        """The rows with which trajectories end, and those of the last time; None where that is not told."""
-        leaf = self._leaves.get(self._done_key)
-        if leaf is None or leaf.numel() != self._shape.numel():
-            return None
-        ends = flags(leaf).numpy().reshape(self._shape).copy()
-        if ends.size:
-            ends[(slice(None),) * self._time + (-1,)] = True
-        return np.flatnonzero(ends)
-
-    def _covers(self, leaf: Tensor | None) -> bool:
-        """Whether an entry is there and has the rows of the data."""
-        return leaf is not None and leaf.shape[: len(self._shape)] == self._shape
+    def _covers(self, leaf: Tensor) -> bool:
+        """Whether an entry has the rows of the data."""
+        return leaf.shape[: len(self._shape)] == self._shape
 
     def _rows(self, leaf: Tensor) -> Tensor:
         return leaf.flatten(0, len(self._shape) - 1)
 
     def _at(self, key: Path, row: int, what: str, remedy: str) -> Violation:
-        places = torch.unravel_index(torch.tensor(row, device="cpu"), self._shape)
-        return Violation(key, tuple(int(each) for each in places), what, remedy)
-
-
-def _below(path: Path) -> str:
-    return shown(("next", *path))
+        return Violation(key, tuple(int(each) for each in np.unravel_index(row, self._shape)), what, remedy)

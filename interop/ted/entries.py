@@ -1,13 +1,13 @@
-"""Which entries of TED data are what: observations that come twice, outcomes of a step, and what only the root has."""
+"""Which entries of TED data are observations, outcomes of a step, or of the root alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensordict import TensorDictBase, is_leaf_nontensor
+from tensordict import TensorDictBase, is_leaf_nontensor, is_non_tensor, is_tensor_collection
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 
 Path = tuple[str, ...]
 Leaves = Mapping[Path, Tensor]
@@ -17,14 +17,14 @@ REWARD_KEYS = ("reward",)
 
 @dataclass(frozen=True)
 class Names:
-    """The keys with a meaning, as paths below the root and below "next" alike."""
+    """The keys of done flags and rewards, as paths below the root and below "next" alike."""
 
     done: tuple[Path, ...]
     reward: tuple[Path, ...]
 
     @classmethod
     def of(cls, done_keys: Iterable[Any], reward_keys: Iterable[Any]) -> "Names":
-        """From keys. TypeError for a single one, whose letters would be taken for keys."""
+        """From keys. TypeError for a single string, whose letters would be taken for keys."""
         for name, keys in (("done_keys", done_keys), ("reward_keys", reward_keys)):
             if isinstance(keys, str):
                 raise TypeError(f"{name} must be a list or tuple of keys, got {keys!r}: pass ({keys!r},)")
@@ -36,49 +36,69 @@ class Names:
 
 @dataclass(frozen=True)
 class Entries:
-    """The paths of TED data by kind; those of `followed` and `outcomes` are below "next"."""
+    """The paths of TED data by kind; those of `followed` and `outcomes` are below "next".
+
+    Args:
+        followed: observations: "next" has the value of the root in the following row.
+        outcomes: done flags and rewards of "next".
+        plain: entries of the root alone.
+        root_only: those of `plain` with the name of an outcome.
+        next_only: done flags that the root does not have.
+    """
 
     followed: tuple[Path, ...]
-    """Observations: "next" has what the root has in the row that follows."""
     outcomes: tuple[Path, ...]
-    """Done flags and rewards of "next"."""
     plain: tuple[Path, ...]
-    """What only the root has."""
     root_only: tuple[Path, ...]
-    """Those of `plain` that have a name of `outcomes`."""
     next_only: tuple[Path, ...]
-    """Done flags that the root does not have."""
 
     @classmethod
-    def of(cls, leaves: Leaves, names: Names) -> "Entries":
+    def of(cls, paths: Iterable[Path], names: Names) -> "Entries":
         """Sorted by kind. ValueError for an observation that the root does not have."""
-        below = [path[1:] for path in leaves if path[0] == "next" and len(path) > 1]
-        above = {path for path in leaves if path[0] != "next" or len(path) == 1}
+        paths = list(paths)
+        below = [path[1:] for path in paths if is_below(path)]
+        above = [path for path in paths if not is_below(path)]
         for path in below:
             if path not in names and path not in above:
                 raise ValueError(
                     f"{shown(('next', *path))} is there from row 0 on, the root has no {shown(path)}, and it "
                     "is none of done_keys and reward_keys. Only TED data can be flattened"
                 )
-        plain = tuple(path for path in leaves if path in above and path not in below)
+        plain = tuple(path for path in above if path not in below)
         return cls(
-            followed=tuple(path for path in below if path not in names),
-            outcomes=tuple(path for path in below if path in names),
-            plain=plain,
-            root_only=tuple(path for path in plain if path in names),
-            next_only=tuple(path for path in below if path in names.done and path not in above),
+            tuple(path for path in below if path not in names),
+            tuple(path for path in below if path in names),
+            plain,
+            tuple(path for path in plain if path in names),
+            tuple(path for path in below if path in names.done and path not in above),
         )
 
 
-def leaves_of(data: TensorDictBase) -> dict[Path, Tensor]:
-    """The tensors of a tensordict by path. TypeError for what is no tensor."""
-    found = {}
+def is_below(path: Path) -> bool:
+    """Whether a path is one of "next"."""
+    return path[0] == "next" and len(path) > 1
+
+
+def parted(data: TensorDictBase) -> tuple[dict[Path, Tensor], dict[Path, Any]]:
+    """The tensors of a tensordict by path, and the values of its other entries."""
+    if not is_tensor_collection(data):
+        raise TypeError(f"expected a tensordict, got {type(data).__name__}")
+    tensors, others = {}, {}
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{shown(as_path(key))}: only tensors can be flattened, got {type(value).__name__}")
-        found[as_path(key)] = value.detach().as_subclass(Tensor)
-    return found
+        if isinstance(value, Tensor):
+            tensors[as_path(key)] = value.detach().as_subclass(Tensor)
+        else:
+            others[as_path(key)] = value.data if is_non_tensor(value) else value
+    return tensors, others
+
+
+def leaves_of(data: TensorDictBase) -> dict[Path, Tensor]:
+    """The tensors of a tensordict by path. TypeError for other entries."""
+    tensors, others = parted(data)
+    for path, value in others.items():
+        raise TypeError(f"{shown(path)}: only tensors can be flattened, got {type(value).__name__}")
+    return tensors
 
 
 def shown(path: Path) -> str:

@@ -1,32 +1,31 @@
-"""TED data to flat arrays, in which each observation stands once, and back: on tensors by path."""
+"""TED data to flat arrays, in which each observation is once, and back: tensors by path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from interop.ted.entries import Entries, Leaves, Names, Path, shown
-from interop.ted.refusals import goes_on, missing_done, refuse_lossy
+from interop.ted.entries import Entries, Leaves, Names, Path, is_below, shown
 from interop.ted.ring import Order, Ring
-from interop.ted.row_values import dense, flags, fresh, whole
+from interop.ted.row_values import dense, first_apart, first_set, flags, fresh, side_by_side, whole
 
 Specs = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Flattened:
-    """TED data as flat arrays: what they are like, and their values to be put where they are wanted.
+    """TED data as flat arrays: their specs, and their values, which are copied when they are asked for.
 
-    Done flags, rewards and what only the root has are [items, ...]; an observation is [items + ends, ...]: the root's values
-    of a trajectory, then the last one of "next".
+    Done flags, rewards and entries of the root alone are [items, ...]. An observation is [items + ends, ...]: the root's
+    values of a trajectory, then the last value of "next".
 
     Args:
         leaves: the tensors, [time, *lanes, ...] each.
-        ring: the rows that they are.
-        names: the keys with a meaning.
-        done_key: what says where episodes end.
-        verify: refuse what would come back otherwise.
+        ring: their rows.
+        names: the keys of done flags and rewards.
+        done_key: the flag that ends trajectories.
+        verify: refuse data that would not come back bit for bit.
 
     Raises ValueError for data that is not TED data.
     """
@@ -43,40 +42,22 @@ class Flattened:
                     f"{shown(('next', *path))} is {another.dtype} {list(another.shape)}, {shown(path)} is {one.dtype} "
                     f"{list(one.shape)}: from row 0 on they cannot stand for each other"
                 )
-        done = self._done(leaves, ring, done_key)
-        # Rows behind the newest one of a ring that is not full were never written, unless the writer has begun anew.
-        closed = not ring.is_full and ring.newest < ring.shape[0] - 1 and goes_on(leaves, self.entries)
-        self.order = Order(ring, done, closed)
+        self._leaves, self._ring, self._names = leaves, ring, names
+        self.order = Order(ring, self._done(done_key))
         if verify:
-            refuse_lossy(leaves, self.entries, names, self.order)
-        self._leaves, self._ring = leaves, ring
-
-    def _done(self, leaves: Leaves, ring: Ring, done_key: Path) -> Tensor:
-        """Where episodes end, [time, *lanes]."""
-        if done_key not in leaves:
-            raise missing_done(done_key, leaves)
-        below = done_key[0] == "next" and len(done_key) > 1
-        if (done_key[1:] if below else done_key) not in (self.entries.outcomes if below else self.entries.plain):
-            raise ValueError(f"done_key {shown(done_key)} must be one of done_keys below 'next', or in the root alone")
-        done = leaves[done_key]
-        if done.numel() != ring.items:
-            raise ValueError(
-                f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(ring.shape)}: from row 0 on it "
-                "has more than one value a row, and does not tell where an episode ends"
-            )
-        return flags(done.reshape(ring.shape))
+            self._refuse_lossy()
 
     def specs(self) -> Specs:
         """The shape and the dtype of each array."""
-        found, dims = {}, len(self._ring.shape)
-        for path in (*self.entries.outcomes, *self.entries.plain, *self.entries.followed):
-            held = self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path]
-            count = self.order.size if path in self.entries.followed else self._ring.items
+        found, dims, followed = {}, len(self._ring.shape), self.entries.followed
+        for path in (*self.entries.outcomes, *self.entries.plain, *followed):
+            held = self._held(path)
+            count = self.order.size if path in followed else self._ring.items
             found[path] = (count, *held.shape[dims:]), held.dtype
         return found
 
     def fill(self, path: Path, flat: Tensor) -> None:
-        """Put an array into dense memory of its shape on the CPU."""
+        """Copy an array into dense memory of its shape on the CPU."""
         if not flat.numel():
             return
         dims = len(self._ring.shape)
@@ -88,13 +69,13 @@ class Flattened:
         after, stops = self._leaves["next", *path], self.order.stops
         if after.device.type == "cpu" and after.is_contiguous():
             values = whole(dense(after), dims)[stops]
-        else:
+        else:  # only the rows that are needed leave the device
             index = torch.from_numpy(stops).to(after.device)
             values = whole(dense(movable(after).flatten(0, dims - 1)[index]), 1)
         places[self.order.rows[stops] + 1] = values
 
     def array(self, path: Path) -> Tensor:
-        """An array on the CPU: the rows themselves where these are in its order already."""
+        """An array on the CPU; the stored tensor itself where its rows are in this order already."""
         (shape, dtype), held = self.specs()[path], self._held(path)
         in_order = path not in self.entries.followed and len(self._ring.shape) == 1 and not self._ring.oldest
         if in_order and held.device.type == "cpu":
@@ -106,17 +87,79 @@ class Flattened:
     def _held(self, path: Path) -> Tensor:
         return self._leaves["next", *path] if path in self.entries.outcomes else self._leaves[path]
 
+    def _done(self, done_key: Path) -> Tensor:
+        """Whether episodes end, [time, *lanes]."""
+        if done_key not in self._leaves:
+            raise missing_done(done_key, self._leaves)
+        known = self.entries.outcomes if is_below(done_key) else self.entries.plain
+        if (done_key[1:] if is_below(done_key) else done_key) not in known:
+            raise ValueError(f"done_key {shown(done_key)} must be one of done_keys below 'next', or in the root alone")
+        done, shape = self._leaves[done_key], self._ring.shape
+        if done.numel() != self._ring.items:
+            raise ValueError(
+                f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(shape)}: from row 0 on it "
+                "has more than one value a row, and does not tell where an episode ends"
+            )
+        return flags(done.reshape(shape))
+
+    def _refuse_lossy(self) -> None:
+        """ValueError naming the key and the first row, by its place in the storage, that would come back otherwise."""
+        found = [*self._lost_outcomes()]
+        works = [partial(self._first_lost, path) for path in self.entries.followed]
+        rows = side_by_side(works, sum(self._leaves[path].nbytes for path in self.entries.followed))
+        for path, row in zip(self.entries.followed, rows, strict=True):
+            if row is not None:
+                what = f"is not the {shown(path)} of the row that follows, and no episode ends there"
+                found.append((row, f"{shown(('next', *path))} {what}"))
+        if found:
+            row, why = min(found)
+            place = tuple(int(each) for each in np.unravel_index(row, self._ring.shape))
+            raise ValueError(
+                f"row {place[0] if len(place) == 1 else place} would come back otherwise: {why}. Only TED data can be "
+                "flattened: use a TensorStorageCheckpointer for other data, name keys in done_keys or reward_keys, or pass "
+                "verify=False to lose what differs"
+            )
+
+    def _lost_outcomes(self) -> Iterator[tuple[int, str]]:
+        """Rows of the root with values that "next" does not repeat."""
+        for path in self.entries.outcomes:
+            above, below = self._leaves.get(path), self._leaves["next", *path]
+            if above is None:
+                continue
+            if path not in self._names.done:
+                yield 0, f"{shown(path)} is in the root too and would be dropped: rewards are kept in 'next'"
+            elif (above.dtype, above.shape) != (below.dtype, below.shape):
+                yield 0, f"{shown(path)} and {shown(('next', *path))} differ in dtype or shape"
+            elif (row := first_set(self._by_row(above))) is not None:
+                yield row, f"{shown(path)} is set in the root, where done flags are all False"
+
+    def _first_lost(self, path: Path) -> int | None:
+        """The first row with another observation after it than that of the next row, though no trajectory ends there.
+
+        The next row of a lane's last one is the first one in a full ring, and the row itself otherwise.
+        """
+        after, before = self._by_row(self._leaves["next", *path]), self._by_row(self._leaves[path])
+        lanes, stops = self._ring.items // self._ring.shape[0], self.order.stops
+        last = self._ring.items - lanes
+        row = first_apart(after[:last], before[lanes:], stops)
+        if row is not None:
+            return row
+        row = first_apart(after[last:], before[:lanes] if self._ring.is_full else before[last:], stops - last)
+        return None if row is None else row + last
+
+    def _by_row(self, leaf: Tensor) -> Tensor:
+        return leaf.flatten(0, len(self._ring.shape) - 1)
+
 
 class Rebuilt:
-    """TED data from flat arrays: what it is like, and its values to be put where they are wanted.
+    """TED data from flat arrays: its specs, and its values, which are copied into given memory.
 
     Args:
-        specs: the shapes and dtypes of the flat arrays.
-        done: the flat array that says where episodes end.
-        ring: the rows that they were.
-        names: the keys with a meaning.
-        closed: whether the last row of each lane ends a trajectory.
-        root_only: paths of `names` that are the root's.
+        flat: the shapes and dtypes of the flat arrays.
+        done: the flat array that ends trajectories.
+        ring: the rows.
+        names: the keys of done flags and rewards.
+        root_only: those of `names` that are in the root.
         next_only: done flags that the root does not have.
 
     Raises ValueError for arrays that are not of these rows.
@@ -124,24 +167,22 @@ class Rebuilt:
 
     def __init__(
         self,
-        specs: Specs,
+        flat: Specs,
         done: Tensor,
         ring: Ring,
         names: Names,
-        closed: bool = False,
         root_only: Sequence[Path] = (),
         next_only: Sequence[Path] = (),
     ) -> None:
         if done.numel() != ring.items:
             raise ValueError(f"done flags of shape {list(done.shape)} for {ring.items} rows: one a row is needed")
-        self.order = Order(ring, ring.taken_back(flags(done.reshape(-1))), closed)
+        self.order = Order(ring, ring.taken_back(flags(done.reshape(-1))))
         self._ring = ring
         self._made: dict[Path, list[tuple[Path, str]]] = {}
         self.specs: Specs = {}
         """The shape and the dtype of each entry of the TED data."""
-        for path, (shape, dtype) in specs.items():
-            count = shape[0] if shape else 0
-            below: Path = ("next", *path)
+        for path, (shape, dtype) in flat.items():
+            count, below = shape[0] if shape else 0, ("next", *path)
             if count == self.order.size:
                 made = [(path, "root"), (below, "next")]
             elif count != ring.items:
@@ -151,10 +192,9 @@ class Rebuilt:
                 )
             elif path not in names or path in root_only:
                 made = [(path, "row")]
-            elif path in names.done and path not in next_only:
-                made = [(below, "row"), (path, "zero")]
             else:
-                made = [(below, "row")]
+                implied = path in names.done and path not in next_only
+                made = [(below, "row"), *([(path, "zero")] if implied else [])]
             self._made[path] = made
             self.specs |= {each: ((*ring.shape, *shape[1:]), dtype) for each, _ in made}
 
@@ -162,38 +202,36 @@ class Rebuilt:
         """Done flags of the root, which were not saved."""
         return {path for made in self._made.values() for path, kind in made if kind == "zero"}
 
-    def fill(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> None:
-        """Put what a flat array tells into memory for the entries of the TED data, as far as there is some."""
-        for each in self.fillings(path, flat, rows):
-            each()
-
     def fillings(self, path: Path, flat: Tensor, rows: Mapping[Path, Tensor]) -> list[Callable[[], None]]:
-        """What `fill` does, by entry."""
+        """Functions that copy a flat array into those entries of the TED data that are in `rows`."""
         if not flat.numel():
             return []
         held = whole(dense(flat), 1)
-        return [partial(self._fill_one, held, rows[entry], kind) for entry, kind in self._made[path] if entry in rows]
+        return [partial(self._fill, held, rows[entry], kind) for entry, kind in self._made[path] if entry in rows]
 
-    def _fill_one(self, held: np.ndarray, memory: Tensor, kind: str) -> None:
+    def _fill(self, flat: np.ndarray, memory: Tensor, kind: str) -> None:
         in_place = memory.device.type == "cpu" and memory.is_contiguous()
         made = memory if in_place else fresh(memory.shape, memory.dtype)
-        self._put(held, whole(made, len(self._ring.shape)), kind)
-        if not in_place:
-            movable(memory).copy_(movable(made))
-
-    def _put(self, flat: np.ndarray, rows: np.ndarray, kind: str) -> None:
-        """Put what an array tells into rows."""
+        rows, order = whole(made, len(self._ring.shape)), self.order
         if kind == "zero":
             rows.view(np.uint8)[:] = 0
         elif kind == "row":
             self._ring.take_back(flat, rows)
         elif kind == "root":
-            np.take(flat, self.order.rows, out=rows, mode="clip")  # the other modes take a copy
+            np.take(flat, order.rows, out=rows, mode="clip")  # the other modes make a copy
         else:
-            np.take(flat[1:], self.order.rows, out=rows, mode="clip")
-            rows[self.order.unended] = flat[self.order.rows[self.order.unended]]
+            np.take(flat[1:], order.rows, out=rows, mode="clip")
+            rows[order.unended] = flat[order.rows[order.unended]]
+        if not in_place:
+            movable(memory).copy_(movable(made))
 
 
 def movable(tensor: Tensor) -> Tensor:
-    """The same memory as a dtype that torch can index: not all operations know unsigned integers."""
+    """A view with a dtype that torch can index: not all of its operations know unsigned integers."""
     return tensor.view(torch.int16) if tensor.dtype == torch.uint16 else tensor
+
+
+def missing_done(key: Path, leaves: Leaves) -> ValueError:
+    """The error of data without the flags that end episodes."""
+    known = ", ".join(shown(path) for path in leaves)
+    return ValueError(f"{shown(key)} is missing from row 0 on, which tells where episodes end; there are {known}")

@@ -1,17 +1,23 @@
-"""Rows of tensors as NumPy sees their bytes: to be moved whole, at the speed of memory, or compared bit for bit."""
+"""Rows of tensors as the bytes that NumPy sees: copied at the speed of memory, compared bit for bit, in threads."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_HUGE = 1 << 22  # bytes; for less NumPy does not ask
+from fbuf.checkpoint.threads import at_once
+
+_HUGE = 1 << 22  # bytes; for less NumPy takes no huge pages, and a thread costs more than it saves
+_PIECE = 1 << 19  # bytes that stay in a cache while they are compared
+
+T = TypeVar("T")
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory of a tensor on the CPU, which NumPy asks for in huge pages: the first touch takes a third of the time."""
+    """Uninitialized memory on the CPU, by NumPy in huge pages: their first touch takes a third of the time."""
     count = math.prod(shape)
     if count * dtype.itemsize < _HUGE:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
@@ -19,37 +25,66 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def fresh_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory of zeros, which is touched when it is written."""
+    """Zeros on the CPU, in pages that are touched at the first write."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(tuple(shape))
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The values on the CPU in the order of their dims; the same memory where they are so already."""
+    """The values on the CPU, contiguous; without a copy where they are so already."""
     return tensor.resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def flags(tensor: Tensor) -> Tensor:
-    """Whether values are set, on the CPU: a tensor that is not to be written."""
+    """Whether values are not zero, on the CPU; it may share the memory of `tensor`."""
     held = dense(tensor)
     return held if held.dtype == torch.bool else held != 0
 
 
 def whole(tensor: Tensor, dims: int) -> np.ndarray:
-    """Each row of a dense tensor with `dims` batch dims as one value, [rows]: the same memory. Rows need a byte or more."""
+    """A view of a dense tensor with `dims` batch dims: each row as one value, [rows]. Rows need a byte or more."""
     raw = _bytes(tensor, dims)
     return raw.view(f"V{raw.shape[1]}").reshape(-1)
 
 
 def words(tensor: Tensor, dims: int) -> np.ndarray:
-    """The bits of a dense tensor with `dims` batch dims as integers, [rows, n]: the same memory."""
+    """A view of a dense tensor with `dims` batch dims: its bits as integers, [rows, n]."""
     raw = _bytes(tensor, dims)
-    for width in (8, 4, 2):
-        if raw.shape[1] % width == 0:
-            return raw.view(f"i{width}")
-    return raw
+    width = next((width for width in (8, 4, 2) if raw.shape[1] % width == 0), 1)
+    return raw.view(f"i{width}")
+
+
+def first_apart(one: Tensor, another: Tensor, passed: np.ndarray) -> int | None:
+    """The first row where two tensors of one shape and dtype differ in a bit; rows of `passed`, ascending, may differ."""
+    for (start, held), (_, other) in zip(_pieces(one), _pieces(another), strict=True):
+        differs = held != other
+        first, last = np.searchsorted(passed, (start, start + len(held)))
+        differs[passed[first:last] - start] = False
+        if differs.any():
+            return start + int(differs.any(1).argmax())
+    return None
+
+
+def first_set(rows: Tensor) -> int | None:
+    """The first row with a bit that is not zero."""
+    return next((start + int(held.any(1).argmax()) for start, held in _pieces(rows) if held.any()), None)
+
+
+def side_by_side(works: Sequence[Callable[[], T]], size: int) -> list[T]:
+    """The results of functions that read or write `size` bytes together, in as many threads as torch has."""
+    count = min(torch.get_num_threads(), len(works))
+    return [work() for work in works] if count < 2 or size < _HUGE else at_once(works, count)
+
+
+def _pieces(rows: Tensor) -> Iterator[tuple[int, np.ndarray]]:
+    """The words of rows in pieces, with the first row of each. Nothing where rows have no bytes."""
+    step = max(1, _PIECE * len(rows) // max(rows.nbytes, 1))
+    in_place = rows.device.type == "cpu" and rows.is_contiguous()
+    held = words(dense(rows), 1) if in_place else None
+    for start in range(0, len(rows) if rows.nbytes else 0, step):
+        yield start, words(dense(rows[start : start + step]), 1) if held is None else held[start : start + step]
 
 
 def _bytes(tensor: Tensor, dims: int) -> np.ndarray:
-    count = tensor.shape[:dims].numel()
     raw: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy()
+    count = tensor.shape[:dims].numel()
     return raw.reshape(count, raw.size // max(count, 1))

@@ -1,22 +1,18 @@
 """What data goes through on its way into and out of a buffer."""
 
-from interop.transforms.actions import DiscreteActionProjection
-from interop.transforms.beside_torchrl import as_torchrl
 from interop.transforms.burn_in import BurnInTransform
 from interop.transforms.casts import DeviceCastTransform, DoubleToFloat, DTypeCastTransform, PinMemoryTransform
 from interop.transforms.cat_frames import CatFrames
 from interop.transforms.cat_tensors import CatTensors, Stack
 from interop.transforms.chain import Compose
-from interop.transforms.checks import FiniteTensorDictCheck
 from interop.transforms.crop_tensordict import RandomCropTensorDict
-from interop.transforms.functions import UnaryTransform
 from interop.transforms.images import CenterCrop, Crop, GrayScale, Resize, ToTensorImage
 from interop.transforms.keys import ExcludeTransform, RenameTransform, SelectTransform
 from interop.transforms.multi_step import MultiStepTransform
 from interop.transforms.normalization import ObservationNorm, RewardScaling
 from interop.transforms.reward_sum import RewardSum
 from interop.transforms.reward_to_go import Reward2GoTransform
-from interop.transforms.rewards import BinarizeReward, ClipTransform, RewardClipping, SignTransform
+from interop.transforms.running_norm import VecNorm, VecNormV2
 from interop.transforms.shapes import (
     ExpandAs,
     FlattenObservation,
@@ -25,8 +21,17 @@ from interop.transforms.shapes import (
     SqueezeTransform,
     UnsqueezeTransform,
 )
+from interop.transforms.torchrl_adapter import as_torchrl
 from interop.transforms.transform import Transform
-from interop.transforms.vec_norm import VecNorm, VecNormV2
+from interop.transforms.values import (
+    BinarizeReward,
+    ClipTransform,
+    DiscreteActionProjection,
+    FiniteTensorDictCheck,
+    RewardClipping,
+    SignTransform,
+    UnaryTransform,
+)
 
 __all__ = [
     "BinarizeReward",

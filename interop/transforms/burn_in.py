@@ -1,4 +1,4 @@
-"""Hidden states of recurrent modules brought up to date on the first steps of sequences."""
+"""Hidden states of recurrent modules, computed on the first steps of sequences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,31 +8,29 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 
-from interop.keys import as_path
-from interop.numbers import whole
+from interop.data.keys import as_path
+from interop.data.numbers import whole
+from interop.transforms.entries import expect_tensor, expect_tensordict
 from interop.transforms.order import refuse_several
-from interop.transforms.setting import expect_tensor, expect_tensordict
 from interop.transforms.transform import Transform, as_keys
 
 
 class BurnInTransform(Transform):
-    """Runs modules over the first steps of sequences and leaves the others: batch size [..., T] becomes [..., T - burn_in].
+    """Runs modules over the first steps of sequences and drops these: batch size [..., T] becomes [..., T - burn_in].
 
-    What they wrote under "next" in the last step that was run, a hidden state, is that of the first step that is left:
-    ("next", "hidden") goes to "hidden". The other steps keep theirs, or have zeros where there was none. No gradients are
-    taken; what is given stays as it is, and time is the last batch dim: a flat batch of slices, one after the other, has to
-    be reshaped to [slices, T] before.
+    The states that they write under "next" in the last step of these go to the first step that is left: ("next", "hidden")
+    to "hidden". The other steps keep theirs, or have zeros where there was none. No gradients are taken; the tensordict
+    stays as it is, and time is the last batch dim: reshape a flat batch of slices to [slices, T] before.
 
-    The modules are not part of this one: they keep the mode that they are in, and their parameters are not saved with a
-    buffer.
+    The modules are no submodules: they keep their mode, and their parameters are not saved with a buffer.
 
     Args:
         modules: `TensorDictModule`s, run in this order on tensordicts of batch size [..., burn_in].
         burn_in: steps to run.
         out_keys: the entries to set, each of which a module writes under "next"; all of them by default.
 
-    TypeError for what is no such module and for a stored state that cannot hold what is written, ValueError for an entry
-    that none writes under "next", for sequences of not more than `burn_in` steps and for another dim named "time".
+    TypeError for other modules and for a stored state that cannot hold the new one, ValueError for an entry that none writes
+    under "next", for sequences of not more than `burn_in` steps and for another dim named "time".
     """
 
     _run: tuple[TensorDictModuleBase, ...]  # not as submodules
@@ -54,29 +52,29 @@ class BurnInTransform(Transform):
         carried = [_now(key) for key in written if as_path(key)[0] == "next" and len(as_path(key)) > 1]
         self.in_keys = list(read)
         self.out_keys = carried if out_keys is None else as_keys("out_keys", out_keys)
-        strange = [key for key in self.out_keys if key not in carried]
-        if strange:
+        unknown = [key for key in self.out_keys if key not in carried]
+        if unknown:
             raise ValueError(
-                f"out_keys={strange} are not written under 'next' by the modules, which write {list(written)}: these can be "
+                f"out_keys={unknown} are not written under 'next' by the modules, which write {list(written)}: these can be "
                 f"carried on: {carried}"
             )
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A tensordict of the steps that are left."""
-        expect_tensordict("BurnInTransform", tensordict)
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        data = next_tensordict
+        expect_tensordict("BurnInTransform", data)
         if self.burn_in == 0:
-            return tensordict
-        if not tensordict.batch_dims or tensordict.batch_size[-1] <= self.burn_in:
+            return data
+        if not data.batch_dims or data.batch_size[-1] <= self.burn_in:
             raise ValueError(
-                f"BurnInTransform: burn_in={self.burn_in} leaves nothing of a batch size of {list(tensordict.batch_size)}, "
+                f"BurnInTransform: burn_in={self.burn_in} leaves nothing of a batch size of {list(data.batch_size)}, "
                 "the last dim of which is time"
             )
-        if "time" in tensordict.names[:-1]:
+        if "time" in data.names[:-1]:
             raise ValueError(
-                f"BurnInTransform: time is the last batch dim, the names of dims are {tensordict.names}: transpose before"
+                f"BurnInTransform: time is the last batch dim, the names of dims are {data.names}: transpose before"
             )
-        refuse_several("BurnInTransform", tensordict.batch_size, tensordict.batch_dims - 1)
-        first, rest = tensordict[..., : self.burn_in].copy(), tensordict[..., self.burn_in :].copy()
+        refuse_several("BurnInTransform", data.batch_size, data.batch_dims - 1)
+        first, rest = data[..., : self.burn_in].copy(), data[..., self.burn_in :].copy()
         with torch.no_grad():
             for module in self._run:
                 first = module(first)
@@ -99,9 +97,6 @@ class BurnInTransform(Transform):
             held.select(rest.batch_dims - 1, 0).copy_(state)
             rest.set(key, held)
         return rest
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
 
     def __repr__(self) -> str:
         return f"BurnInTransform(burn_in={self.burn_in}, in_keys={self.in_keys}, out_keys={self.out_keys})"

@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.transforms.entries import EntriesTransform, tensors
-from interop.transforms.setting import expect_tensordict, put
-from interop.transforms.transform import Keys, Transform
+from interop.transforms.entries import expect_tensordict, put, tensors
+from interop.transforms.transform import EntriesTransform, Keys, Transform
 
 
 class DTypeCastTransform(EntriesTransform):
@@ -19,14 +17,14 @@ class DTypeCastTransform(EntriesTransform):
 
     Args:
         dtype_in: the dtype in the storage.
-        dtype_out: the dtype of what is read. Named entries get it whatever dtype they have.
+        dtype_out: the dtype of the data that is read. Named entries get it whatever dtype they have.
         in_keys: entries to cast when read; None for all of `dtype_in`, wherever they are.
         out_keys: where they go; None for `in_keys`.
         in_keys_inv: entries to cast to `dtype_in` when written: their names in the storage; None for none if there are
             `in_keys`, else for all of `dtype_out`.
         out_keys_inv: their names outside; None for `in_keys_inv`.
 
-    TypeError for what is no dtype; ValueError for `out_keys` without `in_keys`, or of the inverse.
+    TypeError for a wrong dtype; ValueError for `out_keys` without `in_keys`, or of the inverse.
     """
 
     invertible = True
@@ -53,11 +51,6 @@ class DTypeCastTransform(EntriesTransform):
         self._all_read = in_keys is None
         self._all_written = in_keys is None and in_keys_inv is None
 
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Cast entries, in place of the tensordict."""
-        return self._call(tensordict)
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self._all_read:
             return self._cast_all(next_tensordict, self.dtype_in, self.dtype_out)
@@ -74,15 +67,15 @@ class DTypeCastTransform(EntriesTransform):
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return state.to(self.dtype_in)
 
-    def _cast_all(self, data: TensorDictBase, given: torch.dtype, wanted: torch.dtype) -> TensorDictBase:
+    def _cast_all(self, data: TensorDictBase, old: torch.dtype, new: torch.dtype) -> TensorDictBase:
         expect_tensordict(type(self).__name__, data)
-        ready = [(holder, name, value.to(wanted)) for holder, name, _, value in tensors(data) if value.dtype == given]
+        ready = [(holder, name, value.to(new)) for holder, name, _, value in tensors(data) if value.dtype == old]
         for holder, name, value in ready:
             holder.set(name, value)
         return data
 
     def __repr__(self) -> str:
-        keys = None if self._all_read else self.in_keys, None if self._all_read else self.out_keys
+        keys = (None, None) if self._all_read else (self.in_keys, self.out_keys)
         inverse = (None, None) if self._all_written else (self.in_keys_inv, self.out_keys_inv)
         return (
             f"{type(self).__name__}(in_keys={keys[0]}, out_keys={keys[1]}, in_keys_inv={inverse[0]}, "
@@ -91,15 +84,7 @@ class DTypeCastTransform(EntriesTransform):
 
 
 class DoubleToFloat(DTypeCastTransform):
-    """Entries of float64 as float32 when they are read, and back when they are written.
-
-    Args:
-        in_keys: entries to cast when read; None for all of float64.
-        out_keys: where they go; None for `in_keys`.
-        in_keys_inv: entries to cast to float64 when written: their names in the storage; None for none if there are
-            `in_keys`, else for all of float32.
-        out_keys_inv: their names outside; None for `in_keys_inv`.
-    """
+    """Entries of float64 as float32 when they are read, and back when they are written. Keys as for `DTypeCastTransform`."""
 
     def __init__(
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
@@ -112,7 +97,7 @@ class DeviceCastTransform(EntriesTransform):
 
     Args:
         device: where they are read.
-        orig_device: where they are stored; None to leave what is written where it is.
+        orig_device: where they are stored; None to leave written entries where they are.
         in_keys: entries to move when read; None for all, and so for `in_keys_inv`. With keys the tensordict has no device
             of its own any more where it had another one.
         out_keys: where they go; None for `in_keys`.
@@ -136,26 +121,13 @@ class DeviceCastTransform(EntriesTransform):
         self.device = torch.device(device)
         self.orig_device = None if orig_device is None else torch.device(orig_device)
 
-    @property
-    def _all(self) -> bool:
-        return not self.in_keys and not self.in_keys_inv
-
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Move the entries; one tensordict on the device, for all of them."""
-        return self._call(tensordict)
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        if self._all:
-            return self._moved(next_tensordict, self.device)
-        return self._freed(next_tensordict, self.device, super()._call, self.out_keys)
+        return self._moved(next_tensordict, self.device, super()._call, self.out_keys)
 
     def _inv_call(self, tensordict: TensorDictBase) -> Any:
         if self.orig_device is None:
             return tensordict
-        if self._all:
-            return self._moved(tensordict, self.orig_device)
-        return self._freed(tensordict, self.orig_device, super()._inv_call, self.in_keys_inv)
+        return self._moved(tensordict, self.orig_device, super()._inv_call, self.in_keys_inv)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.to(self.device)
@@ -163,36 +135,28 @@ class DeviceCastTransform(EntriesTransform):
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
         return state if self.orig_device is None else state.to(self.orig_device)
 
-    def _moved(self, data: Any, device: torch.device) -> Any:
-        expect_tensordict(type(self).__name__, data)
-        return data.to(device)
-
-    def _freed(self, data: Any, device: torch.device, run: Callable[[Any], Any], keys: list[NestedKey]) -> Any:
-        """What it makes of a tensordict, which has no device after: with one it moves what is put into it back there."""
+    def _moved(self, data: Any, device: torch.device, run: Callable[[Any], Any], keys: list[NestedKey]) -> Any:
+        if not self.in_keys and not self.in_keys_inv:
+            expect_tensordict(type(self).__name__, data)
+            return data.to(device)
         if not is_tensor_collection(data) or data.device in (None, device) or data.is_locked:
             return run(data)
-        moved = run(data.copy().clear_device_())  # nothing has changed where it fails
+        moved = run(data.copy().clear_device_())  # a tensordict with a device moves new entries there
         data.clear_device_()
         put(type(self).__name__, data, [(key, moved.get(key)) for key in keys if moved.get(key, None) is not None])
         return data
 
     def __repr__(self) -> str:
-        keys = "" if self._all else f", keys={self.in_keys}, keys_inv={self.in_keys_inv}"
+        named = self.in_keys or self.in_keys_inv
+        keys = f", keys={self.in_keys}, keys_inv={self.in_keys_inv}" if named else ""
         return f"{type(self).__name__}(device={self.device}, orig_device={self.orig_device}{keys})"
 
 
 class PinMemoryTransform(Transform):
-    """What is read in pinned memory, from where it moves to an accelerator faster.
-
-    RuntimeError where there is no accelerator to pin memory for.
-    """
+    """Data that is read in pinned memory, from where it moves to an accelerator faster. RuntimeError without one."""
 
     def __init__(self) -> None:
         super().__init__()
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A tensordict in pinned memory."""
-        return tensordict.pin_memory()
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
+        return next_tensordict.pin_memory()

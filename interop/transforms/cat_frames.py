@@ -9,11 +9,11 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path, known_keys
-from interop.numbers import whole
+from interop.data.keys import as_path, known_keys
+from interop.data.numbers import whole
+from interop.transforms.entries import expect_tensor, expect_tensordict, put
+from interop.transforms.gather import picked, put_rows
 from interop.transforms.order import current
-from interop.transforms.picking import picked, put_rows
-from interop.transforms.setting import expect_tensor, expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys
 
 _IDS = (("collector", "traj_ids"), "episode", "sequence_id")

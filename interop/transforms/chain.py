@@ -50,7 +50,7 @@ class Inverted(Transform):
 
     def set_missing_tolerance(self, mode: bool = False) -> None:
         super().set_missing_tolerance(mode)
-        _tolerate(self.transform, mode)
+        tolerate(self.transform, mode)
 
     def __repr__(self) -> str:
         return f"Inverted({self.transform})"
@@ -60,12 +60,12 @@ class Compose(Transform, States):
     """Transforms in order: first to last when reading (`forward`), last to first when writing (`inv`).
 
     A transform is a `Transform`, any module with `forward` and `inv`, or any callable, which then only works on reading. A
-    buffer runs it outside of its lock, from as many threads as read and write, but for writes through one that `keeps`.
+    buffer runs it outside of its lock, from many threads, but for writes through one that `keeps` state.
 
     Args:
         transforms: the transforms, or one list of them.
 
-    ValueError for what cannot be called.
+    ValueError for an object that cannot be called.
     """
 
     def __init__(self, *args: Any, transforms: Sequence[Any] | None = None) -> None:
@@ -75,11 +75,12 @@ class Compose(Transform, States):
         elif args:
             raise ValueError("give the transforms by position, or as transforms=[...], not both")
         self._hold([_callable(each) for each in transforms])
-        self.eval()
 
-    _keeping: tuple[Transform, ...]
+    keeping: tuple[Transform, ...]
+    """The transforms in it that keep state from one write to the next."""
 
     def _hold(self, transforms: Sequence[nn.Module]) -> None:
+        """Hold these transforms, in a new list: a thread may be going through the old one."""
         keeping = [each for transform in transforms for each in _keeping(transform)]
         if len(keeping) > len({id(each) for each in keeping}):
             raise ValueError(f"{keeping[0]} keeps what was written last and is twice in the chain: put in a clone()")
@@ -87,54 +88,48 @@ class Compose(Transform, States):
             if isinstance(each, Transform):
                 each.set_container(self)
         self.transforms = nn.ModuleList(transforms)
-        self._count = len(transforms)  # asked for in every call of a buffer; a ModuleList takes a microsecond to find
-        self.__dict__["_keeping"] = tuple(keeping)  # a module here would be found twice
+        self._count = len(transforms)  # read in every call of a buffer; a ModuleList takes a microsecond
+        self.__dict__["keeping"] = tuple(keeping)  # not as submodules, which they are already
+        self.eval()
 
     # ------------------------------------------------------------------ as a list
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
         """Add a transform at the end, or those of a chain."""
-        self.insert(len(self.transforms), transform, invert=invert)
+        self.insert(len(self), transform, invert=invert)
 
     def insert(self, index: int, transform: Any, *, invert: bool = False) -> None:
         """Add a transform before the one at index, or those of a chain. ValueError for an index out of range."""
-        if not -len(self.transforms) <= index <= len(self.transforms):
-            raise ValueError(f"index {index} is out of range for {len(self.transforms)} transforms")
+        if not -len(self) <= index <= len(self):
+            raise ValueError(f"index {index} is out of range for {len(self)} transforms")
         ready = as_transform(transform)
         if isinstance(ready, Compose) and not invert:
             ready.set_container(self)  # refused if its transforms serve another buffer
             added: list[nn.Module] = list(ready)
-            for each in ready._keeping:
+            for each in ready.keeping:
                 each.reset_parent()
         else:
             added = [Inverted(ready) if invert else ready]
-        changed = list(self.transforms)
-        changed[index:index] = added
-        self._change(changed)
+        self[index:index] = added
 
     def pop(self, index: int | None = None) -> Any:
         """Take out the last transform, or the one at index."""
-        changed = list(self.transforms)
+        changed = list(self)
         taken = changed.pop(-1 if index is None else index)
-        self._change(changed)
+        self._hold(changed)
         if isinstance(taken, Transform):
             taken.reset_parent()
         return taken
 
-    def _change(self, transforms: Sequence[nn.Module]) -> None:
-        """Hold another list: a thread may be going through the old one."""
-        self._hold(transforms)
-        self.eval()
-
     def __setitem__(self, index: Any, transform: Any) -> None:
-        changed = list(self.transforms)
+        changed = list(self)
         changed[index] = [_callable(each) for each in transform] if isinstance(index, slice) else _callable(transform)
-        self._change(changed)
+        self._hold(changed)
 
     def __delitem__(self, index: Any) -> None:
-        changed = list(self.transforms)
+        changed = list(self)
         del changed[index]
-        self._change(changed)
+        self._hold(changed)
 
     def __getitem__(self, index: Any) -> Any:
         """One transform; a chain of clones for a slice."""
@@ -162,7 +157,7 @@ class Compose(Transform, States):
         return self.forward(next_tensordict)
 
     def inv(self, data: Any) -> Any:
-        """What is to be stored; None to store nothing."""
+        """The data to store; None to store nothing."""
         for transform in reversed(self.transforms):
             if data is None:
                 return None
@@ -172,30 +167,30 @@ class Compose(Transform, States):
 
     @property
     def keeps(self) -> bool:  # type: ignore[override]
-        """Whether one of them keeps something from one write to the next."""
-        return bool(self._keeping)
+        """Whether one of them keeps state from one write to the next."""
+        return bool(self.keeping)
 
     def _kept(self) -> Any:
-        return [(each, each._kept()) for each in self._keeping]
+        return [(each, each._kept()) for each in self.keeping]
 
     def _keep(self, kept: Any) -> None:
         for each, held in kept:
             each._keep(held)
 
     def _emptied(self) -> None:
-        for each in self._keeping:
+        for each in self.keeping:
             each._emptied()
 
     def set_missing_tolerance(self, mode: bool = False) -> None:
-        """Have all of them pass over missing entries, or not."""
+        """Have all of them skip missing entries, or not."""
         super().set_missing_tolerance(mode)
         for each in self.transforms:
-            _tolerate(each, mode)
+            tolerate(each, mode)
 
     def clone(self) -> Self:
         """A chain of clones that is part of nothing."""
         made = super().clone()
-        made._hold([_cloned(each) for each in self])
+        made[:] = [_cloned(each) for each in self]
         return made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -208,7 +203,7 @@ class Compose(Transform, States):
 
 
 def as_transform(transform: Any) -> nn.Module:
-    """A module with `forward` and `inv`. RuntimeError for what cannot be called."""
+    """A module with `forward` and `inv`. RuntimeError for an object that cannot be called."""
     if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
         return transform
     if not callable(transform):
@@ -225,6 +220,13 @@ def as_chain(transform: Any) -> Compose:
     return Compose() if transform is None else Compose(as_transform(transform))
 
 
+def tolerate(transform: nn.Module, mode: bool) -> None:
+    """Have a transform skip missing entries, or not; other modules do as they do."""
+    set_tolerance = getattr(transform, "set_missing_tolerance", None)
+    if callable(set_tolerance):
+        set_tolerance(mode)
+
+
 def _callable(transform: Any) -> nn.Module:
     try:
         return as_transform(transform)
@@ -232,20 +234,11 @@ def _callable(transform: Any) -> nn.Module:
         raise ValueError(f"Compose holds transforms and callables, got {type(transform).__name__}") from error
 
 
-def _keeping(transform: nn.Module) -> list[Transform]:
-    """The transforms in it that keep something from one write to the next."""
+def _keeping(transform: nn.Module) -> tuple[Transform, ...]:
     if isinstance(transform, Compose):
-        return list(transform._keeping)
-    return [transform] if isinstance(transform, Transform) and transform.keeps else []
+        return transform.keeping
+    return (transform,) if isinstance(transform, Transform) and transform.keeps else ()
 
 
 def _cloned(transform: nn.Module) -> nn.Module:
-    if isinstance(transform, Transform):
-        return transform.clone()
-    return copy.copy(transform)
-
-
-def _tolerate(transform: Any, mode: bool) -> None:
-    tolerate = getattr(transform, "set_missing_tolerance", None)
-    if tolerate is not None:
-        tolerate(mode)
+    return transform.clone() if isinstance(transform, Transform) else copy.copy(transform)

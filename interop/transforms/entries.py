@@ -1,6 +1,6 @@
-"""Transforms of single entries: all of them, or none if one is refused, which is named."""
+"""Entries of tensordicts: checked, found at every depth, and set so that a refusal changes nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -8,44 +8,83 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.transforms.setting import expect_tensor
-from interop.transforms.transform import Keys, Transform
+from interop.data.keys import as_path, known_keys
 
 
-class EntriesTransform(Transform):
-    """Changes single tensors, in `_apply_transform` and `_inv_apply_transform`; `out_keys` are `in_keys` where not given.
+def expect_tensordict(name: str, data: Any) -> None:
+    """TypeError, in the name of a transform, for other data than a tensordict."""
+    if not is_tensor_collection(data):
+        raise TypeError(f"{name} transforms the entries of a tensordict, got {type(data).__name__}")
 
-    Nothing is written before all entries are ready. A TypeError or ValueError says which entry it is about.
+
+def expect_tensor(name: str, key: NestedKey, value: Any) -> None:
+    """TypeError, in the name of a transform, for an entry that is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: {key!r} must be a tensor, got {type(value).__name__}")
+
+
+def missing(name: str, key: NestedKey, data: TensorDictBase) -> KeyError:
+    """The error for an entry that a transform does not find."""
+    return KeyError(
+        f"{name}: {key!r} not found in tensordict, which has {known_keys(data)}. "
+        "Name entries that there are, or call set_missing_tolerance(True)"
+    )
+
+
+def put(
+    name: str, data: TensorDictBase, entries: Iterable[tuple[NestedKey, Any]], gone: Iterable[NestedKey] = ()
+) -> None:
+    """Delete entries and then set others: all of it, or nothing where one is refused.
+
+    KeyError for an entry within one that is no tensordict, ValueError for a value without the batch dims that it needs.
     """
+    entries, before = list(entries), []
+    alone = len(entries) == 1 and not gone and isinstance(entries[0][0], str)  # refused, it has changed nothing
+    try:
+        for key in gone:
+            old = data.get(key, None)
+            if old is not None:  # not deleted with one above it
+                data.del_(key)
+                before.append((key, old))
+        for key, value in entries:
+            holder = around(name, data, key)
+            shaped = isinstance(value, Tensor) or (is_tensor_collection(value) and not is_non_tensor(value))
+            if shaped and value.shape[: holder.batch_dims] != holder.batch_size:
+                raise ValueError(
+                    f"{name}: {key!r} would be of shape {list(value.shape)} in a tensordict of batch size "
+                    f"{list(holder.batch_size)}: the batch dims have to stay as they are"
+                )
+            if not alone:
+                path = as_path(key)
+                above = (path[:depth] for depth in range(1, len(path)))
+                created = next((each for each in above if data.get(each, None) is None), key)
+                before.append((created, data.get(created, None)))
+            data.set(key, value)
+    except BaseException:
+        for key, old in reversed(before):
+            if old is not None:
+                data.set(key, old)
+            elif data.get(key, None) is not None:
+                data.del_(key)
+        raise
 
-    def __init__(
-        self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
-    ) -> None:
-        super().__init__(
-            in_keys,
-            in_keys if out_keys is None else out_keys,
-            in_keys_inv,
-            in_keys_inv if out_keys_inv is None else out_keys_inv,
-        )
 
-    def _made(self, key: NestedKey, function: Callable[[Tensor], Tensor], value: Any) -> Tensor:
-        expect_tensor(type(self).__name__, key, value)
-        try:
-            return function(value)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            if type(error) is NotImplementedError:  # of torch, for a dtype
-                raise TypeError(f"{type(self).__name__}: {key!r}: {error}") from error
-            if type(error) in (TypeError, ValueError):
-                raise type(error)(f"{type(self).__name__}: {key!r}: {error}") from error
-            raise
+def around(name: str, data: TensorDictBase, key: NestedKey) -> TensorDictBase:
+    """The innermost tensordict that exists around an entry."""
+    for step in as_path(key)[:-1]:
+        inner = data.get(step, None)
+        if inner is None:
+            break
+        if not is_tensor_collection(inner) or is_non_tensor(inner):
+            raise KeyError(f"{name}: {key!r} cannot be set, as {step!r} is no tensordict but a {type(inner).__name__}")
+        data = inner
+    return data
 
 
-def tensors(
-    data: TensorDictBase, path: tuple[str, ...] = ()
-) -> Iterator[tuple[TensorDictBase, str, NestedKey, Tensor]]:
+def tensors(data: TensorDictBase, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, str, NestedKey, Tensor]]:
     """All tensors: the tensordict that holds one, its name there, its key, itself.
 
-    Those of a lazy stack come one element after another: they may differ in shape, or be in some elements only.
+    Those of a lazy stack come element by element: they may differ in shape, or be in some elements only.
     """
     if isinstance(data, LazyStackedTensorDict):
         for each in data.tensordicts:
@@ -59,5 +98,5 @@ def tensors(
 
 
 def as_floating(value: Tensor) -> Tensor:
-    """The values themselves, or of the default dtype where they are integers or bools."""
+    """Integers and bools in the default dtype; other values as they are."""
     return value if value.is_floating_point() or value.is_complex() else value.to(torch.get_default_dtype())

@@ -7,14 +7,14 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.keys import as_path
-from interop.numbers import whole
+from interop.data.keys import as_path
+from interop.data.numbers import whole
 from interop.samplers import SliceSampler
 from interop.storages import ListStorage, Storage
 from interop.transforms.cat_frames import CatFrames, before_key, side_by_side
 from interop.transforms.chain import Compose
+from interop.transforms.entries import expect_tensordict, put
 from interop.transforms.keys import ExcludeTransform
-from interop.transforms.setting import expect_tensordict, put
 from interop.transforms.transform import Transform
 
 

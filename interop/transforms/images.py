@@ -9,18 +9,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from interop.transforms.entries import EntriesTransform
-from interop.transforms.transform import Keys
+from interop.data.numbers import whole
+from interop.transforms.transform import EntriesTransform, Keys
+
+_LARGE = 1 << 20  # bytes from which on memory of NumPy, which asks for huge pages, is touched faster than torch's
+_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 
 
-class _ImageTransform(EntriesTransform):
-    """Changes the entries `in_keys`, `["pixels"]` where none are given, into `out_keys`, which default to them."""
+class ImageTransform(EntriesTransform):
+    """Changes the images `in_keys`, ["pixels"] by default, into `out_keys`, `in_keys` by default.
 
-    def __init__(self, in_keys: Keys, out_keys: Keys) -> None:
-        super().__init__("pixels" if in_keys is None else in_keys, out_keys)
+    ValueError for images of fewer than three dims.
+    """
+
+    default_key = "pixels"
 
 
-class ToTensorImage(_ImageTransform):
+class ToTensorImage(ImageTransform):
     """Images [..., height, width, channels] of 0 to 255 as images [..., channels, height, width] of 0 to 1.
 
     The result has the memory order of the images: only strides are permuted.
@@ -29,12 +34,10 @@ class ToTensorImage(_ImageTransform):
         from_int: divide by 255; None for where the images are not of a floating dtype.
         unsqueeze: give single images, of three dims, a leading dim.
         dtype: of the result; None for torch's default dtype.
-        in_keys: the images; None for `["pixels"]`.
-        out_keys: where they go; None for `in_keys`.
+        in_keys, out_keys: as for all images.
         shape_tolerant: leave the order of dims where the last is not 3, as of images that are [channels, ...] already.
 
-    ValueError for images of fewer than three dims, and for an integer dtype unless `from_int` is False. TypeError for
-    complex numbers.
+    ValueError for an integer dtype unless `from_int` is False. TypeError for complex numbers.
     """
 
     def __init__(
@@ -56,8 +59,7 @@ class ToTensorImage(_ImageTransform):
             raise ValueError(f"images of 0 to 1 would be 0 as {dtype}: give a floating dtype, or from_int=False")
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        if observation.ndim < 3:
-            raise ValueError(f"images are [..., height, width, channels], got {list(observation.shape)}")
+        _check(observation, "height, width, channels")
         if observation.is_complex():
             raise TypeError("complex numbers are no images")
         images = observation
@@ -70,9 +72,12 @@ class ToTensorImage(_ImageTransform):
             images = images.movedim(-1, -3)
         return images.unsqueeze(0) if self.unsqueeze and images.ndim == 3 else images
 
+    def __repr__(self) -> str:
+        return f"ToTensorImage(keys={self.in_keys})"
 
-class Resize(_ImageTransform):
-    """Images [..., channels, w, h] of another size. Nothing is done to those of this size.
+
+class Resize(ImageTransform):
+    """Images [..., channels, w, h] of another size. Images of this size stay as they are.
 
     Pixel centers are at half-integers. Bilinear and bicubic are antialiased: shrinking averages over what a pixel covers.
     Floating dtypes are kept; values of integer ones are rounded, and clamped to what the dtype holds (bytes on the CPU after
@@ -83,10 +88,9 @@ class Resize(_ImageTransform):
         h: size of the last dim; None for w.
         interpolation: "nearest", "nearest-exact", "bilinear", "bicubic" or "area", or an object with such a `value`, as the
             `InterpolationMode` of torchvision.
-        in_keys: the images; None for `["pixels"]`.
-        out_keys: where they go; None for `in_keys`.
+        in_keys, out_keys: as for all images.
 
-    ValueError for images of fewer than three dims, TypeError for bools unless "nearest" and for complex numbers.
+    TypeError for bools unless "nearest" and for complex numbers.
     """
 
     def __init__(
@@ -105,13 +109,13 @@ class Resize(_ImageTransform):
         self.interpolation = mode
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check_channels_first(observation)
         size = (self.w, self.h)
+        _check(observation)
         if observation.shape[-2:] == size:
             return observation
+        if 0 in observation.shape[-3:]:
+            raise ValueError(f"images have no pixels: {list(observation.shape)}")
         if 0 in observation.shape:
-            if 0 in observation.shape[-3:]:
-                raise ValueError(f"images have no pixels: {list(observation.shape)}")
             return observation.new_empty((*observation.shape[:-2], *size))
         if observation.is_complex():
             raise TypeError("complex numbers are no images")
@@ -119,16 +123,15 @@ class Resize(_ImageTransform):
             return _nearest(observation, size, self.interpolation)
         if observation.dtype == torch.bool:
             raise TypeError(f"bools cannot be averaged: interpolation='nearest' is needed, not {self.interpolation!r}")
-        images = observation.reshape(-1, *observation.shape[-3:])
-        resized = _resized(images, size, self.interpolation)
+        resized = _resized(observation.reshape(-1, *observation.shape[-3:]), size, self.interpolation)
         return resized.reshape(*observation.shape[:-2], *size)
 
     def __repr__(self) -> str:
         mode = self.interpolation.upper().replace("-", "_")
-        return f"{type(self).__name__}(w={self.w}, h={self.h}, interpolation=InterpolationMode.{mode}, keys={self.in_keys})"
+        return f"Resize(w={self.w}, h={self.h}, interpolation=InterpolationMode.{mode}, keys={self.in_keys})"
 
 
-class Crop(_ImageTransform):
+class Crop(ImageTransform):
     """The part [..., top : top + w, left : left + h] of images [..., height, width]; zeros where it lies outside of them.
 
     The result is a view of the images where it lies inside.
@@ -136,13 +139,11 @@ class Crop(_ImageTransform):
     Args:
         w: size of the last dim but one.
         h: size of the last dim; None for w.
-        top: where it begins in the last dim but one.
-        left: where it begins in the last dim.
-        in_keys: the images; None for `["pixels"]`.
-        out_keys: where they go; None for `in_keys`.
-
-    ValueError for images of fewer than three dims.
+        top, left: where it begins in the last dim but one, and in the last.
+        in_keys, out_keys: as for all images.
     """
+
+    shown = ("w", "h", "top", "left")
 
     def __init__(
         self,
@@ -158,58 +159,42 @@ class Crop(_ImageTransform):
         self.top, self.left = top, left
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check_channels_first(observation)
+        _check(observation)
         return _window(observation, self.top, self.left, self.w, self.h)
 
-    def __repr__(self) -> str:
-        place = f"top={self.top}, left={self.left}"
-        return f"{type(self).__name__}(w={self.w}, h={self.h}, {place}, keys={self.in_keys})"
 
-
-class CenterCrop(_ImageTransform):
-    """The middle [..., w, h] of images; zeros around those that are smaller.
-
-    The result is a view of images that are not smaller.
+class CenterCrop(ImageTransform):
+    """The middle [..., w, h] of images; zeros around smaller ones. A view of images that are not smaller.
 
     Args:
         w: size of the last dim but one.
         h: size of the last dim; None for w.
-        in_keys: the images; None for `["pixels"]`.
-        out_keys: where they go; None for `in_keys`.
-
-    ValueError for images of fewer than three dims.
+        in_keys, out_keys: as for all images.
     """
+
+    shown = ("w", "h")
 
     def __init__(self, w: int, h: int | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check_channels_first(observation)
-        top, left = (_middle(*sizes) for sizes in zip(observation.shape[-2:], (self.w, self.h), strict=True))
-        return _window(observation, top, left, self.w, self.h)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(w={self.w}, h={self.h}, keys={self.in_keys})"
+        _check(observation)
+        height, width = observation.shape[-2:]
+        return _window(observation, _middle(height, self.w), _middle(width, self.h), self.w, self.h)
 
 
-class GrayScale(_ImageTransform):
+class GrayScale(ImageTransform):
     """Images [..., 3, height, width] as [..., 1, height, width]: 0.2989 red + 0.587 green + 0.114 blue.
 
-    The dtype is kept; integers are rounded down.
-
-    Args:
-        in_keys: the images; None for `["pixels"]`.
-        out_keys: where they go; None for `in_keys`.
-
-    ValueError for images of another number of channels.
+    The dtype is kept; integers are rounded down. ValueError for another number of channels.
     """
 
     def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
         super().__init__(in_keys, out_keys)
 
     def _apply_transform(self, observation: Tensor) -> Tensor:
-        _check_channels_first(observation)
+        _check(observation)
         if observation.shape[-3] != 3:
             raise ValueError(f"images need 3 channels, [..., 3, height, width], got {list(observation.shape)}")
         red, green, blue = observation.unbind(-3)
@@ -217,18 +202,17 @@ class GrayScale(_ImageTransform):
         return gray.to(observation.dtype).unsqueeze(-3)
 
 
-_LARGE = 1 << 20  # bytes from which on memory of NumPy, which asks for huge pages, is touched faster than torch's
+def _check(images: Tensor, dims: str = "channels, height, width") -> None:
+    if images.ndim < 3:
+        raise ValueError(f"images are [..., {dims}], got {list(images.shape)}")
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Integers as floats in memory of their own, which takes most of the time and is written in place from then on."""
+    """Integers as floats in new memory."""
     size = values.numel() * dtype.itemsize
     if size < _LARGE or not values.is_cpu:
         return values.to(dtype)
     return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(values.shape).copy_(values)
-
-
-_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 
 
 def _sizes(w: Any, h: Any) -> tuple[int, int]:
@@ -237,18 +221,7 @@ def _sizes(w: Any, h: Any) -> tuple[int, int]:
         if h is not None or len(w) != 2:
             raise ValueError(f"w and h are two sizes: got w={w}, h={h}")
         w, h = w
-    h = w if h is None else h
-    for name, size in (("w", w), ("h", h)):
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{name} must be an int, got {size!r}")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    return w, h
-
-
-def _check_channels_first(images: Tensor) -> None:
-    if images.ndim < 3:
-        raise ValueError(f"images are [..., channels, height, width], got {list(images.shape)}")
+    return whole("w", w), whole("h", w if h is None else h)
 
 
 def _nearest(images: Tensor, size: Sequence[int], mode: str) -> Tensor:
@@ -275,10 +248,10 @@ def _resized(images: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     return resized.to(images.dtype)
 
 
-def _middle(given: int, wanted: int) -> int:
+def _middle(size: int, wanted: int) -> int:
     """Where the middle part of a dim begins."""
     # Half a pixel too many goes to the even place, and half a pixel too few to the front.
-    return round((given - wanted) / 2) if given >= wanted else -((wanted - given) // 2)
+    return round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
 
 
 def _window(images: Tensor, top: int, left: int, rows: int, columns: int) -> Tensor:

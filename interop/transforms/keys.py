@@ -1,15 +1,14 @@
-"""Which entries there are, and what they are called."""
+"""Transforms of names: entries renamed, selected, excluded."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.trajectories import DEFAULT_DONE_KEYS
-from interop.transforms.setting import expect_tensordict, put
+from interop.transforms.entries import expect_tensordict, put
 from interop.transforms.transform import Keys, Transform, as_keys
 
 
@@ -41,25 +40,8 @@ class RenameTransform(Transform):
     ) -> None:
         super().__init__()
         self.create_copy = bool(create_copy)
-        self.in_keys, self.out_keys = self._pairs("in_keys", in_keys, "out_keys", out_keys)
-        self.in_keys_inv, self.out_keys_inv = self._pairs("in_keys_inv", in_keys_inv, "out_keys_inv", out_keys_inv)
-
-    def _pairs(self, one: str, first: Keys, other: str, second: Keys) -> tuple[list[NestedKey], list[NestedKey]]:
-        here, there = as_keys(one, first), as_keys(other, second)
-        if len(here) != len(there):
-            raise ValueError(f"{one} and {other} must be as many, got {len(here)} and {len(there)}: {here} and {there}")
-        twice = {key for keys in (here, there) for key in keys if keys.count(key) > 1}
-        both = set(here) & set(there)
-        if twice or both:
-            raise ValueError(
-                f"each of {one} and {other} must be another name, got {here} and {there}: swap names with two transforms"
-            )
-        return here, there
-
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Rename in place."""
-        return self._renamed(tensordict, self.in_keys, self.out_keys)
+        self.in_keys, self.out_keys = _pairs("in_keys", in_keys, "out_keys", out_keys)
+        self.in_keys_inv, self.out_keys_inv = _pairs("in_keys_inv", in_keys_inv, "out_keys_inv", out_keys_inv)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return self._renamed(next_tensordict, self.in_keys, self.out_keys)
@@ -67,17 +49,12 @@ class RenameTransform(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._renamed(tensordict, self.out_keys_inv, self.in_keys_inv)
 
-    def _renamed(
-        self, data: TensorDictBase, sources: Sequence[NestedKey], destinations: Sequence[NestedKey]
-    ) -> TensorDictBase:
+    def _renamed(self, data: TensorDictBase, old: Sequence[NestedKey], new: Sequence[NestedKey]) -> TensorDictBase:
         expect_tensordict("RenameTransform", data)
-        found = [
-            (key, new, value)
-            for key, new in zip(sources, destinations, strict=True)
-            if (value := self._get(data, key)) is not None
-        ]
+        values = [self._get(data, key) for key in old]
+        found = [(key, name, value) for key, name, value in zip(old, new, values, strict=True) if value is not None]
         twice = self.create_copy  # a tensordict would be one under two names
-        made = [(new, value.copy() if twice and is_tensor_collection(value) else value) for _, new, value in found]
+        made = [(name, value.copy() if twice and is_tensor_collection(value) else value) for _, name, value in found]
         put("RenameTransform", data, made, gone=() if twice else [key for key, _, _ in found])
         return data
 
@@ -91,8 +68,6 @@ class SelectTransform(Transform):
         selected_keys: entries to keep, each an argument.
         keep_rewards: keep "reward" too. Entries of "next" are only kept where they are named.
         keep_dones: keep "done" too.
-
-    TypeError for what is no key.
     """
 
     def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
@@ -101,16 +76,15 @@ class SelectTransform(Transform):
         self.keep_reward_keys, self.keep_done_keys = bool(keep_rewards), bool(keep_dones)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take out what is not selected, in place."""
-        return self._selected(tensordict, "reward", "done")
+        """Delete the entries that are not selected, in place."""
+        return self._selected(tensordict, "done")
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """The same for what a step of an environment returned, of which all flags of its end are kept."""
-        return self._selected(next_tensordict, "reward", *DEFAULT_DONE_KEYS)
+        return self._selected(next_tensordict, *DEFAULT_DONE_KEYS)  # an environment needs all flags of ends
 
-    def _selected(self, data: TensorDictBase, reward: str, *dones: str) -> TensorDictBase:
+    def _selected(self, data: TensorDictBase, *dones: str) -> TensorDictBase:
         expect_tensordict("SelectTransform", data)
-        kept = [*self.selected_keys, *([reward] if self.keep_reward_keys else ())]
+        kept = [*self.selected_keys, *(["reward"] if self.keep_reward_keys else ())]
         return data.select(*kept, *(dones if self.keep_done_keys else ()), strict=False, inplace=True)
 
     def __repr__(self) -> str:
@@ -125,8 +99,6 @@ class ExcludeTransform(Transform):
     Args:
         excluded_keys: entries to leave out, each an argument.
         inverse: leave them out when a buffer is written, so that they are never stored, instead of when it is read.
-
-    TypeError for what is no key.
     """
 
     def __init__(self, *excluded_keys: NestedKey, inverse: bool = False) -> None:
@@ -134,12 +106,8 @@ class ExcludeTransform(Transform):
         self.excluded_keys = _keys_of("ExcludeTransform", excluded_keys)
         self.inverse = bool(inverse)
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take them out, in place; nothing with `inverse`."""
-        return tensordict if self.inverse else self._others(tensordict)
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
+        return next_tensordict if self.inverse else self._others(next_tensordict)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._others(tensordict) if self.inverse else tensordict
@@ -151,6 +119,17 @@ class ExcludeTransform(Transform):
     def __repr__(self) -> str:
         inverse = ", inverse=True" if self.inverse else ""
         return f"ExcludeTransform(keys={self.excluded_keys}{inverse})"
+
+
+def _pairs(one: str, first: Keys, other: str, second: Keys) -> tuple[list[NestedKey], list[NestedKey]]:
+    here, there = as_keys(one, first), as_keys(other, second)
+    if len(here) != len(there):
+        raise ValueError(f"{one} and {other} must be as many, got {len(here)} and {len(there)}: {here} and {there}")
+    if len({*here, *there}) < len(here) + len(there):
+        raise ValueError(
+            f"each of {one} and {other} must be another name, got {here} and {there}: swap names with two transforms"
+        )
+    return here, there
 
 
 def _keys_of(name: str, keys: Sequence[Any]) -> list[NestedKey]:

@@ -10,33 +10,41 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from fbuf import checks
-from interop.codec import unchecked
+from interop.data.layout import unchecked
 from interop.postprocs import returns
-from interop.postprocs.multi_step import rollout
-from interop.postprocs.windows import Arrival, Entries, Frames, Keys, Path, joined, leaves, refuse_unfit, transitions
+from interop.postprocs.transitions import (
+    Arrival,
+    Entries,
+    Frames,
+    Keys,
+    Path,
+    joined,
+    leaves,
+    refuse_unfit,
+    rollout,
+    transitions,
+)
 from interop.transforms.transform import Transform
 
 
 class MultiStepTransform(Transform):
-    """What is written is stored as transitions of n steps: as by `MultiStep`, over a stream that comes in pieces.
+    """Stores transitions of n steps: as those of `MultiStep`, over a stream that comes in pieces.
 
-    The last `n_steps` frames are kept until those that follow are written, so after k frames max(0, k - n_steps) are
-    stored, however they came; `inv` returns None where there are none yet. Reading changes nothing. Time is the last dim of
-    what is written; each lane of the dims before it is a stream. The frames that are kept are part of `state_dict()`, of
-    checkpoints of the buffer, and of its turn: a write that fails leaves them as they were.
+    The last `n_steps` frames wait for those that follow, so after k frames max(0, k - n_steps) are stored;
+    `inv` returns None where there are none yet. Reading changes nothing. Time is the last dim of the data; each lane of the
+    dims before it is a stream. The waiting frames are part of `state_dict()`, of checkpoints of the buffer, and of its
+    transactions: a write that fails leaves them as they were.
 
     Args:
         n_steps: at least 1; it may be set later, and holds from the next write on.
         gamma: discount, from 0 to 1.
         reward_keys, done_key, done_keys: under "next"; as for `MultiStep`.
-        mask_key: of the mask of what is no padding.
-        last_flags: whether ("next", "done"), "terminated" and "truncated" are those of the last step that is taken, as the
-            target reward + gamma**k * (1 - terminated) * value needs them; by default those of the first one, as for
-            `MultiStep`, and targets need `last_flags=True` or the like.
+        mask_key: of the mask, which is False for padding.
+        last_flags: as for `MultiStep`.
 
-    Frames that do not fit those kept are refused, and these stay: KeyError for other entries, TypeError for another dtype or
-    entries that are no tensors, ValueError for another shape, and in a buffer whose data has time in another dim. Those kept
-    follow new ones to their device.
+    Frames that do not fit the waiting ones are refused, and these stay: KeyError for other entries, TypeError for another
+    dtype or entries that are no tensors, ValueError for another shape, and in a buffer whose data has time in another dim.
+    Waiting frames follow new ones to their device.
     """
 
     keeps = True
@@ -60,7 +68,7 @@ class MultiStepTransform(Transform):
         self.mask_key: Any = "mask" if mask_key is None else mask_key
         self.last_flags = last_flags
         self._frames: Frames | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def n_steps(self) -> int:
@@ -90,52 +98,41 @@ class MultiStepTransform(Transform):
         )
 
     def inv(self, tensordict: TensorDictBase) -> Any:
-        """The transitions that are whole now; None for none. The tensordict stays as it is."""
+        """The transitions that are complete now; None for none. The tensordict stays as it is."""
         refuse_other_time(self)
-        new = _frames(rollout(self, tensordict))
-        with self._turn:
-            held = self._frames
+        new, n = _frames(rollout(self, tensordict)), self._n_steps
+        with self._lock:
+            held, copied = self._frames, False
             if held is None:
-                refuse_unfit(new, self._keys())
+                refuse_unfit(new, Keys.of(self))
             else:
                 held = _followed(held, new)
-            n = self._n_steps
             count = (0 if held is None else held.count) + new.count - n
-            few = False
-            if held is not None and held.count and new.count <= n:  # one copy for what is computed and what is kept
-                new, held, few = joined([held, new]), None, True
-                kept = new[max(count, 0) :]
-            else:
-                kept = new[max(new.count - n, 0) :].copied()
-            made = self._transitions(held, new, n, count, apart=few) if count > 0 else None
-            self._frames = kept
+            if held is not None and held.count and new.count <= n:  # one copy for this write and the next
+                new, held, copied = joined([held, new]), None, True
+            kept = new[max(new.count - n, 0) :]
+            made = self._transitions(held, new, n, count, copied) if count > 0 else None
+            self._frames = kept if copied else kept.copied()
         return None if made is None else _tensordict(made, tensordict.device)
 
     def flush(self) -> TensorDictBase | None:
-        """What is made of the frames that are kept when no more follow, which are then kept no longer; None for none."""
-        with self._turn:
+        """The transitions of the waiting frames as the end of the stream, which then wait no longer; None for none."""
+        with self._lock:
             held = self._frames
             made = None if held is None or not held.count else self._transitions(None, held, self._n_steps, held.count)
             self._frames = None
         return None if made is None else _tensordict(made, None)
 
-    def _keys(self) -> Keys:
-        return Keys.of(self.reward_keys, self.done_key, self.done_keys, self.mask_key, self.last_flags)
-
     def _transitions(self, held: Frames | None, new: Frames, n: int, count: int, apart: bool = False) -> Frames:
         """The first transitions of these frames; with `apart` observations hold no memory of the frames."""
-        keys = self._keys()
-        parts = [new] if held is None else [held, new]
-        told = [("next", *key) for key in (*keys.rewards, keys.done)]
-        found = transitions(joined([part.only([*told, keys.mask]) for part in parts]), keys, self._gamma, n)
-        time, first = new.time, 0 if held is None else held.count
-        steps = found.steps.narrow(time, 0, count)
-        arrival = Arrival(steps, time, first, new.count, n)
-        entries = found.entries(count)
-        given = [path for path in new.entries if path not in entries]
-        rest = _first(parts, [path for path in given if not keys.arrive(path)], count)
+        keys, parts = Keys.of(self), [new] if held is None else [held, new]
+        read = [*(("next", *key) for key in (*keys.rewards, keys.done)), keys.mask]
+        entries, steps = transitions(joined([part.only(read) for part in parts]), keys, self._gamma, n, count)
+        arrival = Arrival(steps, new.time, 0 if held is None else held.count, new.count, n)
+        others = [path for path in new.entries if path not in entries]
+        rest = _first([part.only(path for path in others if not keys.arrive(path)) for part in parts], count)
         entries.update((rest.copied() if apart else rest).entries)
-        for path in filter(keys.arrive, given):
+        for path in filter(keys.arrive, others):
             entries[path] = arrival.of(path, None if held is None else held.entries[path], new.entries[path])
         return Frames(entries, torch.Size([*new.batch[:-1], count]), new.nested)
 
@@ -151,16 +148,15 @@ class MultiStepTransform(Transform):
         self._frames = None
 
     def get_extra_state(self) -> dict[str, Any]:
-        """n_steps, gamma, and the frames that are kept as plain values."""
-        held, told = self._frames, {"n_steps": self._n_steps, "gamma": self._gamma}
-        if held is None:
-            return {**told, "batch": None, "frames": [], "nested": []}
+        """n_steps, gamma, and the waiting frames as plain values."""
+        held = self._frames or Frames({}, torch.Size())
         frames = [{"path": list(path), "values": leaf} for path, leaf in held.entries.items()]
         nested = [{"path": list(path), "dims": list(dims)} for path, dims in held.nested.items()]
-        return {**told, "batch": list(held.batch), "frames": frames, "nested": nested}
+        batch = None if self._frames is None else list(held.batch)
+        return {"n_steps": self._n_steps, "gamma": self._gamma, "batch": batch, "frames": frames, "nested": nested}
 
     def set_extra_state(self, state: Any) -> None:
-        """Go on from a saved state. TypeError or ValueError for what is none."""
+        """Go on from a saved state. TypeError or ValueError for a wrong one."""
         if not isinstance(state, Mapping) or set(state) != {"n_steps", "gamma", "batch", "frames", "nested"}:
             raise TypeError(
                 f"the state of a MultiStepTransform has n_steps, gamma, batch, frames and nested, got {state!r}"
@@ -174,22 +170,22 @@ class MultiStepTransform(Transform):
             found[path] = values
         nested = {tuple(each["path"]): torch.Size(each["dims"]) for each in state["nested"]}
         frames = Frames(found, torch.Size(batch), nested).copied() if found else None
-        with self._turn:
+        with self._lock:
             self._n_steps, self._gamma, self._frames = n, gamma, frames
 
     def clone(self) -> "MultiStepTransform":
         made = super().clone()
-        made._turn = threading.Lock()
+        made._lock = threading.Lock()
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state["_turn"]
+        del state["_lock"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"
@@ -245,12 +241,11 @@ def _followed(held: Frames, new: Frames) -> Frames:
     return dataclasses.replace(held, entries=moved)
 
 
-def _first(parts: list[Frames], paths: list[Path], count: int) -> Frames:
-    """Some entries of the first frames."""
-    some = [part.only(paths) for part in parts]
-    if len(some) == 1 or some[0].count >= count:
-        return some[0][:count]
-    return joined([some[0], some[1][: count - some[0].count]])
+def _first(parts: list[Frames], count: int) -> Frames:
+    """The first frames of the parts."""
+    if len(parts) == 1 or parts[0].count >= count:
+        return parts[0][:count]
+    return joined([parts[0], parts[1][: count - parts[0].count]])
 
 
 def _tensordict(made: Frames, device: torch.device | None) -> TensorDictBase:

@@ -6,22 +6,20 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.transforms import affine
-from interop.transforms.entries import EntriesTransform
-from interop.transforms.moments import Moments
-from interop.transforms.transform import Keys, as_keys
+from interop.transforms.moments import Moments, merged, moments
+from interop.transforms.transform import EntriesTransform, Keys, as_keys
 
 _CHUNK = 1024  # rows of a buffer that are read at a time
 
 
 class RewardScaling(EntriesTransform):
-    """Rewards times a scale plus a location, or `(reward - loc) / scale`.
+    """Rewards times a scale plus a location, or `(reward - loc) / scale`. Both are buffers of the module.
 
-    Integers come out in a floating dtype. `loc` and `scale` are buffers of the module.
+    Integers come out in a floating dtype.
 
     Args:
         loc: a number, or a tensor of the last dims of rewards.
@@ -30,8 +28,13 @@ class RewardScaling(EntriesTransform):
         out_keys: where they go; None for `in_keys`.
         standard_normal: subtract and divide, rather than multiply and add.
 
-    TypeError for what is no number; ValueError for a scale of zero to divide by, and for shapes that do not fit.
+    TypeError for wrong types; ValueError for a scale of zero to divide by, and for shapes that do not fit.
     """
+
+    default_key = "reward"
+    loc: Tensor
+    scale: Tensor
+    standard_normal: Tensor
 
     def __init__(
         self,
@@ -41,21 +44,14 @@ class RewardScaling(EntriesTransform):
         out_keys: Keys = None,
         standard_normal: bool = False,
     ) -> None:
-        super().__init__("reward" if in_keys is None else in_keys, out_keys)
-        standard = torch.as_tensor(standard_normal, device="cpu")
-        found = affine.parameter("scale", scale)
-        if standard:
-            _refuse_zeros(found)
+        super().__init__(in_keys, out_keys)
+        standard, found = torch.as_tensor(standard_normal, device="cpu"), affine.parameter("scale", scale)
         self.register_buffer("standard_normal", standard)
         self.register_buffer("loc", affine.parameter("loc", loc))
-        self.register_buffer("scale", found)
-
-    loc: Tensor
-    scale: Tensor
-    standard_normal: Tensor
+        self.register_buffer("scale", affine.divisor(found) if standard else found)
 
     def _apply_transform(self, reward: Tensor) -> Tensor:
-        return affine.forward(reward, self.loc, self.scale, bool(self.standard_normal))
+        return affine.scaled(reward, self.loc, self.scale, bool(self.standard_normal))
 
     def __repr__(self) -> str:
         return type(self).__name__ + affine.described(self.loc, self.scale, self.in_keys)
@@ -64,8 +60,8 @@ class RewardScaling(EntriesTransform):
 class ObservationNorm(EntriesTransform):
     """Entries times a scale plus a location, or `(value - loc) / scale`; the opposite when written.
 
-    All entries are treated alike. Integers come out in a floating dtype. Without `loc` and `scale` there must be a call of
-    `init_stats` before the first use, or a checkpoint be loaded.
+    All entries are treated alike. Integers come out in a floating dtype. Without `loc` and `scale`, call `init_stats` or
+    load a checkpoint before the first use.
 
     Args:
         loc: a number, or a tensor of the last dims of entries; None for `init_stats`.
@@ -82,6 +78,8 @@ class ObservationNorm(EntriesTransform):
     """
 
     invertible = True
+    loc: Tensor | None
+    scale: Tensor | None
 
     def __init__(
         self,
@@ -100,9 +98,10 @@ class ObservationNorm(EntriesTransform):
             raise ValueError(f"give both loc and scale, or none of them: got loc={loc}, scale={scale}")
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.standard_normal = bool(standard_normal)
-        floating = isinstance(scale, Tensor) and scale.is_floating_point()
-        self.eps = eps if eps is not None else torch.finfo(scale.dtype).eps if floating else 1e-6  # type: ignore[union-attr]
-        # They are part of the extra state, which a module without them can load as well.
+        if eps is None:
+            eps = torch.finfo(scale.dtype).eps if isinstance(scale, Tensor) and scale.is_floating_point() else 1e-6
+        self.eps = eps
+        # Saved in the extra state, which a module without them can load as well.
         self.register_buffer("loc", None, persistent=False)
         self.register_buffer("scale", None, persistent=False)
         if scale is not None:
@@ -112,23 +111,23 @@ class ObservationNorm(EntriesTransform):
                 if scale < 0:
                     raise ValueError(f"scale must not be negative, got {scale}: give a tensor to turn signs around")
                 found = found.clamp_min(self.eps)
-            elif self.standard_normal:
-                _refuse_zeros(found)
-            self.scale = found
-
-    loc: Tensor | None
-    scale: Tensor | None
+            self.scale = affine.divisor(found) if self.standard_normal else found
 
     @property
     def initialized(self) -> bool:
         """Whether there are a location and a scale."""
         return self.loc is not None
 
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        if self.__dict__.get("_watched_by") == threading.get_ident():
+            raise _Arrived(next_tensordict)
+        return super()._call(next_tensordict)
+
     def _apply_transform(self, obs: Tensor) -> Tensor:
-        return affine.forward(obs, *self._parameters_found(), self.standard_normal)
+        return affine.scaled(obs, *self._parameters_found(), self.standard_normal)
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
-        return affine.backward(state, *self._parameters_found(), self.standard_normal)
+        return affine.scaled(state, *self._parameters_found(), not self.standard_normal)
 
     def _parameters_found(self) -> tuple[Tensor, Tensor]:
         if self.loc is None or self.scale is None:
@@ -159,9 +158,9 @@ class ObservationNorm(EntriesTransform):
             key: the entry; None for the only one of `in_keys`.
             keep_dims: those of `reduce_dim` to stay in the location and scale with size one.
 
-        KeyError for a missing entry; TypeError for other data; ValueError for dims that there are not, for data of different
-        shapes, fewer than two values, and infinities or NaNs. RuntimeError where there are a location and scale already.
-        Nothing has changed then.
+        KeyError for a missing entry; TypeError for other data; ValueError for wrong dims, data of different shapes, fewer
+        than two values, and infinities or NaNs. RuntimeError where there are a location and scale already. Nothing has
+        changed then.
         """
         if self.initialized:
             raise RuntimeError(f"loc and scale are there already: {self.loc}, {self.scale}")
@@ -174,43 +173,39 @@ class ObservationNorm(EntriesTransform):
         if key is None and len(self.in_keys) != 1:
             raise ValueError(f"key must say which of {self.in_keys} the statistics are of")
         (read,) = self.in_keys if key is None else as_keys("key", key)
-        moments: Moments | None = None
+        found: Moments | None = None
         for batch in self._batches(data):
-            value = self._value(batch, read)
-            found = Moments.of(value, _positive(dims, value.ndim))
-            if moments is not None and moments.mean.shape != found.mean.shape:
-                raise ValueError(f"{read!r}: data of different shapes: {moments.mean.shape} and {found.mean.shape}")
-            if found.weight > 0:
-                moments = found if moments is None else moments.merged(found)
+            value = self._get(batch, read)
+            if not isinstance(value, Tensor) or value.is_complex():
+                raise TypeError(f"{read!r}: a tensor of real numbers is needed, got {type(value).__name__}")
+            new = moments(value, _positive(dims, value.ndim))
+            if found is not None and found.mean.shape != new.mean.shape:
+                raise ValueError(f"{read!r}: data of different shapes: {found.mean.shape} and {new.mean.shape}")
+            if new.weight > 0:
+                found = new if found is None else merged(found, new)
                 dtype, ndim = value.dtype, value.ndim
-        if moments is None or moments.weight < 2:
+        if found is None or found.weight < 2:
             raise ValueError(f"{read!r}: at least two values are needed for a standard deviation")
-        self._take(read, moments, dtype, sorted(set(_positive(dims, ndim)) - set(_positive(kept, ndim))))
-
-    def _take(self, key: NestedKey, moments: Moments, dtype: torch.dtype, squeezed: list[int]) -> None:
-        deviation = (moments.squares / (moments.weight - 1)).sqrt()
-        if not moments.is_finite():
-            raise ValueError(f"{key!r}: infinities or NaNs are among the values: remove them before init_stats()")
-        loc, scale = moments.mean, deviation
+        if not found.is_finite():
+            raise ValueError(f"{read!r}: infinities or NaNs are among the values: remove them before init_stats()")
+        loc, scale = found.mean, (found.squares / (found.weight - 1)).sqrt()
         if not self.standard_normal:
-            scale = 1 / deviation.clamp_min(self.eps)
+            scale = 1 / scale.clamp_min(self.eps)
             loc = -loc * scale
-        kind = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        for dim in reversed(squeezed):
+        for dim in sorted(set(_positive(dims, ndim)) - set(_positive(kept, ndim)), reverse=True):
             loc, scale = loc.squeeze(dim), scale.squeeze(dim)
+        kind = dtype if dtype.is_floating_point else torch.get_default_dtype()
         self.loc, self.scale = loc.to(kind), scale.clamp_min(self.eps).to(kind)
-
-    def _value(self, batch: Any, key: NestedKey) -> Tensor:
-        value = self._get(batch, key)
-        if not isinstance(value, Tensor) or value.is_complex():
-            raise TypeError(f"{key!r}: a tensor of real numbers is needed, got {type(value).__name__}")
-        return value
 
     def _batches(self, data: Any) -> Iterator[TensorDictBase]:
         if is_tensor_collection(data):
             yield data
         elif hasattr(data, "storage") and hasattr(data, "sample"):
-            yield from self._read(data)
+            for start in range(0, len(data), _CHUNK):
+                batch = self._before_this(data, slice(start, start + _CHUNK))
+                if not len(batch):
+                    return
+                yield batch
         elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping | Tensor):
             for batch in data:
                 if not is_tensor_collection(batch):
@@ -219,26 +214,15 @@ class ObservationNorm(EntriesTransform):
         else:
             raise TypeError(f"init_stats() takes a tensordict, a buffer or tensordicts, got {type(data).__name__}")
 
-    def _read(self, buffer: Any) -> Iterator[TensorDictBase]:
-        """What comes out of a buffer, or arrives here if this is part of its transforms."""
-        for start in range(0, len(buffer), _CHUNK):
-            self.__dict__["_watched_by"] = threading.get_ident()
-            try:
-                batch = buffer[start : start + _CHUNK]
-            except _Arrived as arrived:
-                batch = arrived.data
-            finally:
-                self.__dict__["_watched_by"] = None
-            if not len(batch):
-                return
-            yield batch
-
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Normalize each of `in_keys` into the one of `out_keys`, in place."""
-        if self.__dict__.get("_watched_by") == threading.get_ident():
-            raise _Arrived(tensordict)
-        return self._call(tensordict)
+    def _before_this(self, buffer: Any, rows: slice) -> Any:
+        """Rows of a buffer; if this is part of its transforms, as they arrive here."""
+        self.__dict__["_watched_by"] = threading.get_ident()
+        try:
+            return buffer[rows]
+        except _Arrived as arrived:
+            return arrived.data
+        finally:
+            self.__dict__["_watched_by"] = None
 
     # ------------------------------------------------------------------ state
 
@@ -248,7 +232,7 @@ class ObservationNorm(EntriesTransform):
         return {**found, "loc": self.loc, "scale": self.scale} if self.initialized else found
 
     def set_extra_state(self, state: Any) -> None:
-        """Take those of another. ValueError for what is no such state, or of other shapes."""
+        """Load a state. ValueError where it is none, or has other shapes."""
         if not isinstance(state, Mapping) or set(state) not in (
             {"standard_normal"},
             {"standard_normal", "loc", "scale"},
@@ -271,15 +255,10 @@ class ObservationNorm(EntriesTransform):
         return type(self).__name__ + affine.described(self.loc, self.scale, self.in_keys)
 
 
-class _Arrived(Exception):  # noqa: N818  # no error: it carries what was read out of a chain
+class _Arrived(Exception):  # noqa: N818  # no error: it carries data out of a chain
     def __init__(self, data: Any) -> None:
         super().__init__()
         self.data = data
-
-
-def _refuse_zeros(scale: Tensor) -> None:
-    if not scale.is_meta and bool((scale == 0).any()):
-        raise ValueError(f"scale must not contain 0 with standard_normal, got {scale}")
 
 
 def _positive(dims: Iterable[int], ndim: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which items of a batch were written one right after the other: a batch of rows drawn from a storage does not tell."""
+"""Which items of a batch were stored one right after the other: the rows of a batch alone do not say."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +14,8 @@ class Order:
 
     Args:
         storage: which.
-        index: of the items: slots, a tuple of coordinates; or what `rb[...]` takes, where there is no info.
-        info: what the sampler said about them.
+        index: of the items: slots, a tuple of coordinates; or an index of `rb[...]`, where there is no info.
+        info: of the sampler about them.
         sampler: which.
         dim_extend: that of the buffer, where there is no info.
     """
@@ -36,17 +36,17 @@ class Order:
 
     @property
     def traj_key(self) -> Any:
-        """The entry by which the sampler tells trajectories apart; None for another way."""
+        """The entry of trajectory ids that the sampler uses; None for another way."""
         return getattr(self._sampler, "traj_key", None)
 
     def follows(self, batch_size: torch.Size, time: int) -> Tensor | None:
-        """bool [..., T - 1], time last: whether an item comes right after the one before it; None where it is not known.
+        """bool [..., T - 1], time last: whether an item was stored right after the one before it; None where unknown.
 
-        For a batch of the items, or reshaped; of items that have dims in time of their own nothing has to be known.
+        For a batch of the items, or reshaped. None, too, for items that have a dim of time of their own.
         """
         shape = self._shape
-        slots, told = self._slots(shape), self._info or {}
-        ends = told.get(getattr(self._sampler, "truncated_key", None))
+        slots, info = self._slots(shape), self._info or {}
+        ends = info.get(getattr(self._sampler, "truncated_key", None))
         if batch_size[: slots.ndim] != slots.shape:
             if batch_size.numel() != slots.numel():
                 return None
@@ -64,7 +64,7 @@ class Order:
         return follows
 
     def _slots(self, shape: torch.Size) -> Tensor:
-        """Where each item is, in a storage taken flat."""
+        """The slot of each item in a flat storage."""
         if self._info is not None and not isinstance(self._index, tuple):
             return self._index
         if self._info is not None:
@@ -81,7 +81,7 @@ _current: ContextVar[Order | None] = ContextVar("order", default=None)
 
 @contextmanager
 def in_order(order: Order | None) -> Iterator[None]:
-    """Have transforms see the order of what they are given."""
+    """Set the order of the data that transforms get."""
     token = _current.set(order)
     try:
         yield
@@ -94,10 +94,15 @@ def current() -> Order | None:
     return _current.get()
 
 
+def follows_in_buffer(batch_size: torch.Size, time: int) -> Tensor | None:
+    """`Order.follows` of the batch that a buffer is reading; None elsewhere."""
+    order = current()
+    return None if order is None else order.follows(batch_size, time)
+
+
 def refuse_several(name: str, batch_size: torch.Size, time: int) -> None:
     """ValueError, in the name of a transform, for steps of a buffer along `time` that do not follow each other."""
-    order = current()
-    follows = None if order is None else order.follows(batch_size, time)
+    follows = follows_in_buffer(batch_size, time)
     if follows is not None and not bool(follows.all()):
         raise ValueError(
             f"{name}: the steps along dim {time} of a batch size of {list(batch_size)} are not one sequence: give slices a "

@@ -5,38 +5,34 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.transforms.order import current
-from interop.transforms.setting import expect_tensor, expect_tensordict, put
-from interop.transforms.transform import Keys, Transform, as_keys
+from interop.transforms.entries import expect_tensor, expect_tensordict, missing, put
+from interop.transforms.order import follows_in_buffer
+from interop.transforms.transform import Keys, Transform, as_keys, by_name
 
 
 class RewardSum(Transform):
-    """What each trajectory has earned so far, this step's reward included.
+    """The sum of the rewards of each trajectory so far, this step's reward included.
 
-    Time is the dim named "time". A step whose "done" is set is the last of its trajectory: the sum begins anew after it. The
-    flag stands beside the reward or further out, under "next" first; "terminated" or "truncated" are taken where there is
-    no "done", and without any of them all steps along time are one trajectory. What came before the first step is not known
-    and counts for nothing.
+    Time is the dim named "time". A step whose "done" is set is the last of its trajectory. The flag is looked for beside the
+    reward or further out, under "next" first; "terminated" or "truncated" are taken where there is no "done", and without
+    any of them all steps along time are one trajectory. Steps before the first one count for nothing. In a batch of a buffer
+    the sum begins anew, too, with each step that was not stored right after the one before it.
 
-    In a batch of a buffer the sum begins anew, too, with each step that was not stored right after the one before it.
-
-    Each sum is of the rewards of its own trajectory alone: what is large, infinite or NaN in one is not felt in another.
-    Integers and bools are summed as int64. O(steps * log steps).
+    A large, infinite or NaN reward has no effect on other trajectories. Integers and bools are summed as int64.
+    O(steps * log steps).
 
     Args:
         in_keys: the rewards; None for `["reward"]`. In a buffer of transitions these are `[("next", "reward")]`.
         out_keys: where the sums go; None for "episode_" and the name, in the same place.
-        reset_keys: has no effect: it is for environments.
-        reward_spec: has no effect: it is for environments.
+        reset_keys, reward_spec: have no effect: they are for environments.
         time_dim: the dim of the tensordict that is time; None for the one named "time".
         done_keys: the flag that ends the trajectories, for each of `in_keys`; None to look for it.
 
     KeyError for missing rewards and flags; TypeError for rewards that are no tensors; ValueError for shapes that do not fit,
-    and for no dim that is time.
+    and where no dim is time.
     """
 
     def __init__(
@@ -56,15 +52,12 @@ class RewardSum(Transform):
         if self.done_keys is not None and len(self.done_keys) != len(found):
             raise ValueError(f"done_keys must be one for each of {found}, got {self.done_keys}")
 
-    @dispatch(source="in_keys", dest="out_keys")
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the sums, in place."""
-        return self._call(tensordict)
+    _by_name = by_name(True)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)
         time = self._time(next_tensordict)
-        breaks = _breaks(next_tensordict.batch_size, time)
+        follows = follows_in_buffer(next_tensordict.batch_size, time)
         ready = []
         for number, (key, out_key) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
             reward = self._get(next_tensordict, key)
@@ -72,9 +65,13 @@ class RewardSum(Transform):
                 continue
             expect_tensor("RewardSum", key, reward)
             done = _fitting(key, self._done(next_tensordict, number, key), reward)
-            if breaks is not None:
-                fits = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :])).to(reward.device)
-                done = (fits if done is None else fits | done).expand(reward.shape)
+            if follows is not None:
+                done = (
+                    torch.zeros(reward.shape, dtype=torch.bool, device=reward.device) if done is None else done.clone()
+                )
+                breaks = ~follows.movedim(-1, time).to(reward.device)
+                breaks = breaks.reshape(*breaks.shape, *(1 for _ in reward.shape[breaks.ndim :]))
+                done.narrow(time, 0, reward.shape[time] - 1).logical_or_(breaks)
             ready.append((out_key, _summed(reward, done, time)))
         put("RewardSum", next_tensordict, ready)
         return next_tensordict
@@ -93,7 +90,9 @@ class RewardSum(Transform):
     def _done(self, data: TensorDictBase, number: int, key: NestedKey) -> Tensor | None:
         if self.done_keys is not None:
             found = data.get(self.done_keys[number], None)
-            return self._refuse_missing(self.done_keys[number], data) if found is None else found
+            if found is None:
+                raise missing("RewardSum", self.done_keys[number], data)
+            return found
         path = (key,) if isinstance(key, str) else key
         outside = path[1:-1] if path[0] == "next" else path[:-1]
         places = [outside[:depth] for depth in range(len(outside), -1, -1)]
@@ -107,17 +106,6 @@ class RewardSum(Transform):
                 "give done_keys"
             )
         return None
-
-
-def _breaks(batch_size: torch.Size, time: int) -> Tensor | None:
-    """bool [*batch_size]: after which steps of a batch of a buffer another one than the next was drawn."""
-    order = current()
-    follows = None if order is None else order.follows(batch_size, time)
-    if follows is None:
-        return None
-    found = torch.zeros(batch_size, dtype=torch.bool, device=follows.device)
-    found.movedim(time, -1)[..., :-1] = ~follows
-    return found
 
 
 def _renamed(key: NestedKey) -> Any:

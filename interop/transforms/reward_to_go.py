@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.keys import as_path
+from interop.data.keys import as_path
 from interop.postprocs import returns
 from interop.transforms.multi_step import refuse_other_time
 from interop.transforms.transform import Keys, Transform, as_keys

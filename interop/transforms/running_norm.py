@@ -1,4 +1,4 @@
-"""A running mean and standard deviation of entries: what all forms of normalizing by them have in common."""
+"""Transforms that normalize by a running mean and standard deviation of entries."""
 
 import math
 import threading
@@ -7,88 +7,85 @@ from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.transforms import affine
 from interop.transforms.chain import Compose
-from interop.transforms.entries import as_floating
-from interop.transforms.moments import Moments
+from interop.transforms.entries import as_floating, expect_tensordict, put
+from interop.transforms.moments import Moments, merged, moments, scaled
 from interop.transforms.normalization import ObservationNorm
-from interop.transforms.setting import expect_tensordict, put
-from interop.transforms.transform import Keys, Transform
+from interop.transforms.transform import Keys, Transform, by_name
 
 _FIELDS = ("weight", "mean", "squares")
+_BOTH = ["observation", "reward"]
 Statistics = Mapping[NestedKey, Moments]
 
 
 class RunningNorm(Transform):
-    """What both forms have in common: statistics of each entry, kept as a whole so that readers need no lock."""
+    """Statistics of each entry, replaced as a whole so that readers need no lock. A subclass says how values count."""
 
     keeps = True
 
-    def __init__(self, in_keys: Keys, out_keys: Keys, lock: Any, decay: float, eps: float) -> None:
+    def __init__(self, in_keys: Keys, out_keys: Keys, lock: Any, decay: float, eps: float, shared: Any) -> None:
         super().__init__(in_keys, in_keys if out_keys is None else out_keys)
+        if shared is not None:
+            raise ValueError(
+                "shared_td and shared_data must be None: statistics are saved and loaded by state_dict(), not shared"
+            )
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must be in [0, 1], got {decay}")
         if not 0 <= eps < math.inf:
             raise ValueError(f"eps must be at least 0, got {eps}")
         self.lock = threading.Lock() if lock is None else lock
         self.decay, self.eps, self.frozen = decay, eps, False
-        self._statistics: Statistics = {}  # never changed: another one takes its place
-        self._ready: dict[NestedKey, Any] = {}
+        self._statistics: Statistics = {}  # never changed in place
+        self._numbers: dict[NestedKey, Any] = {}
 
-    # ------------------------------------------------------------------ what the forms differ in
+    # ------------------------------------------------------------------ the difference between subclasses
 
     def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
-        """How many leading dims of an entry the statistics are over."""
+        """The number of leading dims of an entry that the statistics are over."""
         raise NotImplementedError
 
-    def _shares(self, count: float) -> tuple[float, float]:
-        """What statistics so far count for when so many values are added, and what each of these counts for."""
+    def _weights(self, count: float) -> tuple[float, float]:
+        """The factor for the statistics so far when so many values are added, and for each of these values."""
         raise NotImplementedError
 
     def _deviation(self, variance: Tensor) -> Tensor:
-        """What to divide by."""
+        """The divisor."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ statistics
 
     def update(self, tensordict: TensorDictBase) -> None:
-        """Take the entries of a tensordict into the statistics, frozen or not.
+        """Add the entries of a tensordict to the statistics, frozen or not.
 
         KeyError for a missing entry, TypeError for one that is no tensor of real numbers, ValueError for one of another
-        shape than before or with infinities or NaNs. The statistics are what they were then.
+        shape than before or with infinities or NaNs. The statistics have not changed then.
         """
         with self.lock:
             self._statistics = self._updated(tensordict)
 
     def _updated(self, data: TensorDictBase) -> Statistics:
-        """The statistics with those of a tensordict."""
         expect_tensordict(type(self).__name__, data)
         updated = dict(self._statistics)
-        for key in dict.fromkeys(self._in_keys):  # what is read twice counts once
+        for key in dict.fromkeys(self.in_keys):  # a key that is there twice counts once
             value = self._entry(data, key)
-            found = None if value is None else self._moments(key, value, data.ndim)
-            if found is None:
+            if value is None:
                 continue
-            past, each = self._shares(found.weight)
-            kept, found = updated.get(key), found.scaled(each)
-            updated[key] = found if kept is None else kept.to(found.mean.device).scaled(past).merged(found)
+            kept, dims = updated.get(key), self._dims(key, value, data.ndim)
+            self._check_shape(key, kept, value.shape[dims:])
+            if not value.numel():
+                continue
+            new = moments(value.detach(), range(dims))
+            if not new.is_finite():
+                raise ValueError(f"{type(self).__name__}: {key!r} has infinities or NaNs, or squares that overflow")
+            past, each = self._weights(new.weight)
+            shape = value.shape[dims:]
+            new = scaled(Moments(new.weight, new.mean.reshape(shape), new.squares.reshape(shape)), each)
+            updated[key] = new if kept is None else merged(scaled(_to(kept, value.device), past), new)
         return updated
-
-    def _moments(self, key: NestedKey, value: Tensor, batch_dims: int) -> Moments | None:
-        """Those of an entry; None for an empty one."""
-        dims = self._dims(key, value, batch_dims)
-        shape = value.shape[dims:]
-        self._check_shape(key, self._statistics.get(key), shape)
-        if not value.numel():
-            return None
-        found = Moments.of(value.detach(), range(dims)).shaped(shape)
-        if not found.is_finite():
-            raise ValueError(f"{type(self).__name__}: {key!r} has infinities or NaNs, or squares that overflow")
-        return found
 
     def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
         if kept is not None and tuple(shape) != tuple(kept.mean.shape):
@@ -114,20 +111,14 @@ class RunningNorm(Transform):
 
     # ------------------------------------------------------------------ as a transform
 
-    @dispatch(source="in_keys", dest="out_keys")
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Normalize each of `in_keys` into the one of `out_keys`, in place; update the statistics before, in training mode.
-
-        RuntimeError where there are none.
-        """
-        return self._call(tensordict)
+    _by_name = by_name(True)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self.training and not self.frozen:
-            return self._learn(next_tensordict)
+            return self.learn(next_tensordict)
         return self._normalize(next_tensordict, self._statistics)
 
-    def _learn(self, data: TensorDictBase) -> TensorDictBase:
+    def learn(self, data: TensorDictBase) -> TensorDictBase:
         """Update the statistics and normalize; a failure of either changes nothing."""
         with self.lock:
             updated = self._updated(data)
@@ -136,41 +127,30 @@ class RunningNorm(Transform):
         return data
 
     def _normalize(self, data: TensorDictBase, statistics: Statistics) -> TensorDictBase:
-        """Write all entries by the same statistics: a thread may be updating them."""
+        """Normalize all entries by the same statistics: a thread may be updating them."""
         expect_tensordict(type(self).__name__, data)
         ready = []
-        for key, name in zip(self._in_keys, self._out_keys, strict=True):
+        for key, name in zip(self.in_keys, self.out_keys, strict=True):
             value = self._entry(data, key)
             if value is not None:
-                ready.append((name, self._normalized(key, value, data.ndim, statistics)))
+                kept = self._found(key, statistics)
+                self._check_shape(key, kept, value.shape[self._dims(key, value, data.ndim) :])
+                ready.append((name, self._normalized(key, kept, as_floating(value))))
         put(type(self).__name__, data, ready)
         return data
 
-    def _normalized(self, key: NestedKey, value: Tensor, batch_dims: int, statistics: Statistics) -> Tensor:
-        kept = self._found(key, statistics)
-        self._check_shape(key, kept, value.shape[self._dims(key, value, batch_dims) :])
-        value = as_floating(value)
-        wide = torch.promote_types(value.dtype, torch.float32)
-        near, rest, deviation = self._numbers(key, kept, wide, value.device)
-        if not value.is_contiguous():
-            near, rest, deviation = (affine.in_order(each, value) for each in (near, rest, deviation))
-        return (value.to(wide) - near).sub_(rest).div_(deviation).to(value.dtype)
-
-    def _numbers(
-        self, key: NestedKey, kept: Moments, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean as two numbers of a dtype, and the deviation; made anew where statistics have changed.
-
-        One number alone is off by more than small variances where the mean is large.
-        """
-        of, made = (dtype, device, self.eps), self._ready.get(key)
-        if made is None or made[0] is not kept or made[1] != of:
+    def _normalized(self, key: NestedKey, kept: Moments, value: Tensor) -> Tensor:
+        # The mean is two numbers: one alone is off by more than small variances where it is large.
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        of, cached = (dtype, value.device, self.eps), self._numbers.get(key)
+        if cached is None or cached[0] is not kept or cached[1] != of:
             with torch.inference_mode(False):  # gradients may be asked of the next values
-                mean = kept.mean.to(device)
-                near = mean.to(dtype)
-                numbers = near, (mean - near).to(dtype), self._deviation(kept.variance.to(device)).to(dtype)
-            made = self._ready[key] = kept, of, numbers
-        return made[2]
+                on = _to(kept, value.device)
+                near = on.mean.to(dtype)
+                numbers = near, (on.mean - near).to(dtype), self._deviation(on.variance).to(dtype)
+            cached = self._numbers[key] = kept, of, numbers
+        near, rest, deviation = (affine.in_memory_order(each, value) for each in cached[2])
+        return (value.to(dtype) - near).sub_(rest).div_(deviation).to(value.dtype)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         if not self.frozen:
@@ -191,37 +171,36 @@ class RunningNorm(Transform):
         """
         expect_tensordict(type(self).__name__, tensordict)
         out, statistics = tensordict.copy(), self._statistics
-        for key, name in zip(self._in_keys, self._out_keys, strict=True):
+        for key, name in zip(self.in_keys, self.out_keys, strict=True):
             value = self._entry(tensordict, name)
-            if value is None:
-                continue
-            kept, value = self._found(key, statistics).to(value.device), as_floating(value)
-            wide = value.double() * self._deviation(kept.variance) + kept.mean
-            out.set(key, wide.to(value.dtype))
+            if value is not None:
+                kept, value = _to(self._found(key, statistics), value.device), as_floating(value)
+                wide = value.double() * self._deviation(kept.variance) + kept.mean
+                out.set(key, wide.to(value.dtype))
         return out
 
     # ------------------------------------------------------------------ fixed forms
 
     def freeze(self) -> Self:
-        """Have the statistics stay as they are, but for `update`."""
+        """Keep the statistics as they are, but for `update`."""
         self.frozen = True
         return self
 
     def unfreeze(self) -> Self:
-        """Have the statistics be updated again."""
+        """Update the statistics again."""
         self.frozen = False
         return self
 
     def frozen_copy(self) -> Self:
-        """A copy that is frozen, and part of nothing. RuntimeError where there are no statistics."""
+        """A frozen copy that is part of nothing. RuntimeError where there are no statistics."""
         if not self._statistics:
             raise RuntimeError(f"{type(self).__name__} has no statistics yet: a frozen copy would never have any")
         return self.clone().freeze()
 
     def to_observation_norm(self) -> Compose | ObservationNorm:
-        """What normalizes by the statistics of now, which no buffer changes; a chain for several entries."""
-        kept = self._statistics
-        locs, scales = self._locs(kept), self._scales(kept)
+        """A transform that normalizes by the statistics of now, which no buffer changes; a chain for several entries."""
+        statistics = self._statistics
+        locs, scales = self._locs(statistics), self._scales(statistics)
         fixed = [
             ObservationNorm(locs[key], scales[key], [key], [name], standard_normal=True, eps=self.eps)
             for key, name in zip(self.in_keys, self.out_keys, strict=True)
@@ -236,7 +215,7 @@ class RunningNorm(Transform):
 
     @property
     def scale(self) -> TensorDict:
-        """What values are divided by, in the default dtype."""
+        """The divisors, in the default dtype."""
         return TensorDict(self._scales(self._statistics))
 
     @property
@@ -253,8 +232,7 @@ class RunningNorm(Transform):
         return {key: self._deviation(each.variance).to(dtype) for key, each in self._of_all(statistics).items()}
 
     def _of_all(self, statistics: Statistics) -> Statistics:
-        """Those of all entries; without those that may be missing."""
-        keys = [key for key in self._in_keys if key in statistics or not self._missing_tolerance]
+        keys = [key for key in self.in_keys if key in statistics or not self.missing_tolerance]
         return {key: self._found(key, statistics) for key in keys}
 
     # ------------------------------------------------------------------ state
@@ -265,33 +243,24 @@ class RunningNorm(Transform):
         return {repr(key): {name: getattr(each, name) for name in _FIELDS} for key, each in kept.items()}
 
     def set_extra_state(self, state: Any) -> None:
-        """Take those of another. ValueError for what are no statistics of these entries."""
+        """Load statistics. ValueError for wrong ones, or those of other entries."""
         names = {repr(key): key for key in self.in_keys}
         if not isinstance(state, Mapping) or not set(state) <= set(names):
             raise ValueError(f"statistics of {', '.join(names)} are needed, got {state!r}")
-        taken = {}
-        for name, fields in state.items():
-            if not isinstance(fields, Mapping) or set(fields) != set(_FIELDS):
-                raise ValueError(f"statistics of {name} are {', '.join(_FIELDS)}, got {fields!r}")
-            weight, mean, squares = fields["weight"], _float64(name, fields["mean"]), _float64(name, fields["squares"])
-            if not isinstance(weight, float) or not 0 < weight < math.inf or mean.shape != squares.shape:
-                raise ValueError(f"statistics of {name} are a weight and tensors of one shape, got {fields!r}")
-            made, key = Moments(weight, mean, squares), names[name]
-            if not made.is_finite() or bool((squares < 0).any()):
-                raise ValueError(f"statistics of {name} are finite, and squares are not negative: got {fields!r}")
-            self._check_shape(key, self._statistics.get(key), made.mean.shape)
-            taken[key] = made
+        loaded = {names[name]: _moments_of(name, fields) for name, fields in state.items()}
+        for key, each in loaded.items():
+            self._check_shape(key, self._statistics.get(key), each.mean.shape)
         with self.lock:
-            self._statistics = taken
+            self._statistics = loaded
 
     def clone(self) -> Self:
         """A copy with statistics of its own, part of nothing."""
         made = super().clone()
-        made.lock, made._ready = threading.Lock(), {}
+        made.__dict__.update(lock=threading.Lock(), _numbers={})
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "lock": None, "_ready": {}}
+        return {**super().__getstate__(), "lock": None, "_numbers": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -302,7 +271,155 @@ class RunningNorm(Transform):
         return f"{type(self).__name__}({kind}, in_keys={self.in_keys}, out_keys={self.out_keys})"
 
 
-def _float64(name: str, value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.dtype != torch.float64:
-        raise ValueError(f"statistics of {name} are float64 tensors, got {value!r}")
-    return value.detach().clone()
+class VecNorm(RunningNorm):
+    """Subtracts a running mean and divides by a running standard deviation, sqrt(max(variance, eps)).
+
+    In a buffer the statistics are of the data that is written: each `extend` or `add` updates them and stores the values as
+    they are; reading normalizes by the statistics of now, and changes nothing. A write that fails changes nothing. Changes
+    that transforms before this one make on reading only, as ToTensorImage, are not in the statistics: `freeze()` this one
+    and call `update()` with data that was read, or change the data when it is stored.
+
+    Elsewhere `forward` updates the statistics, while in training mode and not frozen, and normalizes; `inv` updates them.
+
+    Each update multiplies the weight of all values before it by `decay`, whatever its size. The statistics are kept in
+    float64, merged without subtracting large numbers, and are part of `state_dict()` and of checkpoints. Many threads may
+    use one. As it keeps state, it can be part of one buffer only, not inverted, and `buffer[i] = rows` is refused: use
+    `to_observation_norm()` where the statistics are to stay.
+
+    Args:
+        in_keys: entries to normalize; None for those of "observation" and "reward" that there are.
+        out_keys: where they go; None for `in_keys`.
+        shared_td: must be None: statistics are not shared with other processes.
+        lock: held while statistics are updated; None for one of its own.
+        decay: in [0, 1]; 1 to have all values count alike.
+        eps: least variance.
+        shapes: of the values of each entry, their last dims; None for the dims behind those of the tensordict.
+        new_api: make a `VecNormV2`.
+
+    ValueError for arguments out of range, and for values of other shapes than before, infinities and NaNs that are written.
+    RuntimeError when there are no statistics to normalize by.
+    """
+
+    def __new__(cls, *args: Any, new_api: bool | None = None, **kwargs: Any) -> Any:
+        return _newer(*args, **kwargs) if new_api else super().__new__(cls)
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        shared_td: TensorDictBase | None = None,
+        lock: Any = None,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shapes: Sequence[Sequence[int]] | None = None,
+        new_api: bool | None = None,
+    ) -> None:
+        super().__init__(_BOTH if in_keys is None else in_keys, out_keys, lock, decay, eps, shared_td)
+        if shapes is not None and len(shapes) != len(self.in_keys):
+            raise ValueError(f"shapes must be one for each of {self.in_keys}, got {shapes}")
+        self.shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
+        self.set_missing_tolerance(in_keys is None)
+
+    def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
+        if self.shapes is None:
+            return batch_dims
+        shape = self.shapes[self.in_keys.index(key)]
+        dims = value.ndim - len(shape)
+        if dims < 0 or value.shape[dims:] != shape:
+            raise ValueError(f"VecNorm: {key!r} is of shape {list(value.shape)}, which does not end in {list(shape)}")
+        return dims
+
+    def _weights(self, count: float) -> tuple[float, float]:
+        return self.decay, 1.0
+
+    def _deviation(self, variance: Tensor) -> Tensor:
+        return variance.clamp_min(self.eps).sqrt().clamp_min(self.eps)
+
+
+class VecNormV2(RunningNorm):
+    """As `VecNorm`, but `decay` is for each value, not for each update, and the divisor is max(standard deviation, eps).
+
+    Each value multiplies the weight of those before it by `decay`; values of one update count alike.
+
+    Args:
+        in_keys, out_keys, lock, decay, shared_data: as for `VecNorm`; `in_keys` must be given.
+        stateful: must be True: statistics are kept here, not in the data.
+        eps: least standard deviation.
+        reduce_batch_dims: have one mean and variance for all elements of a batch. Otherwise each has its own, and batches
+            must all be of one shape.
+
+    ValueError for values out of range.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys = None,
+        *,
+        lock: Any = None,
+        stateful: bool = True,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shared_data: TensorDictBase | None = None,
+        reduce_batch_dims: bool = False,
+    ) -> None:
+        if not stateful:
+            raise ValueError("stateful=False is for environments that carry the statistics in their data")
+        super().__init__(in_keys, out_keys, lock, decay, eps, shared_data)
+        self.stateful, self.reduce_batch_dims = True, reduce_batch_dims
+
+    def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
+        return batch_dims if self.reduce_batch_dims else 0
+
+    def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
+        try:
+            super()._check_shape(key, kept, shape)
+        except ValueError as error:
+            if self.reduce_batch_dims:
+                raise
+            raise ValueError(f"{error}: batches of other shapes need reduce_batch_dims=True") from None
+
+    def _weights(self, count: float) -> tuple[float, float]:
+        past = self.decay**count
+        return past, 1.0 if self.decay == 1 else (1 - past) / count
+
+    def _deviation(self, variance: Tensor) -> Tensor:
+        return variance.sqrt().clamp_min(self.eps)
+
+
+def _newer(
+    in_keys: Keys = None,
+    out_keys: Keys = None,
+    shared_td: TensorDictBase | None = None,
+    lock: Any = None,
+    decay: float = 0.9999,
+    eps: float = 1e-4,
+    shapes: Any = None,
+) -> VecNormV2:
+    """The newer form, of the arguments of the older one."""
+    if shapes is not None:
+        raise ValueError("shapes are not taken with new_api: statistics are over the batch dims")
+    keys = _BOTH if in_keys is None else in_keys
+    made = VecNormV2(keys, out_keys, lock=lock, decay=decay, eps=eps, shared_data=shared_td)
+    made.set_missing_tolerance(in_keys is None)
+    return made
+
+
+def _to(kept: Moments, device: torch.device) -> Moments:
+    return Moments(kept.weight, kept.mean.to(device), kept.squares.to(device))
+
+
+def _moments_of(name: str, fields: Any) -> Moments:
+    """Saved statistics of an entry. ValueError for wrong ones."""
+    if not isinstance(fields, Mapping) or set(fields) != set(_FIELDS):
+        raise ValueError(f"statistics of {name} are {', '.join(_FIELDS)}, got {fields!r}")
+    weight, mean, squares = (fields[field] for field in _FIELDS)
+    for each in (mean, squares):
+        if not isinstance(each, Tensor) or each.dtype != torch.float64:
+            raise ValueError(f"statistics of {name} are float64 tensors, got {each!r}")
+    if not isinstance(weight, float) or not 0 < weight < math.inf or mean.shape != squares.shape:
+        raise ValueError(f"statistics of {name} are a weight and tensors of one shape, got {fields!r}")
+    found = Moments(weight, mean.detach().clone(), squares.detach().clone())
+    if not found.is_finite() or bool((squares < 0).any()):
+        raise ValueError(f"statistics of {name} are finite, and squares are not negative: got {fields!r}")
+    return found

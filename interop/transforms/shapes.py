@@ -1,6 +1,6 @@
-"""Other dims for the same numbers."""
+"""Transforms of shapes: other dims for the same numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,40 +8,29 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.numbers import whole
-from interop.transforms.entries import EntriesTransform
-from interop.transforms.setting import around, expect_tensor, expect_tensordict
-from interop.transforms.transform import Keys, Transform, as_keys
+from interop.data.numbers import whole
+from interop.transforms.entries import around, expect_tensor, expect_tensordict
+from interop.transforms.transform import EntriesTransform, Keys, Transform, as_key
 
 
 class Reshaping(EntriesTransform):
-    """One that gives tensors other dims, each by itself; the dims that count from the end are those of an item.
+    """Gives single tensors other dims. Dims that count from the end are those of an item.
 
-    ValueError, naming the entry, for one that has not got the dims or whose batch dims would change: nothing changes then.
+    ValueError that names the entry where dims are missing or the batch dims would change; nothing changes then.
     """
 
-    _least = _least_inv = 0
-    """How many dims of its own an item has to have, read and written, so that no other change places."""
+    least = least_inv = 0
+    """The number of dims that an item needs, read and written, so that no batch dim changes places."""
 
-    def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
-        expect_tensordict(type(self).__name__, data)
-        least = self._least_inv if function == self._inv_apply_transform else self._least
-        batch = (
-            {source: around(type(self).__name__, data, source).batch_dims for source in sources} if least > 0 else {}
-        )
-
-        def reshaped(key: NestedKey, value: Tensor) -> Tensor:
-            if value.ndim < batch.get(key, 0) + least:
-                dims = max(value.ndim - batch[key], 0)
-                raise IndexError(f"items have {dims} dims, behind {batch[key]} batch dims, and {least} are needed")
-            return function(value)
-
-        return super()._each(data, sources, destinations, reshaped)
-
-    def _made(self, key: NestedKey, function: Any, value: Any) -> Any:
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Tensor:
         expect_tensor(type(self).__name__, key, value)
+        least = self.least_inv if function == self._inv_apply_transform else self.least
         try:
-            return function(key, value)
+            batch = around(type(self).__name__, data, key).batch_dims if least > 0 else 0
+            if value.ndim < batch + least:
+                dims = max(value.ndim - batch, 0)
+                raise IndexError(f"items have {dims} dims, behind {batch} batch dims, and {least} are needed")
+            return function(value)
         except (RuntimeError, IndexError) as error:
             raise ValueError(f"{self} does not fit {key!r} of shape {list(value.shape)}: {error}") from error
 
@@ -56,6 +45,8 @@ class FlattenObservation(Reshaping):
         allow_positive_dim: let dims count from the front, batch dims included.
     """
 
+    default_key = "pixels"
+
     def __init__(
         self,
         first_dim: int,
@@ -64,12 +55,12 @@ class FlattenObservation(Reshaping):
         out_keys: Keys = None,
         allow_positive_dim: bool = False,
     ) -> None:
-        super().__init__(["pixels"] if in_keys is None else in_keys, out_keys)
-        self.first_dim = _dim("first_dim", first_dim, allow_positive_dim)
-        self.last_dim = _dim("last_dim", last_dim, allow_positive_dim)
+        super().__init__(in_keys, out_keys)
+        self.first_dim = as_dim("first_dim", first_dim, allow_positive_dim)
+        self.last_dim = as_dim("last_dim", last_dim, allow_positive_dim)
         if (self.first_dim < 0) == (self.last_dim < 0) and self.first_dim > self.last_dim:
             raise ValueError(f"first_dim must not be behind last_dim, got {first_dim} and {last_dim}")
-        self._least = max(-self.first_dim, -self.last_dim)
+        self.least = max(-self.first_dim, -self.last_dim)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.flatten(self.first_dim, self.last_dim)
@@ -79,8 +70,15 @@ class FlattenObservation(Reshaping):
         return f"FlattenObservation({dims}, in_keys={self.in_keys}, out_keys={self.out_keys})"
 
 
-class _DimOfOne(Reshaping):
-    """A dim of size 1 more or less."""
+class DimOfOne(Reshaping):
+    """Adds or removes a dim of size 1, and the reverse when data is written.
+
+    Args:
+        dim: the dim.
+        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
+        in_keys, out_keys: entries to change when a buffer is read, and where the results go.
+        in_keys_inv, out_keys_inv: where results go when it is written, and entries to change back.
+    """
 
     invertible = True
 
@@ -96,7 +94,7 @@ class _DimOfOne(Reshaping):
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.allow_positive_dim = bool(allow_positive_dim)
-        self.dim = _dim("dim", dim, allow_positive_dim, RuntimeError)
+        self.dim = as_dim("dim", dim, allow_positive_dim, RuntimeError)
 
     def __repr__(self) -> str:
         keys = f"in_keys={self.in_keys}, out_keys={self.out_keys}"
@@ -104,18 +102,11 @@ class _DimOfOne(Reshaping):
         return f"{type(self).__name__}(dim={self.dim}, {keys}, {inverse})"
 
 
-class UnsqueezeTransform(_DimOfOne):
-    """A dim of size 1 more; backward, such a dim less.
-
-    Args:
-        dim: where it is in the result.
-        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
-        in_keys, out_keys: entries to give the dim when a buffer is read, and where the results go.
-        in_keys_inv, out_keys_inv: where entries without it go when it is written, and which.
-    """
+class UnsqueezeTransform(DimOfOne):
+    """A dim of size 1 more, at `dim` of the result; when data is written, such a dim less. Arguments as for `DimOfOne`."""
 
     @property
-    def _least(self) -> int:  # type: ignore[override]
+    def least(self) -> int:  # type: ignore[override]
         return -self.dim - 1
 
     @property
@@ -130,18 +121,11 @@ class UnsqueezeTransform(_DimOfOne):
         return state.squeeze(self.dim)
 
 
-class SqueezeTransform(_DimOfOne):
-    """A dim of size 1 less, where it is of that size; backward, such a dim more.
-
-    Args:
-        dim: which.
-        allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
-        in_keys, out_keys: entries to take the dim from when a buffer is read, and where the results go.
-        in_keys_inv, out_keys_inv: where entries with it go when it is written, and which.
-    """
+class SqueezeTransform(DimOfOne):
+    """A dim of size 1 less, where it is of that size; when data is written, such a dim more. Arguments: see `DimOfOne`."""
 
     @property
-    def _least_inv(self) -> int:  # type: ignore[override]
+    def least_inv(self) -> int:  # type: ignore[override]
         return -self.dim - 1
 
     @property
@@ -157,7 +141,7 @@ class SqueezeTransform(_DimOfOne):
 
 
 class PermuteTransform(Reshaping):
-    """The last dims in another order; backward, in the old one.
+    """The last dims in another order; when data is written, in the old one.
 
     Args:
         dims: which dim comes at each of the last places: an order of -n, ..., -1.
@@ -176,13 +160,13 @@ class PermuteTransform(Reshaping):
         out_keys_inv: Keys = None,
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.dims = tuple(whole("dims", dim, least=-(2**31)) for dim in dims)
+        self.dims = tuple(as_dim("dims", dim, True) for dim in dims)
         places = list(range(-len(self.dims), 0))
         if sorted(self.dims) != places:
             raise ValueError(
                 f"dims must be an order of the last dims, {places or '[-1]'} for so many, got {tuple(dims)}"
             )
-        self._least = self._least_inv = len(self.dims)
+        self.least = self.least_inv = len(self.dims)
         self._back = tuple(self.dims.index(place) - len(self.dims) for place in places)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
@@ -206,22 +190,18 @@ class ExpandAs(Reshaping):
 
     def __init__(self, in_key: NestedKey, ref_key: NestedKey, out_key: NestedKey | None = None) -> None:
         super().__init__([in_key], None if out_key is None else [out_key])
-        self.in_key, self.ref_key, self.out_key = self.in_keys[0], as_keys("ref_key", [ref_key])[0], self.out_keys[0]
+        self.in_key, self.ref_key, self.out_key = self.in_keys[0], as_key("ref_key", ref_key), self.out_keys[0]
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Repeat the entry, in place."""
-        expect_tensordict("ExpandAs", tensordict)
-        like = self._get(tensordict, self.ref_key)
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        expect_tensordict("ExpandAs", next_tensordict)
+        like = self._get(next_tensordict, self.ref_key)
         if like is None:
-            return tensordict
+            return next_tensordict
 
         def expanded(value: Tensor) -> Tensor:
             return value.reshape(*value.shape, *(1 for _ in like.shape[value.ndim :])).expand(like.shape)
 
-        return self._each(tensordict, self._in_keys, self._out_keys, expanded)
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
+        return self._each(next_tensordict, self.in_keys, self.out_keys, expanded)
 
 
 class FlattenTensorDict(Transform):
@@ -235,25 +215,23 @@ class FlattenTensorDict(Transform):
         super().__init__()
         self.inverse = bool(inverse)
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The same; flat with `inverse=False`."""
-        return tensordict if self.inverse else self._flat(tensordict)
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
+        return next_tensordict if self.inverse else _flat(next_tensordict)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self._flat(tensordict) if self.inverse else tensordict
-
-    def _flat(self, data: TensorDictBase) -> TensorDictBase:
-        expect_tensordict("FlattenTensorDict", data)
-        return data.reshape(-1)
+        return _flat(tensordict) if self.inverse else tensordict
 
     def __repr__(self) -> str:
         return f"FlattenTensorDict(inverse={self.inverse})"
 
 
-def _dim(name: str, dim: Any, positive: bool, error: type[Exception] = ValueError) -> int:
+def _flat(data: TensorDictBase) -> TensorDictBase:
+    expect_tensordict("FlattenTensorDict", data)
+    return data.reshape(-1)
+
+
+def as_dim(name: str, dim: Any, positive: bool = False, error: type[Exception] = ValueError) -> int:
+    """A dim as an int, negative unless `positive` ones are allowed."""
     found = whole(name, dim, least=-(2**31))
     if found >= 0 and not positive:
         raise error(

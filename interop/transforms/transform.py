@@ -1,30 +1,56 @@
-"""What all transforms have in common: the entries they read and write, in each of the two directions."""
+"""The base of transforms: entries to read and to write, in each of the two directions."""
 
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from tensordict import TensorDictBase, is_tensor_collection, unravel_key
 from tensordict.nn import dispatch
 from tensordict.utils import NestedKey
-from torch import nn
+from torch import Tensor, nn
 
-from interop.keys import known_keys
-from interop.transforms.setting import expect_tensordict, put
+from interop.transforms.entries import expect_tensor, expect_tensordict, missing, put
 
 Keys = NestedKey | Sequence[NestedKey] | None
 
 
+class KeyList:
+    """An attribute that is a list of keys. A string or a tuple is one key, None is none."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> list[NestedKey]:
+        return instance.__dict__[self._name]
+
+    def __set__(self, instance: Any, keys: Keys) -> None:
+        instance.__dict__[self._name] = as_keys(self._name, keys)
+
+
+def by_name(auto_batch_size: bool) -> Any:
+    """A method that takes the tensors of `in_keys` and returns those of `out_keys`.
+
+    Args:
+        auto_batch_size: whether the leading dims that the tensors have in common are batch dims.
+    """
+
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=auto_batch_size)
+    def run(self: "Transform", tensordict: TensorDictBase) -> Any:
+        return self._call(tensordict)
+
+    return run
+
+
 class Transform(nn.Module):
-    """What data goes through: `forward` when a buffer is read, `inv` when it is written.
+    """Changes data: `forward` when a buffer is read, `inv` when it is written.
 
     A subclass changes one tensor at a time, in `_apply_transform` and `_inv_apply_transform`, or the tensordict as a whole,
-    in `forward` and `_inv_call`. `forward` works in place; `inv` on a tensordict of its own, which shares the tensors. Both
-    also take the tensors by name and return those of the other keys: `t(pixels=x)`. Usable inside `nn.Sequential`.
+    in `forward` and `_inv_call`. `forward` works in place; `inv` works on a shallow copy. Both also take the tensors by
+    name and return those of the other keys: `t(pixels=x)`.
 
-    A buffer calls a transform outside of its lock, from as many threads as use the buffer. One that keeps something from one
-    write to the next says so with `keeps`: it is called in turn, and what it kept comes back where the write fails.
+    A buffer calls a transform outside of its lock, from many threads. A transform that keeps state from one write to the
+    next sets `keeps`: its writes come one at a time, and the state is restored where a write fails.
 
     Args:
         in_keys: entries that `forward` reads; a tuple is one nested key, a list holds keys.
@@ -32,13 +58,15 @@ class Transform(nn.Module):
         in_keys_inv: entries that `inv` writes: their names in the storage.
         out_keys_inv: entries that it reads: their names outside.
 
-    TypeError for keys that are none, ValueError for lists of different lengths.
+    TypeError for wrong keys, ValueError for lists of different lengths.
     """
 
     invertible = False
     """Whether `inv` undoes `forward`."""
     keeps = False
-    """Whether a write leaves something here for the next one; then there are `_kept` and `_keep`."""
+    """Whether a write leaves state here for the next one; then there are `_kept` and `_keep`."""
+
+    in_keys, out_keys, in_keys_inv, out_keys_inv = KeyList(), KeyList(), KeyList(), KeyList()
 
     def __init__(
         self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
@@ -50,58 +78,22 @@ class Transform(nn.Module):
             first, second = getattr(self, one), getattr(self, other)
             if first and second and len(first) != len(second):
                 raise ValueError(f"{one} and {other} must be as many: got {first} and {second}")
-        self._missing_tolerance = False
+        self.missing_tolerance = False
         self.__dict__["_container"] = None
-
-    # ------------------------------------------------------------------ keys
-
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """Entries that `forward` reads."""
-        return self._in_keys
-
-    @in_keys.setter
-    def in_keys(self, keys: Keys) -> None:
-        self._in_keys = as_keys("in_keys", keys)
-
-    @property
-    def out_keys(self) -> list[NestedKey]:
-        """Entries that `forward` writes."""
-        return self._out_keys
-
-    @out_keys.setter
-    def out_keys(self, keys: Keys) -> None:
-        self._out_keys = as_keys("out_keys", keys)
-
-    @property
-    def in_keys_inv(self) -> list[NestedKey]:
-        """Entries that `inv` writes."""
-        return self._in_keys_inv
-
-    @in_keys_inv.setter
-    def in_keys_inv(self, keys: Keys) -> None:
-        self._in_keys_inv = as_keys("in_keys_inv", keys)
-
-    @property
-    def out_keys_inv(self) -> list[NestedKey]:
-        """Entries that `inv` reads."""
-        return self._out_keys_inv
-
-    @out_keys_inv.setter
-    def out_keys_inv(self, keys: Keys) -> None:
-        self._out_keys_inv = as_keys("out_keys_inv", keys)
 
     # ------------------------------------------------------------------ reading
 
-    # Tensors given by name have no batch dims in common: they may change their shapes.
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform each of `in_keys` into the one of `out_keys`, in place. KeyError for a missing one."""
-        return self._each(tensordict, self._in_keys, self._out_keys, self._apply_transform)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensordict, transformed in place; or the tensors of `out_keys` for those of `in_keys`."""
+        if len(args) == 1 and not kwargs and (is_tensor_collection(args[0]) or not self.in_keys):
+            return self._call(args[0])
+        return self._by_name(*args, **kwargs)
+
+    _by_name = by_name(False)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """The same for what a step of an environment returned."""
-        return self._each(next_tensordict, self._in_keys, self._out_keys, self._apply_transform)
+        """Transform a tensordict: the data of a buffer, or what a step of an environment returned."""
+        return self._each(next_tensordict, self.in_keys, self.out_keys, self._apply_transform)
 
     def _apply_transform(self, obs: Any) -> Any:
         """One transformed tensor."""
@@ -113,14 +105,14 @@ class Transform(nn.Module):
 
     @dispatch(source="out_keys_inv", dest="in_keys_inv", auto_batch_size=False)
     def inv(self, tensordict: TensorDictBase) -> Any:
-        """What is to be stored of a tensordict, which stays as it is; None for nothing."""
+        """The data to store; None to store nothing. The tensordict stays as it is."""
         return self._inv_call(tensordict.copy() if is_tensor_collection(tensordict) else tensordict)
 
     def _inv_call(self, tensordict: TensorDictBase) -> Any:
-        """Transform each of `out_keys_inv` into the one of `in_keys_inv`, in place. KeyError for a missing one."""
-        if not self._in_keys_inv:
+        """Transform each of `out_keys_inv` into the one of `in_keys_inv`, in place."""
+        if not self.in_keys_inv:
             return tensordict
-        return self._each(tensordict, self._out_keys_inv, self._in_keys_inv, self._inv_apply_transform)
+        return self._each(tensordict, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
 
     def _inv_apply_transform(self, state: Any) -> Any:
         """One tensor as it is to be stored."""
@@ -129,18 +121,20 @@ class Transform(nn.Module):
         return state
 
     def _kept(self) -> Any:
-        """What was kept for the next write, as of now: later calls must not change it."""
+        """The state for the next write; later calls must not change it."""
         raise NotImplementedError(f"{type(self).__name__}.keeps is True: write _kept() and _keep()")
 
     def _keep(self, kept: Any) -> None:
-        """Go back to what `_kept` returned."""
+        """Go back to a state that `_kept` returned."""
         raise NotImplementedError(f"{type(self).__name__}.keeps is True: write _kept() and _keep()")
 
     def _emptied(self) -> None:
-        """The buffer was emptied: what was kept to be stored later is to be forgotten too."""
+        """The buffer was emptied: forget data that waits to be stored."""
+
+    # ------------------------------------------------------------------ entries
 
     def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
-        """Set what the function makes of entries: of all, or of none where one is refused."""
+        """Set the result of a function for each entry: of all, or of none where one is refused."""
         expect_tensordict(type(self).__name__, data)
         if len(sources) != len(destinations):
             raise ValueError(
@@ -148,46 +142,35 @@ class Transform(nn.Module):
             )
         ready: dict[NestedKey, Any] = {}
         for source, destination in zip(sources, destinations, strict=True):
-            # What was made for one key and is read for the next is the new one.
+            # A key that is written here and read after is the new one.
             value = ready[source] if source in ready else self._get(data, source)
             if value is not None:
-                ready[destination] = self._made(source, function, value)
+                ready[destination] = self._of_entry(data, source, function, value)
         put(type(self).__name__, data, ready.items())
         return data
 
-    def _made(self, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Any:
-        """What the function makes of the entry of a key."""
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Any:
+        """The result of the function for the entry of a key."""
         return function(value)
 
     def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
         """The entry; None for a missing one that may be missing, else KeyError."""
         value = data.get(key, None)
-        if value is None and not self._missing_tolerance:
-            self._refuse_missing(key, data)
+        if value is None and not self.missing_tolerance:
+            raise missing(type(self).__name__, key, data)
         return value
 
-    def _refuse_missing(self, key: NestedKey, data: TensorDictBase) -> NoReturn:
-        raise KeyError(
-            f"{type(self).__name__}: {key!r} not found in tensordict, which has {known_keys(data)}. "
-            "Name entries that there are, or call set_missing_tolerance(True)"
-        )
-
-    # ------------------------------------------------------------------ what it is part of
-
-    @property
-    def missing_tolerance(self) -> bool:
-        """Whether missing entries are passed over."""
-        return self._missing_tolerance
-
     def set_missing_tolerance(self, mode: bool = False) -> None:
-        """Have missing entries passed over, or be errors."""
-        self._missing_tolerance = bool(mode)
+        """Skip missing entries, or raise KeyError for them."""
+        self.missing_tolerance = bool(mode)
+
+    # ------------------------------------------------------------------ the buffer or chain that it is part of
 
     @property
     def container(self) -> Any:
         """The buffer, or the outermost chain, that it is part of; None for nothing."""
         held = self._holder()
-        outer = getattr(held, "container", None) if isinstance(held, Transform) else None
+        outer = held.container if isinstance(held, Transform) else None
         return held if outer is None else outer
 
     @property
@@ -200,7 +183,7 @@ class Transform(nn.Module):
         return None if reference is None else reference()
 
     def set_container(self, container: Any) -> None:
-        """Have this be part of a chain or buffer. ValueError for one that keeps something and is part of another."""
+        """Make this part of a chain or buffer. ValueError where it `keeps` state and is part of another one."""
         held = self._holder()
         if self.keeps and container is not None and held is not None and held is not container:
             raise ValueError(
@@ -210,16 +193,15 @@ class Transform(nn.Module):
         self.__dict__["_container"] = None if container is None else weakref.ref(container)
 
     def reset_parent(self) -> None:
-        """Have this be part of nothing."""
+        """Make this part of nothing."""
         self.__dict__["_container"] = None
 
     def clone(self) -> Self:
         """A copy that is part of nothing. Tensors are shared."""
         made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
+        made.__dict__.update(self.__dict__, _container=None)
         for name in ("_parameters", "_buffers", "_modules"):
             made.__dict__[name] = copy.copy(self.__dict__[name])
-        made.__dict__["_container"] = None
         return made
 
     def __copy__(self) -> Self:
@@ -235,6 +217,39 @@ class Transform(nn.Module):
         return f"{type(self).__name__}(keys={self.in_keys})"
 
 
+class EntriesTransform(Transform):
+    """Changes single tensors. `out_keys` default to `in_keys`, `out_keys_inv` to `in_keys_inv`.
+
+    Errors name the entry that they are about.
+    """
+
+    default_key: str | None = None
+    """The entry to read where no `in_keys` are given."""
+    shown: tuple[str, ...] = ()
+    """Attributes in the repr."""
+
+    def __init__(
+        self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Keys = None, out_keys_inv: Keys = None
+    ) -> None:
+        in_keys = self.default_key if in_keys is None else in_keys
+        out_keys = in_keys if out_keys is None else out_keys
+        super().__init__(in_keys, out_keys, in_keys_inv, in_keys_inv if out_keys_inv is None else out_keys_inv)
+
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Tensor:
+        expect_tensor(type(self).__name__, key, value)
+        try:
+            return function(value)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            kind = TypeError if type(error) is NotImplementedError else type(error)  # torch's, for a dtype
+            if kind not in (TypeError, ValueError):
+                raise
+            raise kind(f"{type(self).__name__}: {key!r}: {error}") from error
+
+    def __repr__(self) -> str:
+        options = "".join(f"{name}={getattr(self, name)}, " for name in self.shown)
+        return f"{type(self).__name__}({options}keys={self.in_keys})"
+
+
 def as_keys(name: str, keys: Any) -> list[NestedKey]:
     """A list of keys: a string or a tuple is one, None is none of them."""
     if keys is None:
@@ -243,6 +258,11 @@ def as_keys(name: str, keys: Any) -> list[NestedKey]:
     if not isinstance(found, Iterable) or not all(map(_is_key, found := list(found))):
         raise TypeError(f"{name} must be a key or a list of keys (strings, or tuples of them), got {keys!r}")
     return [unravel_key(key) for key in found]
+
+
+def as_key(name: str, key: Any) -> NestedKey:
+    """One key."""
+    return as_keys(name, [key])[0]
 
 
 def _is_key(key: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
-from interop.members import is_all, named, of_kind, unwrapped
+from interop.data.members import is_all, named, of_kind, unwrapped
 from interop.storages import Storage
 from interop.writers.writer import Writer
 

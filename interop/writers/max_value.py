@@ -13,9 +13,9 @@ from torch import Tensor
 from fbuf.checkpoint import Fields
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of, permutation
-from interop.codec import shallow
-from interop.processes import starting_a_worker
-from interop.reductions import REDUCTIONS
+from interop.data.layout import shallow
+from interop.data.reductions import REDUCTIONS
+from interop.shared.processes import starting_a_worker
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers.round_robin import expanded
 from interop.writers.writer import Writer

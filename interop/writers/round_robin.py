@@ -11,10 +11,10 @@ from torch import Tensor
 
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers
-from interop.codec import Layout, entries_of, of_entries, shallow, stack_items
-from interop.index import as_int, as_tensor
-from interop.pytrees import each_leaf, lead_of
-from interop.shared_int import SharedInt, counter
+from interop.data.index import as_int, as_tensor
+from interop.data.layout import Layout, entries_of, of_entries, shallow, stack_items
+from interop.data.pytrees import each_leaf, lead_of
+from interop.shared.shared_int import SharedInt, counter
 from interop.storages import Storage, TensorStorage
 from interop.storages.lists import unbind
 from interop.writers.generations import Generations

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from interop.checkpoint.stateful import Stateful
-from interop.processes import starting_a_worker
+from interop.shared.processes import starting_a_worker
 from interop.storages import Storage
 
 

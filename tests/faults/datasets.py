@@ -31,7 +31,7 @@ from interop.buffers import ReplayBuffer
 from interop.datasets.errors import MissingDatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.rows import entries
-from interop.processes import jax_started
+from interop.shared.processes import jax_started
 from tests.faults.children import forked, scratch
 from tests.faults.file_operations import watched
 from tests.faults.killing import Counts

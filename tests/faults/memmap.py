@@ -25,9 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter, packed
-from interop.samplers.given import flat_slots
-from interop.storages import journal
+from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWriter
+from interop.data import packed
+from interop.samplers.validation import flat_slots
+from interop.shared import journal
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
 STARTS = ("new", "half full", "wrapped")
@@ -42,13 +43,14 @@ class Noted(RandomSampler):
     """Keeps priorities as a prioritized sampler does, without entering JAX, which a forked child could not."""
 
     KEPT = True
-    highest = 1.0
+    highest, bound = 1.0, None
 
     def _keep(self, storage):
-        kept = storage._keeps_priorities()
-        if kept is not None and not kept.are_of(self):
+        kept = storage.kept_priorities()
+        if kept is not None and kept is not self.bound:
+            self.bound = kept
             kept.bind(self)
-            self.highest = kept.read(len(storage))[1]
+            self.highest = kept.read(len(storage)).highest
             self._top(kept)
         return kept
 
@@ -56,16 +58,16 @@ class Noted(RandomSampler):
         """The items that are there have priorities."""
 
     def _top(self, kept):
-        kept.give(np.zeros(0, np.int64), 0.0, self.highest)
+        kept.give(self, np.zeros(0, np.int64), 0.0, self.highest)
 
     def mark_update(self, index, *, storage=None):
-        self._keep(storage).begin(flat_slots(index, storage)[0], self.highest)
+        self._keep(storage).begin(self, flat_slots(index, storage)[0], self.highest)
 
     def update_priority(self, index, priority, *, storage=None):
         values = priority.numpy()
         kept = self._keep(storage)
         self.highest = max(self.highest, values.max())
-        kept.give(flat_slots(index, storage)[0], values, self.highest)
+        kept.give(self, flat_slots(index, storage)[0], values, self.highest)
 
     def _empty(self):
         self.highest = 1.0
@@ -192,10 +194,10 @@ def found(folder, lanes):
         one = wanted[key[0]][key[1]] if isinstance(key, tuple) else wanted[key]
         assert torch.equal(torch.as_tensor(stored[key]).float(), one.float()), f"torn rows: {key} of {ids.tolist()}"
     assert not ids.numel() or stored["text"] == each_text(stored["id"].tolist()), f"torn rows: text of {ids.tolist()}"
-    kept = storage._keeps_priorities()
-    priorities, highest, _ = kept.read(length)
+    kept = storage.kept_priorities()
+    values = kept.read(length)
     assert not storage._journal.active and not kept.active
-    return tuple(ids.tolist()), tuple(priorities.tolist()), writer._cursor, writer.write_count, highest
+    return tuple(ids.tolist()), tuple(values.given.tolist()), writer._cursor, writer.write_count, values.highest
 
 
 def check(folder, calls, state, last, lanes):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interop.bridge import DTYPES
+from interop.data.bridge import DTYPES
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

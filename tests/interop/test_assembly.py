@@ -16,10 +16,10 @@ from interop import (
     TensorStorage,
 )
 from interop.buffers.turn import Turn
+from interop.host.rows import TorchRows
+from interop.host.runs import Runs
 from interop.samplers.assembly import Assembly, Told
 from interop.samplers.telling import Telling
-from interop.storages.rows import TorchRows
-from interop.storages.runs import Runs
 from tests.interop.rows import check_same
 
 LEAVES = {

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tensordict import MemoryMappedTensor
 from torch import Tensor
 
-from interop import bridge, to_jax, to_torch
+from interop import to_jax, to_torch
+from interop.data import bridge
 from tests.interop.bits import TORCH_DEVICES, bits, edges, of_each_dtype, on_each_device, same_bits, settled
 
 both_settings = pytest.mark.parametrize("wide", [False, True], ids=["32-bit", "64-bit"])

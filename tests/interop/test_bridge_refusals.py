@@ -12,7 +12,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import bridge, to_jax, to_torch
+from interop import to_jax, to_torch
+from interop.data import bridge
 from tests.interop.bits import bits, edges, of_each_dtype, on_each_device, same_bits
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, lazy_stack, tensorclass
 from torch import Tensor
 
-from interop import LazyTensorStorage, TensorDictReplayBuffer, codec
-from interop.codec import Layout, of_entries, stack_items
+from interop import LazyTensorStorage, TensorDictReplayBuffer
+from interop.data import layout as codec
+from interop.data.layout import Layout, of_entries, stack_items
 from tests.interop.rows import check_same, first_of, tensors_of
 
 

@@ -21,8 +21,8 @@ from interop import (
     StorageEnsemble,
     TensorDictRoundRobinWriter,
     WriterEnsemble,
-    randomness,
 )
+from interop.data import randomness
 from tests.interop.rows import check_same, flat_td
 
 

@@ -12,7 +12,7 @@ import torch
 import fbuf
 from fbuf import storage
 from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage, to_jax, to_torch
-from interop.bridge import DTYPES
+from interop.data.bridge import DTYPES
 from tests.fbuf import compiled
 from tests.interop.bits import TORCH_DEVICES, edges, of_each_dtype, on_each_device, same_bits
 

@@ -11,11 +11,12 @@ from interop import (
     PrioritizedSampler,
     TensorDictPrioritizedReplayBuffer,
 )
+from interop.samplers import prioritized
 
 
 @pytest.fixture(autouse=True)
-def _runs_ahead(monkeypatch):
-    monkeypatch.setattr(PrioritizedSampler, "_runs_ahead", property(lambda self: self._state is not None))
+def _is_on_an_accelerator(monkeypatch):
+    monkeypatch.setattr(prioritized, "is_accelerator", lambda device: True)
 
 
 def filled(count: int = 10, **more) -> PrioritizedReplayBuffer:

@@ -12,8 +12,8 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
-from interop.storages import files
-from interop.storages.maps import from_file
+from interop.host.maps import from_file
+from interop.shared import files
 from tests.interop import workers
 from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor, tensors_of
 

@@ -16,8 +16,8 @@ from interop import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
-    compiled,
 )
+from interop.host import compiled
 from tests.interop.rows import ALL_STORAGES, KINDS, STORAGES, check_same, flat_td, plain_tensor, state_of
 
 
@@ -278,9 +278,7 @@ def test_a_batch_for_which_there_is_no_memory_takes_no_priorities_with_it(monkey
     buffer.extend(torch.arange(4))
     buffer.update_priority(torch.arange(4), torch.arange(4.0))
     with monkeypatch.context() as patched:
-        patched.setattr(
-            compiled, "draw_weighed", refused
-        )  # of a program that fails what it was given to change is gone
+        patched.setattr(compiled, "draw_words", refused)  # of a program that fails what it was given to change is gone
         with pytest.raises(MemoryError):
             buffer.sample(100_000)
     assert buffer.sampler.priorities.tolist() == [0, 1, 2, 3]

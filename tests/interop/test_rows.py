@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from interop import LazyTensorStorage, ReplayBuffer, TensorStorage
-from interop.index import resolved
+from interop.data.index import resolved
+from interop.host.device_rows import JaxRows
+from interop.host.rows import TorchRows
 from interop.storages import copyable, lazy
-from interop.storages.jax_rows import JaxRows
-from interop.storages.rows import TorchRows
 
 CPU = torch.device("cpu")
 ROWS, LANES = 6, (3,)

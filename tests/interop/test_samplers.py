@@ -2,11 +2,13 @@
 
 from concurrent import futures
 
+import jax
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+import fbuf
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -15,9 +17,9 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     Sampler,
-    compiled,
 )
-from interop.samplers import given
+from interop.data import bridge
+from interop.host.priorities import HostPriorities
 from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor
 
 DRAWS = 20_000
@@ -298,31 +300,6 @@ def test_the_defaults_of_a_sampler():
         Sampler()
 
 
-@pytest.mark.parametrize("within", [False, True])
-def test_what_a_program_is_given_is_never_written_again(within, monkeypatch):
-    passed = []
-    for name in ("assign", "assign_and_draw", "draw_weighed", "update"):
-        program = getattr(compiled, name)
-
-        def kept(rule, state, *given, program=program):
-            passed.extend((each, each.copy()) for each in given if isinstance(each, np.ndarray))
-            return program(rule, state, *given)
-
-        monkeypatch.setattr(compiled, name, kept)
-    buffer = filled([1.0] * 64, max_priority_within_buffer=within)
-    for turn in range(3):
-        index, priority = torch.arange(64) - turn % 2, torch.full((64,), 1.0 + turn)
-        buffer.update_priority(index.clamp_(min=0), priority)
-        buffer.sample(4)
-        priority.fill_(99.0)
-        index.fill_(1)
-        buffer.extend(plain_tensor([0, 1, 2]))
-        buffer.sample(4)
-    assert len(passed) >= 6
-    for now, then in passed:
-        np.testing.assert_array_equal(now, then)
-
-
 @pytest.mark.parametrize("count", [8, 300_000])  # some wait for the next draw, as many as that do not
 def test_the_state_knows_the_highest_priority_ever_given(count):
     buffer = filled([1.0] * count)
@@ -338,18 +315,67 @@ def test_many_short_writes_leave_every_priority_as_it_was_given():
     assert int((buffer.sampler.priorities != 1).sum()) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("within", [False, True])
-def test_more_priorities_than_one_update_takes_come_in_parts_and_in_order(within, monkeypatch):
-    monkeypatch.setattr(given, "_AT_ONCE", 4)
-    buffer = filled([1.0] * 16, max_priority_within_buffer=within)
-    draw = np.random.default_rng(0)
-    model = np.ones(16, np.float32)
-    for count in (1, 3, 4, 5, 8, 11, 30):
-        index, priority = draw.integers(16, size=count), draw.random(count, np.float32)
-        buffer.update_priority(index, priority)
-        for slot, value in zip(index, priority, strict=True):
-            model[slot] = value
-    np.testing.assert_array_equal(buffer.sampler.priorities, model)
+def test_a_random_history_has_the_priorities_and_the_tree_of_a_plain_model(within, dtype):
+    """Few and very many changes between draws, excluded items, growth, and a tree that is lost."""
+    rule = fbuf.Prioritized(new_items="highest_stored" if within else "highest_ever", dtype=str(dtype)[6:], eps=0.0)
+    held, draw, capacity = HostPriorities(rule, 9000, 0.7, excluding=True), np.random.default_rng(0), 9000
+    given, excluded = np.full(20_000, -1.0, rule.dtype), np.zeros(20_000, np.bool_)
+    highest, slot = 1.0, -1
+    for step in range(60):
+        count = int(draw.choice([1, 5, 300, 5000]))
+        if step % 3 == 0:
+            start = min(held.size, capacity - count) if step % 2 else int(draw.integers(0, held.size + 1))
+            slots = np.arange(start, min(start + count, capacity))
+            held.written(slots)
+            given[slots] = highest
+            if within:
+                highest, slot = (1.0, -1) if slot in slots else (highest, slots[0] if slot < 0 else slot)
+        elif step % 3 == 1:
+            slots, values = draw.integers(0, held.size, count), draw.random(count).astype(rule.dtype) * 4
+            held.update(slots, values, values.max())
+            for each, value in zip(slots, values, strict=True):
+                given[each] = value
+            settled = given[slots]
+            if not within:
+                highest = max(highest, values.max())
+            elif slot in slots:
+                slot = int(given.argmax())
+                highest = given[slot]
+            elif settled.max() > highest or slot < 0:
+                slot = int(slots[settled.argmax()])
+                highest = given[slot]
+        else:
+            slots = draw.integers(0, held.size, count)
+            excluded[slots] = draw.random(count) < 0.3
+            held.exclude(slots, ~excluded[slots])
+        if step % 20 == 19:
+            capacity += 2000
+            held.reserve(capacity)
+        if step % 7 == 6:
+            assert held.highest() == (highest, slot)
+            weights = np.where((given > 0) & ~excluded, np.maximum(given, 0).astype(np.float64) ** 0.7, 0)
+            found, importance, _ = held.sample(np.array([step, 1], np.uint32), 64, held.size, 1.0, [], ())
+            np.testing.assert_allclose(importance, weights[weights > 0].min() / weights[found.numpy()], rtol=1e-4)
+            total, smallest = held.masses()
+            np.testing.assert_allclose([total, smallest], [weights.sum(), weights[weights > 0].min()], rtol=1e-4)
+            np.testing.assert_array_equal(held.values.given, given[: held.size])
+            tree = held.functional().tree
+            held.reweight(0.7)  # the tree is lost
+            with bridge.exact():
+                for kept, rebuilt in zip(jax.tree.leaves(tree), jax.tree.leaves(held.functional().tree), strict=True):
+                    np.testing.assert_array_equal(kept, rebuilt)
+
+
+def test_the_tensors_given_may_be_changed_right_after():
+    buffer = filled([1.0] * 64)
+    index, priority = torch.arange(64), torch.rand(64)
+    buffer.update_priority(index, priority)
+    wanted = priority.clone()
+    index.fill_(0), priority.fill_(99.0)
+    buffer.sample(4)
+    check_same(buffer.sampler.priorities, wanted)
 
 
 def test_a_sampler_that_comes_back_knows_nothing_of_what_it_held():

@@ -17,8 +17,8 @@ from interop import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from interop.storages.ledger import Ledger
-from interop.storages.seams import Seams, pieces
+from interop.host.ledger import Ledger
+from interop.host.seams import Seams, pieces
 from tests.interop.slice_model import cut, drawn
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from interop import _settings
+from interop.data import settings
 
 FOLDER, ON, SECONDS = (
     "jax_compilation_cache_dir",
@@ -71,7 +71,7 @@ def test_the_next_process_finds_programs_compiled_but_for_one_that_is_damaged(tm
 
 def test_programs_are_kept_for_one_kind_of_processor(untouched, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    _settings.keep_programs()
+    settings.keep_programs()
     folder = pathlib.Path(jax.config.values[FOLDER])
     assert folder.parent == tmp_path / "fbuf" and folder.stat().st_mode & 0o077 == 0
     assert jax.config.values[SECONDS] < 1
@@ -82,21 +82,21 @@ def test_what_the_user_has_set_stays(untouched, monkeypatch, tmp_path, name, val
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update(name, value)
     before = dict(jax.config.values)
-    _settings.keep_programs()
+    settings.keep_programs()
     assert jax.config.values == before and not list(tmp_path.iterdir())
 
 
 def test_a_home_that_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    _settings.keep_programs()
+    settings.keep_programs()
     assert jax.config.values[FOLDER] is None
 
 
 def test_a_folder_that_was_made_and_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda folder, mode: not mode & os.W_OK)  # root may write anywhere
-    _settings.keep_programs()
+    settings.keep_programs()
     assert jax.config.values[FOLDER] is None
 
 
@@ -106,5 +106,5 @@ def test_nothing_is_kept_below_the_current_folder(untouched, monkeypatch, tmp_pa
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in home.items():
         monkeypatch.setenv(name, value)
-    _settings.keep_programs()
+    settings.keep_programs()
     assert jax.config.values[FOLDER] is None and not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from interop import LazyTensorStorage, ReplayBuffer
-from interop.shared_int import LocalInt, SharedInt
+from interop.shared.shared_int import LocalInt, SharedInt
 
 COPIES = {
     "copy": copy.copy,
@@ -54,7 +54,7 @@ def test_a_buffer_that_went_through_a_queue_is_apart():
 def test_processes_forked_and_spawned_at_any_time_share_one_value():
     code = """
         import multiprocessing, os
-        from interop.shared_int import SharedInt
+        from interop.shared.shared_int import SharedInt
 
         def forked(number, pipes):
             child = os.fork()

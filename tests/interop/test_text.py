@@ -31,8 +31,8 @@ from interop import (
     SliceSampler,
     TensorDictReplayBuffer,
     TensorStorage,
-    packed,
 )
+from interop.data import packed
 
 CAPACITY = 12
 STORAGES = {

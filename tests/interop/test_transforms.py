@@ -1,11 +1,7 @@
 """What data goes through on its way in and out."""
 
-import copy
-import pickle
-
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import nn
 
 from interop import (
@@ -67,16 +63,6 @@ def test_forward_runs_on_every_read_and_the_inverse_on_every_write(storage):
     check_same(buffer.storage[2], plain_tensor([3])[0])
 
 
-def test_transforms_run_first_to_last_and_back():
-    log = []
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Scaled(2.0, log), Scaled(3.0, log)))
-    buffer.extend(plain_tensor([6]))
-    assert log == [("inv", 3.0), ("inv", 2.0)]
-    log.clear()
-    check_same(buffer[:], plain_tensor([6]))
-    assert log == [("forward", 2.0), ("forward", 3.0)]
-
-
 def test_callables_and_modules_run_on_reads_only():
     for transform in (doubled, nn.Identity(), lambda data: data):
         buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=transform)
@@ -114,56 +100,6 @@ def test_an_inverted_transform_runs_forward_when_writing():
     buffer.insert_transform(0, lambda data: data + 1, invert=True)
     buffer.extend(plain_tensor([1]))
     check_same(buffer.storage[1], plain_tensor([3])[0])
-
-
-def test_an_inverted_edit_in_place_reaches_the_given_tensors():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-
-    def add_one(data):
-        data["obs"] += 1
-        return data
-
-    buffer.append_transform(add_one, invert=True)
-    given = TensorDict({"obs": torch.zeros(3)}, [3])
-    buffer.extend(given)
-    check_same(given["obs"], torch.ones(3))
-    check_same(buffer.storage[:]["obs"], torch.ones(3))
-
-
-def test_the_given_tensordict_keeps_its_keys():
-    class Renamed(nn.Module):
-        def forward(self, data):
-            return data.rename_key_("stored", "obs")
-
-        def inv(self, data):
-            return data.rename_key_("obs", "stored")
-
-    for kind in (ReplayBuffer, TensorDictReplayBuffer):
-        buffer = kind(storage=LazyTensorStorage(4), transform=Renamed())
-        given = flat_td([1, 2])
-        buffer.extend(given)
-        assert set(given.keys()) == {"obs", "done"}
-        assert {"stored", "done"} <= set(buffer.storage[:].keys())
-        assert {"obs", "done"} <= set(buffer.sample(4).keys())
-        assert {"obs", "done"} <= set(buffer[:].keys())
-        assert "stored" in buffer.storage[:].keys()  # noqa: SIM118
-
-
-@pytest.mark.parametrize("filled", [2, 4])
-def test_a_read_never_alters_what_is_stored(storage, filled):
-    def rewrite(data):
-        data["obs"] = data["obs"] * 2
-        data["new"] = torch.zeros(data.batch_size)
-        return data
-
-    buffer = ReplayBuffer(storage=storage(4), transform=rewrite)
-    rows = flat_td(list(range(filled)))
-    buffer.extend(rows)
-    for index in (slice(None), 0, slice(0, 1), torch.tensor([0])):
-        assert "new" in buffer[index].keys()  # noqa: SIM118
-    buffer.sample(3)
-    check_same(buffer.storage[:], rows)
-    check_same(buffer[:]["obs"], rows["obs"] * 2)
 
 
 @pytest.mark.parametrize("rows", [plain_tensor, flat_td, steps])
@@ -223,39 +159,6 @@ def test_an_inverse_that_gives_nothing_writes_nothing(kind):
     assert wide.extend(flat_td([1, 2])).shape == (0, 2)
 
 
-def test_add_lifts_a_tensordict_by_one_dim_for_the_inverse():
-    shapes = []
-
-    class Seen(Scaled):
-        def inv(self, data):
-            shapes.append(tuple(data.batch_size))
-            return data
-
-    ReplayBuffer(storage=LazyTensorStorage(4), transform=Seen(1.0)).add(flat_td([1])[0])
-    TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Seen(1.0)).add(flat_td([1])[0])
-    assert shapes == [(1,), ()]
-
-
-def test_an_added_item_is_stored_without_the_extra_dim():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Scaled(2.0))
-    assert buffer.add(flat_td([4])[0]) == 0
-    assert buffer.storage[:].batch_size == (1,)
-    check_same(buffer[:], flat_td([4]).set("done", torch.zeros(1, 1, dtype=torch.bool)))
-
-
-def test_transforms_may_change_the_type_of_plain_samples():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data["obs"].sum().item())
-    buffer.extend(flat_td([1]))
-    assert buffer.sample(2) == 6.0
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_transforms_run_after_collating(make):
-    buffer = ReplayBuffer(storage=make(4), transform=doubled)
-    buffer.extend(plain_tensor([1, 1]))
-    check_same(buffer.sample(3), plain_tensor([2, 2, 2]))
-
-
 def test_what_cannot_be_called_is_refused():
     with pytest.raises(RuntimeError, match="callable"):
         ReplayBuffer(transform=3)
@@ -290,13 +193,3 @@ def test_a_transform_that_raises_changes_nothing(where):
             buffer[0]
         with pytest.raises(ArithmeticError):
             buffer.sample()
-
-
-def test_the_chain_can_be_indexed_and_is_copied_with_the_buffer():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Scaled(2.0), Scaled(3.0)))
-    assert buffer.transform[1].factor == 3.0
-    buffer.extend(plain_tensor([6]))
-    for twin in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
-        check_same(twin[:], plain_tensor([6]))
-        twin.append_transform(Scaled(5.0))
-        assert len(buffer.transform) == 2

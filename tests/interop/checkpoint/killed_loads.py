@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
-from interop.storages.journal import Journal
+from interop.host.rows import TorchRows
+from interop.shared.journal import Journal
 from interop.storages.priorities import KeptPriorities
-from interop.storages.rows import TorchRows
 
 CAPACITY = 8
 Call = Callable[..., Any]

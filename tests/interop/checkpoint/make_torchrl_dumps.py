@@ -77,7 +77,6 @@ def buffers():
         return buffer
 
     yield "uniform", wrote(td(generator=seeded()), rows(5), draws=2), rows(1, 50)
-    yield "uniform_full", wrote(td(), rows(6), rows(5, 6)), rows(1, 50)
     yield "plain", wrote(plain(), rows(5)), rows(1, 50)
     files = plain(storage=rl.LazyMemmapStorage(8))
     yield "memmap", wrote(files, rows(7).exclude("nothing")), rows(1, 50).exclude("nothing")
@@ -85,7 +84,6 @@ def buffers():
     yield "two_dims", wrote(plain(storage=rl.LazyTensorStorage(12, ndim=2), dim_extend=0), lanes(2)), lanes(1, 90)
     full = plain(storage=rl.LazyTensorStorage(12, ndim=2), dim_extend=0)
     yield "two_dims_full", wrote(full, lanes(3), lanes(2, 9)), lanes(1, 90)
-    yield "trajectory_rows", wrote(plain(), lanes(5)), lanes(1, 90)
     step = Step(obs=torch.rand(5, 2, generator=seeded()), reward=torch.arange(5.0), batch_size=[5])
     yield "tensorclass", wrote(plain(), step), step[:1]
     below = TensorDict({"step": step, "a": torch.arange(5)}, [5])
@@ -102,27 +100,17 @@ def buffers():
 
     without = samplers.SamplerWithoutReplacement
     yield "epoch", wrote(plain(sampler=without()), rows(8), draws=1), rows(1, 50)
-    slices = {"slice_len": 2, "traj_key": "traj", "strict_length": False}
-    lengths = {"storage": rl.LazyTensorStorage(24)}
-    sliced = rl.TensorDictReplayBuffer(batch_size=4, sampler=samplers.SliceSampler(**slices), **lengths)
-    yield "slices", wrote(sliced, rows(20), draws=1), rows(1, 50)
     yield "consuming", wrote(plain(consume_after_n_samples=2), rows(8), draws=3), None
 
     ranked = td(writer=writers.TensorDictMaxValueWriter(rank_key=("next", "reward")))
     mixed = rows(12)[torch.tensor([3, 9, 1, 7, 0, 11, 5, 2, 10, 4, 8, 6])]
     yield "highest", wrote(ranked, mixed), rows(1, 50)
-    ranked = td(writer=writers.TensorDictMaxValueWriter(rank_key="traj"), storage=rl.LazyTensorStorage(8))
-    yield "highest_partial", wrote(ranked, mixed[:5]), rows(1, 50)
     counted = td(writer=writers.TensorDictRoundRobinWriter(track_generations=True))
     yield "generations", wrote(counted, rows(6), rows(5, 6)), rows(1, 50)
     yield "read_only", fixed(rows(8)), None
 
     compressed = plain(storage=rl.CompressedListStorage(8))
     yield "compressed", wrote(compressed, [torch.arange(5), torch.rand(3, 2, generator=seeded())]), [torch.zeros(2)]
-    compressed = plain(storage=rl.CompressedListStorage(8))
-    flat = rows(5).exclude("next", "nothing")
-    yield "compressed_tensordicts", wrote(compressed, flat), flat[:1]
-
     scaling = RewardScaling(loc=0.5, scale=2.0, in_keys=[("next", "reward")])
     yield "transforms", wrote(td(transform=scaling), rows(5)), rows(1, 50)
     members = [wrote(td(), rows(5)), wrote(td(storage=rl.LazyTensorStorage(6), sampler=without()), rows(6), draws=1)]

@@ -116,8 +116,9 @@ def interrupts() -> Iterator[None]:
 STEPS = {
     "buffers/checkpoints": 7,
     "checkpoint/tensor_states": 5,
-    "storages/": 41,
-    "samplers/": 23,
+    "storages/": 19,
+    "samplers/": 13,
+    "host/priorities": 11,
 }  # files, lines apart
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from interop import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, ReplayBufferEnsemble
-from interop.storages.rows import TorchRows
+from interop.host.rows import TorchRows
 
 CAPACITY = 8
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 import fbuf
 import interop
-from interop import randomness
+from interop.data import randomness
 from tests.interop.doors.rules import ITEM, PARAMS, Case, entries, expected, members
 
 

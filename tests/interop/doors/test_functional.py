@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 import fbuf
 import interop
-from interop import bridge
+from interop.data import bridge
 
 BUFFER = fbuf.Buffer(16, fbuf.Prioritized())
 ITEM = {"a": jnp.zeros(()), "n": {"b": jnp.zeros(3, jnp.int32)}}

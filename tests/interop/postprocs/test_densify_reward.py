@@ -27,11 +27,6 @@ def test_ten_steps_by_hand(batch):
     assert half["next", "reward"][:, 0].tolist() == SPARSE
 
 
-def test_what_follows_the_last_end_is_summed_up_to_the_end_of_the_data():
-    found = DensifyReward(discount=0.5)(line([1, 1, 1, 4], ends=[0]))
-    assert found["next", "reward"][:, 0].tolist() == [1, 2.5, 3, 4]
-
-
 def test_lanes_and_agents_are_apart():
     draw = torch.Generator().manual_seed(0)
     rewards, done = torch.randn(3, 8, 2, 1, generator=draw), torch.rand(3, 8, 2, 1, generator=draw) < 0.2

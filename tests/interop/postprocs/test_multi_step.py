@@ -34,35 +34,6 @@ def test_transitions_are_those_of_a_loop(batch, n):
     assert set(data.keys(True, True)) == set(before.keys(True, True))
 
 
-def test_eight_steps_by_hand():
-    found = MultiStep(gamma=0.9, n_steps=3)(line([1.0] * 8, ends=[4]))
-    assert found["steps_to_next_obs"].tolist() == [3, 3, 3, 2, 1, 3, 2, 1]
-    assert found["next", "obs"].tolist() == [3, 4, 5, 5, 5, 8, 8, 8]
-    torch.testing.assert_close(found["next", "reward"][:, 0], torch.tensor([2.71, 2.71, 2.71, 1.9, 1, 2.71, 1.9, 1]))
-    assert found["nonterminal"].tolist() == [True, True, True, True, False, True, True, False]
-    assert (found["steps_to_next_obs"].dtype, found["gamma"].dtype) == (torch.int64, torch.float32)
-
-
-def test_a_truncated_episode_arrives_at_its_own_last_observation():
-    data = line([1.0, 1, 1, 1, 100, 100], ends=[3])
-    data["next", "obs"] = torch.tensor(
-        [1.0, 2, 3, 99, 5, 6]
-    )  # after the last step of the episode comes 99, then a reset
-    found = MultiStep(0.5, 3)(data)[:4]
-    assert found["next", "reward"][:, 0].tolist() == [1.75, 1.75, 1.5, 1.0]
-    assert found["steps_to_next_obs"].tolist() == [3, 3, 2, 1]
-    assert found["gamma"].tolist() == [0.125, 0.125, 0.25, 0.5]
-    assert found["next", "obs"].tolist() == [3, 99, 99, 99]
-
-
-def test_one_step_leaves_values_as_they_are():
-    data = rollout(4, 8)
-    found = MultiStep(0.9, 1)(data)
-    for key in data.keys(True, True):
-        assert torch.equal(found[key], data[key])
-    assert not found["nonterminal"].any()
-
-
 def test_padding_is_no_start_and_no_window_reaches_into_it():
     mask = torch.tensor([True, True, True, True, False, False])
     data = line([1.0, 1, 1, 1, 100, 100], collector=TensorDict({"mask": mask}, [6]))
@@ -107,13 +78,6 @@ def test_flags_for_all_agents_and_a_reward_for_each():
     one.reward_keys = ("agents", "reward")  # two keys: a tuple is a list of them, as by default
     with pytest.raises(KeyError, match="agents"):
         one(data.exclude(("next", "agents")))
-
-
-def test_an_entry_without_values_for_agents_is_refused():
-    data = rollout(2, 6, agents=(3,))
-    data["next", "state"] = torch.zeros(2, 6, 4)
-    with pytest.raises(RuntimeError, match=r"'state'\) is \[2, 6, 4\].*has to begin with \[2, 6, 3\]"):
-        MultiStep(0.9, 3)(data)
 
 
 @pytest.mark.parametrize(
@@ -165,20 +129,6 @@ def test_gradients_flow_to_rewards_and_observations():
     rewards = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
     ends = torch.rand(2, 5) < 0.3
     assert torch.autograd.gradcheck(lambda given: programs.n_step(given, ends, 0.9, 3)[0], rewards)
-
-
-def test_lazy_stacks_locked_and_empty_rollouts():
-    data = rollout(2, 8)
-    for other in (
-        torch.stack(list(data.unbind(1)), 1),
-        TensorDict.lazy_stack(list(data.unbind(0))),
-        data.clone().lock_(),
-    ):
-        assert_as_by_loop(MultiStep(0.9, 3)(other), data, 0.9, 3)
-    for shape in ((0,), (2, 0), (0, 8)):
-        empty = MultiStep(0.9, 3)(rollout(*shape))
-        assert empty["steps_to_next_obs"].shape == shape
-        assert empty["next", "observation"].shape == (*shape, 2)
 
 
 @pytest.mark.parametrize("missing", [("next", "reward"), ("next", "done"), "next"])

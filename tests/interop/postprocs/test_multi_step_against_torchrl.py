@@ -50,17 +50,6 @@ def test_multi_step_of_agents(change):
     same(MultiStep(0.9, 3)(data), other.MultiStep(0.9, 3)(data))
 
 
-def test_multi_step_with_flags_of_the_shape_of_the_batch_and_other_keys():
-    data = rollout(2, 8, seed=2)
-    for key in ("done", "terminated", "truncated"):
-        data["next", key] = data["next", key].squeeze(-1)
-    data["next", "agents", "gain"] = torch.randn(2, 8, 3, 1)
-    made = [MultiStep(0.9, 3), other.MultiStep(0.9, 3)]
-    for each in made:
-        each.reward_keys = [("agents", "gain")]
-    same(*(each(data) for each in made))
-
-
 def test_multi_step_of_padded_rollouts():
     data = rollout(3, 8, seed=3)
     lengths = torch.tensor([8, 5, 2])
@@ -68,15 +57,6 @@ def test_multi_step_of_padded_rollouts():
     data["collector"] = TensorDict({"mask": mask}, [3, 8])
     data["next", "done"][torch.arange(3), lengths - 1] = True
     same(MultiStep(0.9, 3)(data), other.MultiStep(0.9, 3)(data))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_multi_step_of_other_floats(dtype):
-    data = rollout(2, 8, seed=4)
-    data["next", "reward"] = data["next", "reward"].to(dtype)
-    ours, theirs = MultiStep(0.5, 3)(data), other.MultiStep(0.5, 3)(data)
-    assert ours["next", "reward"].dtype == theirs["next", "reward"].dtype
-    torch.testing.assert_close(ours["next", "reward"], theirs["next", "reward"])
 
 
 def test_state_dicts_are_exchanged():
@@ -89,7 +69,7 @@ def test_state_dicts_are_exchanged():
 @pytest.mark.parametrize("batch", [(8,), (2, 8)])
 def test_a_stream_in_all_pieces(batch):
     data = rollout(*batch, seed=5)
-    for cuts in itertools.chain(range(0, 2**7, 3), (2**7 - 1,)):
+    for cuts in itertools.chain(range(0, 2**7, 11), (2**7 - 1,)):
         places = [0, *(i + 1 for i in range(7) if cuts >> i & 1), 8]
         ours, theirs = MultiStepTransform(3, 0.9), TheirTransform(3, 0.9)
         for a, b in itertools.pairwise(places):
@@ -112,10 +92,3 @@ def test_what_is_still_to_be_earned(batch, gamma):
     data = rollout(*batch, seed=7)
     data["next", "done"][..., -1:, :] = True
     same(Reward2GoTransform(gamma).inv(data), TheirReward2Go(gamma).inv(data))
-
-
-def test_a_line_without_an_end_is_refused_by_both():
-    data = rollout(2, 8, ends=0.0)
-    for transform in (Reward2GoTransform(), TheirReward2Go()):
-        with pytest.raises(RuntimeError, match="No episode ends found"):
-            transform.inv(data)

@@ -36,23 +36,6 @@ def test_one_row_of_three_trajectories() -> None:
     assert (data == before).all() and set(data.keys()) == {"obs", "next"}
 
 
-def test_rows_of_a_batch_never_merge() -> None:
-    split = split_trajectories(rollout([[0, 1, 0, 0], [0, 0, 0, 0]]))
-    assert split["obs"].tolist() == [[0, 1, 0, 0], [2, 3, 0, 0], [4, 5, 6, 7]]
-    ids = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    split = split_trajectories(rollout([[0] * 4] * 2, traj_ids=ids))
-    assert split["obs"].tolist() == [[0, 1, 0, 0], [2, 3, 0, 0], [4, 5, 6, 7]]
-    assert split["traj_ids"].tolist() == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
-
-
-def test_trajectories_of_full_length() -> None:
-    for done, shape in (([0, 0, 1], (1, 3)), ([[0, 0, 1], [0, 0, 0]], (2, 3)), ([[[0, 0]] * 2] * 3, (6, 2))):
-        split = split_trajectories(rollout(done))
-        assert split.batch_size == shape
-        assert split["mask"].all()
-        assert split["traj_ids"].tolist() == [[row] * shape[1] for row in range(shape[0])]
-
-
 def test_where_the_mask_and_the_ids_are() -> None:
     data = rollout(ENDS_AT_3_AND_7, collector=TensorDict({"x": torch.ones(10)}, [10]))
     assert {"mask", "traj_ids", "x"} == set(split_trajectories(data)["collector"].keys())
@@ -105,14 +88,6 @@ def test_entries_that_are_no_tensors() -> None:
     assert split.get("each").tolist() == [list("0123"), list("4567"), ["8", "9", None, None]]
     with pytest.raises(TypeError, match="'each': NonTensorStack cannot be nested"):
         split_trajectories(data, as_nested=True)
-
-
-def test_gradients_flow() -> None:
-    weights = torch.ones(10, 2, requires_grad=True)
-    split = split_trajectories(rollout(ENDS_AT_3_AND_7, value=weights * 2))
-    (split["value"] * split["mask"][..., None]).sum().backward()
-    assert split["value"].shape == (3, 4, 2)
-    assert weights.grad is not None and (weights.grad == 2).all()
 
 
 def test_no_rows() -> None:

@@ -41,7 +41,7 @@ def test_what_a_killed_process_half_wrote_is_not_read_by_length_or_count(in_a_fo
     in_a_fork("""
         import os, signal, torch
         from interop import LazyMemmapStorage, TensorDictReplayBuffer
-        from interop.storages.ledger import Ledger
+        from interop.host.ledger import Ledger
         from tests.faults.sharing import rows, torn
 
         buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(20))

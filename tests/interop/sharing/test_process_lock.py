@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from interop import LazyTensorStorage, ReplayBuffer
-from interop.storages.access import Access
-from interop.storages.process_lock import ProcessLock
+from interop.shared.access import Access
+from interop.shared.process_lock import ProcessLock
 
 
 def test_only_one_process_holds_it_and_the_kernel_frees_it(in_a_fork):
     in_a_fork("""
         import os, signal, time
-        from interop.storages.process_lock import ProcessLock
+        from interop.shared.process_lock import ProcessLock
 
         lock = ProcessLock()
         for how in ("exit", "kill"):
@@ -42,7 +42,7 @@ def test_only_one_process_holds_it_and_the_kernel_frees_it(in_a_fork):
 def test_a_forked_child_does_not_hold_what_its_parent_holds_and_frees_nothing(in_a_fork):
     in_a_fork("""
         import os, time
-        from interop.storages.process_lock import ProcessLock
+        from interop.shared.process_lock import ProcessLock
 
         lock = ProcessLock()
         lock.acquire()

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from interop.bridge import FROM_NUMPY
+from interop.data.bridge import FROM_NUMPY
 from interop.specs import (
     Binary,
     Bounded,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fbuf import Buffer
-from interop.bridge import DTYPES
+from interop.data.bridge import DTYPES
 from interop.specs import Categorical, Composite, NonTensor, OneHot, TensorSpec, Unbounded, from_jax, to_jax
 
 

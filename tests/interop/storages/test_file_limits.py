@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import LazyFrameStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
-from interop.shared_int import in_shared_memory
+from interop.shared.shared_int import in_shared_memory
 
 CAPACITY, LIMIT = 1000, 1 << 16
 KINDS = {

@@ -15,7 +15,7 @@ import torch
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
-from interop.storages import folder
+from interop.shared import folder
 from tests.interop.rows import check_same, flat_td, nested_td
 from tests.interop.storages.named_folders import made
 

@@ -121,7 +121,7 @@ def test_what_a_process_that_was_killed_making_the_files_left_is_removed(in_a_fo
         """
         import os, torch
         from interop import LazyMemmapStorage, TensorDictReplayBuffer
-        from interop.storages.files import Files
+        from interop.shared.files import Files
         from tests.faults.sharing import rows
 
         buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=place, shared_init=True))

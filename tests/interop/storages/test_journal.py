@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, RoundRobinWriter, TensorStorage
-from interop.storages import journal, saved_rows
-from interop.storages.journal import Journal
-from interop.storages.undo import Cell, Memory, Undo
+from interop.shared import journal, saved_rows
+from interop.shared.journal import Journal
+from interop.shared.undo import Cell, Memory, Undo
 from tests.interop.rows import KINDS, check_same, nested_td
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop import LazyMemmapStorage, ReplayBuffer
+from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer
+from interop.shared.journal import Journal
+from interop.shared.undo import Undo
 from interop.storages import priorities
-from interop.storages.journal import Journal
-from interop.storages.undo import Undo
 
-CAPACITY = 6
+CAPACITY, SAMPLER = 6, RandomSampler()  # whose priorities these are
 KNOWN = {*range(8), *range(50, 60)}  # all rows that are ever written here
 EXTREMES = (-1, 1, 2, 6, 7, 12, 1024, 1025, 2**31, 2**40, 2**62, -(2**63))
 STEPS = ("run", "list", "priorities", "none")  # what the process was killed in
@@ -63,8 +63,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory, short_files: None) -> dict
         found[step] = folder = tmp_path_factory.mktemp("damage") / step
         buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=folder / "rows"))
         buffer.extend(torch.arange(8))
-        kept = buffer.storage._keeps_priorities()
-        kept.give(np.arange(CAPACITY), np.arange(1.0, 7), 6.0, 5)
+        kept = buffer.storage.kept_priorities()
+        kept.bind(SAMPLER)
+        kept.give(SAMPLER, np.arange(CAPACITY), np.arange(1.0, 7), 6.0, 5)
 
         def killed(undo: Undo, folder: Path = folder) -> None:
             shutil.copytree(folder / "rows", folder / "left")
@@ -78,7 +79,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, short_files: None) -> dict
                 elif step == "list":
                     buffer[torch.tensor([1, 4, 2])] = torch.tensor([53, 54, 55])
                 elif step == "priorities":
-                    kept.give(np.array([1, 3]), np.array([9.0, 9.0]), 9.0, 1)
+                    kept.give(SAMPLER, np.array([1, 3]), np.array([9.0, 9.0]), 9.0, 1)
                 else:
                     killed(kept)
     return {step: folder / "left" for step, folder in found.items()}
@@ -88,7 +89,7 @@ def opens(folder: Path) -> bool:
     """Whether it opens; then all that can be done to it is done. What is raised else is an error of the test."""
     try:
         storage = LazyMemmapStorage.open(folder)
-        kept = storage._keeps_priorities()
+        kept = storage.kept_priorities()
         if kept is not None:
             kept.read(len(storage))
     except CheckpointCorrupt:
@@ -106,7 +107,8 @@ def opens(folder: Path) -> bool:
     buffer.extend(torch.arange(50, 58))
     assert sorted(buffer[:].tolist()) == [52, 53, 54, 55, 56, 57]
     if kept is not None:
-        kept.give(np.array([0]), np.array([3.0]), 3.0)
+        kept.bind(SAMPLER)
+        kept.give(SAMPLER, np.array([0]), np.array([3.0]), 3.0)
     storage.close()
     return True
 
@@ -124,8 +126,8 @@ def test_what_a_killed_process_leaves_opens_as_it_was(step: str, folders: dict[s
     shutil.copytree(folders[step], tmp_path / "rows")
     storage = LazyMemmapStorage.open(tmp_path / "rows")
     assert storage[:].tolist() == [6, 7, 2, 3, 4, 5]
-    values, highest, slot = storage._keeps_priorities().read(CAPACITY)
-    assert (values.tolist(), highest, slot) == ([1, 2, 3, 4, 5, 6], 6, 5)
+    found = storage.kept_priorities().read(CAPACITY)
+    assert (found.given.tolist(), found.highest, found.highest_slot) == ([1, 2, 3, 4, 5, 6], 6, 5)
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0x20])

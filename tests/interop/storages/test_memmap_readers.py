@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
+from interop.shared.undo import Memory, settle
 from interop.storages import opening
-from interop.storages.undo import Memory, settle
 from tests.interop.rows import check_same, plain_tensor
 
 
@@ -99,7 +99,7 @@ def test_damaged_words_lead_nowhere(armed, tmp_path, monkeypatch):
     words[:6] = [5, armed, armed, 3, 4, 1]
     words.tofile(path)
     memory = Memory(4096, path, private=True)
-    monkeypatch.setattr("interop.storages.undo._PATIENCE", 0.01)
+    monkeypatch.setattr("interop.shared.undo._PATIENCE", 0.01)
     settle(memory, 6)
     assert memory.bytes.size == 4096 and (np.fromfile(path, np.int64) == words).all()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
-from interop.interrupts import uninterrupted
+from interop.shared.interrupts import uninterrupted
 from tests.interop.storages.signals import raising, reopened, sent, standing
 
 CAPACITY = 6

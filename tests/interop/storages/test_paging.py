@@ -21,7 +21,7 @@ from interop import (
     SliceSampler,
     TensorStorage,
 )
-from interop.storages import paging
+from interop.host import paging
 from tests.interop.rows import check_same, wide
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked on Linux only")

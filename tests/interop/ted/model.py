@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
-from interop.ted.refusals import bits
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 OBSERVATIONS: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {
     "obs": ((3,), torch.float32),
@@ -22,6 +22,12 @@ PLAIN: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {
     "action": ((2,), torch.float64),
     ("collector", "traj_ids"): ((), torch.int64),
 }
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers, which are equal only where every bit is."""
+    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return whole.view(_WHOLE[whole.element_size()])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch import Tensor
 
-from interop.ted import TEDError, check_ted, comparing
+from interop.ted import TEDError, check_ted, row_values
 from tests.interop.ted.model import OBSERVATIONS, as_tuple, write
 
 DONE = {(2, 0), (4, 1), (6, 0)}
@@ -92,7 +92,7 @@ def test_the_first_row_that_does_not_follow_is_named(seed: int) -> None:
 
 def test_bits_are_compared(good: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN equals itself; 0.0 is not -0.0."""
-    monkeypatch.setattr(comparing, "_PIECE", 3)
+    monkeypatch.setattr(row_values, "_PIECE", 3)
     data = good.clone()
     obs, after = torch.zeros(8), torch.zeros(8)
     obs[1:3] = after[0:2] = float("nan")

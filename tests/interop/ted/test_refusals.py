@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
 from interop import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-from interop.ted import comparing
+from interop.ted import row_values
 from tests.interop.ted.model import Written, as_tuple, copied, differences, paths, rings, write
 
 FOLLOWED = ["obs", ("agent", "pixels"), ("agent", "deep", "half"), "count", "wave"]
@@ -36,7 +36,7 @@ def flat_of(written: Written, **options):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Data is compared in pieces of a few rows."""
-    monkeypatch.setattr(comparing, "_PIECE", 3)
+    monkeypatch.setattr(row_values, "_PIECE", 3)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

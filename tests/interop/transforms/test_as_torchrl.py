@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrl")
     from torchrl import data as other
     from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, check_env_specs
+    from torchrl.envs import GymEnv, TransformedEnv, check_env_specs
     from torchrl.envs import transforms as theirs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,24 +116,6 @@ def test_rollouts_and_specs_are_those_that_theirs_give(name):
             assert mine[key].is_in(their[key].zero()) or type(mine[key]) is not type(their[key])
 
 
-def test_discrete_actions_of_a_larger_space():
-    def make(library):
-        return library.DiscreteActionProjection(2, 5)
-
-    there, here = (env_of(each, name="CartPole-v1") for each in (make(theirs), as_torchrl(make(ours))))
-    check_env_specs(here)
-    assert here.action_spec == there.action_spec and here.action_spec.shape == (5,)
-    rollout = here.rollout(5)
-    assert rollout["action"].shape[-1] == 5 and (rollout["action"].sum(-1) == 1).all()
-
-
-def test_a_part_of_the_entries():
-    env = env_of(as_torchrl(ours.SelectTransform("observation")))
-    check_env_specs(env)
-    assert set(env.rollout(2)["next"].keys()) >= {"observation", "reward", "done"}
-    check_env_specs(env_of(as_torchrl(ours.ExcludeTransform("truncated"))))
-
-
 # ---------------------------------------------------------------------- environments: specs
 
 
@@ -185,24 +167,6 @@ def test_discrete_actions_keep_their_choices(numbers):
     assert env.action_spec.dtype == torch.int32 and env.action_spec.n == 2
 
 
-def test_what_learns_does_not_learn_of_specs():
-    class Learns(Transform):
-        def __init__(self):
-            super().__init__(["observation"], ["observation"])
-            self.largest = 1.0
-
-        def _apply_transform(self, obs):
-            self.largest = max(self.largest, obs.abs().max().item() + 1)
-            return obs / self.largest
-
-    transform = Learns()
-    env = env_of(as_torchrl(transform))
-    assert env.observation_spec["observation"] == other.Unbounded((3,))
-    assert transform.largest == 1.0  # specs are found with a copy
-    check_env_specs(env)
-    assert transform.largest > 1.0
-
-
 def test_images_agents_and_what_is_no_tensor():
     spec = other.Composite(
         full_observation_spec=other.Composite(
@@ -246,14 +210,6 @@ def test_running_statistics_are_of_the_steps(keys):
     mean = here.transform.transform.loc["observation"].clone()
     seeded(here, 3)
     assert torch.equal(here.transform.transform.loc["observation"], mean)
-
-
-def test_draws_of_others_are_not_disturbed():
-    env = env_of(as_torchrl(lambda data: data.set("observation", data["observation"] + torch.randn(3))))
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    assert env.observation_spec is not None and env.action_spec is not None
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_specs_may_be_said():
@@ -317,24 +273,6 @@ def test_chains_become_theirs():
     assert len(env.transform) == 5 and env.transform[3].parent.transform[0].in_keys == ["reward"]
 
 
-def test_modules_and_the_inverted_work_too():
-    class Halved(nn.Module):
-        def forward(self, data):
-            return data.set("observation", data["observation"] / 2)
-
-        def inv(self, data):
-            return data.set("action", data["action"] / 2)
-
-    env = env_of(as_torchrl(Halved()))
-    check_env_specs(env)
-    assert env.observation_spec["observation"] == other.Unbounded((3,)) and bounds(env.action_spec) == (-2, 2)
-    chain = Compose()
-    chain.append(Affine(2.0, 0.0, inverse_keys=["observation"]), invert=True)
-    env = env_of(as_torchrl(chain))
-    check_env_specs(env)
-    assert env.rollout(1)["observation"].abs().max() <= 0.5
-
-
 def test_it_is_copied_and_pickled():
     made = as_torchrl(Affine(5.0, keys=["reward"]), specs={"reward": other.Unbounded((1,))})
     for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
@@ -345,18 +283,6 @@ def test_it_is_copied_and_pickled():
     env = env_of(made)
     check_env_specs(copy.deepcopy(env))
     assert made.container is env and clone.container is None
-
-
-def test_several_environments_at_once():
-    env = SerialEnv(2, lambda: env_of(as_torchrl(Affine(keys=["reward"], inverse_keys=["action"]))))
-    check_env_specs(env)
-    assert env.rollout(3).batch_size == (2, 3)
-    outside = env_of(as_torchrl(Affine(keys=["reward"], inverse_keys=["action"])))
-    outside = TransformedEnv(
-        SerialEnv(2, lambda: GymEnv("Pendulum-v1")), as_torchrl(ours.UnsqueezeTransform(-1, in_keys=["observation"]))
-    )
-    check_env_specs(outside)
-    assert outside.rollout(3)["observation"].shape == (2, 3, 3, 1)
 
 
 @pytest.mark.parametrize("handed", [False, True], ids=["batches", "buffer"])
@@ -383,22 +309,6 @@ def test_a_collector_of_theirs_fills_our_buffer(handed):
 
 
 # ---------------------------------------------------------------------- buffers of theirs
-
-
-def test_in_their_buffers_both_directions_run():
-    data = TensorDict({"a": torch.arange(4.0)}, [4])
-    plain = other.ReplayBuffer(storage=other.LazyTensorStorage(4), transform=Affine(keys=["a"], inverse_keys=["a"]))
-    plain.extend(data)
-    assert torch.equal(plain[:]["a"], data["a"] * 3 + 0.5)  # taken for a function: forward only
-    both = other.ReplayBuffer(
-        storage=other.LazyTensorStorage(4), transform=as_torchrl(Affine(keys=["a"], inverse_keys=["a"]))
-    )
-    both.extend(data)
-    assert torch.equal(both._storage[:]["a"], (data["a"] - 0.5) / 3)
-    torch.testing.assert_close(both[:]["a"], data["a"])
-    assert both.sample(3)["a"].shape == (3,)
-    both.append_transform(as_torchrl(ours.RenameTransform(["a"], ["b"])))
-    assert set(both[:].keys()) == {"b"} and data["a"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("splits", [[6], [1, 5], [2, 2, 2]], ids=repr)

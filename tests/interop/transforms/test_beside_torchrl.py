@@ -1,8 +1,6 @@
 """Transforms of TorchRL in buffers of this library, where TorchRL is: as in its own buffers."""
 
-import copy
 import pickle
-import threading
 import warnings
 
 import pytest
@@ -15,7 +13,6 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
 
@@ -140,99 +137,3 @@ def test_it_is_saved_and_copied(make, tmp_path):
     for twin in (loaded, as_dict, pickle.loads(pickle.dumps(rb))):
         if "VecNorm" not in str(rb.transform):  # which changes its statistics whenever it is read
             same(everything(twin), before)
-
-
-@pytest.mark.parametrize("make", [MAKE["ObservationNorm"], MAKE["Compose"]])
-def test_copies_are_their_own(make):
-    rb = written(make())
-    twin = copy.deepcopy(rb)
-    for each_one in twin.transform.modules():
-        for name in ("loc", "scale"):
-            if name in each_one._buffers:
-                getattr(each_one, name).fill_(7.0)
-    fresh = everything(written(make()))
-    same(everything(rb), fresh)
-    with pytest.raises(AssertionError):
-        same(everything(twin), fresh)
-
-
-def test_statistics_are_part_of_a_checkpoint(tmp_path):
-    for make in (lambda: theirs.VecNorm(in_keys=["observation"]), MAKE["ObservationNorm"]):
-        rb = written(make())
-        everything(rb)
-        rb.transform[0].state_dict()
-        rb.dumps(tmp_path / type(rb.transform[0]).__name__)
-        loaded = ReplayBuffer(storage=LazyTensorStorage(10), transform=make())
-        loaded.loads(tmp_path / type(rb.transform[0]).__name__)
-        same(everything(loaded), everything(rb))
-
-
-def test_it_can_be_inverted():
-    rb = ReplayBuffer(storage=LazyTensorStorage(10))
-    rb.append_transform(theirs.DoubleToFloat(in_keys=["double"], in_keys_inv=["double"]), invert=True)
-    rb.extend(steps())
-    assert rb.storage[:]["double"].dtype == torch.float32
-    assert rb[:]["double"].dtype == torch.float64
-    rb.insert_transform(0, theirs.RewardScaling(5.0, 1.0, in_keys=[REWARD]), invert=True)
-    rb.extend(steps()[:2])
-    assert torch.equal(rb.storage[6:8][REWARD], steps()[:2][REWARD] + 5)
-
-
-def test_members_of_an_ensemble_have_theirs():
-    members = [written(theirs.RenameTransform(["double"], [name])) for name in ("renamed", "renamed")]
-    chain = theirs.Compose(theirs.UnsqueezeTransform(-1, in_keys=["renamed"]), lambda data: data.exclude("image"))
-    rb = ReplayBufferEnsemble(*members, transform=chain)
-    sample = rb.sample(8)
-    assert sample["renamed"].shape == (2, 4, 2, 1) and "image" not in set(sample.keys())
-    assert {"renamed", "image"} <= set(rb[0, :].keys())
-
-
-@pytest.mark.parametrize("splits", [[6], [1, 5], [2, 2, 2], [1] * 6], ids=repr)
-def test_several_steps_at_once_however_they_come(splits):
-    chains = (theirs.MultiStepTransform(3, 0.5), Compose(theirs.MultiStepTransform(3, 0.5)))
-    buffers = [other.ReplayBuffer(storage=other.LazyTensorStorage(10), transform=chains[0])]
-    buffers.append(ReplayBuffer(storage=LazyTensorStorage(10), transform=chains[1]))
-    for rb in buffers:
-        for part in steps().split(splits):
-            index = rb.extend(part)
-            assert isinstance(index, torch.Tensor)
-    there, here = buffers
-    assert len(there) == len(here) == 3
-    same(everything(here), everything(there))
-
-
-def test_single_steps_are_added_one_by_one():
-    """Theirs cannot: `add` gives data without the time dim that the transform needs."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), transform=theirs.MultiStepTransform(3, 0.5))
-    for step in steps().unbind(0):
-        rb.add(step)
-    at_once = written(theirs.MultiStepTransform(3, 0.5))
-    assert len(rb) == 3
-    same(everything(rb), everything(at_once))
-
-
-def test_missing_entries_are_passed_over_if_asked():
-    chain = Compose(theirs.RewardScaling(0.0, 2.0))
-    with pytest.raises(KeyError, match="reward"):
-        chain(steps())
-    chain.set_missing_tolerance(True)
-    same(chain(steps()), steps())
-
-
-def test_threads_read_through_it():
-    rb = written(MAKE["Compose"](), batch_size=4, prefetch=3)
-    expected, wrong = everything(rb), []
-
-    def read():
-        for _ in range(20):
-            batch = rb.sample()
-            if not torch.equal(batch["seen"], expected["seen"][batch["index"]]):
-                wrong.append(batch)
-
-    rb = TensorDictReplayBuffer(storage=rb.storage, transform=rb.transform, batch_size=4, prefetch=3)
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong

@@ -66,19 +66,6 @@ def test_a_state_that_was_not_stored_is_made():
     assert found["a", "hidden"].shape == (2, 3, 4) and (found["a", "hidden"][:, 1:] == 0).all()
 
 
-def test_modules_run_one_after_the_other_and_some_states_are_carried():
-    first = TensorDictModule(torch.nn.Linear(3, 3), in_keys=["observation"], out_keys=["observation"])
-    second = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["observation"], out_keys=[("next", "other")])
-    both = BurnInTransform([first, second, Recurrent()], burn_in=2)
-    assert both.in_keys == ["observation", "hidden"] and both.out_keys == ["other", "hidden"]
-    given = data(2, 5)
-    found = both(given)
-    assert torch.allclose(found["other"][:, 0], second.module(first.module(given["observation"][:, 1])))
-    assert torch.equal(found["observation"], given["observation"][:, 2:])
-    one = BurnInTransform([first, second, Recurrent()], burn_in=2, out_keys=["hidden"])(given)
-    assert "other" not in one
-
-
 def test_a_buffer_has_no_part_in_the_modules():
     module = Recurrent()
     transform = BurnInTransform([module], burn_in=4)
@@ -89,25 +76,12 @@ def test_a_buffer_has_no_part_in_the_modules():
     assert rb.storage[:].batch_size == (3, 9) and "out" not in rb.storage[:]
 
 
-def test_no_steps_to_run():
-    given = data(2, 4)
-    assert BurnInTransform([Recurrent()], burn_in=0)(given) is given
-
-
 @pytest.mark.parametrize("shape", [(2, 4), (2, 3), (4,)])
 def test_too_short_sequences_are_refused(shape):
     with pytest.raises(ValueError, match="burn_in=4 leaves nothing of a batch size of"):
         BurnInTransform([Recurrent()], burn_in=4)(data(*shape))
     with pytest.raises(ValueError, match="leaves nothing"):
         BurnInTransform([Recurrent()], burn_in=1)(data(3)[0])
-
-
-def test_a_state_of_another_shape_is_refused():
-    given = data(2, 6)
-    given["hidden"] = torch.zeros(2, 6, 4, 1)
-    module = TensorDictModule(torch.nn.Linear(3, 4), in_keys=["observation"], out_keys=[("next", "hidden")])
-    with pytest.raises(ValueError, match=r"'hidden' is of shape \[2, 4, 4, 1\], the modules write \[2, 4, 4\]"):
-        BurnInTransform([module], burn_in=2)(given)
 
 
 def test_a_state_that_cannot_hold_what_is_written_is_refused():
@@ -123,25 +97,6 @@ def test_another_dim_named_time_is_refused():
     given.names = ["time", None]
     with pytest.raises(ValueError, match="time is the last batch dim, the names of dims are"):
         BurnInTransform([Recurrent()], burn_in=2)(given)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_gru_goes_on_as_if_it_had_seen_all_steps(layers):
-    gru = torch.nn.GRU(3, 4, layers, batch_first=True)
-
-    def run(observation, hidden):
-        out, states, state = [], [], hidden[:, 0].transpose(0, 1).contiguous()
-        for step in observation.unbind(1):
-            one, state = gru(step[:, None], state)
-            out.append(one)
-            states.append(state.transpose(0, 1))
-        return torch.cat(out, 1), torch.stack(states, 1)
-
-    module = TensorDictModule(run, in_keys=["observation", "hidden"], out_keys=["out", ("next", "hidden")])
-    observation, hidden = torch.randn(5, 11, 3), torch.randn(5, 11, layers, 4)
-    found = BurnInTransform(module, burn_in=7)(TensorDict({"observation": observation, "hidden": hidden}, [5, 11]))
-    expected = gru(observation, hidden[:, 0].transpose(0, 1).contiguous())[0][:, 7:]
-    assert torch.allclose(module(found)["out"], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,6 @@ def test_named_entries_are_cast_whatever_their_dtype():
     assert (found["float"], found["double"]) == (torch.float64, torch.float32)
 
 
-def test_a_buffer_keeps_one_dtype_and_gives_another():
-    rb = ReplayBuffer(storage=LazyTensorStorage(6), transform=DTypeCastTransform(torch.float16, torch.float32))
-    rb.extend(TensorDict({"a": torch.ones(3), "b": torch.ones(3).long()}, [3]))
-    assert rb.storage[:]["a"].dtype == torch.float16 and rb[:]["a"].dtype == torch.float32
-    assert rb[:]["b"].dtype == torch.int64
-
-
 def test_what_casts_refuse_and_show():
     assert repr(DoubleToFloat()) == "DoubleToFloat(in_keys=None, out_keys=None, in_keys_inv=None, out_keys_inv=None)"
     assert "in_keys=['a'], out_keys=['a'], in_keys_inv=[]" in repr(DoubleToFloat(["a"]))

@@ -4,13 +4,10 @@ import itertools
 
 import pytest
 import torch
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict
 
 from interop import (
-    LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
-    ReplayBuffer,
     SliceSampler,
     TensorDictReplayBuffer,
 )
@@ -76,19 +73,6 @@ def test_the_stack_after_a_step_is_the_one_of_the_next_step():
     assert torch.equal(found["next", "pixels"][inside], found["pixels"][[step + 1 for step in inside]])
 
 
-def test_a_slice_out_of_the_middle_of_an_episode_begins_with_padding():
-    given = data(9, ends=0.0)
-    assert torch.equal(CatFrames(3, -3)(given[4:].copy())["pixels"][0], given["pixels"][4].repeat(3, 1, 1))
-
-
-def test_dims_of_the_frame():
-    given = data(2, 6, frame=(3, 4, 5))
-    for dim, shape in ((-3, (9, 4, 5)), (-2, (3, 12, 5)), (-1, (3, 4, 15))):
-        found = CatFrames(3, dim, BOTH)(given.copy())
-        assert found["pixels"].shape == found["next", "pixels"].shape == (2, 6, *shape)
-        assert torch.equal(found["pixels"][1], stacked(given[1], 3, dim, "pixels"))
-
-
 def test_the_time_dim_is_the_one_that_is_named_so():
     given = data(3, 6)
     turned = given.transpose(0, 1)
@@ -124,25 +108,6 @@ def test_truncations_are_ends_and_padding_of_slices_is_no_history():
         CatFrames(3, -3)(given.exclude(("next", "done")))
 
 
-def test_ends_are_told_by_done_key_in_any_shape():
-    given = data(2, 8)
-    done = given["next", "done"]
-    expected = CatFrames(3, -3)(given.copy())["pixels"]
-    for flags in (done[..., 0], done.float(), torch.cat([torch.zeros_like(done), done], -1)):
-        given["next", "deep", "over"] = flags
-        for key in (("deep", "over"), ("next", "deep", "over")):
-            found = CatFrames(3, -3, done_key=key)(given.exclude(("next", "done")))
-            assert torch.equal(found["pixels"], expected)
-
-
-def test_nested_frames_have_the_first_of_the_trajectory_too():
-    given = data(8)
-    given["a", "pixels"], given["next", "a", "pixels"] = given["pixels"], given["next", "pixels"]
-    expected = CatFrames(3, -3, BOTH)(given.copy())["next", "pixels"]
-    found = CatFrames(3, -3, [("next", "a", "pixels"), ("a", "pixels")])(given)
-    assert torch.equal(found["next", "a", "pixels"], expected)
-
-
 def test_the_next_frames_are_stacked_with_future():
     given = data(2, 7)
     found = CatFrames(3, -3, BOTH, future=True, mask_key="mask")(given.copy())
@@ -157,33 +122,11 @@ def test_the_next_frames_are_stacked_with_future():
     )
 
 
-def test_padding_may_be_what_is_no_number():
-    for value in (float("nan"), float("-inf")):
-        found = CatFrames(3, -3, padding="constant", padding_value=value)(data(4, ends=0.0))["pixels"][0, :2]
-        assert torch.equal(found.nan_to_num(nan=5.0), torch.full((2, 2, 2), value).nan_to_num(nan=5.0))
-
-
-def test_nothing_to_stack():
-    assert CatFrames(3, -3, [], future=True)(TensorDict({}, [4])).is_empty()
-
-
 def test_the_mask_tells_where_frames_are_padding():
     given = data(3, 8)
     found = CatFrames(3, -3, mask_key=("m", "pad"))(given.copy())
     marked = CatFrames(3, -3, padding="constant", padding_value=-1)(given)
     assert torch.equal(found["m", "pad"], (marked["pixels"] == -1).all(-1).all(-1))
-
-
-def test_a_buffer_stacks_when_it_reads_or_when_it_writes():
-    given = data(4, 6, dtype=torch.uint8)
-    expected = CatFrames(3, -3, BOTH)(given.copy())
-    reads = ReplayBuffer(storage=LazyTensorStorage(4), transform=CatFrames(3, -3, BOTH))
-    writes = ReplayBuffer(storage=LazyTensorStorage(4), transform=CatFrames(3, -3, BOTH, as_inverse=True))
-    for rb, width in ((reads, 1), (writes, 3)):
-        rb.extend(given)
-        assert rb.storage[:]["pixels"].shape == (4, 6, width, 2, 2)
-        assert all(torch.equal(rb[:][key], expected[key]) for key in BOTH)
-    assert given["pixels"].shape == (4, 6, 1, 2, 2)
 
 
 def test_slices_one_after_the_other_do_not_go_on_in_the_next():
@@ -213,28 +156,6 @@ def test_padded_slices_of_a_buffer_are_not_mixed():
     assert not valid.all()
 
 
-@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
-def test_slices_out_of_a_buffer(buffer, storage):
-    steps = torch.arange(40.0)[:, None]
-    given = TensorDict({"o": steps, "next": {"o": steps + 1, "done": steps == 25}}, [40])
-    stack = CatFrames(3, -1, ["o", ("next", "o")], ["s", ("next", "s")], slice_len=5)
-    rb = buffer(storage=storage(40), sampler=SliceSampler(slice_len=5), transform=stack, batch_size=30)
-    rb.extend(given)
-    found = rb.sample()
-    first = found["o"].reshape(6, 5)[:, :1].repeat_interleave(5, 0)
-    assert torch.equal(found["s"], torch.maximum(found["o"] + torch.arange(-2, 1), first))
-    assert torch.equal(found["next", "s"], torch.maximum(found["o"] + torch.arange(-1, 2), first))
-
-
-def test_frames_of_other_memory():
-    given = data(2, 6)
-    expected = CatFrames(3, -3, BOTH)(given.copy())
-    for other in (lazy_stack([given[0].clone(), given[1].clone()]), given.transpose(0, 1).clone().transpose(0, 1)):
-        found = CatFrames(3, -3, BOTH)(other.copy())
-        assert all(torch.equal(found[key], expected[key]) for key in BOTH)
-
-
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -261,17 +182,6 @@ def test_dtypes_of_small_and_large_frames(dtype):
                 assert found[key].dtype == dtype and torch.equal(
                     found[1][key].to(torch.complex64).real.bool(), expected
                 )
-
-
-def test_gradients_count_how_often_a_frame_is_used():
-    given = data(5, ends=0.0)
-    leaf = given["pixels"].clone().requires_grad_()
-    given["pixels"] = leaf
-    CatFrames(3, -3, BOTH)(given)["pixels"].sum().backward()
-    assert leaf.grad[:, 0, 0, 0].tolist() == [6, 3, 3, 2, 1]
-    leaf.grad, given["pixels"] = None, leaf
-    CatFrames(3, -3, padding="constant")(given)["pixels"].sum().backward()
-    assert leaf.grad[:, 0, 0, 0].tolist() == [3, 3, 3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -326,10 +236,3 @@ def test_data_that_cannot_be_stacked_is_refused_and_stays(kwargs, given, error, 
 def test_bad_arguments_are_refused(kwargs, error, text):
     with pytest.raises(error, match=text):
         CatFrames(**{"N": 3, "dim": -3, **kwargs})
-
-
-def test_defaults():
-    transform = CatFrames(4, -3)
-    assert (transform.in_keys, transform.out_keys, transform.padding) == (["pixels"], ["pixels"], "same")
-    assert (transform.N, transform.dim, transform.padding_value, transform.as_inverse) == (4, -3, 0, False)
-    assert transform.done_key == "done" and repr(transform) == "CatFrames(N=4, dim=-3, keys=['pixels'])"

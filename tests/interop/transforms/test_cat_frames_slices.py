@@ -10,7 +10,6 @@ from tensordict import TensorDict
 
 from interop import (
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
     RandomSampler,
     ReplayBuffer,
@@ -76,18 +75,6 @@ def test_stacks_made_before_are_not_stored():
     assert rb.sample()["s"].shape == (64, 3)
 
 
-def test_stacks_may_take_the_place_of_frames():
-    rb = made(frames=CatFrames(3, -1, ["o", ("next", "o")]))
-    found = rb.sample()
-    assert found["o"].shape == found["next", "o"].shape == (64, 3) and rb.storage[:]["o"].shape == (20, 1)
-
-
-def test_entries_after_a_step_may_be_missing_or_all_there_is():
-    assert "s" in made(given=data().exclude(("next", "o"))).sample()
-    found = made(frames=CatFrames(3, -1, [("next", "o")]), given=data().exclude("o")).sample()
-    assert torch.equal(found["next", "o"], found["step"][:, None] + torch.tensor([-1.5, -0.5, 0.5]))
-
-
 def test_images_and_lanes():
     transform, sampler = CatFrames(2, -3, ["p"], padding="constant").make_rb_transform_and_sampler(8)
     rb = TensorDictReplayBuffer(
@@ -147,8 +134,3 @@ def test_batches_of_another_sampler_are_refused():
 def test_what_has_no_meaning_is_refused(frames, kwargs, error, text):
     with pytest.raises(error, match=text):
         frames.make_rb_transform_and_sampler(**{"batch_size": 4, **kwargs})
-
-
-def test_lists_are_refused():
-    with pytest.raises(TypeError, match="from a tensor storage, not with LazyStackStorage"):
-        made(storage=LazyStackStorage)

@@ -38,23 +38,6 @@ def test_entries_are_put_together_in_the_order_of_their_names():
     assert leaves(found) == {"observation_vector", "flat"} and "n" in found
 
 
-def test_or_in_the_order_that_is_given():
-    found = CatTensors(["b", "a"], ("next", "all"), sort=False, del_keys=False)(data())
-    assert found["next", "all"][0].tolist() == [0, 0, 0, 1, 1]
-    assert leaves(found) == ALL | {("next", "all")}
-
-
-def test_the_result_may_take_the_place_of_one():
-    found = CatTensors(["b", "a"], "a")(data())
-    assert found["a"].shape == (4, 5) and leaves(found) == ALL - {"b"}
-
-
-def test_other_dims():
-    assert CatTensors(["a", ("n", "a")], "c", dim=1)(data())["c"].shape == (4, 4)
-    given = TensorDict({"a": torch.ones(4, 2, 3), "b": torch.ones(4, 1, 3)}, [4])
-    assert CatTensors(["a", "b"], "c", dim=-2)(given)["c"].shape == (4, 3, 3)
-
-
 @pytest.mark.parametrize(
     ("shapes", "batch", "dim", "expected"),
     [
@@ -70,16 +53,6 @@ def test_entries_that_lack_the_dim_get_it(shapes, batch, dim, expected):
     given = TensorDict({name: torch.ones(shape) for name, shape in zip("ab", shapes, strict=True)}, batch)
     found = CatTensors(["a", "b"], "c", dim=dim, unsqueeze_if_oor=True)(given)
     assert list(found["c"].shape) == expected
-
-
-def test_dtypes_are_promoted():
-    given = TensorDict({"a": torch.ones(2, 1, dtype=torch.int64), "b": torch.ones(2, 1)}, [2])
-    assert CatTensors(["a", "b"], "c")(given)["c"].dtype == torch.float32
-
-
-def test_keywords_are_put_together():
-    assert CatTensors(["a", "b"])(b=torch.zeros(3), a=torch.ones(3)).tolist() == [1, 1, 1, 0, 0, 0]
-    assert Stack(["a", "b"], "c")(b=torch.zeros(3), a=torch.ones(3)).tolist() == [[1, 0]] * 3
 
 
 @pytest.mark.parametrize("transform", [CatTensors(["a", "gone"], "c"), Stack(["a", "gone"], "c")])

@@ -113,12 +113,6 @@ def test_it_prints_one_transform_a_line():
     assert repr(Compose(Add(1), Add(2))) == "Compose(\n        Add(1),\n        Add(2))"
 
 
-def test_a_module_without_inverse_is_a_function():
-    chain = Compose(nn.Tanh())
-    assert chain(torch.zeros(2)).tolist() == [0, 0]
-    assert chain.inv(torch.ones(2)).tolist() == [1, 1]
-
-
 def test_an_inverse_that_wants_nothing_stored_ends_the_chain():
     class Nothing(Transform):
         def inv(self, data):
@@ -147,17 +141,3 @@ def test_transforms_see_where_slices_end(storage):
     assert batch["next", "truncated"].squeeze(-1).tolist() == ends
     assert seen == [ends]
     assert not rb.storage[:]["next", "truncated"].any()
-
-
-def test_a_transform_may_give_slices_a_dim():
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(40),
-        sampler=SliceSampler(slice_len=4, end_key=("next", "done")),
-        transform=lambda data: data.reshape(-1, 4),
-        batch_size=12,
-    )
-    rb.extend(TensorDict({"a": torch.arange(40), ("next", "done"): torch.ones(40, 1).cumsum(0) % 10 == 0}, [40]))
-    batch = rb.sample()
-    assert batch.batch_size == (3, 4)
-    assert (batch["index"].reshape(3, 4) == batch["a"]).all()
-    assert (batch["a"].diff(dim=1) == 1).all()

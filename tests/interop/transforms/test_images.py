@@ -76,16 +76,6 @@ def test_images_that_are_channels_first_may_stay_and_single_ones_get_a_dim():
     assert ToTensorImage(unsqueeze=True)(td(drawn(2, 4, 5, 3)))["pixels"].shape == (2, 3, 4, 5)
 
 
-def test_several_keys_and_tensors_by_name():
-    transform = ToTensorImage(in_keys=["pixels", ("next", "pixels")], out_keys=["a", ("next", "b")])
-    data = TensorDict({"pixels": drawn(2, 4, 5, 3), "next": {"pixels": drawn(2, 4, 5, 3)}}, [2])
-    out = transform(data)
-    assert out["a"].shape == out["next", "b"].shape == (2, 3, 4, 5)
-    assert out["pixels"].dtype == torch.uint8
-    assert ToTensorImage()(pixels=drawn(4, 5, 3)).shape == (3, 4, 5)
-    assert repr(transform) == "ToTensorImage(keys=['pixels', ('next', 'pixels')])"
-
-
 def test_wrong_images_are_refused_by_name_and_nothing_changes():
     transform = ToTensorImage(in_keys=["pixels", ("next", "pixels")])
     data = TensorDict({"pixels": drawn(2, 4, 5, 3), "next": {"pixels": drawn(2, 4)}}, [2])
@@ -144,14 +134,6 @@ def test_nearest_takes_pixels_as_they_are(dtype):
     rows, columns = np.arange(3) * 8 // 3, np.arange(15) * 10 // 15
     assert torch.equal(out, pixels[..., rows, :][..., columns])
     assert Resize(3, interpolation="nearest-exact")(td(pixels))["pixels"][0, 0, 0, 0] == pixels[0, 0, 1, 1]
-
-
-def test_area_is_the_mean_of_what_is_covered():
-    pixels = drawn(2, 3, 8, 10, dtype=torch.float32)
-    out = Resize(4, 5, interpolation="area")(td(pixels))["pixels"]
-    np.testing.assert_allclose(out.numpy(), pixels.numpy().reshape(2, 3, 4, 2, 5, 2).mean((3, 5)), atol=1e-4)
-    rounded = Resize(4, 5, interpolation="area")(td(pixels.to(torch.uint8)))["pixels"]
-    assert torch.equal(rounded, out.round().to(torch.uint8))
 
 
 def test_batch_dims_come_back_and_the_right_size_is_left_alone():
@@ -251,8 +233,3 @@ def test_gray_is_a_weighted_sum_of_channels(dtype):
     np.testing.assert_allclose(out.double().numpy(), expected, rtol=0, atol=tolerance)
     with pytest.raises(ValueError, match=r"'pixels': images need 3 channels.*got \[2, 4, 1, 8, 10\]"):
         GrayScale()(td(pixels[:, :, :1], 2))
-
-
-def test_complex_numbers_are_no_images():
-    with pytest.raises(TypeError, match="ToTensorImage: 'pixels': complex"):
-        ToTensorImage()(td(torch.ones(2, 4, 4, 3) * 1j))

@@ -9,10 +9,7 @@ from tensordict import TensorDict
 
 from interop import (
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from interop.transforms import Compose, MultiStepTransform, Transform
 
@@ -51,16 +48,6 @@ class Delay(Transform):
 
 def rows(*numbers, **extra):
     return TensorDict({"a": torch.tensor(numbers, dtype=torch.float32), **extra}, [len(numbers)])
-
-
-@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
-def test_writes_pass_through(buffer):
-    rb = buffer(storage=LazyTensorStorage(8), transform=Delay(), batch_size=2)
-    assert rb.extend(rows(0, 1)).shape == (0, 1)
-    assert rb.extend(rows(2)).tolist() == [0, 1]
-    rb.add(rows(3)[0])
-    assert rb[:]["a"].tolist() == [0, 1, 2]
-    assert rb.transform.keeps and not Compose().keeps
 
 
 def test_a_write_that_fails_takes_nothing():
@@ -176,19 +163,6 @@ def steps(first, count):
     return TensorDict({"a": time, "next": after}, [count])
 
 
-@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
-def test_single_steps_through_a_multi_step_transform(buffer):
-    rb = buffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5))
-    data = steps(0, 10)
-    slots = [rb.add(data[step]) for step in range(8)]
-    assert all(each.shape == (0, 1) for each in slots[:3]) and slots[3:] == [0, 1, 2, 3, 4]
-    rb.transform[0].n_steps = 1
-    assert rb.add(data[8]).tolist() == [5, 6, 7]  # what no longer has to wait
-    assert rb.add(data[9]) == 8
-    assert rb[:]["a"].tolist() == list(range(9))
-    assert rb[:]["steps_to_next_obs"].tolist() == [3] * 5 + [1] * 4
-
-
 def test_what_waits_is_forgotten_with_the_rest():
     rb = ReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5))
     rb.extend(steps(0, 10))
@@ -196,15 +170,3 @@ def test_what_waits_is_forgotten_with_the_rest():
     assert rb.extend(steps(100, 3)).shape == (0, 1)
     rb.extend(steps(103, 4))
     assert rb[:]["a"].tolist() == [100, 101, 102, 103]
-
-
-def test_an_interrupt_stays_one_where_a_list_has_priorities(monkeypatch):
-    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=ListStorage(8), transform=Delay())
-    rb.extend(rows(0))
-
-    def broken(index):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rb, "mark_update", broken)
-    with pytest.raises(KeyboardInterrupt):
-        rb.extend(rows(1))

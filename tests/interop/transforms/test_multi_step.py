@@ -4,21 +4,19 @@ import copy
 import io
 import itertools
 import pickle
-import threading
 
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
 from interop import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from interop.postprocs import MultiStep, returns
-from interop.transforms import Compose
+from interop.postprocs import MultiStep
+from interop.transforms import Compose, Reward2GoTransform
 from interop.transforms.multi_step import MultiStepTransform
 from tests.interop.postprocs.rollouts import assert_as_by_loop, rollout
 
@@ -57,29 +55,6 @@ def test_a_stream_of_agents_in_pieces():
         same(stream(MultiStepTransform(2, 0.9), data.split(size, 1)), whole)
 
 
-def test_lengths_of_pieces_share_programs():
-    transform = MultiStepTransform(6, 0.9)
-    for count in (6, 10):  # with those kept 16 frames at the second
-        transform.inv(rollout(count))
-    before = returns._few._cache_size()
-    for count in range(4, 11):
-        transform.inv(rollout(count))
-    assert returns._few._cache_size() == before
-
-
-def test_five_frames_by_hand():
-    at = torch.arange(5.0)
-    done = torch.zeros(5, 1, dtype=torch.bool)
-    data = TensorDict({"o": at, "next": {"o": at + 1, "reward": torch.ones(5, 1), "done": done}}, [5])
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), transform=MultiStepTransform(3, 0.9))
-    stored = [rb.extend(piece).shape for piece in (data[:2], data[2:3], data[3:])]
-    assert stored == [(0, 1), (0, 1), (2,)]
-    assert rb[:]["o"].tolist() == [0, 1]
-    assert rb[:]["next", "o"].tolist() == [3, 4]
-    added = {"steps_to_next_obs", "gamma", "nonterminal", ("next", "original_reward")}
-    assert set(rb[:].keys(True, True)) == {*data.keys(True, True), *added}
-
-
 def test_a_flush_gives_what_is_kept_as_the_end_of_the_stream():
     data = rollout(2, 8, seed=2)
     transform = MultiStepTransform(3, 0.9)
@@ -116,30 +91,6 @@ def test_steps_may_be_set_later():
     for wrong, error in ((0, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="n_steps"):
             transform.n_steps = wrong
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
-def test_single_frames_that_are_added(buffer, storage):
-    data = rollout(8, seed=3)
-    rb = buffer(storage=storage(10), transform=MultiStepTransform(3, 0.9), collate_fn=torch.stack, batch_size=4)
-    for frame in data:
-        rb.add(frame)
-    assert len(rb) == 5
-    stored = rb[:].exclude("index")
-    same(stored, MultiStepTransform(3, 0.9).inv(data))
-    assert rb.sample()["steps_to_next_obs"].shape == (4,)
-
-
-def test_a_storage_of_lanes_and_time():
-    data = rollout(2, 8, seed=4)
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(20, ndim=2), transform=MultiStepTransform(3, 0.9), dim_extend=1
-    )
-    for piece in data.split(4, 1):
-        rb.extend(piece)
-    whole = MultiStepTransform(3, 0.9).inv(data)
-    same(rb.storage[:].exclude("index").transpose(0, 1), whole)
 
 
 def test_it_goes_on_where_it_was_saved(tmp_path):
@@ -184,22 +135,6 @@ def test_the_state_of_one_that_keeps_nothing_and_copies():
     same(transform.inv(data[5:]), wanted)
 
 
-def failing(value):
-    raise OSError("no room")
-
-
-def test_a_write_that_fails_loses_no_frames(monkeypatch):
-    data = rollout(12, seed=6)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.9))
-    rb.extend(data[:6])
-    with monkeypatch.context() as patched:
-        patched.setattr(rb._writer, "extend", failing)
-        with pytest.raises(OSError, match="no room"):
-            rb.extend(data[6:8])
-    rb.extend(data[6:])
-    same(rb[:].exclude("index"), MultiStepTransform(3, 0.9).inv(data))
-
-
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -235,29 +170,6 @@ def test_nothing_is_kept_of_a_first_write_that_is_refused():
             with pytest.raises(error, match=text):
                 transform.inv(wrong[:few])
             assert transform.flush() is None
-
-
-@pytest.mark.parametrize("keys", [{}, {"mask_key": "valid"}])
-def test_padding_is_told_by_a_mask(keys):
-    data = rollout(6, ends=0.0).set(keys.get("mask_key", "mask"), torch.tensor([True, True, True, False, False, False]))
-    made = MultiStepTransform(2, 0.9, **keys).inv(data)
-    assert made["steps_to_next_obs"].tolist() == [2, 2, 1, 2]
-    assert made["nonterminal"].tolist() == [True, True, False, False]
-
-
-def test_keys_of_agents():
-    data = rollout(8, agents=(2,))
-    data["next", "team"] = TensorDict({"gain": data["next", "reward"], "over": data["next", "done"]}, [8])
-    told = {
-        "reward_keys": [("team", "gain")],
-        "done_key": ("team", "over"),
-        "done_keys": ["done", "truncated", "terminated"],
-    }
-    made = MultiStepTransform(3, 0.9, **told).inv(data)
-    plain = MultiStepTransform(3, 0.9).inv(data)
-    assert torch.equal(made["next", "team", "gain"], plain["next", "reward"])
-    assert torch.equal(made["next", "observation"], plain["next", "observation"])
-    assert torch.equal(made["next", "original_reward"], data["next", "reward"][:5])
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
@@ -311,22 +223,93 @@ def test_it_acts_on_writes_only():
         transform._call(data)
 
 
-def test_threads_do_not_tear_what_is_kept():
-    data = rollout(2, 4)
-    transform = MultiStepTransform(2, 0.9)
-    found = []
+# ---------------------------------------------------------------------- the waiting frames
 
-    def write():
-        found.extend([transform.inv(data) for _ in range(20)])
 
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stored = torch.cat([each for each in found if each is not None], -1)
-    assert stored.shape == (2, 3 * 20 * 4 - 2)
-    again = torch.cat([data] * 60, -1)
-    same(transform.flush(), MultiStep(0.9, 2)(again)[:, -2:])
-    counts = stored["observation"][0, :, 0].long().bincount()
-    assert counts.tolist() == [60, 60, 59, 59]
+def test_frames_after_an_empty_write_are_no_memory_of_the_caller():
+    data, transform = rollout(8), MultiStepTransform(3, 0.9)
+    assert transform.inv(data[:0]) is None
+    first = data[:3].clone()
+    assert transform.inv(first) is None
+    first.zero_()
+    same(transform.inv(data[3:]), MultiStepTransform(3, 0.9).inv(data))
+
+
+def test_a_row_that_is_added_holds_no_frames_but_its_own():
+    rb = ReplayBuffer(storage=ListStorage(10), transform=MultiStepTransform(4, 0.9), collate_fn=list)
+    for frame in rollout(8):
+        rb.add(frame)
+    for row in rb.storage:
+        for key in ("observation", "action", ("next", "observation")):
+            assert row[key].untyped_storage().nbytes() == row[key].nbytes
+
+
+def test_a_write_broken_off_after_its_rows_is_part_of_the_stream(monkeypatch):
+    data = rollout(12, seed=3)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.9))
+    rb.extend(data[:6])
+    writer = rb._writer
+
+    def broken_off(rows, count, fresh):
+        writer._cursor = writer._cursor + fresh
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "_advance", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            rb.extend(data[6:8])
+    rb.extend(data[8:])
+    same(rb[:].exclude("index"), MultiStepTransform(3, 0.9).inv(data))
+
+
+def test_frames_kept_follow_new_ones_to_their_device():
+    transform = MultiStepTransform(5, 0.9)
+    transform.inv(rollout(3))
+    assert transform.inv(rollout(1).to("meta")) is None
+    assert {leaf.device.type for leaf in transform._frames.entries.values()} == {"meta"}
+    assert transform._frames.count == 4
+
+
+def test_a_buffer_that_is_loaded_goes_on_in_the_middle_of_a_stream(tmp_path):
+    data = rollout(2, 12, seed=5, agents=(3,))[0]
+    for part in (data, data["next"]):
+        part["team"] = TensorDict({"seen": torch.rand(12, 3)}, [12, 3])
+    transforms = MultiStepTransform(2, 0.5), MultiStepTransform(3, 0.9)
+    buffers = [TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=each) for each in transforms]
+    buffers[0].extend(data[:7])
+    transforms[0].n_steps, transforms[0].gamma = 4, 0.75  # since the last write
+    buffers[0].dumps(tmp_path)
+    buffers[1].loads(tmp_path)
+    for each in buffers:
+        each.extend(data[7:])
+    one, other = ((each[:], transform.flush()) for each, transform in zip(buffers, transforms, strict=True))
+    for left, right in zip(one, other, strict=True):
+        same(left, right)
+        for each in (left, right):
+            assert each["team"].batch_size == each["next", "team"].batch_size == (*each.batch_size, 3)
+
+
+def test_a_state_that_is_none_is_refused_and_changes_nothing():
+    transform = MultiStepTransform(3, 0.9)
+    transform.inv(rollout(4))
+    good = transform.get_extra_state()
+    frames = transform._frames
+    for wrong in (
+        {"gamma": 2.0},
+        {"n_steps": 0},
+        {"batch": []},
+        {"batch": [4]},
+        {"frames": [{"path": ["a"], "values": 1}]},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            transform.set_extra_state({**good, **wrong})
+        assert (transform.n_steps, transform.gamma, transform._frames) == (3, 0.9, frames)
+
+
+@pytest.mark.parametrize("transform", [MultiStepTransform(2, 0.9), Reward2GoTransform(0.9)])
+def test_a_buffer_whose_time_is_not_the_last_dim_is_refused(transform):
+    data = rollout(5, 3)
+    rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), dim_extend=0, transform=transform)
+    with pytest.raises(ValueError, match=r"dim 0 of 2.*dim_extend=1"):
+        rb.extend(data)
+    assert len(rb) == 0

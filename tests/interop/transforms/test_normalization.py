@@ -41,13 +41,6 @@ def test_numbers_follow_the_memory_order_of_images(shape, standard):
     assert norm(observations(channels_last))["obs"].stride() == channels_last.stride()
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float64)])
-def test_wider_numbers_widen_values_as_torch_does(dtypes):
-    values, loc, scale = normal(4, 3).to(dtypes[0]), normal(3, seed=1).to(dtypes[1]), torch.ones(3) * 2
-    found = RewardScaling(loc, scale)(observations(values, 4).rename_key_("obs", "reward"))["reward"]
-    assert found.dtype == dtypes[1] and torch.equal(found, values * scale + loc)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])
 @pytest.mark.parametrize("standard", [False, True])
 def test_values_are_moved_and_scaled(dtype, standard):
@@ -80,11 +73,6 @@ def test_tensors_fit_the_last_dims():
             RewardScaling(0.0, wrong, ["obs"])(data.copy())
 
 
-def test_a_location_does_not_make_rewards_grow_a_dim():
-    with pytest.raises(ValueError, match="'reward': loc of shape"):
-        RewardScaling(torch.zeros(2), 1.0)(TensorDict({"reward": torch.ones(3, 1)}, [3]))
-
-
 def test_what_is_refused_at_construction():
     with pytest.raises(ValueError, match="in_keys"):
         ObservationNorm(0.0, 1.0)
@@ -112,12 +100,6 @@ def test_repr_and_state():
     other = RewardScaling(0.0, 1.0)
     other.load_state_dict(RewardScaling(1.0, 2.0, standard_normal=True).state_dict())
     assert other(TensorDict({"reward": torch.tensor([3.0])}, [1]))["reward"] == 1.0
-
-
-def test_gradients_flow():
-    values = torch.ones(3, 2, requires_grad=True)
-    ObservationNorm(1.0, 2.0, ["obs"])(observations(values))["obs"].sum().backward()
-    assert (values.grad == 2).all()
 
 
 # ---------------------------------------------------------------------- init_stats
@@ -150,13 +132,6 @@ def test_dims_are_as_given(reduce, cat, keep, shape):
     np.testing.assert_allclose(norm.loc.reshape(shape), wide.mean(axes).reshape(shape), atol=1e-5)
     np.testing.assert_allclose(norm.scale.reshape(shape), wide.std(axes, ddof=1).reshape(shape), atol=1e-5)
     assert norm.loc.shape == norm.scale.shape == shape
-
-
-def test_large_means_do_not_swallow_small_deviations():
-    values = normal(3000, 2, dtype=torch.float64) * 0.01 + 1e6
-    norm = ObservationNorm(in_keys=["obs"], standard_normal=True, eps=1e-12)
-    norm.init_stats(observations(values[i : i + 7]) for i in range(0, 3000, 7))
-    torch.testing.assert_close(norm.scale, values.std(0), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])

@@ -15,7 +15,7 @@ from interop import (
     TensorDictReplayBuffer,
 )
 from interop.sample_units import Sequence
-from interop.transforms import BurnInTransform, CatFrames, RandomCropTensorDict, RewardSum
+from interop.transforms import BurnInTransform, CatFrames, RandomCropTensorDict
 
 BUFFERS = [ReplayBuffer, TensorDictReplayBuffer]
 
@@ -79,16 +79,6 @@ def test_slices_of_any_sampler_and_storage_are_not_mixed(buffer):
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
-def test_trajectories_that_only_the_sampler_knows_are_not_mixed(buffer):
-    rb = filled(buffer, SliceSampler(slice_len=5, traj_key="ep", truncated_key=None), length=6)
-    for first in range(63, 203, 7):
-        given = steps(first, 7, 6)
-        given["next", "done"][:] = False
-        rb.extend(given)
-    assert all(is_of_one_past(rb.sample(), 6) for _ in range(10)) and is_of_one_past(rb[:], 6)
-
-
-@pytest.mark.parametrize("buffer", BUFFERS)
 def test_rows_by_index_go_on_where_they_were_stored_so(buffer):
     rb = filled(buffer, SliceSampler(slice_len=5, end_key=("next", "done")), length=1000)
     found = rb[:]
@@ -130,17 +120,6 @@ def test_windows_and_members_of_an_ensemble_are_not_mixed():
     assert is_of_one_past(found)
 
 
-def test_slices_may_be_reshaped_before():
-    chain = [lambda data: data.reshape(-1, 5), CatFrames(3, -1, ["o"], ["s"])]
-    rb = filled(ReplayBuffer, SliceSampler(slice_len=5, end_key=("next", "done"), truncated_key=None))
-    rb.transform.pop()
-    for each in chain:
-        rb.append_transform(each)
-    found = rb.sample()
-    assert found.batch_size == (4, 5) and is_of_one_past(found)
-    assert torch.equal(found["s"][:, 0], found["o"][:, 0].expand(4, 3))
-
-
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_independent_steps_are_refused_but_for_whole_trajectories_of_one(buffer):
     rb = filled(buffer, None, 7, length=1000)
@@ -148,14 +127,6 @@ def test_independent_steps_are_refused_but_for_whole_trajectories_of_one(buffer)
         rb[[5, 3, 1]]
     assert rb[[4]]["s"].tolist() == [[4, 4, 4]]
     assert is_of_one_past(filled(buffer, None, length=1).sample(), 1)
-
-
-@pytest.mark.parametrize("buffer", BUFFERS)
-def test_rewards_are_summed_up_within_slices(buffer):
-    sampler = SliceSampler(slice_len=5, end_key=("next", "done"))
-    rb = filled(buffer, sampler, length=1000, transform=RewardSum(in_keys=["o"], out_keys=["s"], time_dim=0))
-    found = rb.sample()
-    torch.testing.assert_close(found["s"].reshape(4, 5), found["o"].reshape(4, 5).cumsum(1))
 
 
 @pytest.mark.parametrize("transform", [RandomCropTensorDict(3), BurnInTransform([], burn_in=3)])

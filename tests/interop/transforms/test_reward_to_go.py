@@ -37,13 +37,6 @@ def test_a_line_without_an_end_is_refused():
         Reward2GoTransform().inv(data)
 
 
-def test_a_single_step_is_an_episode_that_has_to_end():
-    transform = Reward2GoTransform(0.5)
-    assert transform.inv(episodes(5)[2])["next", "reward"].tolist() == [1]
-    with pytest.raises(RuntimeError, match="No episode ends found"):
-        transform.inv(episodes(5)[0])
-
-
 @pytest.mark.parametrize("gamma", [0.5, torch.tensor(0.5), None])
 def test_other_keys(gamma):
     data = episodes(5)

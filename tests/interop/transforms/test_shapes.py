@@ -43,10 +43,6 @@ def test_tensors_get_other_dims(transform, key, expected):
     assert torch.equal(by_name, expected(data()["pixels"]))
 
 
-def test_a_dim_of_size_one_goes():
-    assert SqueezeTransform(-1, in_keys=["flag"])(data())["flag"].shape == (4,)
-
-
 @pytest.mark.parametrize(
     ("make", "key"),
     [
@@ -67,12 +63,6 @@ def test_the_inverse_takes_back_what_forward_does(make, key):
     )
     rb.extend(there)
     assert torch.equal(rb.storage[:]["stored"], data()[key])
-
-
-def test_without_keys_nothing_is_done():
-    assert (UnsqueezeTransform(-1)(data()) == data()).all()
-    assert (PermuteTransform((-1, -2)).inv(data()) == data()).all()
-    assert (UnsqueezeTransform(-1, in_keys=["number"]).inv(data()) == data()).all()
 
 
 @pytest.mark.parametrize(
@@ -118,11 +108,6 @@ def test_written_items_do_not_change_places_with_batches():
         PermuteTransform((-1, -2), in_keys_inv=["a"]).inv(TensorDict({"a": torch.arange(9).reshape(3, 3)}, [3]))
     with pytest.raises(ValueError, match=r"'a' would be of shape \[\] in a tensordict of batch size \[1\]"):
         UnsqueezeTransform(-1, in_keys_inv=["a"]).inv(TensorDict({"a": torch.ones(1)}, [1]))
-
-
-def test_entries_that_are_no_tensors_are_named():
-    with pytest.raises(TypeError, match="'a' must be a tensor, got TensorDict"):
-        UnsqueezeTransform(-1, in_keys=["a"])(TensorDict({"a": TensorDict({}, [2])}, [2]))
 
 
 @pytest.mark.parametrize(

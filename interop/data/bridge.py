@@ -1,0 +1,190 @@
+"""Tensors from torch to JAX and back over DLPack: the only file that knows both libraries' arrays.
+
+Values and dtypes cross exactly, whatever JAX's 64-bit setting, which is never changed for the caller. `to_jax` and
+`to_torch` copy unless told otherwise, so that neither side sees what the other does later. On a GPU both directions
+order the streams through DLPack: what was queued before the call is finished before the data is read.
+"""
+
+import contextlib
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.data import settings
+
+DTYPES: dict[torch.dtype, np.dtype] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.uint16: np.dtype(np.uint16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+}
+FROM_NUMPY = {held: dtype for dtype, held in DTYPES.items()}
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}  # torch's name of a kind of device, and JAX's
+_HAS_ACCELERATOR = torch.cuda.is_available()
+_NOTHING = contextlib.nullcontext()
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """A context in which JAX runs on the device what is not tied to another one."""
+    settings.start_jax()
+    if jax.default_backend() == _PLATFORMS.get(device.type):
+        return _NOTHING
+    return jax.default_device(jax_device(device))
+
+
+def exact(device: torch.device | None = None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which JAX keeps 64-bit types. Outside it JAX narrows int64 and float64 without a word.
+
+    With a device JAX also runs there what is not tied to another one.
+    """
+    settings.start_jax()
+    if device is None or (place := on(device)) is _NOTHING:
+        return jax.enable_x64(True)
+    both = contextlib.ExitStack()
+    both.enter_context(jax.enable_x64(True))
+    both.enter_context(place)
+    return both
+
+
+def to_jax(tensor: Tensor, *, copy: bool = True) -> jax.Array:
+    """The tensor as a JAX array of the same shape and dtype on the same device.
+
+    Any strides, zero-size, 0-d, pinned and requires-grad tensors (the graph is left behind). With `copy=False` the
+    memory is shared where it can be (dense, on the CPU aligned to 64 bytes): then the tensor must not be written while
+    the array is in use. TypeError for a dtype outside `DTYPES` or a tensor that is not strided; RuntimeError for a
+    device JAX does not see. Arrays of 64-bit types are exact here, but operations on them narrow unless JAX's 64-bit
+    types are on (`jax.enable_x64`). Cost: one copy of the data, or none.
+    """
+    dense = plain(tensor)
+    fresh = dense.data_ptr() != tensor.data_ptr() or dense.numel() == 0
+    if copy and not fresh:
+        dense = dense.clone(memory_format=torch.contiguous_format)
+    with exact():
+        if dense.device.type == "cpu":
+            return jax.dlpack.from_dlpack(dense) if dense.numel() else _empty(dense)
+        device = jax_device(dense.device)
+        if device is None:
+            raise RuntimeError(f"JAX does not see the device {dense.device}: move the tensor to the CPU first")
+        return jax.dlpack.from_dlpack(dense) if dense.numel() else jax.device_put(_empty(dense), device)
+
+
+def to_torch(array: jax.Array, *, copy: bool = True) -> Tensor:
+    """The array as a tensor of the same shape and dtype on the same device.
+
+    With `copy=False` the memory is shared: writing to the tensor then changes an array that JAX takes to be constant.
+    TypeError for a traced array, a PRNG key, or a dtype outside `DTYPES`; ValueError for one spread over devices.
+    """
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError("to_torch needs a concrete array: inside jax.jit there is none yet, call it on the result")
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"to_torch takes a jax.Array, got {type(array).__name__}")
+    if array.dtype not in FROM_NUMPY:
+        raise TypeError(f"{array.dtype} does not cross to torch; {_known()}")
+    if len(array.devices()) != 1:
+        raise ValueError(f"the array is spread over {len(array.devices())} devices: gather it on one first")
+    tensor = torch.from_dlpack(array)
+    return tensor.clone() if copy else tensor
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor's values as a dense, ordinary tensor without a graph; the same memory where it is so already."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{tensor.dtype} cannot cross to JAX; {_known()}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise TypeError(f"only dense tensors cross to JAX, got layout {tensor.layout}: call to_dense() first")
+    tensor = tensor.detach()
+    if type(tensor) is not Tensor:
+        tensor = tensor.as_subclass(Tensor)
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def numpy_view(tensor: Tensor) -> np.ndarray:
+    """A NumPy array over the memory of a CPU tensor, any strides; bfloat16 shows as int16 of the same bits."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def hand_over(array: jax.Array, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor that takes the memory of a fresh array which nothing else holds: free to be changed. Cast to `dtype`."""
+    if not _on_cpu(array):
+        tensor = torch.from_dlpack(array)
+        return tensor if dtype is None else tensor.to(dtype)
+    view = np.asarray(array)  # no copy; a fifth of the time of DLPack
+    if dtype is not None:
+        return torch.from_numpy(view.astype(DTYPES[dtype]))
+    if view.dtype == DTYPES[torch.bfloat16]:
+        return torch.from_numpy(view.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(view)
+
+
+def _on_cpu(array: jax.Array) -> bool:
+    return not _HAS_ACCELERATOR or next(iter(array.devices())).platform == "cpu"
+
+
+def jax_device(device: torch.device) -> jax.Device | None:
+    """JAX's name for a torch device; None where JAX does not see it."""
+    index: int | None = device.index
+    if index is None and device.type == "cuda":
+        index = torch.cuda.current_device() if _HAS_ACCELERATOR else 0
+    return _jax_device(device.type, index)
+
+
+def torch_device(device: jax.Device) -> torch.device:
+    """Torch's name for a JAX device. RuntimeError for one that torch does not see."""
+    kind = next((kind for kind, platform in _PLATFORMS.items() if platform == device.platform), None)
+    if kind == "cpu":
+        return torch.device(kind)
+    if kind is None or device.local_hardware_id >= torch.cuda.device_count():
+        raise RuntimeError(f"torch does not see the device {device}, only {torch.cuda.device_count()} CUDA devices")
+    return torch.device(kind, device.local_hardware_id)
+
+
+@functools.cache
+def _jax_device(kind: str, index: int | None) -> jax.Device | None:
+    if kind not in _PLATFORMS:
+        return None
+    settings.start_jax()
+    try:
+        found = jax.local_devices(backend=_PLATFORMS[kind])
+    except RuntimeError:  # no such backend
+        return None
+    return (
+        found[0] if kind == "cpu" else next((each for each in found if each.local_hardware_id in (index, None)), None)
+    )
+
+
+def _empty(tensor: Tensor) -> jax.Array:
+    return jnp.empty(tuple(tensor.shape), DTYPES[tensor.dtype])
+
+
+def _known() -> str:
+    return "these can: " + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+
+
+def _silence_read_only() -> None:
+    """Have torch give now, unseen, the warning that it gives once: JAX marks arrays read-only, `hand_over` knows better."""
+    frozen = np.zeros(1)
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(frozen)
+
+
+_silence_read_only()

@@ -1,0 +1,431 @@
+"""User data to a flat list of tensors, and back as the same type: the layout of an item, fixed at the first write."""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, ClassVar, Self
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
+from torch import Tensor
+
+from interop.data.bridge import DTYPES
+from interop.data.packed import PackedValues
+from interop.data.pytrees import row_of
+from interop.data.varied import Leaf, Values, Varied, described
+
+_UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
+_EMPTY: Any = _UNCHECKED(batch_size=torch.Size([]))
+# What a plain tensordict is made of in the versions that are known; those of others are used by their public methods.
+_PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size", "_device", "_td_dim_names"} else None
+_shape, _dtype, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("layout")
+_is_nested, _address = attrgetter("is_nested"), Tensor.data_ptr
+Path = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A container: `kind` is the class of a dict, tuple, list, tensordict or tensorclass."""
+
+    kind: Any
+    keys: tuple[Any, ...]
+    children: tuple["Branch | Leaf", ...]
+    batch: tuple[int, ...] = ()  # batch dims of a tensordict below those of the item
+    names: tuple[str | None, ...] = ()  # of these dims, if any has one
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSpec:
+    """What one tensor of an item is."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return repr(self.path[0]) if len(self.path) == 1 else repr(self.path) if self.path else "the tensor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The structure of an item, and its leaves in order."""
+
+    root: Branch | Leaf
+    leaves: tuple[LeafSpec, ...]
+    values: PackedValues | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )  # of entries that vary in size
+    _last_fit: ClassVar[tuple[Any, ...]] = ()  # leading dims of data that fitted; shapes and dtypes of its leaves
+
+    @classmethod
+    def of(cls, data: Any, dims: int, ragged: Collection[Path] = ()) -> "Layout":
+        """The layout of data whose leaves all begin with the same `dims` leading dims.
+
+        Tensors at `ragged` paths have rows of any length, in the dim after those.
+        """
+        leaves: list[LeafSpec] = []
+        root = _describe(data, dims, (), leaves, ragged)
+        return cls(root, tuple(leaves), PackedValues() if _varied(root, ()) else None)
+
+    @functools.cached_property
+    def varied(self) -> dict[Path, Varied]:
+        """The entries whose values differ in size, by path. What `values` keeps for them is stored as spans."""
+        return dict(_varied(self.root, ()))
+
+    def keeping(self, values: PackedValues | None) -> Self:
+        """The same layout with `values` kept elsewhere."""
+        return self if values is self.values else dataclasses.replace(self, values=values)
+
+    def of_spans(self) -> "Layout":
+        """The layout of items that hold spans in the place of varied entries."""
+        return Layout(_of_spans(self.root), self.leaves)
+
+    def spans(self, leaves: Sequence[Any]) -> dict[Path, Any]:
+        """Which of the leaves are the spans of varied entries."""
+        return {path: leaves[self.places[path]] for path in self.varied}
+
+    def flatten(self, data: Any, dims: int) -> list[Tensor]:
+        """The tensors of data in the order of `leaves`; KeyError, TypeError or RuntimeError where data does not fit."""
+        plain = self._gathered(data)
+        if plain and self._fits(plain, dims):
+            return plain
+        found: list[Any] = []
+        _collect(self.root, data, (), found)
+        lead = found[0].shape[:dims] if found else ()
+        for spec, leaf in zip(self.leaves, found, strict=True):
+            if leaf.shape[dims:] != spec.shape or leaf.ndim < dims:
+                raise RuntimeError(
+                    f"{spec.name}: items have shape {list(spec.shape)}, "
+                    f"got {list(leaf.shape[dims:])} (whole shape {list(leaf.shape)}); nothing was written"
+                )
+            if leaf.shape[:dims] != lead:
+                raise RuntimeError(
+                    f"{spec.name}: leading dims are {list(leaf.shape[:dims])}, those of {self.leaves[0].name} are "
+                    f"{list(lead)}: all tensors need the same; nothing was written"
+                )
+            if leaf.dtype != spec.dtype:
+                raise RuntimeError(
+                    f"{spec.name}: items are {spec.dtype}, got {leaf.dtype}: cast it first; nothing was written"
+                )
+        if self.values is None:
+            return found
+        return [leaf.packed(self.values) if isinstance(leaf, Values) else leaf for leaf in found]
+
+    def _fits(self, found: list[Tensor], dims: int) -> bool:
+        """Whether these tensors, one for each leaf, are what `flatten` takes; where not it says why."""
+        lead = found[0].shape[:dims]
+        if len(lead) < dims:
+            return False
+        known = self._last_fit
+        if not known or known[0] != lead:  # most batches are as large as the one before
+            dtypes = [spec.dtype for spec in self.leaves]
+            known = lead, [(*lead, *spec.shape) for spec in self.leaves], dtypes, [torch.strided] * len(dtypes)
+            self.__dict__["_last_fit"] = known
+        _, shapes, dtypes, strided = known  # compared without a step of Python for each
+        if list(map(_shape, found)) != shapes or list(map(_dtype, found)) != dtypes:
+            return False
+        # None at 0: of the meta device, or zeros of autograd; empty ones `flatten` looks at one by one.
+        return list(map(_layout, found)) == strided and not any(map(_is_nested, found)) and all(map(_address, found))
+
+    def _gathered(self, data: Any) -> list[Tensor] | None:
+        """The plain tensors of plain tensordicts, or the one; None for other data, and where it differs."""
+        plan = self._plan
+        if plan is None:
+            return [data] if type(data) is Tensor and type(self.root) is Leaf else None
+        nodes, arrange, types = plan
+        every: list[Any] = []
+        try:
+            for parent, size, pick in nodes:
+                node = data if parent is None else every[parent]
+                if type(node) is not _PLAIN or len(node._tensordict) != size:
+                    return None
+                every += pick(node._tensordict)
+        except KeyError:
+            return None
+        found = list(arrange(every)[:-1])
+        return found if list(map(type, found)) == types else None
+
+    @functools.cached_property
+    def _plan(self) -> tuple[list[tuple[int | None, int, Any]], Any, list[type]] | None:
+        """For `_gathered`; None where containers are of another kind.
+
+        Of each tensordict its place among what was picked before, how many entries it has, and what picks them; what
+        arranges all that was picked as leaves; and the types of these.
+        """
+        nodes: list[tuple[int | None, int, Any]] = []
+        places: dict[Path, int] = {(): -1}
+        count = 0
+        waiting: list[tuple[Path, Branch | Leaf]] = [((), self.root)]
+        while waiting:
+            path, node = waiting.pop()
+            if not isinstance(node, Branch) or node.kind is not TensorDict or not node.keys:
+                return None
+            nodes.append((places[path] if path else None, len(node.keys), itemgetter(*node.keys, node.keys[-1])))
+            for key, child in zip(node.keys, node.children, strict=True):
+                places[(*path, key)] = count
+                count += 1
+                if isinstance(child, Varied):
+                    return None
+                if not isinstance(child, Leaf):
+                    waiting.append(((*path, key), child))
+            count += 1  # the last one came twice: a getter of one would give no tuple
+        order = [places[spec.path] for spec in self.leaves]
+        return nodes, itemgetter(*order, order[-1]), [Tensor] * len(order)
+
+    def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
+        """Data of this layout around tensors; tensordicts get `batch_size`."""
+        return _build(self.root, iter(leaves), torch.Size(batch_size), device, self.values)
+
+    def wider(self, data: object, dims: int) -> "Layout":
+        """The layout of tensordicts that have further keys, or this one. The errors of `flatten` for the other leaves."""
+        found = Layout.of(data, dims, self.varied)
+        if (
+            not self.is_tensordict
+            or not isinstance(data, TensorDictBase)
+            or not found.places.keys() > self.places.keys()
+        ):
+            return self
+        self.flatten(data.select(*self.places), dims)
+        return found.keeping(self.values or found.values)
+
+    @functools.cached_property
+    def places(self) -> dict[Path, int]:
+        """Which of the leaves is at a path."""
+        return {spec.path: place for place, spec in enumerate(self.leaves)}
+
+    def alike(self, other: "Layout") -> bool:
+        """Whether both have the same leaves and kinds of containers, in whichever order of keys."""
+        return set(self.leaves) == set(other.leaves) and same_kinds(self.root, other.root)
+
+    @property
+    def is_tensordict(self) -> bool:
+        """Whether an item is a tensordict or a tensorclass."""
+        return isinstance(self.root, Branch) and (self.root.kind is TensorDict or is_tensorclass(self.root.kind))
+
+
+def stack_items(items: Sequence[Any], ragged: Collection[Path] = ()) -> Any:
+    """A root-level list as one batch: its items stacked along a new first dim. A list of texts is one."""
+    if not items:
+        raise RuntimeError("Expected at least one element in extend.")
+    if isinstance(items[0], str | bytes):
+        return items
+    try:
+        layout = Layout.of(items[0], 0, ragged)
+        columns = zip(*(layout.flatten(item, 0) for item in items), strict=True)
+        return layout.build([torch.stack(column) for column in columns], (len(items),))
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise RuntimeError(
+            "stacking the elements of the list failed: a list at the root is a stack of single items, which must all be "
+            f"alike. Pass a tuple for leaves that are batched already. The cause: {error}"
+        ) from error
+
+
+def same_kinds(one: Branch | Leaf, other: Branch | Leaf) -> bool:
+    """Whether two structures of the same leaves give data of the same kinds."""
+    if isinstance(one, Leaf) or isinstance(other, Leaf):
+        return one == other
+    children = dict(zip(other.keys, other.children, strict=True))
+    return one.kind is other.kind and all(
+        key in children and same_kinds(child, children[key]) for key, child in zip(one.keys, one.children, strict=True)
+    )
+
+
+def _of_spans(node: Branch | Leaf) -> Branch | Leaf:
+    if not isinstance(node, Branch):
+        return Leaf()
+    return dataclasses.replace(node, children=tuple(map(_of_spans, node.children)))
+
+
+def _varied(node: Branch | Leaf, path: Path) -> list[tuple[Path, Varied]]:
+    if not isinstance(node, Branch):
+        return [(path, node)] if isinstance(node, Varied) else []
+    return [each for key, child in zip(node.keys, node.children, strict=True) for each in _varied(child, (*path, key))]
+
+
+def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: Collection[Path] = ()) -> Branch | Leaf:
+    varied = described(data, dims, path in ragged, _where(path))
+    if varied is not None:
+        leaves.append(LeafSpec(path, varied[1], torch.int64))
+        return varied[0]
+    if isinstance(data, Tensor):
+        _refuse_unusual(data, path)
+        leaves.append(LeafSpec(path, tuple(data.shape[dims:]), data.dtype))
+        return Leaf()
+    kind, items = _open(data, path)
+    keys = tuple(items)
+    children = tuple(_describe(items[key], dims, (*path, key), leaves, ragged) for key in keys)
+    if not is_tensor_collection(data):
+        return Branch(_remade(kind) if issubclass(kind, dict) else kind, keys, children)
+    names = tuple((data._tensordict if is_tensorclass(data) else data).names[dims:])
+    return Branch(kind, keys, children, tuple(data.batch_size[dims:]), names if any(names) else ())
+
+
+def _remade(kind: type) -> type:
+    """The kind of dict that comes back: `dict` where one of `kind` cannot be made empty."""
+    try:
+        return kind if kind() == {} else dict
+    except TypeError:
+        return dict
+
+
+def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> None:
+    if isinstance(node, Varied):
+        found.append(node.take(data, _where(path)))
+        return
+    if isinstance(node, Leaf):
+        if not isinstance(data, Tensor):
+            raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
+        _refuse_unusual(data, path)
+        found.append(data)
+        return
+    kind, items = _open(data, path)
+    if kind is not node.kind and not (issubclass(kind, dict) and issubclass(node.kind, dict)):
+        raise TypeError(
+            f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written"
+        )
+    if items.keys() != set(node.keys):
+        missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
+        raise KeyError(
+            f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}. "
+            "The first write fixed them; nothing was written. Have all keys in it; later ones are added by rb[:] = data, of "
+            "all rows, and in a storage with fill={key: value for the rows from before}"
+        )
+    for key, child in zip(node.keys, node.children, strict=True):
+        _collect(child, items[key], (*path, key), found)
+
+
+def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
+    """The kind of a container and what it holds by key."""
+    if is_non_tensor(data):
+        raise TypeError(f"{_where(path)}: items hold no text or other values here; nothing was written")
+    if isinstance(data, LazyStackedTensorDict):
+        return TensorDict, {key: _column(data, key) for key in data.keys()}  # noqa: SIM118
+    if is_tensor_collection(data):
+        return (type(data) if is_tensorclass(data) else TensorDict), dict(data.items())
+    if isinstance(data, dict):
+        return type(data), data
+    if isinstance(data, tuple | list):
+        return type(data), dict(enumerate(data))
+    raise TypeError(
+        f"{_where(path)}: a tensor storage holds tensors, tensordicts, tensorclasses and dicts, tuples or lists of "
+        f"them, got {type(data).__name__}; use ListStorage for other objects"
+    )
+
+
+def _column(data: LazyStackedTensorDict, key: str) -> Any:
+    """An entry of a lazy stack, whose rows may differ in length."""
+    try:
+        return data.get(key)
+    except RuntimeError:
+        return data.get(key, as_nested_tensor=True)
+
+
+def _build(
+    node: Branch | Leaf,
+    leaves: Iterator[Tensor],
+    batch: torch.Size,
+    device: torch.device | None,
+    packed: PackedValues | None = None,
+    plain: bool = True,
+) -> Any:
+    if isinstance(node, Varied):
+        assert packed is not None
+        return node.build(next(leaves), packed, device, plain)
+    if isinstance(node, Leaf):
+        return next(leaves)
+    plain = not is_tensor_collection(node.kind)
+    values = [
+        next(leaves) if type(child) is Leaf else _build(child, leaves, batch, device, packed, plain)
+        for child in node.children
+    ]
+    if node.kind is TensorDict and not node.names:
+        shape = torch.Size((*batch, *node.batch)) if node.batch else batch
+        return of_entries(zip(node.keys, values, strict=True), shape, device)
+    if issubclass(node.kind, dict):
+        made = node.kind()
+        made.update(zip(node.keys, values, strict=True))
+        return made
+    if issubclass(node.kind, tuple | list):
+        return row_of(node.kind, values)
+    names = [*(None for _ in batch), *node.names] if node.names else None
+    held = unchecked(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
+    return held if node.kind is TensorDict else node.kind.from_tensordict(held)
+
+
+def _refuse_unusual(data: Tensor, path: Path) -> None:
+    if data.dtype not in DTYPES:
+        raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
+    bare = data.is_meta or data._is_zerotensor()
+    if data.layout != torch.strided or data.is_nested or bare:
+        what = "a tensor without memory" if bare else f"a tensor of layout {data.layout}"
+        raise TypeError(f"{_where(path)}: cannot store {what}, only dense tensors; nothing was written")
+
+
+def shallow(data: TensorDictBase) -> TensorDictBase:
+    """A tensordict of the same entries, whose own keys may be set and deleted."""
+    if type(data) is not TensorDict:
+        return data.copy()
+    names = data.names
+    return unchecked(dict(data.items()), data.batch_size, data.device, names if any(names) else None)
+
+
+def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
+    """Tensordicts of the usual kind as one with a new first dim; None where they are of another, or unlike.
+
+    The tensors of a key are put together at once: `torch.stack` of the tensordicts takes twenty times as long.
+    """
+    first = items[0]
+    shape, device, size = first.batch_size, first.device, len(first._tensordict) if type(first) is _PLAIN else -1
+    for item in items:
+        if type(item) is not _PLAIN or item.batch_size != shape or len(item._tensordict) != size:
+            return None
+    entries: dict[str, Any] = {}
+    for key in first._tensordict:
+        column = [item._tensordict.get(key) for item in items]
+        kinds = set(map(type, column))
+        if kinds == {Tensor} and len({(each.shape, each.dtype) for each in column}) == 1:
+            entries[key] = torch.stack(column)
+        elif kinds != {TensorDict} or (nested := densely_stacked(column)) is None:
+            return None
+        else:
+            entries[key] = nested
+    names = first.names
+    return unchecked(entries, torch.Size((len(items), *shape)), device, [None, *names] if any(names) else None)
+
+
+def unchecked(
+    source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
+) -> TensorDictBase:
+    """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
+    made: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
+    return made
+
+
+def entries_of(data: Any) -> dict[str, Any] | None:
+    """What a plain tensordict whose dims have no names holds, not to be changed; None for other data."""
+    named = type(data) is not _PLAIN or (data._td_dim_names and any(data.names))
+    return None if named else data._tensordict
+
+
+def of_entries(entries: Any, batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:
+    """`unchecked` of tensors without names, in a fifth of the time: a copy of what that makes, with these entries."""
+    if _PLAIN is None:
+        return TensorDict(dict(entries), batch_size, device=device)
+    made: TensorDictBase = object.__new__(TensorDict)
+    held = made.__dict__
+    held.update(_EMPTY.__dict__)
+    held["_tensordict"], held["_batch_size"], held["_device"] = dict(entries), batch_size, device
+    return made
+
+
+def _where(path: Path) -> str:
+    return LeafSpec(path, (), torch.float32).name if path else "item"

@@ -1,0 +1,203 @@
+"""Entries whose values differ in size from item to item: text and other Python values, and tensors of ragged rows.
+
+A storage keeps their spans in `PackedValues` like any tensor, int64 [..., 2].
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack
+from torch import Tensor
+
+from interop.data import bridge
+from interop.data.packed import PackedValues, decoded, encoded, joined
+
+_AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
+_HELD = vars(NonTensorData(0))
+_KNOWN = _HELD.keys() == {"_tensordict", "_non_tensordict", "_is_initialized"}  # the inside of this version
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One tensor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Varied(Leaf):
+    """One entry of varied size.
+
+    Attributes:
+        dtype: of ragged rows; None for Python values.
+        shape: of what follows their first dim, in which they differ.
+    """
+
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+
+    def take(self, data: object, name: str) -> "Values":
+        """The values of data, which are to be packed. TypeError where data is of another kind than the entry."""
+        if self.dtype is None:
+            if not _is_python(data):
+                raise TypeError(f"{name}: items hold text or other values here, got {type(data).__name__}")
+            return Values(*_python_values(data))
+        if not isinstance(data, Tensor):
+            raise TypeError(f"{name}: items hold ragged rows here, got {type(data).__name__}")
+        if data.dtype != self.dtype:
+            raise RuntimeError(f"{name}: items are {self.dtype}, got {data.dtype}: cast it first; nothing was written")
+        lead = data.ndim - 1 - len(self.shape)
+        if lead < 0 or tuple(data.shape[lead + 1 :]) != self.shape:
+            raise RuntimeError(
+                f"{name}: items are [any length, {', '.join(map(str, self.shape))}], got a tensor of shape "
+                f"{list(data.shape)}; nothing was written"
+            )
+        return Values(_rows(data, lead), tuple(data.shape[:lead]), self.dtype)
+
+    def build(self, spans: Tensor, values: PackedValues, device: torch.device | None, plain: bool) -> Any:
+        """The entry for spans [*batch, 2]: Python values as they are if `plain`, else as tensordicts hold them."""
+        shape = tuple(spans.shape[:-1])
+        flat = spans.detach().cpu().numpy().reshape(-1, 2)
+        found = values.read(flat)
+        if self.dtype is not None:
+            return self._ragged(found, shape, device)
+        return _nested(decoded(found, flat[:, 1]), shape, plain)
+
+    def _ragged(self, found: Sequence[memoryview], shape: tuple[int, ...], device: torch.device | None) -> Tensor:
+        assert self.dtype is not None
+        if len(shape) > 1:
+            raise RuntimeError(f"ragged rows are read with one batch dim, got an index of shape {list(shape)}")
+        size = math.prod(self.shape) * self.dtype.itemsize
+        data = torch.frombuffer(bytearray().join(found), dtype=torch.uint8) if any(found) else torch.empty(0).byte()
+        rows = data.view(self.dtype).reshape(-1, *self.shape).to(device)
+        if not shape:
+            return rows
+        lengths = torch.tensor([0, *(len(each) // size for each in found)], device=device)
+        return torch.nested.nested_tensor_from_jagged(rows, lengths.cumsum(0))
+
+
+class Values:
+    """Values of an entry that were not packed yet; has the shape and dtype of the spans that they will get."""
+
+    dtype = torch.int64
+
+    def __init__(self, values: Sequence[Any], shape: tuple[int, ...], rows_of: torch.dtype | None = None) -> None:
+        self.shape = (*shape, 2)
+        self.ndim = len(self.shape)
+        self._values = values
+        self._rows_of = rows_of
+
+    def packed(self, into: PackedValues) -> Tensor:
+        """The spans. TypeError for a value of a kind that is not kept."""
+        values = self._values
+        same = len(values) > 1 and all(value is values[0] for value in values)
+        chosen = values[:1] if same else values
+        spans = []
+        for start in range(0, len(chosen), _AT_ONCE):
+            part = chosen[start : start + _AT_ONCE]
+            data, lengths, kinds = encoded(part) if self._rows_of is None else joined(part)
+            spans.append(into.append(data, lengths, kinds, -(-len(data) * (len(chosen) - start) // len(part))))
+        return (
+            torch.from_numpy(np.concatenate(spans) if spans else np.empty((0, 2), np.int64))
+            .expand(len(values), 2)
+            .reshape(self.shape)
+            .contiguous()
+        )
+
+
+def described(data: object, dims: int, is_ragged: bool, name: str) -> tuple[Varied, tuple[int, ...]] | None:
+    """What varied entry data is, with `dims` leading dims, and the shape of an item's spans; None for other data."""
+    if _is_python(data) and (dims or not isinstance(data, list)):
+        if len(_shape_of(data)) < dims:
+            raise TypeError(
+                f"{name}: extend() takes a batch, got one {type(data).__name__}: use add(), or a list of them"
+            )
+        return Varied(), (*_shape_of(data)[dims:], 2)
+    if isinstance(data, Tensor) and (is_ragged or data.is_nested):
+        if data.is_nested and (data.layout != torch.jagged or data.ndim < 2 or dims != 1 or _odd_dim(data)):
+            raise TypeError(
+                f"{name}: nested tensors are stored by extend() where they are jagged, [items, any length, ...], in a "
+                "storage with ndim=1"
+            )
+        if data.dtype not in bridge.DTYPES or data.ndim <= dims:
+            raise TypeError(f"{name}: ragged rows need a dim after the {dims} of the batch and a common dtype")
+        return Varied(data.dtype, tuple(data.shape[dims + 1 :])), (2,)
+    return None
+
+
+def _odd_dim(data: Tensor) -> bool:
+    return any(not isinstance(size, int) for size in data.shape[2:])
+
+
+def _is_python(data: object) -> bool:
+    if isinstance(data, list):
+        return bool(data) and isinstance(data[0], str | bytes)
+    return isinstance(data, NonTensorData | NonTensorStack | str | bytes)
+
+
+def _shape_of(data: Any) -> tuple[int, ...]:
+    return (len(data),) if isinstance(data, list) else () if isinstance(data, str | bytes) else tuple(data.batch_size)
+
+
+def _python_values(data: Any) -> tuple[list[Any], tuple[int, ...]]:
+    shape = _shape_of(data)
+    if isinstance(data, list):
+        return data, shape
+    if isinstance(data, str | bytes):
+        return [data], shape
+    return _flat(data), shape
+
+
+def _flat(data: Any) -> list[Any]:
+    """The values of a `NonTensorStack` in the order of its items."""
+    if isinstance(data, NonTensorStack):
+        parts = data.tensordicts if data.stack_dim == 0 else data.unbind(0)
+        if _KNOWN and len(data.batch_size) == 1 and set(map(type, parts)) == {NonTensorData}:
+            return [vars(each)["_non_tensordict"]["data"] for each in parts]  # `.data` takes fifty times as long
+        return [value for each in parts for value in _flat(each)]
+    return [data.data] * math.prod(data.batch_size)
+
+
+def _nested(values: list[Any], shape: tuple[int, ...], plain: bool) -> Any:
+    """Values as nested lists, or nested stacks, of a shape."""
+    if not shape:
+        return values[0] if plain else NonTensorData(values[0])
+    if len(shape) > 1:
+        size = math.prod(shape[1:])
+        parts = [_nested(values[at * size : (at + 1) * size], shape[1:], plain) for at in range(shape[0])]
+    else:
+        parts = values if plain else _non_tensors(values)
+    if plain:
+        return parts
+    return NonTensorStack(*parts) if parts else NonTensorData([], batch_size=shape)
+
+
+def _non_tensors(values: list[Any]) -> list[NonTensorData]:
+    if not _KNOWN:
+        return list(map(NonTensorData, values))
+    held = vars(NonTensorData(None))
+    made = []
+    for value in values:  # the constructor takes ten times as long
+        each = NonTensorData.__new__(NonTensorData)
+        vars(each).update(held, _non_tensordict={**held["_non_tensordict"], "data": value})
+        made.append(each)
+    return made
+
+
+def _rows(data: Any, lead: int) -> list[memoryview]:
+    """The bytes of each row of a dense or jagged tensor."""
+    data = data.detach().cpu()
+    if not data.is_nested:
+        return [_bytes(each) for each in data.reshape(math.prod(data.shape[:lead]), *data.shape[lead:])]
+    if data.lengths() is None:
+        whole, size = _bytes(data.values()), math.prod(data.shape[2:]) * data.dtype.itemsize
+        ends = data.offsets().tolist()
+        return [whole[start * size : stop * size] for start, stop in itertools.pairwise(ends)]
+    return [_bytes(each) for each in data.unbind()]
+
+
+def _bytes(rows: Tensor) -> memoryview:
+    return rows.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().data

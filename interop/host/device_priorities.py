@@ -1,0 +1,145 @@
+"""Priorities on an accelerator: a functional state that programs take over; updates are not waited for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+
+import fbuf
+from interop.data import bridge
+from interop.host import compiled
+from interop.host.priorities import Priorities, PriorityValues, nothing_to_draw, state_of
+from interop.shared.interrupts import uninterrupted
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class DevicePriorities(Priorities):
+    """`Priorities` on a device, whose state exists from the first use on.
+
+    An asynchronous update that the device refuses changes nothing; a later call raises the error (a deferred error).
+    """
+
+    def __init__(
+        self, rule: fbuf.Prioritized, capacity: int, alpha: float, excluding: bool, device: torch.device
+    ) -> None:
+        super().__init__(rule, capacity, alpha, excluding)
+        self.device = device
+        self._held: fbuf.PrioritizedState | None = None
+        self._accepted: list[Any] = []  # of updates under way, in order: arrays of JAX, whose stubs know no `is_ready`
+
+    @property
+    def _state(self) -> fbuf.PrioritizedState:
+        if self._held is None:
+            self._held = state_of(self, PriorityValues(np.zeros(0, self.rule.dtype), 1.0), self.device)
+        return self._held
+
+    def _run(self, program: Callable[..., Any], *given: Any) -> None:
+        """Replace the state by what a program makes of it."""
+        state = self._state
+        with uninterrupted(), bridge.exact():  # the program takes the state over: without its result all is lost
+            self._held = program(self.rule, state, *given)
+
+    @property
+    def values(self) -> PriorityValues:
+        return PriorityValues(np.array(self._state.priorities)[: self.size], *self.highest())
+
+    def load(self, values: PriorityValues) -> None:
+        self._held, self.size = state_of(self, values, self.device), len(values.given)
+        self._accepted.clear()
+
+    def reserve(self, capacity: int) -> None:
+        if capacity <= self.capacity:
+            return
+        values, before, self.capacity = self.values, self._state.excluded, capacity
+        self._held = state_of(self, values, self.device)
+        if before is not None and (excluded := np.flatnonzero(before)).size:
+            self.exclude(excluded, np.zeros(excluded.size, np.bool_))
+
+    def highest(self) -> tuple[float, int]:
+        return float(np.asarray(self._state.highest)), int(np.asarray(self._state.highest_slot))
+
+    def written(self, slots: np.ndarray) -> None:
+        self._run(compiled.written, compiled.padded(slots.astype(np.int32)))
+        self.size = max(self.size, int(slots.max()) + 1)
+
+    def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
+        if not slots.size:  # raises the highest alone
+            slots, priorities = np.full(1, -1), np.full(1, top)
+        self._run(compiled.update, compiled.padded(slots.astype(np.int32)), compiled.padded(priorities), top)
+
+    def update_async(self, index: Any, priority: Any) -> bool:
+        fits = (
+            isinstance(index, Tensor)
+            and isinstance(priority, Tensor)
+            and index.ndim == 1
+            and index.dtype in _INTEGERS
+            and priority.dtype.is_floating_point
+            and index.numel() == priority.numel() > 0
+            and all(bridge.jax_device(each.device) == bridge.jax_device(self.device) for each in (index, priority))
+        )
+        if fits:
+            self._raise_deferred()
+            given = bridge.to_jax(index), bridge.to_jax(priority.reshape(-1)), np.int64(self.size)
+            state = self._state
+            with uninterrupted(), bridge.exact():
+                self._held, accepted = compiled.update_async(self.rule, state, *given)
+            self._accepted.append(accepted)
+        return fits
+
+    def _raise_deferred(self) -> None:
+        """ValueError for an update that was refused, as soon as that is known; nothing is waited for."""
+        while self._accepted and self._accepted[0].is_ready():
+            if not self._accepted.pop(0):
+                raise ValueError(
+                    "an update_priority() before this call was refused as a whole: its priorities must be finite and at "
+                    "least 0, and its indices of stored items, or -1. On an accelerator nobody waits for it, so this "
+                    "error is raised by a later call"
+                )
+
+    def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:
+        self._run(compiled.exclude, compiled.padded(slots.astype(np.int32)), compiled.padded(allowed))
+
+    def reweight(self, alpha: float) -> None:
+        self.alpha = alpha
+        self._run(compiled.reweight, np.asarray(alpha, self.rule.dtype))
+
+    def sample(
+        self,
+        key: np.ndarray,
+        batch_size: int,
+        size: int,
+        beta: float,
+        items: Sequence[jax.Array],
+        lanes: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor, list[jax.Array]]:
+        self._raise_deferred()
+        here = list(items) if items and items[0].devices() == self._state.priorities.devices() else []
+        narrow = not here and self.rule.dtype == "float32"
+        with bridge.on(self.device) if narrow else bridge.exact():
+            given = key, batch_size, np.int32(size), np.asarray(beta, self.rule.dtype), here, lanes if here else ()
+            slots, (weights, valid), leaves = compiled.draw(self.rule, self._state, *given)
+        # Without eps the host waits to see whether there was anything to draw.
+        if self.rule.eps == 0 and not valid:
+            raise nothing_to_draw()
+        return bridge.hand_over(slots, torch.int64), bridge.hand_over(weights), leaves
+
+    def masses(self) -> tuple[float, float]:
+        with bridge.exact():
+            total, smallest = np.asarray(compiled.masses(self._state.tree)).tolist()
+        return total, smallest
+
+    def functional(self) -> fbuf.PrioritizedState:
+        return self._state
+
+    def memory(self) -> Any:
+        make = self.rule.init_excluding if self.excluding else self.rule.init
+        with bridge.exact():
+            return jax.eval_shape(lambda: make(self.capacity))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {**state, "own": {**state["own"], "device": self.device}}

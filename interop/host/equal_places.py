@@ -1,0 +1,33 @@
+"""Writes in which several values go to one place: the last stays."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.data.index import flat_slots
+
+
+def last_of_equal(index: Any, lanes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """The different slots that a resolved index names, which of its places is the last of each, and the lanes in them.
+
+    An index of rows alone has slots that are rows, without lanes.
+    """
+    lanes = lanes if isinstance(index, tuple) else ()
+    named = flat_slots(index, lanes).reshape(-1)
+    slots, from_the_end = np.unique(named[::-1], return_index=True)
+    return slots, named.size - 1 - from_the_end, lanes
+
+
+def coordinates(slots: np.ndarray, rows: int, lanes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Flat slots as places in so many rows of lanes."""
+    return np.unravel_index(slots, (rows, *lanes))
+
+
+def chosen_items(leaf: Tensor, places: np.ndarray, item: Sequence[int]) -> Tensor:
+    """The items of a leaf at places, which count over all dims before those of an item."""
+    count = math.prod(leaf.shape[: leaf.ndim - len(item)])
+    return leaf.reshape(count, *item).index_select(0, torch.from_numpy(places).to(leaf.device))

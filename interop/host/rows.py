@@ -1,0 +1,350 @@
+"""Leaf tensors of shape [rows, *lanes, ...] in the memory of torch or of JAX, with one way to write and read them.
+
+On the CPU rows live in torch's memory (ordinary, given by the user, shared or memory-mapped): an item that the user
+holds stays a live view, no length of batch costs a compilation, and forked children can write. They are read by NumPy's
+and torch's gathers, which copy whole rows; XLA's goes element by element, and has fewer reads of memory under way at a
+time. On a GPU rows are arrays of JAX, written by a donated program, read by the one that draws.
+"""
+
+import ctypes
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from operator import add, attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import MemoryMappedTensor
+from torch import Tensor
+
+from interop.data import bridge
+from interop.host.device_rows import JaxRows
+from interop.host.equal_places import chosen_items, coordinates, last_of_equal
+from interop.host.maps import Space
+from interop.host.paging import Paging, selectable
+from interop.host.runs import Runs
+from interop.shared.shared_int import SharedInt, in_shared_memory
+
+# Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
+# GNU's OpenMP then waits some milliseconds for it, each time.
+_LARGE = 1 << 21
+_BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
+_move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on
+_move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
+_nbytes, _dtype, _is_cpu = attrgetter("nbytes"), attrgetter("dtype"), attrgetter("is_cpu")
+_from_numpy = torch.from_numpy
+
+
+class TorchRows:
+    """Rows in tensors that torch owns, on any device."""
+
+    _space: Space | None = None  # where rows may have no memory yet
+    runs: Runs | None = None  # of rows on the host
+
+    def __init__(
+        self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False, mapped: bool = False
+    ) -> None:
+        """`forked`: forked processes see the memory; `mapped`: it is maps of files, be they `MemoryMappedTensor` or not."""
+        self._tensors = list(tensors)
+        self.lanes = lanes
+        self._forked, self._mapped = forked, mapped
+        self._moves = SharedInt()  # how often the memory was moved, by whichever process
+        self._space = Space.of(self._tensors)
+        self._hold()
+
+    def _hold(self) -> None:
+        self.device = self.tensors[0].device
+        plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
+        self._plain = plain
+        self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
+        self._dense = [_place(tensor) for tensor in plain]
+        self._items = [_Items(tensor, self.lanes) for tensor in plain]
+        simple = all(items._take is not None and not items._halves for items in self._items)
+        self._widest = max((items._bytes for items in self._items), default=0) if simple else math.inf
+        self._dtypes: list[torch.dtype] = [tensor.dtype for tensor in plain]
+        self._sizes: tuple[int, list[int]] = -1, []  # bytes of so many rows of each leaf, where all of them are brief
+        self._takes: tuple[Any, list[Any]] = None, []  # of the leaves that were read last, whose places were not known
+        self._paging = Paging.of(self._items, self.tensors, self.lanes, self._mapped)
+        self.runs = None if self._numpy is None else Runs(self._items, self.lanes, self._paging)
+        self._extents = _extents(plain)
+        self._moves_seen = self._moves.value
+
+    @property
+    def shared(self) -> bool:
+        """Whether processes that are started, forked or not, see what is written here."""
+        return all(isinstance(t, MemoryMappedTensor) or t.is_shared() or t.numel() == 0 for t in self.tensors)
+
+    @property
+    def forked(self) -> bool:
+        """Whether processes forked from here see it; not where the memory has moved since this one was forked."""
+        return (self._forked and self._moves.value == self._moves_seen) or self.shared
+
+    def share(self) -> None:
+        """Move CPU memory to where other processes see it. Views are made anew: the memory moves."""
+        if self.device.type != "cpu" or self.shared:
+            return
+        self._numpy, self._items, self._plain, self._dense = None, [], [], []
+        self.runs = None
+        self._moves.value += 1
+        try:
+            self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]
+        finally:  # some may have moved though there was no space for others
+            self._hold()
+
+    def beside(self, other: "Rows", order: Sequence[int]) -> "TorchRows":
+        """These leaves and those of other rows, in this order. Processes that were forked before do not have them."""
+        self._moves.value += 1
+        every = [*self.tensors, *other.tensors]
+        return TorchRows([every[place] for place in order], self.lanes, self._forked and other.forked, self._mapped)
+
+    def apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""
+        starts, stops = self._extents
+        low, high = starts[0], stops[-1]
+        for place, leaf in enumerate(leaves):
+            start = leaf.data_ptr()
+            if start < high and (stop := start + leaf.nbytes) > low and stops[bisect_left(starts, stop) - 1] > start:
+                leaves = [*leaves[:place], leaf.detach().clone(), *leaves[place + 1 :]]
+        return leaves
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The leaves as a whole."""
+        return self._tensors
+
+    def refuse(self, places: Any, leaves: Sequence[Tensor], in_order: bool) -> None:
+        """Raise for a write that the rows cannot take, at resolved places, or a range of rows around the ring; nothing is
+        written by it. With `in_order` the next write is of the rows behind."""
+        if self._space is not None:
+            self.reserve(places.stop if isinstance(places, range) else _stop(places))
+
+    def reserve(self, rows: int) -> None:
+        """Have memory for the first rows, or all. OSError where there is none: nothing is written by it."""
+        space = self._space
+        if space is not None and rows > space.rows:
+            space.take(min(rows, space.capacity))
+            if space.rows == space.capacity:
+                self._space = None
+
+    def copies(self, filled: int) -> list[Tensor]:
+        """Copies of the leaves, of which so many rows are filled."""
+        plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
+        if self._space is None:
+            return [tensor.clone() for tensor in plain]
+        copies = [torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in plain]
+        there = max(filled, self._space.rows)
+        for copy, tensor in zip(copies, plain, strict=True):  # to read the other rows would give them memory
+            copy[:there] = tensor[:there]
+        return copies
+
+    def at(self, filled: int, index: Any) -> list[Tensor]:
+        """What the leaves hold at an index over their filled rows: views where an index gives one."""
+        return [tensor[:filled][index] for tensor in self.tensors]
+
+    def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
+        """Write [n, *lanes, ...] from row `start` on, around the end of the ring; of more than all rows the last stay."""
+        capacity, count = self._plain[0].shape[0], leaves[0].shape[0]
+        kept = min(count, capacity)
+        start = (start + count - kept) % capacity
+        head = min(kept, capacity - start)
+        if head == count and self._moved(start, count, leaves):
+            return
+        leaves = self.apart(leaves)
+        if head == count:
+            for place in self._copy_bytes(start, count, leaves):
+                self._copy(place, start, leaves[place])
+        else:
+            for place, leaf in enumerate(leaves):
+                self._copy(place, start, leaf[count - kept : count - kept + head])
+                self._copy(place, 0, leaf[count - kept + head :])
+
+    def _moved(self, start: int, count: int, leaves: Sequence[Tensor]) -> bool:
+        """Write so many whole rows where each leaf is one copy of a few bytes; else False, and nothing is written.
+
+        Hardly a step of Python is taken for each leaf.
+        """
+        if self._sizes[0] != count:
+            sizes = [count * row for _, row, _, _ in self._dense]
+            fits = min(sizes) > 0 and max(sizes) < _BRIEF and all(whole for _, _, whole, _ in self._dense)
+            self._sizes = count, sizes if fits else []
+        sizes = self._sizes[1]
+        if list(map(_nbytes, leaves)) != sizes or list(map(_dtype, leaves)) != self._dtypes:
+            return False
+        if not (all(map(_is_cpu, leaves)) and all(map(Tensor.is_contiguous, leaves))):
+            return False
+        if any(map(Tensor.is_neg, leaves)) or any(map(Tensor.is_conj, leaves)):
+            return False
+        given = list(map(Tensor.data_ptr, leaves))
+        between = min(given) < self._extents[1][-1] and max(map(add, given, sizes)) > self._extents[0][0]
+        if not all(given) or (between and self.apart(leaves) is not leaves):
+            return False
+        for (memory, row, _, _), source, size in zip(self._dense, given, sizes, strict=True):
+            _move_briefly(memory + start * row, source, size)
+        return True
+
+    def _copy(self, place: int, start: int, leaf: Tensor) -> None:
+        stop = start + leaf.shape[0]
+        if self._numpy is None or leaf.device.type != "cpu" or leaf.nbytes >= _LARGE or _unusual(leaf):
+            self._plain[place][start:stop].copy_(leaf.detach())
+        else:
+            self._numpy[place][start:stop] = bridge.numpy_view(leaf.detach() if leaf.requires_grad else leaf)
+
+    def _copy_bytes(self, start: int, count: int, leaves: Sequence[Tensor]) -> list[int]:
+        """Write so many whole rows where that is one copy of bytes, at a third of the overhead that NumPy has; of which
+        leaves it is not."""
+        left = []
+        for place, (leaf, (memory, row, whole, dtype)) in enumerate(zip(leaves, self._dense, strict=True)):
+            size = count * row
+            plain = leaf.is_cpu and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj()
+            fits = leaf.dtype is dtype and leaf.nbytes == size < _LARGE and 0 <= start * row <= whole - size
+            if plain and fits and (given := leaf.data_ptr()):  # zeros of autograd are tensors without memory
+                (_move_briefly if size < _BRIEF else _move)(memory + start * row, given, size)
+            else:
+                left.append(place)
+        return left
+
+    def write_at(self, index: Any, leaves: Sequence[Tensor]) -> None:
+        """Write at a resolved index of the leading dims; of equal places the last wins."""
+        leaves = self.apart(leaves)
+        if type(index) is int:
+            left = self._copy_bytes(index, 1, leaves)
+            if not left:
+                return
+        if self._numpy is not None:  # NumPy promises that the last of equal places wins; torch does not
+            place = _numpy_index(index)
+            for held, leaf in zip(self._numpy, leaves, strict=True):
+                held[place] = bridge.numpy_view(_on_host(leaf))
+            return
+        slots, last, lanes = last_of_equal(index, self.lanes)
+        for target, leaf in zip(self._plain, leaves, strict=True):
+            at = tuple(map(torch.from_numpy, coordinates(slots, target.shape[0], lanes)))
+            chosen = chosen_items(leaf.detach(), last, target.shape[1 + len(lanes) :])
+            target[at] = chosen.to(target.device)
+
+    def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
+        """Copies of the items at flat slots, which are in range; leaves that are `known` are not read."""
+        if self._numpy is None:
+            slots = slots.to(self.device)
+            return [items.read(slots, None) for items in self._items]
+        slots = slots if slots.is_cpu else slots.cpu()
+        at, known = slots.numpy(), known or {}
+        if self._paging is not None and self._paging.due():
+            return self._paging.read(slots, at, known)
+        if self._widest * at.size < _LARGE:  # without a look at each
+            places, takes = self._takes
+            if places != known.keys():
+                takes = [items._take for place, items in enumerate(self._items) if place not in known]
+                self._takes = set(known), takes
+            found = [_from_numpy(take(at, 0, None, "clip")) for take in takes]  # other modes copy twice
+            for place in sorted(known) if len(known) > 1 else known:
+                found.insert(place, known[place])
+            return found
+        return [known[place] if place in known else items.read(slots, at) for place, items in enumerate(self._items)]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether NumPy sees the rows."""
+        return self._numpy is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what is written to `tensors` on the host is what is stored."""
+        return self.on_host
+
+    def read_into(self, slots: Tensor, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]) -> None:
+        """`read` into a part of tensors on the host, [parts, n, ...], and NumPy's views of them."""
+        at = slots.numpy()
+        if self._paging is not None and self._paging.due():
+            self._paging.read_into(slots, at, part, leaves, views)
+        else:
+            for items, leaf, view in zip(self._items, leaves, views, strict=True):
+                items.read_into(slots, at, part, leaf, view)
+
+
+class _Items:
+    """One leaf of `TorchRows` by flat slot."""
+
+    def __init__(self, tensor: Tensor, lanes: tuple[int, ...]) -> None:
+        self._shape = tuple(tensor.shape[: 1 + len(lanes)])
+        self._tensor = tensor
+        self._is_flat = True
+        if lanes:
+            try:
+                self._tensor = tensor.view(math.prod(self._shape), *tensor.shape[1 + len(lanes) :])
+            except RuntimeError:  # memory given by the user, strided so that its dims do not merge
+                self._is_flat = False
+        cheap = self._is_flat and tensor.device.type == "cpu"
+        self._numpy = bridge.numpy_view(self._tensor) if cheap else None
+        self._take: Any = None if self._numpy is None else self._numpy.take
+        self._bytes = math.prod(tensor.shape[1 + len(lanes) :]) * tensor.element_size()
+        self._halves, self._words = tensor.dtype == torch.bfloat16, tensor.dtype == torch.uint16
+        if self._is_flat:
+            self._tensor = selectable(self._tensor)
+
+    def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
+        """A copy of the items at slots on the device of the leaf; `at` is the same for NumPy, on the CPU."""
+        if self._take is not None and at is not None and at.size * self._bytes < _LARGE:
+            found = torch.from_numpy(self._take(at, 0, None, "clip"))  # other modes copy twice
+            return found.view(torch.bfloat16) if self._halves else found
+        if self._is_flat:
+            found = self._tensor.index_select(0, slots)
+            return found.view(torch.uint16) if self._words else found
+        return self._tensor[torch.unravel_index(slots, self._shape)]
+
+    def read_into(self, slots: Tensor, at: np.ndarray, part: int, leaf: Tensor, view: np.ndarray) -> None:
+        """The same into a part of a tensor on the CPU and NumPy's view of it."""
+        if self._numpy is not None and at.size * self._bytes < _LARGE:
+            self._numpy.take(at, 0, view[part], mode="clip")
+        elif self._is_flat:
+            torch.index_select(self._tensor, 0, slots, out=selectable(leaf[part]))
+        else:
+            leaf[part] = self.read(slots, at)
+
+
+Rows = TorchRows | JaxRows
+
+
+def _place(tensor: Tensor) -> tuple[int, int, int, torch.dtype]:
+    """Address, bytes of a row and of all, and dtype, of rows on the host one after the other; of others no bytes."""
+    dense = tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes > 0
+    size = tensor.nbytes if dense else 0
+    return (tensor.data_ptr(), size // tensor.shape[0], size, tensor.dtype) if dense else (0, 1, 0, tensor.dtype)
+
+
+def _unusual(leaf: Tensor) -> bool:
+    return leaf.is_conj() or leaf.is_neg() or leaf.layout != torch.strided
+
+
+def _on_host(leaf: Tensor) -> Tensor:
+    """The values in a tensor that NumPy can see."""
+    if leaf.requires_grad:
+        leaf = leaf.detach()
+    return leaf.cpu().resolve_conj().resolve_neg() if leaf.device.type != "cpu" or _unusual(leaf) else leaf
+
+
+def _extents(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Where the memory of tensors starts and stops, in order, without overlaps; 0 to 0 for none."""
+    starts, stops = [0], [0]
+    memory = [tensor.untyped_storage() for tensor in tensors]
+    for start, size in sorted((each.data_ptr(), each.nbytes()) for each in memory if each.nbytes()):
+        if start < stops[-1]:
+            stops[-1] = max(stops[-1], start + size)
+        else:
+            starts.append(start)
+            stops.append(start + size)
+    return (starts[1:], stops[1:]) if len(starts) > 1 else (starts, stops)
+
+
+def _numpy_index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_numpy_index(each) for each in index)
+    return index.numpy() if isinstance(index, Tensor) else index
+
+
+def _stop(places: Any) -> int:
+    """One past the last row that resolved places name."""
+    rows = places[0] if isinstance(places, tuple) else places
+    if isinstance(rows, slice):
+        return max(rows.start, rows.stop)
+    return rows + 1 if isinstance(rows, int) else int(rows.max()) + 1 if rows.numel() else 0

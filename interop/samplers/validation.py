@@ -1,0 +1,108 @@
+"""Validation of slots and priorities that users pass: NumPy arrays, or an error before anything changes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.storages import Storage
+
+_largest = np.maximum.reduce
+_NEGATIVE = np.uint64(2**63)  # seen as such a number, a negative one is larger than all others
+_PLAIN = (torch.float32, torch.float64)
+_BITS = {size: (np.dtype(f"u{size}"), np.array(np.inf, f"f{size}").view(f"u{size}")[()]) for size in (4, 8)}
+
+
+def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, int]:
+    """Flat integers [n] for an int, integers, or coordinates [n, ndim]; the lowest, or 0 for none below 0; the highest.
+
+    TypeError for what is not an integer, RuntimeError and IndexError for coordinates that the storage cannot have.
+    """
+    if isinstance(index, tuple):
+        index = torch.stack([torch.as_tensor(each) for each in index], -1)
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
+        array = index.numpy()  # as most are given
+        if array.size and (most := _largest(array.view(np.uint64))) < _NEGATIVE:
+            return array, 0, int(most)
+    else:
+        array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    if array.size == 0:
+        return np.zeros(0, np.int32), 0, -1
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"index must be integers, got {array.dtype}")
+    if array.ndim == 2 and not (array.shape[1] == 1 and (storage is None or storage.ndim == 1)):
+        if storage is None or storage.shape is None:
+            raise RuntimeError("an index of several columns needs the storage, to know its shape")
+        array = of_coordinates(array, tuple(storage.shape))
+    array = array.reshape(-1)
+    if array.dtype == np.int64:
+        most = _largest(array.view(np.uint64))
+        if most < _NEGATIVE:
+            return array, 0, int(most)
+    return array, min(int(array.min()), 0), int(array.max())
+
+
+def refuse_below(lowest: int) -> None:
+    """IndexError for a slot that is negative, but for -1, which is no slot."""
+    if lowest < -1:
+        raise IndexError(f"index {lowest} is negative: only -1 is allowed, for an item that was not kept")
+
+
+def of_coordinates(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Flat slots [n] for coordinates [n, ndim] in a shape. RuntimeError for another ndim, IndexError out of range."""
+    if array.shape[1] != len(shape):
+        raise RuntimeError(f"coordinates need {len(shape)} columns, one for each item dim, got {array.shape[1]}")
+    flat = np.zeros(array.shape[0], np.int64)
+    for axis, length in enumerate(shape):
+        column = array[:, axis]
+        low, high = column.min(), column.max()
+        if low < 0 or high >= length:
+            raise IndexError(f"coordinate {low if low < 0 else high} is out of range for dim {axis} of size {length}")
+        flat = flat * length + column
+    return flat
+
+
+def good_priorities(priority: Any, dtype: str) -> tuple[np.ndarray, Any]:
+    """Priorities in the dtype of the sampler, and the highest of them, 0 of none.
+
+    TypeError for no real numbers, ValueError for negative or not finite ones.
+    """
+    if isinstance(priority, Tensor):
+        if priority.requires_grad or not priority.is_cpu or priority.dtype not in _PLAIN:
+            priority = priority.detach()
+            priority = (priority.float() if priority.dtype == torch.bfloat16 else priority).cpu()
+        priority = priority.numpy()
+    given = np.asarray(priority)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"priorities must be real numbers, got {given.dtype}")
+    if given.dtype == dtype:
+        values = given
+    else:
+        with np.errstate(over="ignore"):  # what is too large for the dtype becomes infinite, and is refused
+            values = given.astype(dtype)
+    if not values.size:
+        return values, values.dtype.type(0)
+    # The bits of floats, as whole numbers, are in the order of the floats; below 0 comes after infinite, NaN after that.
+    bits, infinite = _BITS[values.dtype.itemsize]
+    most = np.maximum.reduce(values.view(bits), axis=None)
+    if most < infinite:
+        return values, most.view(values.dtype)
+    if not (values.min() >= 0 and values.max() < np.inf):
+        at = int((~((values >= 0) & (values < np.inf))).argmax())
+        raise ValueError(
+            f"priorities must be finite and at least 0 in {dtype}, got {given.reshape(-1)[at]} (number {at}): "
+            "pass the absolute error"
+        )
+    return values, values.max()  # some are -0
+
+
+def one_for_each(slots: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Priorities of slots, [n], of one value for all or one for each. RuntimeError for another number of them."""
+    if values.size not in (1, slots.size) or (values.size == 1 and values.ndim > 1 and slots.size != 1):
+        raise RuntimeError(
+            "priority should be a number or an iterable of the same length as index: "
+            f"got {values.size} priorities for {slots.size} indices"
+        )
+    flat = values.reshape(-1)
+    return flat if flat.size == slots.size else np.broadcast_to(flat, slots.shape)

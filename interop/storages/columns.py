@@ -1,0 +1,121 @@
+"""One entry of the stored items, read without the others.
+
+To be called while the lock of the storage is held. A key is a name or a tuple of names; slots are flat, over all items.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from interop.data import bridge
+from interop.data.keys import as_path
+from interop.host.device_rows import JaxRows
+from interop.storages import Storage, TensorStorage
+
+_GET = TensorStorage.get
+
+
+def memory(storage: Storage, key: Any) -> Tensor | None:
+    """Where an entry lives, [rows, *lanes, ...], whole; None for a storage that is read by `get` alone.
+
+    KeyError for an entry that is not stored. Not to be kept: the next write may move it.
+    """
+    if not isinstance(storage, TensorStorage):
+        return None
+    path = as_path(key)
+    if getattr(storage.get, "__func__", None) is not _GET and path not in storage.AS_STORED:
+        return None
+    rows, layout = storage._rows, storage._layout
+    if rows is None or layout is None:
+        raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
+    place = layout.places.get(path)
+    if place is None:
+        raise KeyError(
+            f"{key!r} is not stored as a tensor; stored are {', '.join(spec.name for spec in layout.leaves)}"
+        )
+    if path in layout.varied:
+        raise TypeError(f"{key!r} holds text or ragged rows, which have no column; a tensor is needed here")
+    return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
+
+
+def has(storage: Storage, key: Any) -> bool:
+    """Whether the items, of which there is one at least, have a tensor under the key."""
+    try:
+        if memory(storage, key) is None:
+            _within(storage.get(0), key)
+    except KeyError:
+        return False
+    return True
+
+
+def read(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
+    """Copies of an entry of the items at slots, [*slots.shape, ...], on the device of the storage. O(slots).
+
+    KeyError for an entry that is not stored.
+    """
+    held = memory(storage, key)
+    if held is None:
+        return _by_item(storage, key, slots)
+    if storage.ndim == 1 and held.device.type == "cpu" and held.dtype in bridge.DTYPES:
+        found = torch.from_numpy(bridge.numpy_view(held).take(slots, 0))
+        return found.view(torch.bfloat16) if held.dtype == torch.bfloat16 else found
+    shape = held.shape[: storage.ndim]
+    return held[tuple(torch.from_numpy(each).to(held.device) for each in np.unravel_index(slots, tuple(shape)))]
+
+
+def flags(storage: Storage, key: Any, slots: np.ndarray) -> np.ndarray:
+    """Whether an entry of one value an item is true, for the items at slots. ValueError for several values an item."""
+    found = read(storage, key, slots)
+    if found.numel() != slots.size:
+        raise ValueError(f"{key!r} must have one value an item, it has the shape {list(found.shape[slots.ndim :])}")
+    return (found != 0).reshape(slots.shape).cpu().numpy()
+
+
+def whole(storage: Storage, key: Any) -> Tensor:
+    """An entry of all stored items in the order of slots, [items, ...]: a view where it can be one."""
+    held = memory(storage, key)
+    if held is None:
+        return _by_item(storage, key, np.arange(len(storage)))
+    assert storage.shape is not None
+    return held[: storage.shape[0]].flatten(0, storage.ndim - 1)
+
+
+def texts(storage: Storage, key: Any, slots: np.ndarray) -> list[str] | None:
+    """An entry of the items at slots, [n], where it is one text an item; None where it is something else. O(slots).
+
+    KeyError for an entry that is not stored.
+    """
+    places = np.unravel_index(slots, tuple(storage.shape or ())) if storage.ndim > 1 else (slots,)
+    index = tuple(map(torch.from_numpy, places))
+    found = storage.get(index if storage.ndim > 1 else index[0])
+    for step in as_path(key):
+        found = [item[step] for item in found] if isinstance(found, list) else found[step]
+    is_text = isinstance(found, Iterable) and not isinstance(found, Tensor) and all(type(each) is str for each in found)
+    return list(found) if is_text else None
+
+
+def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
+    """The same by reading items one by one, each once."""
+    named, back = np.unique(slots, return_inverse=True)
+    places: Any = named.tolist()
+    if storage.ndim > 1:
+        places = map(tuple, np.stack(np.unravel_index(named, tuple(storage.shape or ())), -1).tolist())
+    found = torch.stack([_within(storage.get(place), key) for place in places])
+    return found[torch.from_numpy(back.reshape(slots.shape))]
+
+
+def _within(item: Any, key: Any) -> Tensor:
+    """A tensor in an item. KeyError where there is none."""
+    held = item
+    for step in as_path(key):
+        if is_tensor_collection(held):
+            held = held.get(step, None)
+        else:
+            held = held.get(step) if isinstance(held, dict) else None
+    if held is None or is_tensor_collection(held) or isinstance(held, dict):
+        raise KeyError(f"{key!r} is not stored as a tensor in items of type {type(item).__name__}")
+    return held if isinstance(held, Tensor) else torch.as_tensor(held, device="cpu")

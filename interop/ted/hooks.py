@@ -1,0 +1,246 @@
+"""Hooks of checkpointers that save each observation of TED data once, and TED data again."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+from torch import Tensor
+
+from interop.data.keys import as_path
+from interop.ted.entries import REWARD_KEYS, Leaves, Names, Path, leaves_of, parted, shown
+from interop.ted.flattening import Flattened, Rebuilt, missing_done
+from interop.ted.gathered import components, gathered, nested, sizes
+from interop.ted.ring import Ring
+from interop.ted.row_values import fresh, side_by_side
+from interop.trajectories import DEFAULT_DONE_KEYS
+
+_SHAPE, _ROOT_ONLY, _NEXT_ONLY = ("_storage_shape",), ("_root_only",), ("_next_only",)
+_TRAJECTORY = re.compile(r"traj_\d+")
+
+
+class TED2Flat:
+    """A save hook: TED data with each observation once, about half of the bytes.
+
+    Called as `hook(data, path=None)` with a tensordict of [rows, *lanes]; set `shift` and `is_full` before. Done flags and
+    rewards of "next", and entries of the root alone, become [items, ...]: lane after lane, the oldest row first. An
+    observation becomes [items + ends, ...]: the root's values of an episode, then the last value of "next". An episode ends
+    where it is done, and with the newest row. `shift`, `is_full` and `_storage_shape` are non-tensor entries; so are
+    `_root_only` and `_next_only`, for done flags and rewards of the root alone and done flags of "next" alone. With a path
+    the tensors are memory maps of that folder, which `TensorDict.load_memmap` reads.
+
+    ValueError, naming the key and the first row, for data that `Flat2TED` would not give back bit for bit. Each value is
+    copied once, to the CPU.
+
+    Args:
+        done_key: the flag that ends episodes.
+        shift_key: the entry for `shift`.
+        is_full_key: the entry for `is_full`.
+        done_keys: done flags below "next", and of the root, where they must all be False and are not saved.
+        reward_keys: rewards below "next".
+        verify: refuse data that would not come back; otherwise the difference is lost.
+    """
+
+    shift: int | None = None
+    """The row behind the newest one."""
+    is_full: bool | None = None
+    """Whether every row was written."""
+
+    def __init__(
+        self,
+        done_key: Any = ("next", "done"),
+        shift_key: Any = "shift",
+        is_full_key: Any = "is_full",
+        done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,
+        reward_keys: Iterable[Any] = REWARD_KEYS,
+        *,
+        verify: bool = True,
+    ) -> None:
+        self.done_key, self.names = as_path(done_key), Names.of(done_keys, reward_keys)
+        self.shift_key, self.is_full_key = as_path(shift_key), as_path(is_full_key)
+        self._verify = verify
+
+    def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
+        return gathered(*self.flattened(data), path)
+
+    def flattened(self, data: TensorDictBase) -> tuple[Flattened, dict[Path, Any]]:
+        """The flat arrays, and the non-tensor entries."""
+        if self.shift is None or self.is_full is None:
+            raise TypeError(
+                f"set shift and is_full of the {type(self).__name__} before it is called, as checkpointers do"
+            )
+        if not is_tensor_collection(data):
+            raise TypeError(f"{type(self).__name__} takes a tensordict, got {type(data).__name__}")
+        ring = Ring(tuple(data.batch_size), int(self.shift), bool(self.is_full))
+        flat = Flattened(leaves_of(data), ring, self.names, self.done_key, self._verify)
+        info: dict[Path, Any] = {self.is_full_key: ring.is_full, self.shift_key: ring.shift, _SHAPE: ring.shape}
+        for key, paths in ((_ROOT_ONLY, flat.entries.root_only), (_NEXT_ONLY, flat.entries.next_only)):
+            if paths:
+                info[key] = [list(each) for each in paths]
+        taken = [each for each in info if any(path[: len(each)] == each for path in flat.specs())]
+        if taken:
+            raise ValueError(
+                f"{shown(taken[0])} is a key of the data: rename it, or pass another shift_key or is_full_key"
+            )
+        return flat, info
+
+
+class Flat2TED:
+    """A load hook: the TED data that `TED2Flat` flattened, bit for bit.
+
+    Called as `hook(data, out=None)`; `out` is a tensordict of the rows with the same entries, which gets the values.
+    ValueError for entries that are not of such data, or not those of `out`; nothing is written then. Each value is copied
+    once.
+
+    Args:
+        done_key: the flag that ends episodes.
+        shift_key: the entry of `shift`.
+        is_full_key: the entry of `is_full`.
+        done_keys: done flags; those of the root come back False.
+        reward_keys: rewards.
+    """
+
+    def __init__(
+        self,
+        done_key: Any = "done",
+        shift_key: Any = "shift",
+        is_full_key: Any = "is_full",
+        done_keys: Iterable[Any] = DEFAULT_DONE_KEYS,
+        reward_keys: Iterable[Any] = REWARD_KEYS,
+    ) -> None:
+        self._done_key, self._names = as_path(done_key), Names.of(done_keys, reward_keys)
+        self._shift_key, self._is_full_key = as_path(shift_key), as_path(is_full_key)
+
+    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
+        return self._rebuilt(*parted(data), out)
+
+    def _rebuilt(self, leaves: Leaves, info: Mapping[Path, Any], out: TensorDictBase | None) -> TensorDictBase:
+        shape, shift, is_full = (info.get(key) for key in (_SHAPE, self._shift_key, self._is_full_key))
+        for key, value in ((_SHAPE, shape), (self._shift_key, [shift])):
+            if not isinstance(value, Sequence) or not all(type(each) is int for each in value):
+                raise ValueError(f"{shown(key)} should tell integers of the storage, found {info.get(key)!r}")
+        if not isinstance(is_full, bool):
+            raise ValueError(f"{shown(self._is_full_key)} should be True or False, found {is_full!r}")
+        if self._done_key not in leaves:
+            raise missing_done(self._done_key, leaves)
+        only = [[tuple(map(str, path)) for path in info.get(key, ())] for key in (_ROOT_ONLY, _NEXT_ONLY)]
+        specs = {key: (tuple(leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
+        ring = Ring(tuple(shape or ()), shift or 0, is_full)
+        rebuilt = Rebuilt(specs, leaves[self._done_key], ring, self._names, *only)
+        if out is None:
+            out = TensorDict({}, batch_size=ring.shape, device="cpu")
+            memory = {key: fresh(size, dtype) for key, (size, dtype) in rebuilt.specs.items()}
+            for key, place in memory.items():
+                out.set(key, place)
+        else:
+            memory = leaves_of(out)
+            _refuse_others(rebuilt, memory)
+        works = [work for key, leaf in leaves.items() for work in rebuilt.fillings(key, leaf, memory)]
+        side_by_side(works, sum(leaf.nbytes for leaf in leaves.values()))
+        return out
+
+
+def _refuse_others(rebuilt: Rebuilt, memory: Leaves) -> None:
+    """ValueError for memory that is not that of the entries."""
+    specs, implied = rebuilt.specs, rebuilt.implied()
+    extra = [shown(key) for key in memory if key not in specs]
+    missing = [shown(key) for key in specs if key not in memory and key not in implied]
+    if extra or missing:
+        raise ValueError(
+            f"the entries are not those of out; missing there: {', '.join(missing) or 'none'}, there alone: "
+            f"{', '.join(extra) or 'none'}; nothing was written"
+        )
+    for key, place in memory.items():
+        if (tuple(place.shape), place.dtype) != specs[key]:
+            raise ValueError(
+                f"{shown(key)} is {specs[key][1]} {list(specs[key][0])}, out has {place.dtype} {list(place.shape)}; "
+                "nothing was written"
+            )
+
+
+class TED2Nested(TED2Flat):
+    """A save hook: `TED2Flat` in nested tensors, [trajectories, rows of each, ...].
+
+    Observations have one row more than done flags and rewards, except for the rows of a lane that were not written: they are
+    one more trajectory. Arguments and errors are those of `TED2Flat`.
+    """
+
+    def __call__(self, data: TensorDictBase, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
+        return gathered(*self.flattened(data), path, by_trajectory=True)
+
+
+class Nested2TED(Flat2TED):
+    """A load hook: the TED data of `TED2Nested`. Arguments and errors are those of `Flat2TED`."""
+
+    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
+        tensors, info = parted(data)
+        found = {path: components(tensor) for path, tensor in tensors.items()}
+        rows = found[self._done_key][1] if self._done_key in found else None
+        for path, (_, counts) in found.items():
+            if rows is not None and not (counts.shape == rows.shape and ((counts - rows) & ~1 == 0).all()):
+                raise ValueError(
+                    f"{shown(path)} and {shown(self._done_key)} have other numbers of rows in a trajectory"
+                )
+        return self._rebuilt({path: memory for path, (memory, _) in found.items()}, info, out)
+
+
+class H5Split(TED2Flat):
+    """A save hook behind `TED2Nested`: entries `traj_0`, `traj_1`, ... with the tensors of one trajectory each.
+
+    The tensors share the memory of the data; other entries stay.
+    """
+
+    def __call__(self, data: TensorDictBase, path: Any = None) -> TensorDictBase:
+        tensors, info = parted(data)
+        split = {key: tensor.unbind(0) for key, tensor in tensors.items()}
+        made = TensorDict({}, device="cpu")
+        for key, value in info.items():
+            made.set(key, NonTensorData(value, device="cpu"))
+        for place, name in enumerate(trajectory_names(data.batch_size[0])):
+            made.set(name, TensorDict({}, device="cpu"))
+            for key, rows in split.items():
+                made.set((name, *key), rows[place])
+        return made
+
+
+class H5Combine:
+    """A load hook before `Nested2TED`: nested tensors of the entries that `H5Split` made. `out` is not used.
+
+    ValueError for entries that are not those of all trajectories, or unlike. Each value is copied once.
+    """
+
+    def __call__(self, data: TensorDictBase, out: Any = None) -> TensorDictBase:
+        tensors, info = parted(data)
+        parts: dict[str, dict[Path, Tensor]] = {}
+        for (first, *rest), value in tensors.items():
+            if rest and _TRAJECTORY.fullmatch(first):
+                parts.setdefault(first, {})[tuple(rest)] = value
+            else:
+                info[first, *rest] = value.tolist()
+        names = trajectory_names(len(parts))
+        if not parts or set(names) != set(parts):
+            raise ValueError(
+                f"{len(parts)} trajectories should be called {names[:1]} to {names[-1:]}, found {sorted(parts)[:5]}"
+            )
+        made = TensorDict({}, batch_size=[len(parts)], device="cpu")
+        for key, value in info.items():
+            made.set(key, NonTensorData(value, batch_size=[len(parts)], device="cpu"))
+        for name in names:
+            if parts[name].keys() != parts[names[0]].keys():
+                found = ", ".join(map(shown, parts[name])) or "none"
+                raise ValueError(f"{name} has other entries than {names[0]}: {found}")
+        for path, model in parts[names[0]].items():
+            each = [parts[name][path] for name in names]
+            if any(not one.ndim or (one.shape[1:], one.dtype) != (model.shape[1:], model.dtype) for one in each):
+                raise ValueError(f"{shown(path)} has different shapes or dtypes in the trajectories")
+            lengths = torch.tensor([len(one) for one in each], dtype=torch.int64, device="cpu")
+            made.set(path, nested(torch.cat(each).cpu(), sizes(lengths, tuple(model.shape[1:]))))
+        return made
+
+
+def trajectory_names(count: int) -> list[str]:
+    """The names of so many trajectories: numbers of as many digits as the last one."""
+    digits = len(str(max(count - 1, 0)))
+    return [f"traj_{place:0{digits}d}" for place in range(count)]

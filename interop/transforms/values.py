@@ -1,0 +1,293 @@
+"""Transforms of values, each entry on its own: bounds, signs, actions, functions; and a check that they are finite."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+from tensordict.nn import dispatch
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torch.nn import functional
+
+from interop.transforms.entries import expect_tensordict, tensors
+from interop.transforms.transform import EntriesTransform, Keys, Transform
+
+
+class RewardClipping(EntriesTransform):
+    """Rewards between two bounds, which are buffers of the module.
+
+    Integers stay integers between integer bounds, and become floats otherwise. A bound beyond the range of an integer dtype
+    is ignored; ValueError where it excludes the whole range.
+
+    Args:
+        clamp_min: the lower bound, a number or a tensor; None for none.
+        clamp_max: the upper bound; None for none.
+        in_keys: the rewards; None for `["reward"]`.
+        out_keys: where they go; None for `in_keys`.
+
+    TypeError for a bound that is no number, ValueError for no bound, NaN, and a lower one above the upper one.
+    """
+
+    default_key = "reward"
+    clamp_min: Tensor | None
+    clamp_max: Tensor | None
+
+    def __init__(
+        self,
+        clamp_min: float | Tensor | None = None,
+        clamp_max: float | Tensor | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        if clamp_min is None and clamp_max is None:
+            raise ValueError("give clamp_min, clamp_max or both")
+        low, high = _bound("clamp_min", clamp_min), _bound("clamp_max", clamp_max)
+        if low is not None and high is not None and bool((low.to(high.device) > high).any()):
+            raise ValueError(f"clamp_min must not be above clamp_max, got {clamp_min} and {clamp_max}")
+        self.register_buffer("clamp_min", low)
+        self.register_buffer("clamp_max", high)
+
+    def _apply_transform(self, reward: Tensor) -> Tensor:
+        return _clamped(reward, self.clamp_min, self.clamp_max)
+
+    def __repr__(self) -> str:
+        bounds = (f"{name}={_number(each)}" for name, each in self.named_buffers())
+        return f"{type(self).__name__}({', '.join(bounds)}, keys={self.in_keys})"
+
+
+class ClipTransform(EntriesTransform):
+    """Entries between two bounds, when they are read or written. The bounds are buffers of the module.
+
+    Integers become floats of the default dtype of when this was made.
+
+    Args:
+        in_keys, out_keys: entries to clip when read, and where they go; None for `in_keys`.
+        in_keys_inv, out_keys_inv: where clipped entries go when written, and which; None for `in_keys_inv`.
+        low: the lower bound, a number; None for none.
+        high: the upper bound; None for none.
+
+    TypeError for no bound or one that is no number, ValueError for NaN and for a lower one that is not below the upper one.
+    """
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(
+        self,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        *,
+        low: float | Tensor | None = None,
+        high: float | Tensor | None = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        if low is None and high is None:
+            raise TypeError("give low, high or both")
+        for name, each in (("low", _bound("low", low)), ("high", _bound("high", high))):
+            if each is not None and each.numel() != 1:
+                raise TypeError(f"{name} must be one number, got a tensor of shape {list(each.shape)}")
+            self.register_buffer(name, None if each is None else each.reshape(()).to(torch.get_default_dtype()))
+        if self.low is not None and self.high is not None and not bool(self.low < self.high):
+            raise ValueError(f"low must be below high, got {low} and {high}")
+
+    def _apply_transform(self, obs: Tensor) -> Tensor:
+        return _clamped(obs, self.low, self.high)
+
+    def _inv_apply_transform(self, state: Tensor) -> Tensor:
+        return self._apply_transform(state)
+
+
+class BinarizeReward(EntriesTransform):
+    """Whether rewards [..., 1] are above 0, as int8 of 1 and 0. `in_keys` are `["reward"]` by default."""
+
+    default_key = "reward"
+
+    def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
+        super().__init__(in_keys, out_keys)
+
+    def _apply_transform(self, reward: Tensor) -> Tensor:
+        if reward.shape[-1:] != (1,):
+            raise ValueError(f"rewards must be [..., 1], got {list(reward.shape)}")
+        return (reward > 0).to(torch.int8)
+
+
+class SignTransform(EntriesTransform):
+    """The signs of entries, -1, 0 and 1 in their dtype: of `in_keys` when read, of `out_keys_inv` when written."""
+
+    def _apply_transform(self, obs: Tensor) -> Tensor:
+        return obs.sign()
+
+    def _inv_apply_transform(self, state: Tensor) -> Tensor:
+        return self._apply_transform(state)
+
+
+class DiscreteActionProjection(EntriesTransform):
+    """One-hot actions of a small set, read as those of a larger one; written, those outside of the small set are redrawn.
+
+    Reading gives them `max_actions` places; writing `num_actions_effective`, where an action beyond these becomes one of
+    them at random, each as likely, of torch's generator. The result is int64.
+
+    Args:
+        num_actions_effective: how many actions are stored.
+        max_actions: how many are read and written.
+        action_key: the actions.
+        include_forward: whether reading changes them.
+
+    ValueError for more effective actions than actions, and for actions of another number of places.
+    """
+
+    def __init__(
+        self,
+        num_actions_effective: int,
+        max_actions: int,
+        action_key: NestedKey = "action",
+        include_forward: bool = True,
+    ) -> None:
+        super().__init__([action_key] if include_forward else [], None, [action_key], None)
+        for name, number in (("num_actions_effective", num_actions_effective), ("max_actions", max_actions)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise TypeError(f"{name} must be an int, got {number!r}")
+        if not 1 <= num_actions_effective <= max_actions:
+            raise ValueError(
+                f"num_actions_effective must be in [1, max_actions], got {num_actions_effective} of {max_actions}"
+            )
+        self.num_actions_effective, self.max_actions = num_actions_effective, max_actions
+
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Widen the actions, in place."""
+        return super()._call(tensordict)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict  # an environment returns no actions
+
+    def _apply_transform(self, action: Tensor) -> Tensor:
+        if not action.ndim or not 1 <= action.shape[-1] <= self.max_actions:
+            raise ValueError(f"one-hot actions of at most {self.max_actions} places, got {list(action.shape)}")
+        return functional.one_hot(_chosen(action), self.max_actions)
+
+    def _inv_apply_transform(self, action: Tensor) -> Tensor:
+        if action.shape[-1:] != (self.max_actions,):
+            raise ValueError(f"one-hot actions of {self.max_actions} places, got {list(action.shape)}")
+        chosen = _chosen(action)
+        drawn = torch.randint(self.num_actions_effective, chosen.shape, device=chosen.device)
+        chosen = torch.where(chosen < self.num_actions_effective, chosen, drawn)
+        return functional.one_hot(chosen, self.num_actions_effective)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_actions_effective={self.num_actions_effective}, max_actions={self.max_actions}, "
+            f"in_keys_inv={self.in_keys_inv})"
+        )
+
+
+class UnaryTransform(Transform):
+    """A function of single entries: `torch.Tensor.float` to have them as float32, for example.
+
+    Args:
+        in_keys, out_keys: entries that `fn` gets when they are read, and where its results go.
+        in_keys_inv, out_keys_inv: where the results of `inv_fn` go when entries are written, and which entries it gets;
+            None for `in_keys_inv`.
+        fn: takes an entry, and returns a tensor, a tensordict or another object. A lambda cannot be pickled.
+        inv_fn: the same for writing; None for `fn`.
+        use_raw_nontensor: give the functions the `NonTensorData` or `NonTensorStack` rather than the objects in it.
+
+    TypeError for a function that cannot be called.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        *,
+        fn: Callable[[Any], Any],
+        inv_fn: Callable[[Any], Any] | None = None,
+        use_raw_nontensor: bool = False,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, in_keys_inv if out_keys_inv is None else out_keys_inv)
+        inv_fn = fn if inv_fn is None else inv_fn
+        for name, each in (("fn", fn), ("inv_fn", inv_fn)):
+            if not callable(each):
+                raise TypeError(f"{name} must be callable, got {each!r}")
+        self._fn, self._inv_fn, self._use_raw_nontensor = fn, inv_fn, use_raw_nontensor
+
+    def _get(self, data: TensorDictBase, key: NestedKey) -> Any:
+        value = super()._get(data, key)
+        if self._use_raw_nontensor or not isinstance(value, NonTensorData | NonTensorStack):
+            return value
+        return value.data if isinstance(value, NonTensorData) else value.tolist()
+
+    def _apply_transform(self, obs: Any) -> Any:
+        return self._fn(obs)
+
+    def _inv_apply_transform(self, state: Any) -> Any:
+        return self._inv_fn(state)
+
+
+class FiniteTensorDictCheck(Transform):
+    """Raises ValueError for data that is read with infinities or NaNs; appended with `invert=True`, for data written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        expect_tensordict(type(self).__name__, next_tensordict)
+        found = [
+            (key, value.isfinite().all())
+            for _, _, key, value in tensors(next_tensordict)
+            if value.is_floating_point() or value.is_complex()
+        ]
+        # One transfer from the device, not one for each entry.
+        if found and not bool(torch.stack([finite.to(found[0][1].device) for _, finite in found]).all()):
+            wrong = ", ".join(dict.fromkeys(repr(key) for key, finite in found if not finite))
+            raise ValueError(f"non-finite values: infinities or NaNs in {wrong}")
+        return next_tensordict
+
+
+def _chosen(action: Tensor) -> Tensor:
+    return (action.to(torch.uint8) if action.dtype == torch.bool else action).argmax(-1)
+
+
+def _bound(name: str, value: Any) -> Tensor | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    bound = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+    if bound.is_complex():
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not bound.is_meta and bool(bound.isnan().any()):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return bound
+
+
+def _clamped(value: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    low, high = (None if bound is None else bound.to(value.device) for bound in (low, high))
+    for bound in (low, high):
+        if bound is not None and bound.ndim and torch.broadcast_shapes(bound.shape, value.shape) != value.shape:
+            raise ValueError(f"bounds of shape {list(bound.shape)} do not fit values of shape {list(value.shape)}")
+    if not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool:
+        low, high = _in_range("lower", low, value.dtype), _in_range("upper", high, value.dtype)
+    return value if low is None and high is None else value.clamp(low, high)
+
+
+def _in_range(kind: str, bound: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """An integer bound if the dtype has it, where torch would have it wrap around; None for one that excludes nothing."""
+    if bound is None or bound.ndim or bound.is_floating_point():
+        return bound
+    number, held = int(bound), torch.iinfo(dtype)
+    if held.min <= number <= held.max:
+        return bound
+    if (number < held.min) == (kind == "lower"):
+        return None
+    raise ValueError(f"the {kind} bound {number} is not of {dtype}, and nor is what is clipped to it: cast the values")
+
+
+def _number(value: Tensor) -> str:
+    return f"{value.item():4.4f}" if value.numel() == 1 else str(value.tolist())

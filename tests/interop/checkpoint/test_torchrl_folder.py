@@ -1,0 +1,180 @@
+"""Folders that torchrl wrote: rows, counters and priorities are loaded exactly; the rest is refused with the cure."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import is_tensorclass
+
+import interop as rl
+from fbuf.checkpoint import CheckpointMismatch
+from interop.checkpoint.torchrl_folder import is_torchrl_dump
+from tests.interop.checkpoint.torchrl_dumps_read import EXPECTED, FOLDER, TARGETS, Scaling, Step, load, same_bits
+
+
+def loaded(name: str) -> Any:
+    buffer = TARGETS[name]()
+    load(buffer, FOLDER / name)
+    return buffer
+
+
+def check(buffer: Any, expected: dict[str, Any]) -> None:
+    assert len(buffer) == expected["length"]
+    same_bits(buffer._storage[:], expected["leaves"])
+    if expected["_cursor"] is not None:
+        assert (buffer._writer._cursor, buffer._writer.write_count) == (expected["_cursor"], expected["_write_count"])
+
+
+def tensors(size: int = 8, **given: Any) -> rl.ReplayBuffer:
+    return rl.ReplayBuffer(storage=rl.LazyTensorStorage(size), batch_size=3, **given)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_dump_is_loaded_goes_on_and_is_saved_as_ours(name: str, tmp_path: Any) -> None:
+    """Whatever torch's default device and grad mode are; over what another load stored; the next slot is torchrl's."""
+    expected, buffer = EXPECTED[name], TARGETS[name]()
+    with torch.device("meta"), torch.inference_mode():
+        for _ in range(2):
+            load(buffer, FOLDER / name)
+            check(buffer, expected)
+    buffer.dumps(tmp_path / "ours")
+    again = TARGETS[name]()
+    load(again, tmp_path / "ours")
+    check(again, expected)
+    if expected.get("generation") is not None:
+        assert buffer._writer.generations_of(torch.arange(8)).tolist() == expected["generation"]
+    if "next" in expected and expected["heap"] is None:
+        row = torch.tensor([50]) if name == "one_tensor" else buffer[:1]
+        assert torch.as_tensor(buffer.extend(row)).tolist() == expected["next"]
+
+
+def test_folders_of_torchrl_and_others(tmp_path: Any) -> None:
+    assert all(is_torchrl_dump(FOLDER / name) for name in EXPECTED)
+    assert not is_torchrl_dump(tmp_path) and not is_torchrl_dump(tmp_path / "missing")
+    loaded("plain").dumps(tmp_path / "ours")
+    (tmp_path / "ours" / "storage").mkdir()
+    assert not is_torchrl_dump(tmp_path / "ours")
+    with pytest.raises(FileNotFoundError):
+        loaded("plain").loads(tmp_path)
+
+
+def test_the_generator_goes_on_where_it_was() -> None:
+    saved = np.fromfile(FOLDER / "uniform/rng_state/rng_state.memmap", np.uint8)
+    assert (loaded("uniform")._rng.get_state().numpy() == saved).all()
+
+
+def test_tensorclasses_come_back_as_those_of_the_target() -> None:
+    assert type(loaded("tensorclass")[:]) is Step
+    assert type(loaded("tensorclass_below")[:]["step"]) is Step
+    fresh = tensors()
+    fresh.loads(FOLDER / "tensorclass")
+    assert not is_tensorclass(fresh[:])
+    same_bits(fresh[:], EXPECTED["tensorclass"]["leaves"])
+
+
+@pytest.mark.parametrize("name", ["priorities", "priorities_double", "priorities_without_alpha"])
+def test_priorities_are_those_that_were_given(name: str) -> None:
+    expected, sampler = EXPECTED[name]["priorities"], loaded(name)._sampler
+    given = torch.tensor(expected["given"], dtype=sampler.dtype)
+    given = given if expected["alpha"] else torch.ones_like(given)  # every weight is one: what was given is not known
+    torch.testing.assert_close(sampler.priorities, given, rtol=1e-6, atol=0)
+    assert (sampler.alpha, sampler.beta, sampler.eps) == (expected["alpha"], expected["beta"], expected["eps"])
+    assert sampler.default_priority == 3.0
+
+
+def test_parameters_of_the_dump_count_with_a_warning() -> None:
+    sampler = rl.PrioritizedSampler(8, 0.9, 0.9)
+    buffer = rl.TensorDictReplayBuffer(storage=rl.LazyTensorStorage(8), sampler=sampler, batch_size=3)
+    with pytest.warns(UserWarning, match="alpha"):
+        buffer.loads(FOLDER / "priorities")
+    assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [
+        ("epoch", rl.SamplerWithoutReplacement),
+        ("consuming", lambda: rl.ConsumingSampler(max_sample_count=2)),
+        ("plain", lambda: rl.StalenessAwareSampler(max_staleness=20, version_key="traj")),
+    ],
+)
+def test_samplers_with_a_state_of_their_own_are_set_after_loading(name: str, sampler: Any) -> None:
+    refused(tensors(sampler=sampler()), name, "set_sampler")
+    buffer = loaded(name)
+    buffer.set_sampler(sampler())
+    assert len(buffer.sample()) == 3
+
+
+def test_a_loaded_ranking_goes_on() -> None:
+    buffer = loaded("highest")
+    assert sorted(map(list, buffer._writer._heap)) == EXPECTED["highest"]["heap"]
+    row = buffer[:1].clone().exclude("index")
+    row["next", "reward"][:] = 100.0
+    assert buffer.extend(row).tolist() == [min(EXPECTED["highest"]["heap"])[1]]
+    row["next", "reward"][:] = -1.0
+    assert buffer.extend(row).tolist() == [-1]
+
+
+def test_the_state_of_transforms_is_loaded() -> None:
+    buffer = loaded("transforms")
+    assert (float(buffer._transform[0].loc), float(buffer._transform[0].scale)) == (0.5, 2.0)
+    refused(tensors(), "transforms", "scale")
+    refused(tensors(transform=Scaling()), "plain", "scale")
+
+
+# ---------------------------------------------------------------------- what does not fit
+
+
+def refused(buffer: Any, name: str, match: str) -> None:
+    before = str(buffer.state_dict()) if len(buffer) else None
+    with pytest.raises(CheckpointMismatch, match=match):
+        buffer.loads(FOLDER / name)
+    assert not len(buffer) if before is None else str(buffer.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "match"),
+    [
+        ("plain", lambda: tensors(9), "capacity"),
+        ("two_dims", lambda: tensors(12), "another ndim"),
+        ("plain", lambda: rl.ReplayBuffer(storage=rl.LazyTensorStorage(8, ndim=2), batch_size=3), "ndim=2"),
+        ("plain", lambda: rl.ReplayBuffer(storage=rl.ListStorage(8), batch_size=3), "not into a ListStorage"),
+        ("compressed", lambda: rl.ReplayBuffer(storage=rl.CompressedListStorage(8)), "with the items of a list"),
+        ("compressed", tensors, "extend a buffer that has a LazyTensorStorage"),
+        ("ensemble", tensors, "dump each buffer of the ensemble by itself"),
+        ("plain", lambda: tensors(sampler=rl.PrioritizedSampler(8, 0.6, 0.4)), "no state, the PrioritizedSampler"),
+        ("plain", lambda: tensors(writer=rl.ImmutableDatasetWriter()), "a cursor, the ImmutableDatasetWriter"),
+        ("plain", lambda: rl.TensorDictReplayBuffer(storage=rl.LazyTensorStorage(8), writer=rl.TensorDictMaxValueWriter()),
+         "a cursor, the TensorDictMaxValueWriter"),
+        ("highest", tensors, "ranks, the RoundRobinWriter"),
+        ("priorities", tensors, "priorities, the RandomSampler"),
+        ("priorities_double", lambda: tensors(sampler=rl.PrioritizedSampler(8, 1.1, 1.0, 1e-6)), "float64"),
+        ("flat", tensors, "TensorStorageCheckpointer"),
+        ("h5", tensors, "H5"),
+        ("pytree", tensors, "write one item"),
+        ("non_tensors", tensors, "'name' is a"),
+    ],
+)  # fmt: skip
+def test_a_dump_of_something_else_is_refused(name: str, build: Any, match: str) -> None:
+    refused(build(), name, match)
+
+
+def test_ensembles_are_loaded_buffer_by_buffer() -> None:
+    with pytest.raises(CheckpointMismatch, match="dump each buffer of an ensemble by itself"):
+        rl.ReplayBufferEnsemble(tensors(), tensors(), batch_size=4).loads(FOLDER / "ensemble")
+
+
+@pytest.mark.parametrize("name", ["one_tensor", "dtypes", "pytree", "tensorclass", "two_dims"])
+def test_other_items_are_refused_and_nothing_changes(name: str) -> None:
+    refused(loaded("plain"), name, "does not fit|ndim|leading dims|are no rows|differ")
+
+
+def test_options_of_a_load() -> None:
+    buffer = loaded("plain")
+    refused(buffer, "memmap", "nothing")
+    buffer.loads(FOLDER / "memmap", strict=False)
+    assert len(buffer) == 7 and torch.equal(buffer[:]["traj"], torch.arange(7) // 4)
+    sampler = rl.PrioritizedSampler(8, 1.1, 1.0, 1e-6)
+    tensors(sampler=sampler).loads(FOLDER / "priorities_double", cast=True)
+    assert sampler.priorities.dtype == torch.float32

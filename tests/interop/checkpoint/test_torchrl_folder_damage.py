@@ -1,0 +1,298 @@
+"""Folders in torchrl's layout that are damaged, or made to harm: a typed error, nothing run, nothing written or lost."""
+
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import interop as rl
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
+from tests.interop.checkpoint.torchrl_dumps_read import EXPECTED, FOLDER, TARGETS, Victim, edit, load, same_bits
+
+SOME = ("uniform", "pytree", "priorities")
+MORE = ("two_dims", "tensorclass_below", "one_tensor", "generations", "highest", "transforms", "memmap")
+OTHER_JSON = (
+    *("{}", "[]", "null", "3", '"x"', "[" * 100_000, '{"len": 1e999}', '{"a": NaN}', '{"shape": [8], "shape": [8]}'),
+    *('{"_type": "<class \'os.system\'>"}', '{"cursor": -1}', '{"cursor": 70000000000000000000000, "len": true}'),
+)
+UNUSED = "prefetch.pkl"
+
+
+def damages(file: Path) -> Any:
+    """What can have happened to a file, each with what does it."""
+    raw = file.read_bytes()
+    yield "deleted", file.unlink
+    yield "emptied", lambda: file.write_bytes(b"")
+    yield "halved", lambda: file.write_bytes(raw[: len(raw) // 2])
+    yield "shorter by one", lambda: file.write_bytes(raw[:-1])
+    yield "extended", lambda: file.write_bytes(raw + bytes(64))
+    if file.suffix == ".json":
+        for text in OTHER_JSON:
+            yield f"now {text[:30]}", lambda text=text: file.write_text(text)
+    yield "a folder", lambda: (file.unlink(), file.mkdir())
+
+
+@pytest.mark.parametrize("name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_a_damaged_file_is_named_and_nothing_changes(name, tmp_path):
+    victim = Victim(name, tmp_path)
+    files = [each for each in sorted(victim.folder.rglob("*")) if each.is_file()]
+    silent = []
+    for file in files:
+        relative = str(file.relative_to(victim.folder))
+        if not file.stat().st_size:
+            continue
+        for damage, do in list(damages(file)):
+            do()
+            error = victim.attacked(f"{relative} {damage}")
+            if error is None and not relative.startswith(UNUSED):
+                silent.append((relative, damage))
+            elif error is not None:
+                assert isinstance(error, CheckpointMismatch) or str(victim.folder) in str(error), (
+                    relative,
+                    damage,
+                    error,
+                )
+            victim.restore(file)
+    allowed = {("transform.t", "extended")}  # behind whose end there may be more
+    assert not {*silent} - allowed
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_links_and_pipes_are_refused(name, tmp_path):
+    victim = Victim(name, tmp_path / "copy")
+    outside = tmp_path / "outside"
+    for file in [each for each in sorted(victim.folder.rglob("*")) if each.is_file() and each.name not in UNUSED]:
+        relative = str(file.relative_to(victim.folder))
+        if relative.startswith(UNUSED) or not file.stat().st_size:
+            continue
+        shutil.copy(file, outside)  # what the link leads to would be good
+        file.unlink()
+        file.symlink_to(outside)
+        assert isinstance(victim.attacked(relative), CheckpointCorrupt), relative
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(CheckpointCorrupt):
+            load(victim.buffer, victim.folder)
+        victim.restore(file)
+    for folder in [each for each in sorted(victim.folder.rglob("*")) if each.is_dir()]:
+        moved = tmp_path / "moved"
+        shutil.move(folder, moved)
+        folder.symlink_to(moved)
+        assert isinstance(victim.attacked(str(folder)), CheckpointCorrupt), folder
+        shutil.rmtree(moved)
+        victim.restore(folder)
+
+
+# ---------------------------------------------------------------------- code
+
+
+class Canary:
+    """Pickled, it makes a file where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.fixture
+def canary(tmp_path):
+    yield tmp_path / "canary"
+    assert not (tmp_path / "canary").exists()
+
+
+def test_batches_that_were_drawn_ahead_are_not_unpickled(tmp_path, canary):
+    victim = Victim("uniform", tmp_path)
+    (victim.folder / "prefetch.pkl").write_bytes(pickle.dumps(Canary(canary)))
+    assert victim.attacked("prefetch") is None
+
+
+@pytest.mark.parametrize("name", ["other.pickle", "pickle.pkl"])
+@pytest.mark.parametrize("dump", ["uniform", "tensorclass_below", "non_tensors"])
+def test_pickled_entries_are_refused(dump, name, tmp_path, canary):
+    folder = tmp_path / dump
+    shutil.copytree(FOLDER / dump, folder)
+    for meta in list(folder.rglob("meta.json")):
+        (meta.parent / name).write_bytes(pickle.dumps(Canary(canary)))
+    for meta in list(folder.rglob("meta.json")):
+        if "NonTensor" in (text := meta.read_text()) and '"data"' in text:
+            edit(meta, lambda found: {**found, "data": name})
+    buffer = (
+        rl.ReplayBuffer(storage=rl.LazyTensorStorage(8), batch_size=3) if dump == "non_tensors" else TARGETS[dump]()
+    )
+    with pytest.raises(CheckpointMismatch, match="pickle"):
+        load(buffer, folder)
+
+
+def test_files_of_torch_hold_no_code(tmp_path, canary):
+    victim = Victim("transforms", tmp_path)
+    for payload in (pickle.dumps(Canary(canary)), _saved(Canary(canary)), _saved({"loc": Canary(canary)})):
+        (victim.folder / "transform.t").write_bytes(payload)
+        assert isinstance(victim.attacked("code"), CheckpointCorrupt)
+
+
+def _saved(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def test_dtypes_are_looked_up(tmp_path, canary):
+    evil = f"__import__('os').system('touch {canary}')"
+    for name, file, put in [
+        ("uniform", "storage/meta.json", lambda found: {**found, "traj": {**found["traj"], "dtype": evil}}),
+        (
+            "uniform",
+            "storage/meta.json",
+            lambda found: {**found, "_type": f"<class '{evil[:100]}'>".replace("'os'", "os")},
+        ),
+        ("one_tensor", "storage/storage_metadata.json", lambda found: _described(found, dtype=evil)),
+        ("generations", "writer/metadata.json", lambda found: {**found, "generation_dtype": evil}),
+        ("highest", "writer/metadata.json", lambda found: {**found, "dtype": evil}),
+    ]:
+        victim = Victim(name, tmp_path / str(len(os.listdir(tmp_path))))
+        edit(victim.folder / file, put)
+        assert victim.attacked(file) is not None
+
+
+def _described(found: Any, **entries: Any) -> Any:
+    (key,) = found["metadata"]
+    return {**found, "metadata": {key: {**found["metadata"][key], **entries}}}
+
+
+# ---------------------------------------------------------------------- paths and sizes
+
+
+@pytest.mark.parametrize(
+    "key", ["../outside", "/etc/passwd", "..", ".", "", "a/../../outside", "x\0y", "\ud800", "n" * 400]
+)
+def test_names_do_not_lead_out_of_the_folder(key, tmp_path):
+    (tmp_path / "outside.memmap").write_bytes(bytes(64))
+    described = {"device": "cpu", "shape": [8], "dtype": "torch.int64", "is_nested": False}
+    for entry in (described, {"type": "TensorDict"}):
+        victim = Victim("plain", tmp_path / str(len(os.listdir(tmp_path))))
+        edit(victim.folder / "storage/meta.json", lambda found, entry=entry: {**found, key: entry})
+        assert isinstance(victim.attacked(key), CheckpointCorrupt)
+    victim = Victim("pytree", tmp_path / "pytree")
+    edit(
+        victim.folder / "storage/storage_metadata.json",
+        lambda found: {**found, "metadata": {**found["metadata"], key: {"dtype": "torch.int64", "shape": [8]}}},
+    )
+    assert isinstance(victim.attacked(key), CheckpointMismatch)
+    assert (tmp_path / "outside.memmap").stat().st_size == 64
+
+
+@pytest.mark.parametrize(
+    "shape", [[2**42], [2**62, 2**62], [8, 2**40, 0], [-8], [8.0], "8", None, [True], [1] * 100, [0], [], [7], [9]]
+)
+def test_sizes_are_looked_at_before_memory_is_taken(shape, tmp_path):
+    victim = Victim("plain", tmp_path / "plain")
+    edit(victim.folder / "storage/meta.json", lambda found: {**found, "traj": {**found["traj"], "shape": shape}})
+    assert victim.attacked(str(shape)) is not None
+    victim = Victim("one_tensor", tmp_path / "one_tensor")
+    edit(victim.folder / "storage/storage_metadata.json", lambda found: _described(found, shape=shape))
+    assert victim.attacked(str(shape)) is not None
+    victim = Victim("generations", tmp_path / "generations")
+    edit(victim.folder / "writer/metadata.json", lambda found: {**found, "generation_shape": shape})
+    assert victim.attacked(str(shape)) is not None
+
+
+def test_a_description_that_is_too_long_is_not_read(tmp_path):
+    victim = Victim("plain", tmp_path)
+    with open(victim.folder / "storage/meta.json", "r+b") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(CheckpointCorrupt, match="bytes"):
+        load(victim.buffer, victim.folder)
+
+
+# ---------------------------------------------------------------------- values that do not fit together
+
+
+def _rewrite(path: Path, dtype: Any, change: Any) -> None:
+    found = np.fromfile(path, dtype)
+    change(found)
+    found.tofile(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "dtype", "change"),
+    [
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.nan)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.inf)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, -1)),
+        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, 5)),
+        ("priorities", "sampler/mintree.memmap", np.float64, lambda found: found.__setitem__(0, 5)),
+        ("priorities", "sampler/mintree.memmap", np.float64, lambda found: found.__setitem__(7, np.nan)),
+        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(1, found[3])),
+        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(1, 1e9)),
+        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(0, np.nan)),
+        ("generations", "writer/generation.memmap", np.int64, lambda found: found.__setitem__(0, -2)),
+        ("plain", "storage/next/done.memmap", np.uint8, lambda found: found.__setitem__(0, 2)),
+    ],
+)
+def test_values_that_cannot_be_are_refused(name, file, dtype, change, tmp_path):
+    victim = Victim(name, tmp_path)
+    _rewrite(victim.folder / file, dtype, change)
+    error = victim.attacked(file)
+    assert error is not None and str(victim.folder) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "entries"),
+    [
+        ("plain", "storage/storage_metadata.json", {"len": 9}),
+        ("plain", "storage/storage_metadata.json", {"len": -1}),
+        ("plain", "storage/storage_metadata.json", {"len": 2.0}),
+        ("plain", "storage/storage_metadata.json", {"is_pytree": True}),
+        ("plain", "storage/storage_metadata.json", {"is_pytree": 0}),
+        ("plain", "writer/metadata.json", {"cursor": 6}),
+        ("plain", "writer/metadata.json", {"cursor": 8}),
+        ("plain", "writer/metadata.json", {"write_count": -1}),
+        ("plain", "writer/metadata.json", {"rank_key": "obs"}),
+        ("plain", "buffer_metadata.json", {"batch_size": 0}),
+        ("plain", "buffer_metadata.json", {"batch_size": "3"}),
+        ("highest", "writer/metadata.json", {"rank_key": 3}),
+        ("highest", "writer/metadata.json", {"rank_key": []}),
+        ("priorities", "sampler/sampler_metadata.json", {"_alpha": -1.0}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_capacity": 8.5}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_capacity": 2.0**62}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0]}),
+        ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0, 99.0]}),
+        ("priorities", "sampler/sampler_metadata.json", {"_eps": "0"}),
+    ],
+)
+def test_entries_that_cannot_be_are_refused(name, file, entries, tmp_path):
+    victim = Victim(name, tmp_path)
+    edit(victim.folder / file, lambda found: {**found, **entries})
+    assert victim.attacked(str(entries)) is not None
+
+
+def test_early_versions_without_some_entries_are_read(tmp_path):
+    victim = Victim("plain", tmp_path)
+    edit(victim.folder / "writer/metadata.json", lambda found: {"cursor": found["cursor"]})
+    edit(victim.folder / "buffer_metadata.json", lambda found: {"batch_size": found["batch_size"]})
+    (victim.folder / "prefetch.pkl").unlink()
+    storage = victim.folder / "storage"  # keys were the names of files once
+    (storage / "we%2Fird%20.key%25.memmap").rename(storage / "weird.memmap")
+    text = (storage / "meta.json").read_text().replace("we/ird .key%", "we ird")
+    (storage / "meta.json").write_text(text)
+    (storage / "weird.memmap").rename(storage / "we ird.memmap")
+    buffer = TARGETS["plain"]()
+    load(buffer, victim.folder)
+    assert len(buffer) == 5 and buffer._writer._cursor == 5
+    same_bits(buffer._storage[:].select("obs", "we ird"), {
+        "obs": EXPECTED["plain"]["leaves"]["obs"], "we ird": EXPECTED["plain"]["leaves"]["we/ird .key%"]
+    })  # fmt: skip
+
+
+def test_files_of_an_earlier_dump_in_the_same_folder_do_not_matter(tmp_path):
+    victim = Victim("plain", tmp_path / "plain")
+    (victim.folder / "storage/old.memmap").write_bytes(bytes(8))
+    assert victim.attacked("a tensor more") is None

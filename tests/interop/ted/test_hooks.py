@@ -1,0 +1,213 @@
+"""TED data flat, by trajectory and in parts, and back, against a model that goes row by row."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
+
+from interop import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
+from interop.ted import gathered
+from tests.interop.ted.model import Written, bits, copied, differences, laid_out, paths, rings, same, write
+
+
+def back_by_all_ways(written: Written) -> list[Any]:
+    """The data after each pair of hooks."""
+    nested = written.told(TED2Nested())(written.data)
+    parts = written.told(H5Split())(nested)
+    flat = written.told(TED2Flat())(written.data)
+    return [Flat2TED()(flat), Nested2TED()(nested), Nested2TED()(H5Combine()(parts))]
+
+
+@given(rings())
+def test_arrays_are_those_of_the_model_and_lead_back(written: Written) -> None:
+    data, before = written.data, copied(written.data)
+    flat, nested = written.told(TED2Flat())(data), written.told(TED2Nested())(data)
+    expected, trajectories = laid_out(written)
+    assert flat.batch_size == torch.Size([]) and nested.batch_size == torch.Size([len(trajectories)])
+    assert set(paths(flat)) == set(paths(nested)) == set(expected)
+    info = {"shift": written.shift, "is_full": written.is_full, "_storage_shape": tuple(data.shape)}
+    for key, value in info.items():
+        assert flat.get_non_tensor(key) == nested.get_non_tensor(key) == value
+    assert set(flat.keys()) - set(info) == {key if isinstance(key, str) else key[0] for key in expected}
+    for key, rows in expected.items():
+        assert flat.get(key).dtype == data.get(("next", "reward") if key == "reward" else key).dtype
+        assert torch.equal(bits(flat.get(key)), rows), key
+        components = nested.get(key).unbind(0)
+        followed = len(rows) > data.numel()
+        assert [len(each) for each in components] == [length + (end and followed) for length, end in trajectories]
+        assert torch.equal(torch.cat([bits(each) for each in components]), rows), key
+    kept = copied(flat)
+    for back in back_by_all_ways(written):
+        assert not differences(back, data)
+    out = copied(data)
+    places = {key: out.get(key).data_ptr() for key in paths(out)}
+    for key in paths(out):
+        out.get(key).fill_(1)
+    assert Flat2TED()(flat, out=out) is out
+    assert not differences(out, data) and places == {key: out.get(key).data_ptr() for key in paths(out)}
+    assert not differences(data, before)  # no hook changes what it is given
+    assert all(same(flat.get(key), kept.get(key)) for key in paths(kept))
+
+
+def test_the_worked_example() -> None:
+    """Ten steps, obs t and then t + 1, but 4.5 where the episode ends at step 4."""
+    seen = torch.arange(10.0)
+    after = seen + 1
+    after[4] = 4.5
+    done = (seen == 4)[:, None]
+
+    def rows(capacity: int) -> TensorDict:
+        kept = torch.arange(10)[-capacity:]
+        place = kept % capacity
+        obs, following = torch.zeros(capacity), torch.zeros(capacity)
+        over = torch.zeros(capacity, 1, dtype=torch.bool)
+        obs[place], following[place], over[place] = seen[kept], after[kept], done[kept]
+        below = {"obs": following, "done": over}
+        return TensorDict({"obs": obs, "action": obs * 10, "done": torch.zeros_like(over), "next": below}, [capacity])
+
+    hook = TED2Flat()
+    hook.shift, hook.is_full = 10, False
+    flat = hook(rows(12))
+    assert flat["obs"].tolist() == [0, 1, 2, 3, 4, 4.5, 5, 6, 7, 8, 9, 10, 0, 0]
+    assert flat["action"].shape == (12,)
+    assert flat["done"].flatten().nonzero().tolist() == [[4]]
+    hook.shift, hook.is_full = 2, True
+    flat = hook(rows(8))
+    assert flat["obs"].tolist() == [2, 3, 4, 4.5, 5, 6, 7, 8, 9, 10]
+    assert flat["action"].tolist() == [20, 30, 40, 50, 60, 70, 80, 90]
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("spare", [16, 1 << 20])
+@pytest.mark.parametrize("count", [3, 8])
+def test_files_hold_the_same(tmp_path: Path, count: int, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "_SPARE", spare)
+    written = write(5, (2,), count, {(1, 0), (4, 1)}, seed=7)
+    for key in ("a/b", "..", "x y"):
+        written.data[key] = torch.arange(10).reshape(5, 2)
+    for _ in range(2):  # the second time over the first
+        flat = written.told(TED2Flat())(written.data, tmp_path / "below" / "flat")
+        nested = written.told(TED2Nested())(written.data, path=str(tmp_path / "nested"))
+        assert flat.is_memmap() and nested.is_memmap()
+        assert all(isinstance(flat.get(key), MemoryMappedTensor) for key in paths(flat))
+        opened = TensorDict.load_memmap(tmp_path / "below" / "flat"), TensorDict.load_memmap(tmp_path / "nested")
+        for one, other in ((flat, nested), opened):
+            assert not differences(Flat2TED()(one), written.data)
+            assert not differences(Nested2TED()(other), written.data)
+    assert {each.name for each in tmp_path.iterdir()} == {"below", "nested"}
+
+
+def test_files_in_the_place_of_those_the_data_is_in(tmp_path: Path) -> None:
+    data = write(5, (), 8, {(3, 0)}).data.memmap(tmp_path)
+    before = copied(data)
+    flat = Written(data, 3, True, 5).told(TED2Flat())(data, tmp_path)
+    assert not differences(data, before)
+    assert not differences(Flat2TED()(flat), before)
+
+
+@pytest.mark.parametrize("spare", [0, 1 << 20])
+def test_a_disk_without_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    written = write(5, (), 8, {(3, 0)})
+    monkeypatch.setattr(gathered, "_SPARE", spare)
+    monkeypatch.setattr("os.posix_fallocate" if not spare else "interop.ted.gathered._write", full)
+    with pytest.raises(OSError, match="No space left"):
+        written.told(TED2Flat())(written.data, tmp_path / "flat")
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------- unusual data
+
+
+def test_flags_and_rewards_on_one_side_alone() -> None:
+    written = write(5, (), 7, {(4, 0)})
+    data = written.data
+    del data["terminated"], data["next", "truncated"], data["next", "reward"]
+    data["reward"] = torch.rand(5, 1)
+    data["truncated"] = torch.rand(5, 1) < 0.5
+    flat = written.told(TED2Flat())(data)
+    assert sorted(flat.get_non_tensor("_root_only")) == [["reward"], ["truncated"]]
+    assert flat.get_non_tensor("_next_only") == [["terminated"]]
+    assert all(not differences(back, data) for back in back_by_all_ways(written))
+
+
+def test_other_names() -> None:
+    names = {"done_keys": (("agents", "over"),), "reward_keys": (("agents", "gain"),)}
+    written = write(6, (2,), 9, {(2, 0), (5, 1)})
+    data = written.data
+    flags = data["next", "done"].clone()
+    for key in ("done", "terminated", "truncated"):
+        del data[key], data["next", key]
+    data["agents", "over"], data["next", "agents", "over"] = torch.zeros_like(flags), flags
+    data["next", "agents", "gain"] = data["next"].pop("reward")
+    data["shift"] = torch.arange(12).reshape(6, 2)
+    hook = TED2Flat(done_key=("next", "agents", "over"), shift_key=("meta", "shift"), is_full_key="full", **names)
+    flat = written.told(hook)(data)
+    assert flat.get_non_tensor(("meta", "shift")) == written.shift
+    back = Flat2TED(done_key=("agents", "over"), shift_key=("meta", "shift"), is_full_key="full", **names)(flat)
+    assert not differences(back, data)
+
+
+def test_lazy_stacks_and_inference_and_another_default_device() -> None:
+    written = write(5, (), 8, {(3, 0)})
+    lazy = LazyStackedTensorDict(*written.data.unbind(0), stack_dim=0)
+    with torch.inference_mode():
+        assert not differences(Flat2TED()(written.told(TED2Flat())(lazy)), written.data)
+    torch.set_default_device("meta")
+    try:
+        made = back_by_all_ways(written)
+    finally:
+        torch.set_default_device(None)
+    assert all(not differences(back, written.data) for back in made)
+
+
+def test_rows_that_are_not_dense_and_entries_without_bytes() -> None:
+    """Data that is a view of something wider, and results that are put into such; much of it, in threads."""
+    written = write(3000, (2,), 4000, {(n * 7, n % 2) for n in range(500)}, observations={"obs": ((3,), torch.float32)})
+    data = written.data
+    for key in ("obs", ("next", "obs")):
+        data[key] = torch.stack([data[key], data[key] + 1], -1)[..., 0]
+        data[(*key[:-1], "none") if isinstance(key, tuple) else "none"] = torch.zeros(3000, 2, 0)
+    flat = written.told(TED2Flat())(data)
+    assert flat["none"].shape[1:] == (0,)
+    assert not differences(Flat2TED()(flat), copied(data))
+    out, held = copied(data), torch.zeros(3000, 2, 3, 2)
+    out["obs"] = held[..., 0]
+    Flat2TED()(flat, out=out)
+    assert torch.equal(bits(held[..., 0]), bits(data["obs"].contiguous())) and not held[..., 1].any()
+
+
+def test_images_need_half_of_the_memory(tmp_path: Path) -> None:
+    """At most 55 % of the bytes of TED data, in memory and on the disk."""
+    rows = 200
+    frames = torch.randint(0, 255, (rows + 1, 84, 84), dtype=torch.uint8)
+    done = (torch.arange(1, rows + 1) % 20 == 0)[:, None]
+    after = torch.where(done[..., None], 255 - frames[1:], frames[1:])
+    below = {"pixels": after, "done": done, "reward": torch.rand(rows, 1)}
+    data = TensorDict({"pixels": frames[:-1], "action": torch.rand(rows, 4), "next": below}, [rows])
+    hook = TED2Flat()
+    hook.shift, hook.is_full = rows, True
+    size = sum(data.get(key).nbytes for key in paths(data))
+    filed = hook(data, tmp_path)
+    assert sum(filed.get(key).nbytes for key in paths(filed)) <= 0.55 * size
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.memmap")) <= 0.55 * size
+    assert not differences(Flat2TED()(filed), data)
+
+
+@pytest.mark.parametrize(
+    ("count", "names"), [(1, "0"), (10, "0123456789"), (11, ["00", "01", "10"]), (101, ["000", "100"])]
+)
+def test_parts_share_memory_and_are_numbered(count: int, names: str) -> None:
+    written = write(count, (), count, {(step, 0) for step in range(count)}, observations={"obs": ((), torch.float32)})
+    nested = written.told(TED2Nested())(written.data)
+    split = written.told(H5Split())(nested)
+    assert len([key for key in split.keys() if key.startswith("traj")]) == count  # noqa: SIM118
+    assert {f"traj_{name}" for name in names} <= set(split.keys())
+    assert split[f"traj_{names[0]}", "obs"].data_ptr() == nested["obs"].data_ptr()

@@ -1,0 +1,215 @@
+"""Draws without replacement: each position once an epoch, every order as likely, and what is released."""
+
+import copy
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from interop.host.epochs import Epoch
+
+
+def key(number):
+    return np.array([number, 7], np.uint32)
+
+
+def flat(batches):
+    return [each for batch in batches for each in batch]
+
+
+class Model:
+    """An epoch as a set of what is left."""
+
+    def __init__(self, drop_last):
+        self.drop_last = drop_last
+        self.left, self.length, self.over, self.ran_out, self.epoch, self.clock = set(), 0, False, False, 0, 0
+        self.reserved = {}
+
+    def begin(self):
+        self.left, self.over, self.epoch, self.clock = set(range(self.length)), False, self.epoch + 1, self.clock + 1
+
+    def took(self, count, length, named):
+        if length != self.length:
+            self.length = length
+            self.begin()
+        before = (self.left, self.over, self.epoch, self.clock), self.ran_out
+        if self.over or (self.drop_last and len(self.left) < count):
+            self.begin()
+        assert len(named) == len(set(named)) == min(count, len(self.left))
+        assert set(named) <= self.left
+        self.left, self.clock = self.left - set(named), self.clock + 1
+        self.over = len(self.left) < (max(count, 1) if self.drop_last else 1)
+        self.ran_out = self.over and not self.reserved
+        return *before, self.clock, self.epoch, set(named)
+
+    def release(self, taken):
+        before, _, clock, epoch, named = self.reserved.pop(taken)
+        if epoch == self.epoch and clock == self.clock:
+            self.left, self.over, self.epoch, self.clock = before
+        elif epoch == self.epoch:
+            self.left, self.over, self.clock = self.left | named, False, self.clock + 1
+
+
+COUNTS = st.integers(0, 5)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["take", "reserve", "reserve", "commit", "release", "release"]), COUNTS),
+        st.tuples(st.sampled_from(["copy", "state", "restart", "length"]), st.integers(1, 12)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.booleans(), st.booleans())
+def test_an_epoch_returns_each_position_once(steps, shuffle, drop_last):
+    epoch, model, keys, length = Epoch(shuffle, drop_last), Model(drop_last), itertools.count(), 9
+    for step, number in steps:
+        chosen = list(model.reserved)[number % len(model.reserved)] if model.reserved else None
+        if step == "length":
+            length = number
+        elif step in ("take", "reserve"):
+            if drop_last and number > length:
+                with pytest.raises(ValueError, match="drop_last"):
+                    epoch.take(number, length, key(0))
+                continue
+            taken = model.took(number, length, epoch.take(number, length, key(next(keys))).tolist())
+            if step == "reserve":
+                model.reserved[epoch.reserve()] = taken
+                model.ran_out = taken[1]
+        elif step == "commit" and chosen is not None:
+            epoch.commit(chosen)
+            del model.reserved[chosen]
+            model.ran_out = model.over and not model.reserved
+        elif step == "release" and chosen is not None:
+            epoch.release(chosen)
+            model.release(chosen)
+        elif step == "restart":
+            epoch.restart()
+            model.begin()
+            model.reserved, model.ran_out = {}, False
+        elif step in ("copy", "state"):  # what is reserved is not reserved there
+            held, before = list(model.reserved), epoch
+            if step == "copy":
+                epoch = copy.deepcopy(epoch)
+            else:
+                epoch = Epoch(shuffle, drop_last)
+                epoch.with_state(before.state())
+            for each in held[::-1]:
+                assert before.is_reserved(each) and not epoch.is_reserved(each)
+                model.release(each)
+            np.testing.assert_array_equal(epoch.state().left(), before.state().left())
+        assert (epoch.over, epoch.ran_out, epoch.length) == (model.over, model.ran_out, model.length)
+        assert epoch.left == (0 if model.over else len(model.left))
+        if not model.reserved:
+            left = epoch.state().left().tolist()
+            assert set(left) == (set() if model.over else model.left) and (shuffle or left == sorted(left))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_what_is_released_in_reverse_is_as_if_it_had_not_been_taken(shuffle):
+    epochs = [Epoch(shuffle), Epoch(shuffle)]
+    for epoch in epochs:
+        epoch.take(13, 50, key(1))
+    reserved = []
+    for turn in range(6):  # over the end of the epoch
+        epochs[0].take(9, 50, key(turn))
+        reserved.append(epochs[0].reserve())
+    for taken in reserved[::-1]:
+        epochs[0].release(taken)
+    for turn in range(20):
+        np.testing.assert_array_equal(*(epoch.take(7, 50, key(100 + turn)) for epoch in epochs))
+        assert epochs[0].ran_out == epochs[1].ran_out
+
+
+@pytest.mark.parametrize("length", [1000, 1200])
+def test_an_epoch_that_was_interrupted_goes_on_with_every_position(length):
+    class Broken(np.ndarray):
+        def __setitem__(self, index, value):
+            super().__setitem__(index, value)
+            raise KeyboardInterrupt
+
+    epoch = Epoch()
+    first = epoch.take(10, 1000, key(0))
+    epoch._order = epoch._order.view(Broken)
+    with pytest.raises(KeyboardInterrupt):
+        epoch.take(10, 1000, key(1))
+    epoch._order = epoch._order.view(np.ndarray)
+    left = set(range(length)) - set(first.tolist() if length == 1000 else [])
+    assert set(epoch.take(2000, length, key(2)).tolist()) == left
+
+
+# ------------------------------------------------------------------ the law
+
+
+def check_uniform(outcomes, possible):
+    counts = np.array([outcomes.count(each) for each in possible])
+    assert counts.sum() == len(outcomes)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def keys_of(seed):
+    draw = np.random.default_rng(seed)
+    return lambda: draw.integers(2**32, size=2, dtype=np.uint32)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (1, 1, 1, 1)])
+def test_every_order_of_an_epoch_is_as_likely(sizes):
+    fresh, epoch = keys_of(0), Epoch()
+    outcomes = [tuple(flat(epoch.take(count, 4, fresh()).tolist() for count in sizes)) for _ in range(4000)]
+    check_uniform(outcomes, list(itertools.permutations(range(4))))
+
+
+def test_one_epoch_tells_nothing_of_the_next():
+    fresh, epoch = keys_of(1), Epoch()
+    orders = ["".join(map(str, epoch.take(3, 3, fresh()))) for _ in range(8000)]
+    possible = ["".join(each) for each in itertools.permutations("012")]
+    check_uniform([a + b for a, b in itertools.pairwise(orders)], [a + b for a in possible for b in possible])
+
+
+def test_draws_are_uniform_where_the_length_grows_each_time():
+    fresh, pairs = keys_of(2), []
+    for _ in range(4000):
+        epoch = Epoch()
+        for length in (2, 3, 4):
+            epoch.take(1, length, fresh())
+        pairs.append(tuple(epoch.take(2, 5, fresh()).tolist()))
+    check_uniform(pairs, list(itertools.permutations(range(5), 2)))
+
+
+@pytest.mark.parametrize(("count", "length"), [(100, 30_000), (5000, 30_000), (29_000, 30_000)])
+def test_draws_are_uniform_over_many_positions(count, length):
+    """The shares of positions and of places in the batch that each bin of positions takes."""
+    fresh, epoch, table = keys_of(3), Epoch(), np.zeros((6, 5))
+    epoch.take(1000, length, fresh())
+    taken = 0
+    while taken < 100_000:
+        named = epoch.take(count, length, fresh())
+        if len(named) == count:
+            np.add.at(table, (named * 6 // length, np.arange(count) * 5 // count), 1)
+            taken += count
+    cells = table.reshape(-1)
+    assert stats.chisquare(cells).pvalue > 1e-4  # varies less than this test assumes: without replacement
+    lengths = np.abs(table - taken / 30) / np.sqrt(taken / 30)
+    assert lengths.max() < 5
+
+
+def test_the_order_within_a_batch_is_random():
+    fresh, epoch = keys_of(4), Epoch()
+    rising = [int(np.all(np.diff(epoch.take(3, 3000, fresh())) > 0)) for _ in range(6000)]
+    assert abs(np.mean(rising) - 1 / 6) < 0.02
+
+
+def test_a_buffer_that_grows_at_each_sample_costs_no_permutations():
+    epoch, start = Epoch(), time.thread_time()
+    for _ in range(3):
+        np.random.default_rng(0).permutation(10**6)
+    few, start = time.thread_time() - start, time.thread_time()
+    for turn in range(300):
+        epoch.take(256, 10**6 + turn, key(turn))
+    assert time.thread_time() - start < 30 * few  # as 90 permutations

@@ -1,0 +1,133 @@
+"""A sampler whose draw is interrupted or fails keeps its priorities; so do copies and forked children."""
+
+import copy
+import pickle
+import random
+import signal
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
+from interop.host import compiled
+from interop.host.device_rows import JaxRows
+
+TIMES, SLOTS = 300, 64
+
+
+class AlarmError(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def raising(number, frame):
+        raise AlarmError
+
+    before = signal.signal(signal.SIGALRM, raising)
+    with jax.enable_x64(False):  # and so it is afterwards, though JAX may be broken off while it turns them off
+        yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_no_signal_loses_the_priorities(alarm, within):
+    sampler = PrioritizedSampler(SLOTS, 1.0, 1.0, max_priority_within_buffer=within)
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(SLOTS), sampler=sampler)
+    buffer.extend(torch.arange(SLOTS))
+    index, came = torch.arange(SLOTS), 0
+    for turn in range(-3, 20 * TIMES):
+        priority = torch.rand(SLOTS) + 0.1
+        buffer.update_priority(index, priority)
+        try:
+            if turn >= 0:  # everything is compiled
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 4e-4))
+            buffer.sample(SLOTS)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except AlarmError:
+            came += 1
+            np.testing.assert_array_equal(sampler.priorities, priority)
+        assert len(buffer.sample(SLOTS)) == SLOTS
+        if came == TIMES:
+            break
+    assert came > TIMES // 3
+
+
+def test_no_signal_loses_rows_of_jax(alarm):
+    rows, came = JaxRows.zeros([(SLOTS,)], [torch.int64], (), torch.device("cpu")), 0
+    for turn in range(20 * TIMES):
+        values = torch.full((SLOTS,), turn)
+        try:
+            if turn:  # everything is compiled
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 2e-4))
+            rows.write_run(0, [values])
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except AlarmError:
+            came += 1
+        assert set(rows.tensors[0].tolist()) in ({turn}, {turn - 1})
+        rows.write_run(0, [values])
+        if came == TIMES:
+            break
+    assert came > TIMES // 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_a_sampler_draws_by_its_own_priorities(copied, dtype):
+    storage, index = LazyTensorStorage(SLOTS), torch.arange(SLOTS)
+    storage.set(slice(0, SLOTS), index)
+    sampler = PrioritizedSampler(SLOTS, 1.0, 1.0, dtype=dtype)
+    sampler.sample(storage, 4)  # has had as much memory as all of them take
+    other = copied(sampler)
+    given = {sampler: torch.rand(SLOTS, dtype=dtype) + 1.0, other: torch.rand(SLOTS, dtype=dtype) + 2.0}
+    for each, priority in given.items():
+        each.update_priority(index, priority)
+    for each, priority in given.items():
+        slots, info = each.sample(storage, 8)  # brings what waits into the tree
+        np.testing.assert_array_equal(each.priorities, priority)
+        np.testing.assert_allclose(info["priority_weight"], priority.min() / priority[slots], rtol=1e-5)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_program_that_fails_costs_a_rebuild_and_no_priority(monkeypatch, within):
+    sampler = PrioritizedSampler(SLOTS, 1.0, 1.0, max_priority_within_buffer=within)
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(SLOTS), sampler=sampler)
+    buffer.extend(torch.arange(SLOTS))
+    buffer.sample(4)
+    priority = torch.rand(SLOTS) + 0.1
+    buffer.update_priority(torch.arange(SLOTS), priority)
+
+    def failing(*given):
+        compiled_program(*given)  # which takes the tree over
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        compiled_program = compiled.assign_and_draw
+        patched.setattr(compiled, "assign_and_draw", failing)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.sample(4)
+    np.testing.assert_array_equal(sampler.priorities, priority)
+    index, info = sampler.sample(buffer.storage, SLOTS)
+    np.testing.assert_allclose(info["priority_weight"], priority.min() / priority[index], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda sampler, storage: sampler.state,
+        lambda sampler, storage: sampler.sample(storage, 2),
+        lambda sampler, storage: sampler.update_priority(0, 2.0),
+        lambda sampler, storage: sampler.mark_update(0, storage=storage),
+    ],
+)
+def test_a_forked_child_reads_priorities_and_neither_draws_nor_writes(use):
+    sampler, storage = PrioritizedSampler(4, 1.0, 1.0), LazyTensorStorage(4)
+    storage.set(slice(0, 4), torch.arange(4))
+    sampler.mark_update(torch.arange(4), storage=storage)
+    sampler._pid = -1  # as the child sees it, where a program would never end
+    with pytest.raises(RuntimeError, match="forked"):
+        use(sampler, storage)
+    assert sampler.priorities.tolist() == [1.0] * 4
