@@ -6,8 +6,8 @@ Q-learning (Kostrikov et al., 2021, arXiv:2110.06169) learns from slices of thes
 n rewards from the following rows of its slice, which never crosses the end of an episode. Behaviour cloning is the
 same regression with equal weights: from the same batches it learns the mean of good and bad actions.
 
-The target is 97 % of the way from random torques to the controller. `--dataset ID` learns from another Minari dataset with
-continuous actions. It is evaluated if its environment is installed, and has no target.
+The mark is 97 % of the way from random torques to the controller. `--dataset ID` learns from another Minari dataset with
+continuous actions. It is evaluated if its environment is installed, and has no mark.
 """
 
 import argparse
