@@ -3,9 +3,8 @@
 To be called while the lock of the storage is held. A key is a name or a tuple of names; slots are flat, over all items.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +13,10 @@ from torch import Tensor
 
 from interop.data import bridge
 from interop.data.keys import as_path
-from interop.data.layout import Path as KeyPath
 from interop.host.device_rows import JaxRows
-from interop.host.rows import TorchRows
 from interop.storages import Storage, TensorStorage
 
-
-def _in_rows(storage: Storage, path: KeyPath) -> TypeGuard[TensorStorage]:
-    """Whether an entry is read from the rows of the storage, not by the `get` of a subclass."""
-    return isinstance(storage, TensorStorage) and (type(storage).get is TensorStorage.get or path in storage.AS_STORED)
+_GET = TensorStorage.get
 
 
 def memory(storage: Storage, key: Any) -> Tensor | None:
@@ -30,18 +24,13 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
 
     KeyError for an entry that is not stored. Not to be kept: the next write may move it.
     """
-    path = as_path(key)
-    if not _in_rows(storage, path):
+    if not isinstance(storage, TensorStorage):
         return None
-    place, rows = _place(storage, path), storage._rows
-    assert rows is not None
-    return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
-
-
-def _place(storage: TensorStorage, path: KeyPath) -> int:
-    """The leaf of an entry."""
-    layout, key = storage._layout, path if len(path) > 1 else path[0]
-    if layout is None:
+    path = as_path(key)
+    if getattr(storage.get, "__func__", None) is not _GET and path not in storage.AS_STORED:
+        return None
+    rows, layout = storage._rows, storage._layout
+    if rows is None or layout is None:
         raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
     place = layout.places.get(path)
     if place is None:
@@ -50,36 +39,11 @@ def _place(storage: TensorStorage, path: KeyPath) -> int:
         )
     if path in layout.varied:
         raise TypeError(f"{key!r} holds text or ragged rows, which have no column; a tensor is needed here")
-    return place
-
-
-def arrays(storage: Storage, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
-    """Entries in memory on the host, [items, ...] each: views, and None for what is not stored.
-
-    None in the place of all where NumPy cannot view them so. Not to be kept: the next write may move them.
-    """
-    if not isinstance(storage, TensorStorage) or storage._layout is None or not isinstance(storage._rows, TorchRows):
-        return None
-    if type(storage).get is not TensorStorage.get and not all(path in storage.AS_STORED for path in paths):
-        return None
-    rows, places, found = storage._rows, storage._layout.places, list[np.ndarray | None]()
-    for path in paths:
-        if (place := places.get(path)) is None:
-            found.append(None)
-            continue
-        held = rows.array(place)
-        if held is None or not (storage.ndim == 1 or held.flags.c_contiguous):
-            return None
-        dims = storage.ndim
-        found.append(held if dims == 1 else held.reshape(math.prod(held.shape[:dims]), *held.shape[dims:]))
-    return found
+    return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
 
 
 def has(storage: Storage, key: Any) -> bool:
     """Whether the items, of which there is one at least, have a tensor under the key."""
-    path = as_path(key)
-    if _in_rows(storage, path) and storage._layout is not None:
-        return path in storage._layout.places
     try:
         if memory(storage, key) is None:
             _within(storage.get(0), key)
