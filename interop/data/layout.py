@@ -388,10 +388,10 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
     """
     first = items[0]
     shape, device = first.batch_size, first.device
-    if any(type(item) is not _PLAIN or item.batch_size != shape for item in items):
+    if set(map(type, items)) != {_PLAIN} or any(item.batch_size != shape for item in items):
         return None
     held = list(map(_held, items))
-    if any(len(each) != len(held[0]) for each in held):
+    if len(set(map(len, held))) > 1:
         return None
     entries: dict[str, Any] = {}
     for key in held[0]:
