@@ -175,7 +175,7 @@ class HostPriorities(Priorities):
                 self._highest, self._highest_slot = self._given.dtype.type(1), -1
             elif self._highest_slot == -1:
                 self._highest_slot = int(slots[0])
-        self.size = max(self.size, int(slots.max()) + 1)
+        self.size = max(self.size, int(np.maximum.reduce(slots)) + 1)  # half the time of `max`
 
     def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
         self._note(slots)
