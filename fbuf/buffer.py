@@ -277,7 +277,7 @@ class Buffer:
         return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane
 
 
-@functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=0)
 def _store_some(buffer: Buffer, state: BufferState, ring: Any, rows: Int[Array, " n"], batch: Any) -> BufferState:
     """The state after a write of those items whose row is not negative."""
     if rows.shape[0] == 0:

@@ -1,9 +1,11 @@
-"""What XLA:CPU is to compute as one kernel, or once, where it would make many kernels or compute again.
+"""Loops that XLA:CPU compiles to one kernel, and values that XLA computes once.
 
 Each kernel of a program costs XLA:CPU a microsecond or more, and a program of more than about 1,000 operations is handed
-to another thread. A loop is one kernel if a turn of it moves less than 1,024 bytes and neither scatters, sorts nor calls
-out: XLA then compiles all of it together. So small work is written here as a loop over entries. On a GPU, and under
-`jax.vmap`, where a turn grows with what is mapped, the same is computed by operations on whole arrays.
+to another thread. A loop is one kernel if an iteration moves less than 1,024 bytes and neither scatters, sorts nor calls
+out. So small work is written here as a loop over entries. On a GPU, and under `jax.vmap`, where an iteration grows with
+what is mapped, the same is computed by operations on whole arrays.
+
+A function that may be called outside of any program has `@jax.jit`: its loop would be compiled anew in every call.
 """
 
 import functools
@@ -25,11 +27,11 @@ mlir.register_lowering(
     mlir.lower_fun(lambda *flat, function, given, avals: jax.tree.leaves(function(*jax.tree.unflatten(given, flat)))),
 )
 _SMALL = 4096  # elements that are moved one by one
-_FEW = 1024  # entries that are
-_READS = 2  # of one iteration of `after_reading`
+_FEW = 1024  # entries up to which a loop over them is faster on the CPU than kernels over all
+_READS = 2  # of one iteration of `zero_after_reading`
 
 
-def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[..., T]:
+def one_kernel_loop(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[..., T]:
     """`loop` on the CPU, `whole` on other devices, under `jax.vmap` and where derivatives are taken: the same values.
 
     Both take pytrees of arrays and close over none.
@@ -52,10 +54,10 @@ def as_one_kernel(loop: Callable[..., T], whole: Callable[..., T]) -> Callable[.
 
     @differentiable.defjvp
     def forward(values: Any, changes: Any) -> tuple[T, T]:
-        return jax.jvp(whole, values, changes)  # of a loop whose turns are not known JAX has no reverse mode
+        return jax.jvp(whole, values, changes)  # JAX has no reverse mode of a loop with an unknown number of iterations
 
     def computed(*operands: Any) -> T:
-        # Under `jax.disable_jit` turns are steps of Python, which count them by its own numbers.
+        # Under `jax.disable_jit` a loop runs in Python, which counts by numbers of its own.
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # made when JAX is imported
         found: T = whole(*operands) if disabled else differentiable(*operands)
         return found
@@ -77,14 +79,56 @@ def _branches(loop: Callable[..., T], whole: Callable[..., T]) -> tuple[Callable
     return traced_once, later
 
 
+def map_entries(
+    function: Callable[..., T],
+    count: int,
+    tables: Any,
+    shared: Any,
+    *arrays: Array,
+    most: int = _FEW,
+    settled: bool = False,
+) -> T:
+    """`function(tables, shared, place, *entries)` of each entry of arrays [count, ...], stacked.
+
+    On the CPU, for 2 to `most` entries, in a loop that is one kernel: of a loop XLA counts the operations of one iteration.
+    Otherwise by `jax.vmap`, and with `settled` by `computed_once`, as the loop is. The function closes over no array;
+    `shared` is a few numbers that every iteration needs; it reads `tables`, of any size, by slices.
+    """
+    looped, vectorized = _forms(function, count, settled)
+    if not 1 < count <= most:  # a loop of one iteration is none
+        return vectorized(tables, shared, *arrays)
+    return one_kernel_loop(looped, vectorized)(tables, shared, *arrays)
+
+
+@functools.lru_cache(maxsize=256)  # of one function the same two each time, see `_branches`
+def _forms(function: Callable[..., T], count: int, settled: bool) -> tuple[Callable[..., T], Callable[..., T]]:
+    return functools.partial(_looped, function, count), functools.partial(_vectorized, function, count, settled)
+
+
+def _vectorized(function: Callable[..., T], count: int, settled: bool, tables: Any, shared: Any, *arrays: Array) -> T:
+    found = jax.vmap(functools.partial(function, tables, shared))(jnp.arange(count, dtype=jnp.uint32), *arrays)
+    return computed_once(found) if settled else found
+
+
+def _looped(function: Callable[..., T], count: int, tables: Any, shared: Any, *arrays: Array) -> T:
+    def step(k: Array, out: T) -> T:
+        found = function(tables, loop_variant(shared, k), k.astype(jnp.uint32), *(entry(each, k) for each in arrays))
+        return jax.tree.map(lambda held, new: put(held, new, k), out, found)
+
+    zero = zero_after(arrays[0] if arrays else jax.tree.leaves(shared)[-1])
+    shapes = jax.eval_shape(functools.partial(_vectorized, function, count, False), tables, shared, *arrays)
+    empty = jax.tree.map(lambda leaf: jnp.full(leaf.shape, zero.astype(leaf.dtype)), shapes)
+    return jax.lax.fori_loop(zero, count, step, empty)
+
+
 def entry(array: Array, place: Array) -> Array:
-    """What stands at a place along the first axis, which is in range; as a slice, which a loop can read."""
+    """The entry at a place along the first axis, which is in range; as a slice, which a loop can read."""
     return part(array, place, 1)[0]
 
 
 def part(array: Array, start: Array, count: int) -> Array:
     """`count` entries from a place along the first axis on, which are in range."""
-    # Unsigned: JAX would look whether the place is counted from the end.
+    # Unsigned: for a signed place JAX adds the test whether it counts from the end.
     return jax.lax.dynamic_slice_in_dim(array, start.astype(jnp.uint32), count, 0)
 
 
@@ -93,51 +137,54 @@ def put(array: Array, value: Array, place: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(array, value.astype(array.dtype), place.astype(jnp.uint32), 0)
 
 
-def entries(array: Array, places: Array) -> Array:
-    """What stands at places, [n], along the first axis, which are in range; small entries. O(n).
+def gather(array: Array, places: Array) -> Array:
+    """Small entries at places, [n], along the first axis, which are in range. O(n).
 
     XLA:CPU splits a gather from a large array between threads, however few are gathered, and waking one takes longer.
     """
-    return (as_one_kernel(_one_by_one, _gathered) if is_few(places.shape[0]) else _gathered)(array, places)
+    if not is_few(places.shape[0]):
+        return array.at[places].get(mode="promise_in_bounds")
+    return map_entries(_read, places.shape[0], array, (), places)
+
+
+def _read(table: Array, _shared: Any, _k: Array, place: Array) -> Array:
+    return entry(table, place)
 
 
 def is_few(count: int) -> bool:
-    """Whether a loop over so many entries is faster on the CPU than kernels over all; one would be no loop."""
+    """Whether a loop over so many entries is faster on the CPU than kernels over all."""
     return 1 < count <= _FEW
 
 
-def _gathered(array: Array, places: Array) -> Array:
-    return array.at[places].get(mode="promise_in_bounds")
+def two_or_more(entries: T) -> T:
+    """Arrays [1, ...] with their entry twice. XLA turns a scatter of one entry into a slice, and then copies the table."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, 0) if leaf.shape[0] == 1 else leaf, entries)
 
 
-def _one_by_one(array: Array, places: Array) -> Array:
-    def turn(k: Array, out: Array) -> Array:
-        return put(out, entry(array, entry(places, k)), k)
-
-    count, zero = places.shape[0], following(places)
-    return jax.lax.fori_loop(zero, count, turn, jnp.full((count, *array.shape[1:]), zero.astype(array.dtype)))
-
-
-def divided(number: Array, by: int | Array) -> tuple[Array, Array]:
+def divmod_unsigned(number: Array, by: int | Array) -> tuple[Array, Array]:
     """Quotient and rest of an integer that is not negative; `//` and `%` of a signed one are twenty operations each."""
     unsigned = jnp.dtype(f"uint{8 * number.dtype.itemsize}")
-    whole = number.astype(unsigned)
+    dividend = number.astype(unsigned)
     divisor = jnp.broadcast_to(jnp.asarray(by).astype(unsigned), number.shape)
-    return jax.lax.div(whole, divisor).astype(number.dtype), jax.lax.rem(whole, divisor).astype(number.dtype)
+    return jax.lax.div(dividend, divisor).astype(number.dtype), jax.lax.rem(dividend, divisor).astype(number.dtype)
 
 
-def following(value: Array) -> Array:
-    """Zero, known when a value is that another kernel computes: where a loop begins, and what it fills.
+def zero_after(value: Array) -> Array:
+    """A zero that depends on a value: for the start of a loop and for the arrays that it fills.
 
-    Of more than eight kernels that could start, XLA:CPU hands half to another thread, and waking it takes 50 to 100
-    microseconds; all empty results and counters could. Nor does XLA know how many turns such a loop has: it takes the
-    only turn of one for no loop, and a single write in place for something to compute again.
+    Of more than eight kernels that could start, XLA:CPU hands half to another thread, which takes 50 to 100 microseconds
+    to wake; constant results and counters could all start. And XLA takes a loop of a known single iteration for no loop.
     """
-    return nothing_of(word_of(value.reshape(-1)[0]))
+    return opaque_zero(word_of(value.reshape(-1)[0]))
+
+
+def opaque_zero(word: Array) -> Array:
+    """A zero that no compiler can fold: of a number and the next one is even."""
+    return (word * (word + 1) & 1).astype(jnp.int32)
 
 
 def word_of(value: Array) -> Array:
-    """Some uint32 that nobody knows before the value is known."""
+    """A uint32 that depends on the value."""
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         value = value.real
     if jnp.issubdtype(value.dtype, jnp.floating):
@@ -145,11 +192,11 @@ def word_of(value: Array) -> Array:
     return value.astype(jnp.uint32)
 
 
-def after_reading(count: int, word: Callable[[Array], Array], zero: Array) -> Array:
-    """Zero, known only after `word(k)` was read for each k below `count`, and after `zero` is known.
+def zero_after_reading(count: int, word: Callable[[Array], Array], zero: Array) -> Array:
+    """A zero that depends on `word(k)` for each k below `count`, and on `zero`: it prefetches the memory of the words.
 
-    Later reads of the same memory do not wait. A loop that only reads keeps many cache misses in flight. XLA stores a
-    dozen counters and addresses in each iteration, which fill the store buffer: so one iteration makes several reads.
+    A loop that only reads keeps many cache misses in flight. XLA stores a dozen counters and addresses in each iteration,
+    which fill the store buffer: so one iteration makes several reads.
     """
     together = min(_READS, count)
 
@@ -157,15 +204,15 @@ def after_reading(count: int, word: Callable[[Array], Array], zero: Array) -> Ar
         places = [jnp.minimum(group * together + k, count - 1) for k in range(together)]
         return functools.reduce(jnp.bitwise_xor, map(word, places), seen)
 
-    return nothing_of(jax.lax.fori_loop(0, -(-count // together), read, zero.astype(jnp.uint32)))
+    return opaque_zero(jax.lax.fori_loop(0, -(-count // together), read, zero.astype(jnp.uint32)))
 
 
-def varying(values: T, turn: Array) -> T:
-    """The same numbers, which XLA cannot know to be the same in every turn of a loop: what follows from them stays in it.
+def loop_variant(values: T, step: Array) -> T:
+    """The same numbers, but XLA cannot prove that they are the same in every iteration, and hoists nothing out of the loop.
 
-    Otherwise each operation on what a loop only reads is a kernel in front of it.
+    Otherwise each operation on a loop's constants is a kernel in front of it.
     """
-    zero = nothing_of(turn.astype(jnp.uint32))
+    zero = opaque_zero(step.astype(jnp.uint32))
 
     def vary(value: Array) -> Array:
         if not jnp.issubdtype(value.dtype, jnp.floating):
@@ -176,38 +223,7 @@ def varying(values: T, turn: Array) -> T:
     return jax.tree.map(vary, values)
 
 
-def in_turns(function: Callable[..., T], count: int, shared: Any, *arrays: Array) -> T:
-    """`function(shared, places, *arrays)` for the places 0 to count - 1: arrays of one entry for each, from such arrays.
-
-    On the CPU one at a time, in a loop that is one kernel: of a loop XLA counts the operations of one turn, and a program
-    of which it counts 1,000 it hands to another thread. `shared` is what every turn needs; few numbers.
-    """
-
-    def whole(shared: Any, *arrays: Array) -> T:
-        return function(shared, jnp.arange(count, dtype=jnp.uint32), *arrays)
-
-    if not is_few(count):
-        return whole(shared, *arrays)
-
-    def loop(shared: Any, *arrays: Array) -> T:
-        def turn(k: Array, out: T) -> T:
-            new = function(varying(shared, k), k.astype(jnp.uint32)[None], *(part(each, k, 1) for each in arrays))
-            return jax.tree.map(lambda all_of, one: put(all_of, one[0], k), out, new)
-
-        zero = following(arrays[0] if arrays else jax.tree.leaves(shared)[-1])
-        shapes = jax.eval_shape(whole, shared, *arrays)
-        empty = jax.tree.map(lambda leaf: jnp.full(leaf.shape, zero.astype(leaf.dtype)), shapes)
-        return jax.lax.fori_loop(zero, count, turn, empty)
-
-    return as_one_kernel(loop, whole)(shared, *arrays)
-
-
-def nothing_of(word: Array) -> Array:
-    """Zero, which no compiler knows: one of two numbers that follow each other is even."""
-    return (word * (word + 1) & 1).astype(jnp.int32)
-
-
-@jax.jit  # called outside of any program, it would otherwise compile its loop in every call
+@jax.jit
 def computed_once(values: T) -> T:
     """The same arrays, kept from being fused into what uses them; all are there before one of them is used.
 
@@ -218,28 +234,28 @@ def computed_once(values: T) -> T:
     """
     leaves, structure = jax.tree.flatten(values)
     most = max((leaf.size for leaf in leaves), default=0)
-    if most <= 1 or sum(leaf.size for leaf in leaves) > _SMALL:  # a loop of one turn is none
-        return _turned_twice(values)
+    if most <= 1 or sum(leaf.size for leaf in leaves) > _SMALL:
+        return _inverted_twice(values)
     flat = [leaf.reshape(-1) for leaf in leaves]
-    whole: Callable[[list[Array]], list[Array]] = _turned_twice
-    moved = as_one_kernel(_moved_one_by_one, whole)(flat)
+    whole: Callable[[list[Array]], list[Array]] = _inverted_twice
+    moved = one_kernel_loop(_moved_one_by_one, whole)(flat)
     return jax.tree.unflatten(structure, [new.reshape(leaf.shape) for new, leaf in zip(moved, leaves, strict=True)])
 
 
 def _moved_one_by_one(flat: list[Array]) -> list[Array]:
-    def move(turn: Array, held: list[Array]) -> list[Array]:
-        places = [jnp.minimum(turn, leaf.size - 1) for leaf in flat]
+    def move(k: Array, held: list[Array]) -> list[Array]:
+        places = [jnp.minimum(k, leaf.size - 1) for leaf in flat]
         return [put(out, entry(leaf, at), at) for out, leaf, at in zip(held, flat, places, strict=True)]
 
-    zero = following(flat[0])
+    zero = zero_after(flat[0])
     empty = [jnp.full(leaf.shape, zero.astype(leaf.dtype)) for leaf in flat]
     return jax.lax.fori_loop(zero, max(leaf.size for leaf in flat), move, empty)
 
 
-def _turned_twice(values: T) -> T:
+def _inverted_twice(values: T) -> T:
     """Integers into their complement, floats into their negative, and back: also in a loop, by whole arrays."""
 
-    def turn(held: Array) -> Array:
+    def invert(held: Array) -> Array:
         return jnp.negative(held) if jnp.issubdtype(held.dtype, jnp.floating) else jnp.invert(held)
 
-    return jax.lax.fori_loop(0, 2, lambda _, held: jax.tree.map(turn, held), values)
+    return jax.lax.fori_loop(0, 2, lambda _, held: jax.tree.map(invert, held), values)

@@ -102,7 +102,7 @@ class HashTable:
         return count
 
 
-@jax.jit  # outside of any program its loops would be compiled in every call; so would those below
+@jax.jit
 def _find(state: HashTableState, keys: PyTree) -> Array:
     words = _words(keys)
     state, places = _probe(state, words, _hashed(words), jnp.ones(len(words), jnp.bool_), claims=False)

@@ -9,9 +9,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
-from fbuf.fusion import computed_once, following
+from fbuf.fusion import computed_once, two_or_more, zero_after
 from fbuf.paths import leaf_at, path_of
-from fbuf.priority_tree import two_or_more
 from fbuf.writers import Writer
 
 FANOUT = 128
@@ -125,7 +124,7 @@ def _append(
     return _accepting(state, jnp.sum(fits, dtype=jnp.int32), tuple(levels)), rows
 
 
-@jax.jit  # outside of any program its loops would be compiled in every call
+@jax.jit
 def _displace(
     state: HighestRankedState, ranks: Shaped[Array, " count"], asking: Bool[Array, " count"]
 ) -> tuple[HighestRankedState, Int[Array, " count"]]:
@@ -146,7 +145,7 @@ def _displace(
         taken = jax.lax.dynamic_update_slice(taken, row[None], (step,))
         return next_above(step + 1, jnp.min(levels[-1])), taken, accepted + 1, levels
 
-    zero = following(given)  # of the type of `given`, which may differ between the devices of a mesh
+    zero = zero_after(given)  # of the type of `given`, which may differ between the devices of a mesh
     start = (zero, zero + jnp.full(count, -1, jnp.int32), zero, state.ranks)
     _, taken, accepted, levels = jax.lax.while_loop(lambda carry: carry[0] < last, turn, start)
     rows = jnp.where(asking, taken.at[jnp.maximum(place, 0)].get(mode=_CLIP), -1)

@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fbuf import tree_in_loops
-from fbuf.fusion import as_one_kernel, entries, following
+from fbuf.fusion import gather, one_kernel_loop, two_or_more, zero_after
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
@@ -92,7 +92,7 @@ def maximum(tree: PriorityTree) -> Float[Array, ""]:
 
 def get(tree: PriorityTree, slots: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Values at slots; zero where a slot is out of range. O(batch)."""
-    return entries(tree.leaves, in_range(slots, tree.capacity, tree.leaves.size - 1))
+    return gather(tree.leaves, in_range(slots, tree.capacity, tree.leaves.size - 1))
 
 
 def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Array, " batch"]:
@@ -100,11 +100,6 @@ def in_range(slots: Int[Array, " batch"], capacity: int, other: int) -> Int[Arra
     if slots.dtype.itemsize < 4:
         slots = slots.astype(jnp.int32)
     return jnp.where((slots >= 0) & (slots < capacity), slots, other).astype(jnp.int32)
-
-
-def two_or_more(entries: Array) -> Array:
-    """A single entry twice. XLA makes a slice of a scatter of one entry, and then copies all that it is written into."""
-    return jnp.repeat(entries, 2) if entries.shape == (1,) else entries
 
 
 def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, Int[Array, " batch"]]:
@@ -122,18 +117,18 @@ def last_of_equal(scratch: Array, slots: Int[Array, " batch"]) -> tuple[Array, I
     return scratch, scratch.at[slots].get(mode=_CLIP).astype(jnp.int32)
 
 
-@jax.jit  # outside of any program its loops would be compiled in every call; so would those of `update`
+@jax.jit
 def set_last(
     table: Array, slots: Int[Array, " batch"], values: Float[Array, " batch"]
 ) -> tuple[Array, Float[Array, " batch"]]:
     """The table with values at slots, which are in range, of equal ones the last; and what then stands at each. O(batch)."""
     few = 0 < slots.shape[0] <= _IN_LOOPS
-    return (as_one_kernel(_set_in_order, _set_winners) if few else _set_winners)(table, slots, values)
+    return (one_kernel_loop(_set_in_order, _set_winners) if few else _set_winners)(table, slots, values)
 
 
 def _set_in_order(table: Array, slots: Array, values: Array) -> tuple[Array, Array]:
     table = tree_in_loops.set_in_order(table, slots, values)
-    return table, entries(table, slots)
+    return table, gather(table, slots)
 
 
 def _set_winners(table: Array, slots: Array, values: Array) -> tuple[Array, Array]:
@@ -171,7 +166,7 @@ def update_accepted(tree: PriorityTree, at: Array, values: Array, *, settled: bo
     """`update`, of two slots or more and values that are checked."""
     if at.shape[0] > _IN_LOOPS:
         return _update_whole(settled, tree, at, values)
-    return as_one_kernel(_update_in_loops, functools.partial(_update_whole, settled))(tree, at, values)
+    return one_kernel_loop(_update_in_loops, functools.partial(_update_whole, settled))(tree, at, values)
 
 
 def _update_whole(settled: bool, tree: PriorityTree, at: Array, values: Array) -> PriorityTree:
@@ -202,7 +197,7 @@ def _highest_value(tree: PriorityTree) -> float:
     return float(np.finfo(tree.leaves.dtype).max) / (2 * tree.leaves.size)
 
 
-@jax.jit  # outside of any program its loop would be compiled in every call
+@jax.jit
 def find(
     tree: PriorityTree, mass: Float[Array, " batch"], low: Float[Array, " batch"] | float = 0
 ) -> Int[Array, " batch"]:
@@ -227,7 +222,7 @@ def placed(
     inside = (mass < total) | ((mass == total) & (low < 0))
     # Twice any total: what is left of it in each level is still more than the level holds.
     mass, low = jnp.where(inside, mass, np.finfo(mass.dtype).max), jnp.where(inside, low, 0)
-    return jnp.stack(two_sum(mass, low), 1)
+    return jnp.stack(two_sum(mass, low), -1)
 
 
 @jax.jit
@@ -236,7 +231,7 @@ def find_placed(tree: PriorityTree, masses: Float[Array, "batch 2"]) -> Int[Arra
     place = jnp.zeros(masses.shape[0], jnp.int32), masses[:, 0], masses[:, 1]
     if not 0 < masses.shape[0] <= _FOUND_IN_LOOPS:
         return _find_whole(tree, place)
-    return as_one_kernel(_find_in_loops, _find_whole)(tree, place)
+    return one_kernel_loop(_find_in_loops, _find_whole)(tree, place)
 
 
 @jax.jit
@@ -272,7 +267,7 @@ def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[A
             return choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
         # Of the type of the masses, which may differ between the devices of a mesh.
-        node = place[0] + following(place[1])
+        node = place[0] + zero_after(place[1])
         place = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
     return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
 

@@ -116,7 +116,7 @@ def n_step_of_slots(
     )
 
 
-@functools.partial(jax.jit, static_argnames="axis")  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnames="axis")
 def returns_to_go(
     rewards: Any,
     ends: Any,

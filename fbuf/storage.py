@@ -10,7 +10,17 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, nothing_of, put, varying, word_of
+from fbuf.fusion import (
+    computed_once,
+    divmod_unsigned,
+    entry,
+    loop_variant,
+    one_kernel_loop,
+    opaque_zero,
+    put,
+    word_of,
+    zero_after,
+)
 from fbuf.ring_places import wrapped
 
 _TURN = 192  # bytes of a row that one turn of a loop may read: XLA counts them four times, against its 1,024
@@ -39,7 +49,7 @@ def write(items: Any, rows: Int[Array, " n"], batch: Any, *, repeating: bool = F
     return jax.tree.map(scatter, items, batch)
 
 
-@jax.jit  # outside of any program its loop would be compiled in every call
+@jax.jit
 def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
     """Items with batch at the rows from the first on around the ring, at most all. Small ones one by one on the CPU."""
     leaves, structure = jax.tree.flatten(items)
@@ -48,7 +58,7 @@ def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
     for group in _groups(leaves, ()):
         chosen, given = [leaves[i] for i in group], [new[i] for i in group]
         small = few and _row_bytes(chosen[0], ()) <= _TURN
-        chosen = (as_one_kernel(_put_around, _all_around) if small else _all_around)(chosen, first, given)
+        chosen = (one_kernel_loop(_put_around, _all_around) if small else _all_around)(chosen, first, given)
         for i, leaf in zip(group, chosen, strict=True):
             leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
@@ -62,10 +72,10 @@ def _all_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Arr
 
 def _put_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
     def turn(k: Array, held: list[Array]) -> list[Array]:
-        row = _around(varying(first, k), k.astype(jnp.uint32), held[0].shape[0])
+        row = _around(loop_variant(first, k), k.astype(jnp.uint32), held[0].shape[0])
         return [put(leaf, entry(given, k), row) for leaf, given in zip(held, new, strict=True)]
 
-    return jax.lax.fori_loop(following(first), new[0].shape[0], turn, leaves)
+    return jax.lax.fori_loop(zero_after(first), new[0].shape[0], turn, leaves)
 
 
 def _around(first: Array, steps: Array, capacity: int) -> Array:
@@ -83,7 +93,7 @@ def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -
     for group in _groups(leaves, lanes):
         chosen = [leaves[i] for i in group]
         if few and _row_bytes(chosen[0], lanes) <= _TURN:
-            taken = as_one_kernel(loop, whole)(chosen, at)
+            taken = one_kernel_loop(loop, whole)(chosen, at)
         else:  # the arithmetic behind the slots is not to be repeated in each gather
             taken = whole(chosen, computed_once(at))
         for i, rows in zip(group, taken, strict=True):
@@ -116,7 +126,7 @@ def _gathered(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list
 
 def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[Array]:
     """The same row by row. Some rows are asked for at once before they are copied, so that many are on their way."""
-    count, zero = slots.shape[0], following(slots)
+    count, zero = slots.shape[0], zero_after(slots)
     block = min(_BLOCK, count)
 
     def turn(k: Array, out: list[Array]) -> list[Array]:
@@ -126,7 +136,7 @@ def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[A
             place = _place(entry(slots, first + k), lanes)
             return seen ^ functools.reduce(jnp.bitwise_xor, [_lines(leaf, place) for leaf in leaves])
 
-        there = nothing_of(jax.lax.fori_loop(0, block, ask, zero.astype(jnp.uint32)))
+        there = opaque_zero(jax.lax.fori_loop(0, block, ask, zero.astype(jnp.uint32)))
 
         def copy(k: Array, out: list[Array]) -> list[Array]:
             place = _place(entry(slots, first + k) + there, lanes)
@@ -143,7 +153,7 @@ def _place(slot: Array, lanes: tuple[int, ...]) -> list[Array]:
     place: list[Array] = []
     slot = slot.astype(jnp.uint32)  # of a signed place JAX would look whether it is counted from the end
     for size in reversed(lanes):
-        slot, lane = divided(slot, size)
+        slot, lane = divmod_unsigned(slot, size)
         place.append(lane)
     return [slot, *reversed(place)]
 

@@ -7,7 +7,6 @@ a stored row stands in its trajectory is two reads away, whatever the number of 
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, UInt8
 
-from fbuf.fusion import as_one_kernel, divided, entry, following, part, put, varying
+from fbuf.fusion import divmod_unsigned, entry, loop_variant, map_entries, part, put, two_or_more, zero_after
 from fbuf.paths import leaf_at, path_of
 from fbuf.ring_places import backward, onward, wrapped
 from fbuf.writers import RingState
@@ -156,7 +155,7 @@ def written(
     kind = jnp.where(cut & (kind == OPEN), jnp.uint8(CUT), kind)
 
     lane = jnp.arange(ended.shape[1], dtype=jnp.int32)
-    held = (divided(state.latest, capacity)[1], lane)
+    held = (divmod_unsigned(state.latest, capacity)[1], lane)
     since = now - jnp.minimum(now - state.first[held], _LONGEST - np.uint32(count))
     first = jnp.where(begun < 0, since[None], now + begun.astype(jnp.uint32))
     # A trajectory that went on until here and is not continued.
@@ -165,7 +164,7 @@ def written(
 
     kept = slice(count - min(count, capacity), None)  # of more rows than there are the last stay
     rows = wrapped(ring.cursor.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)[kept] % capacity, capacity)
-    entry = (divided(number[kept], capacity)[1], jnp.broadcast_to(lane, number[kept].shape))
+    entry = (divmod_unsigned(number[kept], capacity)[1], jnp.broadcast_to(lane, number[kept].shape))
     return TrajectoryState(
         number=state.number.at[rows].set(number[kept], mode="promise_in_bounds", unique_indices=True),
         first=_put(state.first, entry, first[kept]),
@@ -205,8 +204,8 @@ def written_one_by_one(
 
     def turn(step: Array, held: Any) -> Any:
         state, seen, lost, queued = held
-        ring = varying(before, step)
-        at, lane = divided(step, lanes)
+        ring = loop_variant(before, step)
+        at, lane = divmod_unsigned(step, lanes)
         now, row = ring.written[0] + at.astype(jnp.uint32), onward(ring.cursor, at, capacity)
         latest, was_open, kind = entry(state.latest, lane), entry(state.is_open, lane), cell(ended, at, lane)
         starts = ~was_open
@@ -220,7 +219,7 @@ def written_one_by_one(
             left = (row < ring.size) & (cell(state.number, row, lane) == held_by)
             if only_closed:
                 since = ring.written[0] - 1 - _age(ring, ahead, capacity).astype(jnp.uint32)
-                left &= cell(state.last, divided(held_by, capacity)[1], lane) == since
+                left &= cell(state.last, divmod_unsigned(held_by, capacity)[1], lane) == since
                 left &= ~(was_open & (held_by == latest))
             back = backward(row, reach, capacity)
             if queued is not None:
@@ -233,9 +232,9 @@ def written_one_by_one(
             if queued is not None:
                 queued = queue_moved(queued, left, entered, back * lanes + lane)
             number = jnp.where(left < 0, 0, number)
-        there = divided(number, capacity)[1]
+        there = divmod_unsigned(number, capacity)[1]
         age = jnp.minimum(now - cell(state.first, there, lane), _LONGEST - (count - at).astype(jnp.uint32))
-        cut = divided(latest, capacity)[1]
+        cut = divmod_unsigned(latest, capacity)[1]
         kinds = _set(state.kind, cut, lane, jnp.where(starts & was_open, jnp.uint8(CUT), cell(state.kind, cut, lane)))
         state = TrajectoryState(
             number=_set(state.number, row, lane, number),
@@ -248,7 +247,7 @@ def written_one_by_one(
         )
         return state, seen, lost, queued
 
-    zero = following(ended)
+    zero = zero_after(ended)
     held = jax.lax.fori_loop(zero, count * lanes, turn, (state, jnp.full(3, zero), zero, queued))
     return held[0], held[2], held[3]
 
@@ -268,57 +267,30 @@ def clear(state: TrajectoryState) -> TrajectoryState:
     return dataclasses.replace(state, is_open=jnp.zeros_like(state.is_open))
 
 
-@jax.jit  # outside of any program its loop would be compiled in every call
+@jax.jit
 def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
     """Where the items at slots, which must hold one, stand in their trajectories. O(slots)."""
-    if not 0 < slots.size <= _FEW:
-        return _place(state, ring, slots.astype(jnp.int32))
-    found = as_one_kernel(_place_one_by_one, _place)(state, ring, slots.astype(jnp.int32).reshape(-1))
+    found = map_entries(_place_of, slots.size, state, ring, slots.astype(jnp.int32).reshape(-1), most=_FEW)
     return jax.tree.map(lambda leaf: leaf.reshape(slots.shape), found)
 
 
-def _place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
-    lanes = state.latest.size
-    row, lane = divided(slots, lanes) if lanes > 1 else (slots, jnp.zeros_like(slots))
-
-    def of(table: Array, row: Array) -> Array:
-        return table.at[row, lane].get(mode="promise_in_bounds")
-
-    return _placed(state, ring, row, lane, of)
-
-
-def _place_one_by_one(state: TrajectoryState, ring: RingState, slots: Int[Array, " n"]) -> Place:
-    lanes, count = state.latest.size, slots.size
-
-    def turn(k: Array, out: Place) -> Place:
-        row, lane = divided(entry(slots, k), lanes)
-        found = place_of_one(state, varying(ring, k), row, lane)
-        return jax.tree.map(lambda all_of, one: put(all_of, one, k), out, found)
-
-    zero = following(slots)
-    whole, short = jnp.full(count, zero), jnp.full(count, zero.astype(jnp.uint8))
-    return jax.lax.fori_loop(zero, count, turn, Place(whole, whole, whole, whole, whole, short))
+def _place_of(state: TrajectoryState, ring: RingState, _k: Array, slot: Array) -> Place:
+    return place_of_one(state, ring, *divmod_unsigned(slot, state.latest.size))
 
 
 def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Array) -> Place:
-    """Where one item stands in its trajectory; in a loop, by slices."""
-    return _placed(state, ring, row, lane, lambda table, row: cell(table, row, lane))
-
-
-def _placed(
-    state: TrajectoryState, ring: RingState, row: Array, lane: Array, of: Callable[[Array, Array], Array]
-) -> Place:
+    """The place of the item in a row and lane: scalars."""
     capacity = state.number.shape[0]
-    number, time = of(state.number, row), time_of(ring, row, capacity)
-    there = divided(number, capacity)[1]
-    step = (time - of(state.first, there)).astype(jnp.int32)
+    number, time = cell(state.number, row, lane), time_of(ring, row, capacity)
+    there = divmod_unsigned(number, capacity)[1]
+    step = (time - cell(state.first, there, lane)).astype(jnp.int32)
     return Place(
         lane=lane,
         number=number,
         step=step,
         before=jnp.minimum(step, stored_before(ring, row, capacity)),
-        after=(of(state.last, there) - time).astype(jnp.int32),
-        kind=of(state.kind, there),
+        after=(cell(state.last, there, lane) - time).astype(jnp.int32),
+        kind=cell(state.kind, there, lane),
     )
 
 
@@ -356,6 +328,6 @@ def _set(table: Array, row: Array, lane: Array, value: Array) -> Array:
 
 def _put(table: Array, entry: tuple[Array, Array], values: Array) -> Array:
     """The table with values at entries; equal entries come with equal values."""
-    if values.size == 1:  # XLA makes a slice of a scatter of one entry, and then copies the table
-        entry, values = (jnp.repeat(entry[0], 2, 0), jnp.repeat(entry[1], 2, 0)), jnp.repeat(values, 2, 0)
+    if values.size == 1:
+        entry, values = two_or_more((entry, values))
     return table.at[entry].set(values, mode="promise_in_bounds")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf.fusion import after_reading, entry, following, part, put, word_of
+from fbuf.fusion import entry, part, put, word_of, zero_after, zero_after_reading
 
 _ABREAST = 4  # entries of one turn, which the processor computes side by side,
 _MANY = 64  # from this many entries on
@@ -23,7 +23,7 @@ def set_in_order(table: Array, places: Array, values: Array) -> Array:
     def turn(k: Array, table: Array) -> Array:
         return put(table, entry(values, k), entry(places, k))
 
-    return jax.lax.fori_loop(following(places), places.shape[0], turn, table)
+    return jax.lax.fori_loop(zero_after(places), places.shape[0], turn, table)
 
 
 def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, leaves: Array, place: tuple) -> Array:
@@ -43,7 +43,7 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
             return word_of(entry(families, start + node * fanout))
 
         # The search itself waits for each of its reads.
-        from_here = start + after_reading(padded, first_child, following(held))
+        from_here = start + zero_after_reading(padded, first_child, zero_after(held))
 
         def turn(group: Array, changed: Array) -> Array:
             here, *mass = part(changed if out is None else held, group * abreast, abreast).T
@@ -56,11 +56,11 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
         return jax.lax.fori_loop(0, padded // abreast, turn, held if out is None else out)
 
     if below:
-        starts, first = jnp.asarray(below, jnp.int32), following(place[1])
+        starts, first = jnp.asarray(below, jnp.int32), zero_after(place[1])
         held = jax.lax.fori_loop(
             first, len(below), lambda level, held: step(nodes, entry(starts, level), held, None), held
         )
-    first = following(held)
+    first = zero_after(held)
     found = jnp.full(padded, first)
     found = jax.lax.fori_loop(first, 1, lambda _, found: step(leaves, jnp.int32(0), held, found), found)
     return found[:count]
@@ -146,4 +146,4 @@ def _is_run(slots: Array) -> Array:
     def follows(k: Array) -> Array:
         return (k < count) & (entry(slots, jnp.minimum(k, count - 1)) == entry(slots, jnp.int32(0)) + k)
 
-    return jax.lax.while_loop(follows, lambda k: k + 1, following(slots)) == count
+    return jax.lax.while_loop(follows, lambda k: k + 1, zero_after(slots)) == count

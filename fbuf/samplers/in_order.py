@@ -11,7 +11,17 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from fbuf import priority_tree
-from fbuf.fusion import after_reading, as_one_kernel, computed_once, entry, following, is_few, put, varying, word_of
+from fbuf.fusion import (
+    computed_once,
+    entry,
+    is_few,
+    loop_variant,
+    one_kernel_loop,
+    put,
+    word_of,
+    zero_after,
+    zero_after_reading,
+)
 from fbuf.priority_tree import PriorityTree
 
 Value = Callable[[Array, Array], Array]  # of a priority and alpha: what an item weighs
@@ -24,13 +34,13 @@ def chance(value: Array, total: Float[Array, ""]) -> Array:
     return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
 
 
-@jax.jit  # outside of any program its loop would be compiled in every call
+@jax.jit
 def chances(tree: PriorityTree, slots: Int[Array, " batch"]) -> Chances:
     """Slots that were found, the chance of each, the smallest of all, and whether there is any.
 
     All computed once (see `fusion.computed_once`): read later, they would be read after a write into the tree.
     """
-    return as_one_kernel(_chances, _all_chances)(tree, slots) if is_few(slots.shape[0]) else _all_chances(tree, slots)
+    return one_kernel_loop(_chances, _all_chances)(tree, slots) if is_few(slots.shape[0]) else _all_chances(tree, slots)
 
 
 def _all_chances(tree: PriorityTree, slots: Array) -> Chances:
@@ -41,11 +51,11 @@ def _all_chances(tree: PriorityTree, slots: Array) -> Chances:
 
 def _chances(tree: PriorityTree, slots: Array) -> Chances:
     def turn(k: Array, out: Chances) -> Chances:
-        slot, total = entry(slots, k), varying(priority_tree.total(tree), k)
-        smallest = chance(varying(priority_tree.minimum(tree), k), total)
+        slot, total = entry(slots, k), loop_variant(priority_tree.total(tree), k)
+        smallest = chance(loop_variant(priority_tree.minimum(tree), k), total)
         return put(out[0], slot, k), put(out[1], chance(entry(tree.leaves, slot), total), k), smallest, total > 0
 
-    zero = following(slots)
+    zero = zero_after(slots)
     none = zero.astype(tree.leaves.dtype)
     empty = jnp.full(slots.shape, zero), jnp.full(slots.shape, none), none, zero > 0
     return jax.lax.fori_loop(zero, slots.shape[0], turn, empty)
@@ -54,7 +64,7 @@ def _chances(tree: PriorityTree, slots: Array) -> Chances:
 def begun(value: Value, state: Any, slots: Array, told: Array, allowed: Array) -> Any:
     """The state of `Prioritized` after items came into slots, and others may be drawn from now on, or not."""
     nobody, count = state.priorities.size - 1, told.shape[0]
-    zero = following(told)
+    zero = zero_after(told)
 
     def begin(k: Array, held: Array) -> Array:
         return put(held, state.highest, entry(slots, k))
@@ -65,7 +75,7 @@ def begun(value: Value, state: Any, slots: Array, told: Array, allowed: Array) -
         excluded, at, values = out
         slot = priority_tree.in_range(entry(told, k), state.tree.capacity, nobody)
         priority, may = entry(held, slot), entry(allowed, k)
-        new = jnp.where(may & (priority >= 0), value(jnp.maximum(priority, 0), varying(state.alpha, k)), 0)
+        new = jnp.where(may & (priority >= 0), value(jnp.maximum(priority, 0), loop_variant(state.alpha, k)), 0)
         slot, new = priority_tree.accepted(state.tree, slot, new)
         return put(excluded, ~may & (slot < nobody), slot), put(at, slot, k), put(values, new, k)
 
@@ -82,7 +92,7 @@ def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
     def kept(k: Array) -> Array:
         return word_of(entry(state.priorities, priority_tree.in_range(entry(slots, k), state.tree.capacity, nobody)))
 
-    zero = after_reading(count, kept, following(slots))
+    zero = zero_after_reading(count, kept, zero_after(slots))
 
     def note(k: Array, held: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         table, at, refused = held
@@ -96,7 +106,7 @@ def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
 
     held = state.priorities, jnp.full(count, zero), state.refused
     held, at, refused = jax.lax.fori_loop(zero, count, note, held)
-    zero = following(at)
+    zero = zero_after(at)
 
     def weigh(k: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
         values, highest = out
@@ -105,7 +115,7 @@ def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
         weighs = settled >= 0
         if state.excluded is not None:
             weighs &= ~entry(state.excluded, slot)
-        new = jnp.where(weighs, value(jnp.maximum(settled, 0), varying(state.alpha, k)), 0)
+        new = jnp.where(weighs, value(jnp.maximum(settled, 0), loop_variant(state.alpha, k)), 0)
         _slot, new = priority_tree.accepted(state.tree, slot, new)
         return put(values, new, k), jnp.maximum(highest, settled)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
 from fbuf import priority_tree, random_words
-from fbuf.fusion import as_one_kernel, computed_once, entries, in_turns, is_few
-from fbuf.priority_tree import PriorityTree, two_or_more, two_sum
+from fbuf.fusion import computed_once, gather, is_few, map_entries, one_kernel_loop, two_or_more
+from fbuf.priority_tree import PriorityTree, two_sum
 from fbuf.samplers import in_order
 from fbuf.samplers.protocol import Draw, Sampler
 
@@ -124,7 +124,7 @@ class Prioritized(Sampler):
         told, allowed = two_or_more(priority_tree.in_range(told, state.tree.capacity, nobody)), two_or_more(allowed)
         excluded = state.excluded.at[told].set(~allowed & (told < nobody), mode="promise_in_bounds")
         state = dataclasses.replace(state, excluded=excluded)
-        held = entries(state.priorities, told)
+        held = gather(state.priorities, told)
         values = jnp.where(allowed & (held >= 0), self.value(jnp.maximum(held, 0), state.alpha), 0)
         tree = priority_tree.update(state.tree, *computed_once((told, values)), settled=True)
         return dataclasses.replace(state, tree=tree)
@@ -195,7 +195,7 @@ class Prioritized(Sampler):
         priorities, good = _checked(state, priorities)
         nobody = state.priorities.size - 1
         at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
-        at = jnp.where(entries(state.priorities, at) >= 0, at, nobody)
+        at = jnp.where(gather(state.priorities, at) >= 0, at, nobody)
         return self._assign(state, computed_once(at), priorities, good)
 
     def _assign(self, state: PrioritizedState, at: Array, priorities: Array, good: Array) -> PrioritizedState:
@@ -206,7 +206,7 @@ class Prioritized(Sampler):
         state = dataclasses.replace(state, priorities=held, refused=state.refused + jnp.sum(~good, dtype=jnp.uint32))
         weighs = settled >= 0
         if state.excluded is not None:
-            weighs &= ~entries(state.excluded, at)
+            weighs &= ~gather(state.excluded, at)
         values = jnp.where(weighs, self.value(jnp.maximum(settled, 0), state.alpha), 0)
         state = dataclasses.replace(
             state,
@@ -255,16 +255,16 @@ class Prioritized(Sampler):
         return dataclasses.replace(state, highest=highest, highest_slot=slot)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # outside of any program their loops would be compiled in every call
+@functools.partial(jax.jit, static_argnums=0)
 def _few_updated(rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
-    return as_one_kernel(functools.partial(in_order.updated, rule.value), rule.updated)(state, slots, priorities)
+    return one_kernel_loop(functools.partial(in_order.updated, rule.value), rule.updated)(state, slots, priorities)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _few_begun(
     rule: Prioritized, state: PrioritizedState, slots: Array, told: Array, allowed: Array
 ) -> PrioritizedState:
-    return as_one_kernel(functools.partial(in_order.begun, rule.value), rule.begun_excluding)(
+    return one_kernel_loop(functools.partial(in_order.begun, rule.value), rule.begun_excluding)(
         state, slots, told, allowed
     )
 
@@ -284,19 +284,20 @@ def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -
     return _masses_of(count, stratified, total, jnp.arange(count, dtype=jnp.uint32), *random_words.pairs(key, count))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 3))  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=(1, 3))
 def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> Float[Array, "count 2"]:
     """Uniform masses in [0, total) of 48 random bits, as `priority_tree.find_placed` takes them."""
     words = random_words.words_of(key)
     if words is None:
         return priority_tree.placed(total, *_masses(key, count, total, stratified))
 
-    def place(shared: tuple[Array, Array], places: Array) -> Array:
+    def mass_at(_tables: Any, shared: tuple[Array, Array], place: Array) -> Array:
         words, total = shared
-        drawn = random_words.pairs_at(words, places, False)
-        return priority_tree.placed(total, *_masses_of(count, stratified, total, places, *drawn))
+        place = place[None]  # of scalars XLA reorders products, which may then overflow
+        drawn = random_words.pairs_at(words, place, False)
+        return priority_tree.placed(total, *_masses_of(count, stratified, total, place, *drawn))[0]
 
-    return in_turns(place, count, (words, total))
+    return map_entries(mass_at, count, (), (words, total))
 
 
 def _masses_of(

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fbuf import trajectories
-from fbuf.fusion import as_one_kernel, divided, entry, following, put, varying
-from fbuf.priority_tree import two_or_more
+from fbuf.fusion import divmod_unsigned, entry, loop_variant, one_kernel_loop, put, two_or_more, zero_after
 from fbuf.ring_places import moved
 from fbuf.trajectories import OPEN, Queued
 
@@ -19,7 +18,7 @@ FEW = 16  # items up to which a loop over them is faster on the CPU than kernels
 @jax.jit
 def push(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
     """The queue with the entries that entered behind its last one."""
-    return (as_one_kernel(_pushed_one_by_one, _pushed) if entered.size <= FEW else _pushed)(
+    return (one_kernel_loop(_pushed_one_by_one, _pushed) if entered.size <= FEW else _pushed)(
         queue, last, entered, entries
     )
 
@@ -41,13 +40,13 @@ def _pushed_one_by_one(queue: Array, last: Array, entered: Array, entries: Array
         place = place + enters
         return queue, jnp.where(place == room, 0, place)
 
-    return jax.lax.fori_loop(following(last), entered.size, turn, (queue, last))[0]
+    return jax.lax.fori_loop(zero_after(last), entered.size, turn, (queue, last))[0]
 
 
-@functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=0)
 def push_ends(rule: Any, queued: Queued, write: Any) -> Queued:
     """The queue of ends of trajectories, which the rule keeps, after a write of few rows."""
-    return as_one_kernel(functools.partial(_ends_one_by_one, rule.shortest), rule.pushed_together)(queued, write)
+    return one_kernel_loop(functools.partial(_ends_one_by_one, rule.shortest), rule.pushed_together)(queued, write)
 
 
 def _ends_one_by_one(shortest: int, queued: Queued, write: Any) -> Queued:
@@ -56,10 +55,10 @@ def _ends_one_by_one(shortest: int, queued: Queued, write: Any) -> Queued:
     capacity, lanes = after.number.shape
 
     def turn(k: Array, queued: Queued) -> Queued:
-        ring, leaving = varying((write.ring, write.leaving), k)
-        step, lane = divided(k, lanes)
+        ring, leaving = loop_variant((write.ring, write.leaving), k)
+        step, lane = divmod_unsigned(k, lanes)
         row = moved(ring.cursor, step - rows, capacity)
-        there = divided(trajectories.cell(after.number, row, lane), capacity)[1]
+        there = divmod_unsigned(trajectories.cell(after.number, row, lane), capacity)[1]
         time = trajectories.time_of(ring, row, capacity)
         stored = trajectories.stored_before(ring, row, capacity)
         length = 1 + jnp.minimum((time - trajectories.cell(after.first, there, lane)).astype(jnp.int32), stored)
@@ -72,4 +71,4 @@ def _ends_one_by_one(shortest: int, queued: Queued, write: Any) -> Queued:
             queued, jnp.where(k == 0, leaving, 0), entered.astype(jnp.int32), row * lanes + lane
         )
 
-    return jax.lax.fori_loop(following(write.leaving), rows * lanes, turn, queued)
+    return jax.lax.fori_loop(zero_after(write.leaving), rows * lanes, turn, queued)

@@ -143,7 +143,7 @@ def take(
     return moved.at[target].set(entries, mode=_CLIP), entries[:count, 0].astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 3))  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=(1, 3))
 def swaps(
     key: Array, count: int, left: Int[Array, ""], bits: int
 ) -> tuple[Int[Array, " count"], Int[Array, " count"], Int[Array, " count"]]:

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
-from fbuf.fusion import as_one_kernel, computed_once, divided
+from fbuf.fusion import computed_once, divmod_unsigned, one_kernel_loop
 from fbuf.ring_places import moved
 from fbuf.samplers import queues, windows, within
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
@@ -222,7 +222,7 @@ class Slices:
         # Rows that will be overwritten and begin a run of `least` stored rows of one trajectory.
         left = ((over < ring.size) & (np.arange(kept) < capacity - reach))[:, None] & (index.number[over] == number)
         if isinstance(self.starts, PerTrajectory):  # and the last of these rows closes the trajectory
-            last = index.last[divided(number, capacity)[1], jnp.arange(lanes, dtype=jnp.int32)[None]]
+            last = index.last[divmod_unsigned(number, capacity)[1], jnp.arange(lanes, dtype=jnp.int32)[None]]
             left &= last == trajectories.time_of(ring, ahead, capacity)[:, None]
             left &= ~(index.is_open[None] & (number == index.latest[None]))
         return jnp.sum(left, dtype=jnp.int32)
@@ -255,7 +255,7 @@ class Slices:
         kept = min(write.count, capacity)
         after, lane = write.after, jnp.arange(lanes, dtype=jnp.int32)[None]
         rows = _rows_from(write.ring.cursor, -min(kept + 1, capacity), min(kept + 1, capacity), capacity)
-        entry = (divided(after.number[rows], capacity)[1], lane)
+        entry = (divmod_unsigned(after.number[rows], capacity)[1], lane)
         time = trajectories.time_of(write.ring, rows, capacity)[:, None]
         length = 1 + jnp.minimum(
             (time - after.first[entry]).astype(jnp.int32),
@@ -270,7 +270,7 @@ class Slices:
     def _stored_length(self, write: Written) -> Array:
         """Stored items of the latest trajectory of each lane."""
         capacity = write.after.number.shape[0]
-        first = write.after.first[divided(write.after.latest, capacity)[1], jnp.arange(write.after.latest.size)]
+        first = write.after.first[divmod_unsigned(write.after.latest, capacity)[1], jnp.arange(write.after.latest.size)]
         return jnp.minimum((write.ring.written[0] - first).astype(jnp.int32), write.ring.size)
 
     # ------------------------------------------------------------------ draws
@@ -326,7 +326,7 @@ class Slices:
         )
 
 
-@functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=0)
 def write(
     rule: Any,
     state: Any,
@@ -359,7 +359,7 @@ def write(
     if count * lanes <= queues.FEW and count + (reach or 0) < capacity:
         closed = isinstance(rule, Slices) and isinstance(rule.starts, PerTrajectory)
         one_by_one = functools.partial(trajectories.written_one_by_one, reach, closed)
-        after, leaving, queued = as_one_kernel(one_by_one, whole)(index, before, ended, ids, queued, ring)
+        after, leaving, queued = one_kernel_loop(one_by_one, whole)(index, before, ended, ids, queued, ring)
     else:
         after, leaving, queued = whole(index, before, ended, ids, queued, ring)
     return Written(index, after, ring, leaving, queued, count)

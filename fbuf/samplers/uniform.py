@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jax import Array
 from jaxtyping import Int, UInt32
 
 from fbuf import random_words
-from fbuf.fusion import in_turns
+from fbuf.fusion import map_entries
 from fbuf.samplers.protocol import Draw, Sampler
 
 
@@ -41,7 +42,7 @@ class Uniform(Sampler):
         return state
 
 
-@functools.partial(jax.jit, static_argnums=1, static_argnames="another")  # or its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=1, static_argnames="another")
 def below(
     key: Array, count: int, bound: Int[Array, ""] | Int[Array, " count"], *, another: bool = False
 ) -> Int[Array, " count"]:
@@ -53,11 +54,16 @@ def below(
     if words is None:
         return scaled(*random_words.pairs(key, count, another=another), bound)
 
-    def draw(shared: tuple[Array, ...], places: Array, *bounds: Array) -> Array:
-        words, *common = shared
-        return scaled(*random_words.pairs_at(words, places, another), *common, *bounds)
+    def draw(_tables: Any, shared: tuple[Array, Array], place: Array) -> Array:
+        words, bound = shared
+        return scaled(*random_words.pairs_at(words, place, another), bound)
 
-    return in_turns(draw, count, (words,), bound) if bound.ndim else in_turns(draw, count, (words, bound))
+    def draw_below(_tables: Any, words: Array, place: Array, bound: Array) -> Array:
+        return draw((), (words, bound), place)
+
+    return (
+        map_entries(draw_below, count, (), words, bound) if bound.ndim else map_entries(draw, count, (), (words, bound))
+    )
 
 
 def scaled(high: UInt32[Array, " n"], low: UInt32[Array, " n"], bound: Array) -> Int[Array, " n"]:

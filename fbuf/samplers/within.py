@@ -1,6 +1,7 @@
 """Where slices begin within trajectories that were drawn: at each of their whole slices equally often."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from fbuf import random_words, trajectories
-from fbuf.fusion import as_one_kernel, computed_once, divided, entry, following, put, varying
+from fbuf.fusion import divmod_unsigned, entry, map_entries
 from fbuf.ring_places import moved
-from fbuf.samplers.uniform import below, scaled
+from fbuf.samplers.uniform import scaled
 from fbuf.samplers.windows import in_queue
 from fbuf.trajectories import TrajectoryState
 from fbuf.writers import RingState
@@ -23,55 +24,33 @@ Drawn = tuple[Int[Array, " n"], Bool[Array, " n"], Float[Array, " n"]]  # which 
 Starts = tuple[Int[Array, " n"], Float[Array, " n"], Float[Array, ""]]  # slots, chances, and the smallest of these
 
 
-@functools.partial(jax.jit, static_argnums=0)  # outside of any program its loop would be compiled in every call
+@functools.partial(jax.jit, static_argnums=0)
 def starts(length: int, key: Array, ends: Ends, drawn: Drawn, index: TrajectoryState, ring: RingState) -> Starts:
     """Starts of slices of `length`. Trajectories are numbered: those that ended by their place in the queue, then others."""
-    words = random_words.words_of(key)
-    if words is None or not 1 < drawn[0].shape[0] <= _FEW:
-        return _in_all(length, key, ends, drawn, index, ring)
-    return as_one_kernel(functools.partial(_one_by_one, length), functools.partial(_in_all, length))(
-        words, ends, drawn, index, ring
+    count, words = drawn[0].shape[0], random_words.words_of(key)
+    queue, head, ended, going = ends
+    shared = (head, ended, ring), () if words is None else words
+    randoms = random_words.pairs(key, count, another=True) if words is None else ()
+    tables = queue, going, index
+    slots, chances = map_entries(
+        functools.partial(_start, length), count, tables, shared, *drawn, *randoms, most=_FEW, settled=True
     )
+    return slots, chances, jnp.min(chances)
 
 
-def _in_all(length: int, key: Array, ends: Ends, drawn: Drawn, index: TrajectoryState, ring: RingState) -> Starts:
-    (capacity, lanes), (which, valid, chance) = index.number.shape, drawn
-    queue, head, count, going = ends
-    lane = going[jnp.clip(which - count, 0, lanes - 1)]
-    place = in_queue(queue, head, jnp.minimum(which, jnp.maximum(count - 1, 0)))
-    closed = queue.at[place].get(mode="promise_in_bounds")
-    last = computed_once(jnp.where(which < count, closed, _newest(ring.cursor, capacity) * lanes + lane))
-    stored = jnp.where(valid, trajectories.place(index, ring, last).before + 1, 1)
-    choices = jnp.maximum(stored - length + 1, 1)
-    back = stored - 1 - below(key, which.shape[0], choices, another=True)
-    row, lane = divided(last, lanes)
-    chance = chance / choices.astype(jnp.float32)
-    return computed_once(moved(row, -back, capacity) * lanes + lane), chance, jnp.min(chance)
-
-
-def _one_by_one(length: int, words: Array, ends: Ends, drawn: Drawn, index: TrajectoryState, ring: RingState) -> Starts:
+def _start(
+    length: int, tables: Any, shared: Any, k: Array, which: Array, valid: Array, chance: Array, *random: Array
+) -> tuple[Array, Array]:
+    """The start of one slice and its chance."""
+    (queue, going, index), ((head, ended, ring), words) = tables, shared
     capacity, lanes = index.number.shape
-    queue, _head, _count, going = ends
-
-    def turn(k: Array, out: Starts) -> Starts:
-        slots, chances, smallest = out
-        key, head, count, now = varying((words, *ends[1:3], ring), k)
-        which, valid, chance = (entry(each, k) for each in drawn)
-        lane = entry(going, jnp.clip(which - count, 0, lanes - 1))
-        closed = entry(queue, in_queue(queue, head, jnp.minimum(which, jnp.maximum(count - 1, 0))))
-        last = jnp.where(which < count, closed, _newest(now.cursor, capacity) * lanes + lane)
-        row, lane = divided(last, lanes)
-        stored = jnp.where(valid, trajectories.place_of_one(index, now, row, lane).before + 1, 1)
-        choices = jnp.maximum(stored - length + 1, 1)
-        random = scaled(*random_words.pairs_at(key, k.astype(jnp.uint32)[None], True), choices[None])[0]
-        slot = moved(row, -(stored - 1 - random), capacity) * lanes + lane
-        chance = chance / choices.astype(jnp.float32)
-        return put(slots, slot, k), put(chances, chance, k), jnp.minimum(smallest, chance)
-
-    zero, count = following(drawn[0]), drawn[0].shape[0]
-    empty = jnp.full(count, zero), jnp.full(count, zero.astype(jnp.float32)), zero + jnp.float32(jnp.inf)
-    return jax.lax.fori_loop(zero, count, turn, empty)
-
-
-def _newest(cursor: Array, capacity: int) -> Array:
-    return jnp.where(cursor > 0, cursor, capacity) - 1
+    lane = entry(going, jnp.clip(which - ended, 0, lanes - 1))
+    closed = entry(queue, in_queue(queue, head, jnp.minimum(which, jnp.maximum(ended - 1, 0))))
+    newest = jnp.where(ring.cursor > 0, ring.cursor, capacity) - 1
+    last = jnp.where(which < ended, closed, newest * lanes + lane)
+    row, lane = divmod_unsigned(last, lanes)
+    stored = jnp.where(valid, trajectories.place_of_one(index, ring, row, lane).before + 1, 1)
+    choices = jnp.maximum(stored - length + 1, 1)
+    high, low = random or random_words.pairs_at(words, k, True)
+    back = stored - 1 - scaled(high, low, choices)
+    return moved(row, -back, capacity) * lanes + lane, chance / choices.astype(jnp.float32)

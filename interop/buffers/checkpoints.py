@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
-from interop.buffers.prefetch import settle
 from interop.buffers.turn import Turn, turns
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
 from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.stateful import as_arrays, as_tensors
 from interop.checkpoint.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.shared.interrupts import uninterrupted
 
@@ -32,16 +30,16 @@ class Saveable(Aliases):
     _latest_checkpoint: Path | None = None  # whose files the next one may share
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the buffer in a folder: rows, sampler, writer, generator, transforms and what was drawn ahead.
+        """Save the buffer in a folder: rows, sampler, writer, generator and transforms.
 
         It is of one moment: other threads, and processes that share the buffer, wait until all was read, not until it is on
         the disk. It is there, flushed, when this returns; killed at any point it leaves the checkpoint that was there or
         the new one, whole. Only the filled part is written, and of that what differs from the last checkpoint of this
         buffer and from the one in the folder: what does not is linked to, where they are on one disk. Each can be deleted.
 
-        A batch that was drawn ahead is saved as what it will be made of. Without a generator of its own the random numbers
-        of a buffer are torch's global ones, which are not saved. `prefetch`, `collate_fn`, hooks and functions are not
-        saved: what is loaded into is built with them.
+        Prefetched batches are dropped and drawn again, here and where this is loaded. Without a generator of its own the
+        random numbers of a buffer are torch's global ones, which are not saved. `prefetch`, `collate_fn`, hooks and
+        functions are not saved: what is loaded into is built with them.
 
         Args:
             path: a folder; made if it is missing, below one that exists. Other files in it stay.
@@ -55,9 +53,8 @@ class Saveable(Aliases):
         self._storage  # type: ignore[attr-defined]  # noqa: B018  # components, not what makes them
         previous = [] if self._latest_checkpoint is None else [self._latest_checkpoint]
         with Writing(path, previous) as out, self._turns(), self._queue_still():
-            tree = self._saved_with(out)
-            out.write(tree)
-            self._redraw_ahead()
+            self._drop_requests()
+            out.write(self._saved_with(out))
         self._latest_checkpoint = out.path
 
     def loads(
@@ -115,7 +112,6 @@ class Saveable(Aliases):
         """Put in what was checked: as a whole, whether the process is interrupted or killed."""
         with uninterrupted(), self._step():
             restored()
-            settle(self._drawn_from(), [self.__dict__["_prefetch"]])
 
     def _step(self) -> Any:
         """A time, of which all that is stored counts at its end, or nothing."""
@@ -142,7 +138,6 @@ class Saveable(Aliases):
             "writer": described(held["_writer"], held["_writer"]._saved()),
             "transforms": held["_transform"]._saved(),
             "generator": _saved_generator(held["_rng"]),
-            "prefetch": None if held["_prefetch"] is None else held["_prefetch"]._saved(),
         }
 
     def _saved_sampler(self) -> dict[str, Any]:
@@ -189,8 +184,7 @@ class Saveable(Aliases):
                 ready.append(put(state, rule))
             ready.append(held["_transform"]._restoring(fields.any("transforms"), rule))
             ready.append(_restoring_generator(held["_rng"], fields.any("generator"), where))
-            queue = self._restoring_queue(fields.any("prefetch"), rule)
-        return Together([*ready, self._rejoining(size, beside), queue])
+        return Together([*ready, self._rejoining(size, beside)])
 
     def _rejoining(self, batch_size: int | None, beside: Sequence[Any] = ()) -> Callable[[], None]:
         size = self._batch_size if batch_size is None else batch_size
@@ -207,29 +201,20 @@ class Saveable(Aliases):
 
         return rejoin
 
-    def _restoring_queue(self, saved: Any, rule: Rule) -> Callable[[], None]:
-        queue = self.__dict__["_prefetch"]
-        if queue is None or saved is None:  # it is no state: other batches are drawn at once, or none ahead
-            return lambda: None
-        restoring: Callable[[], None] = queue._restoring(saved, rule, self._drawn_from())
-        return restoring
-
-    def _drawn_from(self) -> Sequence[Any]:
-        """The buffers whose items batches are made of."""
-        return (self,)
-
     # ------------------------------------------------------------------ state dicts
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all that `dumps` saves, as plain values and tensors: `torch.load(weights_only=True)` reads it.
 
         Keys: "_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_consume_after_n_samples", "_rng" and
-        "_prefetch_state". It takes the memory of the rows a second time: `dumps` does not.
+        "_prefetch_state", which is None: batches are drawn again. It takes the memory of the rows a second time: `dumps`
+        does not.
         """
         self._storage  # type: ignore[attr-defined]  # noqa: B018
         with self._turns(), self._queue_still():
+            self._drop_requests()
             held = self.__dict__
-            state = {
+            return {
                 "_storage": held["_storage"].state_dict(),
                 "_sampler": held["_sampler"].state_dict(),
                 "_writer": held["_writer"].state_dict(),
@@ -237,10 +222,8 @@ class Saveable(Aliases):
                 "_batch_size": held["_batch_size"],
                 "_consume_after_n_samples": getattr(held["_sampler"], "max_sample_count", None),
                 "_rng": None if held["_rng"] is None else (held["_rng"].get_state(), str(held["_rng"].device)),
-                "_prefetch_state": None if held["_prefetch"] is None else as_tensors(held["_prefetch"]._saved()),
+                "_prefetch_state": None,
             }
-            self._redraw_ahead()
-            return state
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave into a buffer built alike. After an error nothing has changed."""
@@ -265,11 +248,9 @@ class Saveable(Aliases):
             ready.append(held["_writer"]._from_dict(fields.any("_writer"), rule))
             ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", rule))
             ready.append(_restoring_generator(held["_rng"], saved, where))
-            queued = as_arrays(fields.any("_prefetch_state"), self) if "_prefetch_state" in fields else None
             size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
-            rest = [self._rejoining(size), self._restoring_queue(queued, EXACT)]
             # Last, for it may take memory, and first to be put in.
-            ready = [ready[0], rows(), *ready[1:], *rest]
+            ready = [ready[0], rows(), *ready[1:], self._rejoining(size)]
         return Together(ready)
 
     def _restoring_dump(self, dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
@@ -282,27 +263,20 @@ class Saveable(Aliases):
             rows = partial(dump.restoring_rows, storage, cursor, written, rule)
             return self._restoring_dict(fields, dump.where, rows, rule)
 
-    # ------------------------------------------------------------------ batches drawn ahead
-
     def _queue_still(self) -> Any:
         """A context in which no batch is drawn ahead, or taken."""
         queue = self.__dict__["_prefetch"]
-        return contextlib.nullcontext() if queue is None else queue.still()
+        return contextlib.nullcontext() if queue is None else queue.held_still()
 
-    def _redraw_ahead(self) -> None:
-        """Draw what waits again, from what is stored now, as whoever loads this will."""
-        queue = self.__dict__["_prefetch"]
-        if queue is not None and len(queue):
-            queue.redraw(self)
+    def _drop_requests(self) -> None:
+        """Before a save: what is saved and what goes on draw the same batches."""
+        self._drop_ahead()  # type: ignore[attr-defined]
 
 
 class SaveableEnsemble(Saveable):
     """The same for several buffers: each is saved as it would be by itself, in one checkpoint of one moment."""
 
     _members: tuple[Any, ...]
-
-    def _drawn_from(self) -> Sequence[Any]:
-        return self._members
 
     def _saved_sampler(self) -> dict[str, Any]:
         state: dict[str, Any] = self.sampler._saved_choice()  # type: ignore[attr-defined]
@@ -322,6 +296,11 @@ class SaveableEnsemble(Saveable):
     def _members_still(self) -> Any:
         """A context in which nobody else reads or writes any of them; they may be drawn ahead of."""
         return turns(self._members)
+
+    def _drop_requests(self) -> None:
+        super()._drop_requests()
+        for member in self._members:
+            member._drop_ahead()
 
     def _step(self) -> Any:
         with contextlib.ExitStack() as steps:
@@ -349,11 +328,6 @@ class SaveableEnsemble(Saveable):
                 ready.append(member._restoring_tree(saved, source, rule, f"{where}, member {place}", before))
             ready.append(self._restoring_rest(fields, ("sampler",), where, rule))
         return Together(ready)
-
-    def _redraw_ahead(self) -> None:
-        super()._redraw_ahead()
-        for member in self._members:
-            member._redraw_ahead()
 
 
 def _saved_generator(generator: torch.Generator | None) -> dict[str, Any] | None:

@@ -13,14 +13,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers import collate
-from interop.buffers.ahead import Ahead, Part
 from interop.buffers.assembling import buffers_of, components_of, functions_of
 from interop.buffers.checkpoints import SaveableEnsemble
-from interop.buffers.fused import reads_to_draw, reserved
 from interop.buffers.gathering import Gathering, asked, described
 from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
+from interop.buffers.pending import Part, PendingBatch
 from interop.buffers.places import owned
-from interop.buffers.prefetch import goes_on
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.routing import changes, widths
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
@@ -177,59 +175,99 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
     def _next_batch(self, batch_size: int) -> Any:
         if self._prefetch is None:
             return self._sample(batch_size)
-        draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
-        return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make, self._still_to_draw())
+        draw, request = partial(self._sample, batch_size), partial(self._request, batch_size)
+        return self._prefetch.take(draw, request, lambda: self._sampler.has_more, self._make, self._lock_to_reserve())
 
-    def _still_to_draw(self) -> contextlib.AbstractContextManager[None]:
-        """A time in which members are not written to whose draws ahead look at what is stored."""
+    def _lock_to_reserve(self) -> contextlib.AbstractContextManager[None]:
+        """The locks of members whose reservations look at what is stored."""
         own = not self._draws_itself
-        return turns([member for member in self._members if own or reads_to_draw(member._sampler)])
+        return turns([member for member in self._members if own or member.sampler.reads_to_reserve])
 
-    def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
-        """The next batch of the queue: members and keys are drawn now, in the order in which batches are given out."""
-        if not self._draws_itself:
-            return Ahead.of(self.sampler, self.storage, batch_size, epoch, self._rng)
-        ahead = Ahead(batch_size, epoch, parts=[])
+    def _request(self, batch_size: int) -> PendingBatch | None:
+        """The next batch for a thread to make: members and keys are drawn now, in the order in which batches are returned.
+
+        None where it cannot be drawn: the call that asks for it raises the error. That of a user's sampler is raised here.
+        """
+        pending = self._begun(batch_size)
         try:
-            with self._restored():
-                each = self._sampler.part_of(batch_size)
-                ahead.parts = self._planned()
-                for part in ahead.parts:
-                    member = self._members[part.place]
-                    part.drawn = reserved(member._sampler, member._storage, each, part.key)
-        except Exception:  # the call that asks for this batch raises it
-            ahead.take_back()
-            return None
-        return ahead
+            self._plan(pending)
+            if self._draws_itself:
+                for part in pending.parts:
+                    member, size = self._members[part.place], batch_size // len(pending.parts)
+                    part.reservation = member.sampler.reserve(member.storage, size, part.key)
+            else:
+                [part] = pending.parts
+                part.reservation = self.sampler.reserve(self.storage, batch_size, part.key)
+        except Exception:
+            pending.abandon()
+            if self._draws_itself:
+                return None
+            raise
+        pending.close()
+        return pending
 
-    def _planned(self) -> list[Part]:
-        """The members that a batch is drawn from, each with a key of its own generator."""
+    def _begun(self, batch_size: int) -> PendingBatch:
+        generators = {id(each): each for each in (self._rng, *(member._rng for member in self._members))}
+        return PendingBatch(batch_size, generators.values())
+
+    def _plan(self, pending: PendingBatch) -> None:
+        """Choose the members of a batch, each with a key of its own generator; one key where they draw together."""
+        if not self._draws_itself:
+            pending.parts = [Part(0, randomness.key(self._rng))]
+            return
+        self._sampler.part_of(pending.batch_size)
         self._sampler.refuse_empty(self._members)
         places = self._sampler.choose(randomness.key(self._rng))
-        return [Part(place, randomness.key(self._members[place]._rng)) for place in places]
+        pending.parts = [Part(place, randomness.key(self._members[place]._rng)) for place in places]
 
-    def _sample(self, batch_size: int, ahead: Ahead | None = None) -> Any:
-        """A batch and what the members told; None for one ahead of time whose epoch is over."""
-        if ahead is not None and (self._prefetch is None or ahead.epoch != self._prefetch.epoch):
-            return None
-        batch, collate_fn = None, self._collate_fn
-        if self._draws_itself:
-            gathering = self._gathered(batch_size, None if ahead is None else ahead.parts)
-            told = [(part.place, part.info) for part in gathering.parts]
-            batch = gathering.whole() if collate_fn is collate.stack else None
-            rows = gathering.rows() if batch is None else [batch]
-        else:
+    def _sample(self, batch_size: int) -> Any:
+        """A batch drawn now and what the members say of it; random numbers are as before where it cannot be drawn."""
+        pending = self._begun(batch_size)
+        try:
+            self._plan(pending)
+            found = self._drawn(pending, reserves=True)
+        except BaseException:
+            pending.abandon()
+            raise
+        pending.commit()
+        return self._joined(*found)
+
+    def _make(self, pending: PendingBatch) -> Any:
+        """A batch that was requested and what the members say of it, by a thread; None where it is stale."""
+        found = self._drawn(pending, reserves=False)
+        return None if found is None else self._joined(*found)
+
+    def _drawn(self, pending: PendingBatch, reserves: bool) -> Any:
+        """The parts of a batch, or a list of rows, and what the members say of them; None where it is stale."""
+        if not self._draws_itself:
             alone = contextlib.nullcontext() if self._prefetch is None else self._members_still()
-            with alone, self._restored(ahead is None):
-                key = randomness.key(self._rng) if ahead is None else ahead.key
-                drawn = None if ahead is None else ahead.drawn
-                drawn = drawn or reserved(self.sampler, self.storage, batch_size, key)
-                assert drawn is not None  # an ensemble names no slots
-                rows, told = asked(drawn, self.storage, self._members, self._collate_fns)
-        if ahead is not None:
-            ahead.was_read = True
-        marked = all(isinstance(row, TensorDictBase) for row in rows)
-        batch, collate_fn = (rows, collate_fn) if batch is None else (batch, collate.identity)
+            [part] = pending.parts
+            with alone:
+                if pending.dropped:
+                    return None
+                if reserves:
+                    part.reservation = self.sampler.reserve(self.storage, pending.batch_size, part.key)
+                assert part.reservation is not None  # an ensemble names no slots
+                return asked(part.reservation, self.storage, self._members, self._collate_fns)
+        each = pending.batch_size // len(pending.parts)
+        weighs = any(member._sampler.takes_priorities for member in self._members)
+        gathering = Gathering(len(pending.parts), each, weighs)
+        for part in pending.parts:
+            member = self._members[part.place]
+            with Turn(member):
+                if not reserves and not pending.can_be_read(part, member.sampler, member.storage):
+                    return None
+                gathering.draw(part, member, self._collate_fns[part.place], reserves)
+        return gathering, [(part.place, part.info) for part in gathering.parts]
+
+    def _joined(self, parts: Any, told: Any) -> Any:
+        """The parts as one batch, through collating and transforms; no lock is held."""
+        batch, collate_fn = None, self._collate_fn
+        if isinstance(parts, Gathering):
+            batch = parts.whole() if collate_fn is collate.stack else None
+            parts = parts.rows() if batch is None else [batch]
+        marked = all(isinstance(row, TensorDictBase) for row in parts)
+        batch, collate_fn = (parts, collate_fn) if batch is None else (batch, collate.identity)
         return self._from_store(batch, None, collate_fn), (marked, told)
 
     @property
@@ -240,29 +278,6 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             and getattr(self._sampler.draw, "__func__", None) is _DRAW
             and getattr(self._storage.get, "__func__", None) is _GET
         )
-
-    def _gathered(self, batch_size: int, plan: Sequence[Part] | None) -> Gathering:
-        """Parts drawn of each chosen member; random numbers are as before where one cannot be drawn."""
-        each = self._sampler.part_of(batch_size) if plan is None else batch_size // len(plan)
-        members = self._members
-        weighs = any(member._sampler.takes_priorities for member in members)
-        with self._restored(plan is None):
-            plan = self._planned() if plan is None else plan
-            gathering = Gathering(len(plan), each, weighs)
-            try:
-                for part in plan:
-                    place = part.place
-                    with Turn(members[place]):
-                        gathering.draw(place, members[place], self._collate_fns[place], part.key, part.drawn)
-            except BaseException:
-                gathering.take_back()
-                raise
-        gathering.given()
-        return gathering
-
-    def _restored(self, plans: bool = True) -> randomness.Restored:
-        """A block that restores the generators of all keys if it raises, where it makes keys."""
-        return randomness.Restored(*({self._rng, *(member._rng for member in self._members)} if plans else ()))
 
     def _told(self, info: Any) -> Any:
         marked, told = info
@@ -366,12 +381,11 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
 
     def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
         """What a pickle or copy has: each member as of one moment of its own, and the ensembles without members."""
+        self._drop_requests()
         state = {key: value for key, value in self.__dict__.items() if key not in (*_NOT_KEPT, *_COMPONENTS)}
         bare = copy.copy(self._storage), copy.copy(self._sampler), copy.copy(self._writer)
         bare[0]._storages = bare[1]._samplers = bare[2]._writers = ()
         state["_bare"] = bare
-        if self._prefetch is not None:
-            state["_prefetch"] = self._prefetch.twin()
         if self._rng is not None:
             state["_rng"] = (self._rng.get_state(), str(self._rng.device))
         return state
@@ -390,8 +404,6 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
                 member._rng = self._rng
                 member._hand_rng()
         self._listen()
-        if self._prefetch is not None:
-            self._prefetch.bind(self._members)
 
     def __repr__(self) -> str:
         parts = f"storages={self.storage},\nsamplers={self.sampler},\nwriters={self.writer},"

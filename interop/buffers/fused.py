@@ -3,66 +3,19 @@
 from typing import Any
 
 import numpy as np
-from tensordict import is_tensor_collection
 from torch import Tensor
 
 from interop.data import bridge
-from interop.data.pytrees import each_leaf
 from interop.host.device_rows import JaxRows
 from interop.host.rows import TorchRows
 from interop.samplers import DrawingSampler, Sampler
 from interop.samplers.assembly import Assemblies
 from interop.samplers.drawing import names_slots
-from interop.samplers.epoch import Drawn, Epoch
-from interop.samplers.sampler import draw_by
+from interop.samplers.reservation import Reservation
 from interop.storages import Storage, TensorStorage
 
 _READ = TensorStorage.get
 _NO_RUNS = (None, 1)
-
-
-def epoch_of(sampler: Sampler) -> Epoch | None:
-    """What the sampler's draws use up, where they are the library's own, and not planned."""
-    epoch = sampler._epoch
-    return epoch if isinstance(epoch, Epoch) and names_slots(sampler) and sampler.planned is None else None
-
-
-def reserved(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> Drawn | None:
-    """What is drawn of an epoch, to be told whether it was given out, or by a user's sampler, which may have epochs.
-
-    None for the library's other samplers, whose draws are determined by the key and what is stored.
-    """
-    if not names_slots(sampler):
-        index, info = draw_by(sampler, storage, batch_size, key)
-        return Drawn(None, Drawn.OWN, _apart(index), _apart(info))
-    epoch = epoch_of(sampler)
-    if epoch is None:
-        return None
-    with epoch.lock:
-        slots, info, _ = sampler._draw(storage, batch_size, key)
-        return Drawn(epoch, epoch.hold(), slots, info)
-
-
-def _apart(drawn: Any) -> Any:
-    """The same in memory of its own: what a user's sampler gives may be a part of what it changes for the next draw."""
-    return each_leaf(drawn, _copied)
-
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor) or is_tensor_collection(leaf):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-
-def reads_to_draw(sampler: Sampler) -> bool:
-    """Whether `reserved` reads what is stored: it must not be written meanwhile."""
-    return not names_slots(sampler) or sampler._reads_to_draw
-
-
-def caught_up(sampler: Sampler, storage: Storage) -> None:
-    """Have what was drawn ahead no longer be held where writes have made it stale. The lock of the storage is held."""
-    if epoch_of(sampler) is not None:
-        sampler._catch_up(storage)  # type: ignore[attr-defined]
 
 
 class Fused:
@@ -90,7 +43,7 @@ class Fused:
         return names_slots(self._sampler) and getattr(self._storage.get, "__func__", None) is _READ
 
     def sample(
-        self, batch_size: int, key: np.ndarray, marks: bool, drawn: Drawn | None = None
+        self, batch_size: int, key: np.ndarray, marks: bool, drawn: Reservation | None = None
     ) -> tuple[Any, dict[Any, Any]]:
         """A batch and what to tell about it; with `marks` it may already have in it what the info says.
 
@@ -106,7 +59,7 @@ class Fused:
         return self._storage.build(tensors or rows.read(slots), (slots.shape[0],)), info
 
     def draw(
-        self, batch_size: int, key: np.ndarray, drawn: Drawn | None = None
+        self, batch_size: int, key: np.ndarray, drawn: Reservation | None = None
     ) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
         """Flat slots, what to tell about them, and the items where the program that draws has read them."""
         rows = self._storage._rows

@@ -10,13 +10,14 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers import collate
-from interop.buffers.fused import Fused, caught_up, reserved
+from interop.buffers.fused import Fused
+from interop.buffers.pending import Part as Request
 from interop.buffers.places import owned
 from interop.data import bridge
 from interop.data.index import as_tensor
 from interop.data.layout import Branch, Layout, unchecked
 from interop.host.rows import TorchRows
-from interop.samplers.epoch import Drawn
+from interop.samplers.reservation import Reservation
 from interop.storages import TensorStorage
 from interop.transforms.order import Order
 
@@ -43,7 +44,6 @@ class Gathering:
         self.parts: list[Part] = []
         self._lead = (parts, each)
         self._weighs = weighs  # whether some member says what items weigh: those of the others then weigh 1
-        self._held: list[Drawn] = []
         self._layout: Layout | None = None
         self._leaves: list[Tensor] = []
         self._views: list[np.ndarray] = []
@@ -51,30 +51,20 @@ class Gathering:
     # ------------------------------------------------------------------ drawing, under the lock of a member
 
     def draw(
-        self,
-        place: int,
-        member: Any,
-        collate_fn: Callable[[Any], Any] | None,
-        key: np.ndarray,
-        ahead: Drawn | None = None,
+        self, request: Request, member: Any, collate_fn: Callable[[Any], Any] | None, reserves: bool = False
     ) -> None:
-        """Another part, of `member`; `collate_fn` stands in for its own.
-
-        What is drawn waits for `given` or `take_back`, but for what was drawn ahead, which somebody else sees to.
-        """
-        each = self._lead[1]
+        """Another part, of `member`; `collate_fn` stands in for its own. With `reserves` the draw is reserved first."""
+        place, key, each = request.place, request.key, self._lead[1]
         chosen = member._collate_fn if collate_fn is None else collate_fn
-        drawn = reserved(member._sampler, member._storage, each, key) if ahead is None else ahead
-        if drawn is not None and ahead is None:
-            self._held.append(drawn)
-        elif drawn is not None:
-            caught_up(member._sampler, member._storage)
+        if reserves:
+            request.reservation = member.sampler.reserve(member.storage, each, key)
+        drawn = request.reservation
         fused = member._fused
         if fused is not None and fused.holds and not fused.storage.packs and _comes_as_stored(member, chosen):
             part = self._read(place, fused, *fused.draw(each, key, drawn))
             member._revision(part.info, key)
         else:
-            data, info = member._draw(each, key, drawn)
+            data, info = member._read(each, key, drawn)
             if collate_fn is not None and member._storage.is_live(info["index"]):
                 data = owned(data)  # seen to for the member's own collate_fn only
             revise, order = member._revision(info, key), Order.of(member, info["index"], info)
@@ -101,16 +91,6 @@ class Gathering:
             return Part(place, info, storage=storage, leaves=rows.read(slots))
         rows.read_into(slots, number, self._leaves, self._views)
         return Part(place, info, storage=storage)
-
-    def given(self) -> None:
-        """All parts were drawn."""
-        for drawn in self._held:
-            drawn.given()
-
-    def take_back(self) -> None:
-        """One part could not be drawn: what others have drawn of an epoch remains to be drawn."""
-        for drawn in reversed(self._held):
-            drawn.take_back()
 
     # ------------------------------------------------------------------ putting together
 
@@ -203,7 +183,7 @@ def described(parts: Sequence[tuple[int, dict[Any, Any]]], marked: bool) -> Tens
 
 
 def asked(
-    drawn: Drawn, storage: Any, members: Sequence[Any], collate_fns: Sequence[Any]
+    drawn: Reservation, storage: Any, members: Sequence[Any], collate_fns: Sequence[Any]
 ) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
     """Parts and what is told about them, of a sampler or storage ensemble of the user's own."""
     index, rows, told = drawn.slots, [], []

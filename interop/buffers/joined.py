@@ -326,6 +326,7 @@ class Joined(Saveable):
                 buffer._drop_ahead()
 
     def _drop_ahead(self) -> None:
+        """Undo all requests for batches that were not returned, here and in ensembles that draw from here."""
         if self._prefetch is not None:
             self._prefetch.drop()
         for each in self._readers:
@@ -335,15 +336,14 @@ class Joined(Saveable):
     def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
         """What a pickle or copy has, as of one moment: with components of its own. A worker gets those there are."""
         self._storage  # noqa: B018  # components, not what makes them
-        with Turn(self), contextlib.nullcontext() if self._prefetch is None else self._prefetch.still():
+        with Turn(self), self._queue_still():
+            self._drop_ahead()
             state = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
             if not starting_a_worker():
                 parts = copy.deepcopy([state[name] for name in _COMPONENTS], memo)
                 state.update(zip(_COMPONENTS, parts, strict=True))
             elif self._workers_only_write:
                 state["_sampler"] = DrawnElsewhere()
-            if self._prefetch is not None:
-                state["_prefetch"] = self._prefetch.twin()
             if self._rng is not None:
                 state["_rng"] = (self._rng.get_state(), str(self._rng.device))
             return state
@@ -368,8 +368,6 @@ class Joined(Saveable):
         self.__dict__.update(state, _parts=None)
         with self._storage._access.turn():
             self._join(self._storage, self._sampler, self._writer)
-        if self._prefetch is not None:
-            self._prefetch.bind([self])
 
     def __repr__(self) -> str:
         parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -13,11 +12,9 @@ from torch import Tensor
 
 import fbuf
 from interop.buffers import collate
-from interop.buffers.ahead import Ahead
 from interop.buffers.assignment import assign
-from interop.buffers.fused import caught_up, reads_to_draw, reserved
+from interop.buffers.pending import Part, PendingBatch
 from interop.buffers.places import as_key, is_all, owned, unwrapped
-from interop.buffers.prefetch import goes_on
 from interop.buffers.turn import Turn
 from interop.buffers.writable import Writable
 from interop.data import randomness
@@ -26,7 +23,8 @@ from interop.data.numbers import whole
 from interop.data.pytrees import each_leaf, swapped
 from interop.doors.to_fbuf import to_fbuf
 from interop.sample_units import expanded
-from interop.samplers.epoch import Drawn
+from interop.samplers.drawing import names_slots
+from interop.samplers.reservation import Reservation
 from interop.storages import StorageEnsemble, TensorStorage
 from interop.transforms.order import Order, in_order
 
@@ -127,37 +125,48 @@ class ReplayBuffer(Writable):
     def _next_batch(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         if self._prefetch is None:
             return self._sample(batch_size)
-        draw, schedule = partial(self._sample, batch_size), partial(self._ahead, batch_size)
-        turn = Turn(self) if reads_to_draw(self._sampler) else nullcontext()
-        return self._prefetch.take(draw, schedule, partial(goes_on, self._sampler), self._make, turn)
+        draw, request = partial(self._sample, batch_size), partial(self._request, batch_size)
+        lock = Turn(self) if self._sampler.reads_to_reserve else None
+        return self._prefetch.take(draw, request, lambda: self._sampler.has_more, self._make, lock)
 
-    def _ahead(self, batch_size: int, epoch: int) -> Ahead | None:
-        """The next batch to be made by a thread; None where it cannot be drawn."""
-        return Ahead.of(self._sampler, self._storage, batch_size, epoch, self._rng)
+    def _request(self, batch_size: int) -> PendingBatch | None:
+        """The next batch for a thread to make; None where it cannot be drawn: the call that asks for it raises the error.
 
-    def _make(self, ahead: Ahead) -> Any:
-        """What a thread runs."""
-        return self._sample(ahead.batch_size, ahead)
+        The error of a user's sampler, which may have changed, is raised here.
+        """
+        pending = PendingBatch(batch_size, [self._rng])
+        try:
+            key = randomness.key(self._rng)
+            pending.parts = [Part(0, key, self._sampler.reserve(self._storage, batch_size, key))]
+        except Exception:
+            pending.abandon()
+            if names_slots(self._sampler):
+                return None
+            raise
+        pending.close()
+        return pending
 
-    def _sample(self, batch_size: int, ahead: Ahead | None = None) -> Any:
-        """A batch and what to tell about it; None for one ahead of time whose epoch is over."""
+    def _make(self, pending: PendingBatch) -> Any:
+        """A batch that was requested and its info, by a thread; None where it is stale."""
         with Turn(self):
-            if ahead is not None:
-                if self._prefetch is None or ahead.epoch != self._prefetch.epoch:
-                    return None
-                caught_up(self._sampler, self._storage)
-                key = ahead.key
-                data, info = self._draw(batch_size, key, ahead.drawn)
-                ahead.was_read = True
-            else:
-                generator = torch.default_generator if self._rng is None else self._rng
-                before = generator.get_state()  # as `Restored`, in a third of the time
-                try:
-                    key = randomness.key(self._rng)
-                    data, info = self._draw(batch_size, key)
-                except BaseException:
-                    generator.set_state(before)
-                    raise
+            [part] = pending.parts
+            if not pending.can_be_read(part, self._sampler, self._storage):
+                return None
+            data, info = self._draw(pending.batch_size, part.key, part.reservation)
+            after = self._after_reading(info, part.key)
+        return self._from_store(data, info["index"], *after), info
+
+    def _sample(self, batch_size: int) -> Any:
+        """A batch drawn now and its info."""
+        with Turn(self):
+            generator = torch.default_generator if self._rng is None else self._rng
+            before = generator.get_state()  # as `Restored`, in a third of the time
+            try:
+                key = randomness.key(self._rng)
+                data, info = self._draw(batch_size, key)
+            except BaseException:
+                generator.set_state(before)
+                raise
             after = self._after_reading(info, key)
         return self._from_store(data, info["index"], *after), info
 
@@ -176,7 +185,7 @@ class ReplayBuffer(Writable):
         Both buffers go on apart. Items are dicts of arrays, nested as tensordicts are, without the "index" that a
         `TensorDictRoundRobinWriter` stores: `draw.slots` are these. The first item dim is rows, others are lanes. Slices
         come as [slices, time], shorter ones padded (`draw.mask`). In the state of an epoch the items of batches that
-        `prefetch` drew ahead are still to be drawn. O(capacity): one copy of the rows, on their device.
+        `prefetch` requested are still to be drawn. O(capacity): one copy of the rows, on their device.
 
         Args:
             batch_size: from which `num_slices` gets the length of slices; that of the buffer by default.
@@ -213,23 +222,24 @@ class ReplayBuffer(Writable):
             info["index_generation"] = self._writer.generations_of(info["index"])
         return None
 
-    def _draw(self, batch_size: int, key: np.ndarray, drawn: Drawn | None = None) -> tuple[Any, dict[Any, Any]]:
+    def _draw(
+        self, batch_size: int, key: np.ndarray, reservation: Reservation | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
         """What is stored at drawn places, which no write changes any more, and the info."""
-        ahead = drawn is not None
-        drawn = drawn or reserved(self._sampler, self._storage, batch_size, key)
-        if drawn is None:
+        if reservation is not None:  # it is committed when its batch is returned
+            return self._read(batch_size, key, reservation)
+        reservation = self._sampler.reserve(self._storage, batch_size, key)
+        if reservation is None:
             return self._read(batch_size, key, None)
         try:
-            found = self._read(batch_size, key, drawn)
+            found = self._read(batch_size, key, reservation)
         except BaseException:
-            if not ahead:
-                drawn.take_back()
+            reservation.release()
             raise
-        if not ahead:  # else it is by who takes it
-            drawn.given()
+        reservation.commit()
         return found
 
-    def _read(self, batch_size: int, key: np.ndarray, drawn: Drawn | None) -> tuple[Any, dict[Any, Any]]:
+    def _read(self, batch_size: int, key: np.ndarray, drawn: Reservation | None) -> tuple[Any, dict[Any, Any]]:
         if self._fused is not None and self._fused.holds:
             marks = self._marks_samples and not self._transform._count  # transforms see what is stored
             return self._fused.sample(batch_size, key, marks, drawn)

@@ -1,4 +1,4 @@
-"""Sparse rewards as what is still to be earned in the trajectory."""
+"""Sparse rewards as the rest of the rewards of the trajectory."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from interop.postprocs import returns
 
 
 class DensifyReward(TensorDictModuleBase):
-    """Each step is given what is still to be earned in its trajectory: G[t] = r[t] + discount * G[t + 1], in place.
+    """The rest of the rewards of the trajectory for each step: G[t] = r[t] + discount * G[t + 1], in place.
 
-    A trajectory ends where "done" is true; what follows the last end is summed up to the end of the data. Reward and "done",
-    both [..., time, 1], are read and written under "next". Integer rewards give floats, others those of their dtype, and
-    gradients flow. O(steps).
+    A trajectory ends where "done" is true; steps behind the last end are summed up to the end of the data. Reward and
+    "done", both [..., time, 1], are under "next". Integer rewards give floats, others those of their dtype. Gradients flow.
+    O(steps).
 
     Args:
         reward_key, done_key: under "next".
@@ -24,8 +24,8 @@ class DensifyReward(TensorDictModuleBase):
             last.
         discount: from 0 to 1.
 
-    KeyError for a missing entry, RuntimeError for a reward and a "done" of different shapes, ValueError for a dim of time
-    that they have not.
+    KeyError for a missing entry, RuntimeError for a reward and a "done" of different shapes, ValueError for a wrong dim of
+    time.
     """
 
     def __init__(

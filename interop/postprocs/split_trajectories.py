@@ -31,9 +31,9 @@ def split_trajectories(
 ) -> TensorDict:
     """The trajectories of [*batch, time] as [trajectories, longest], zeros behind the end of each; names of dims are lost.
 
-    A trajectory ends where the id of the next row is another one, or, without ids, where it is done; and with the last time
-    of its batch row. Rows of one id that do not follow each other are several trajectories. They come in the order of their
-    first rows. Entries that are no tensors get None behind the ends, one value for all stays one. Each value is copied once.
+    A trajectory ends where the id changes, or, without ids, where it is done; and with its batch row. Rows of one id that do
+    not follow each other are several trajectories. They come in the order of their first rows. Entries that are no tensors
+    get None behind the ends, one value for all stays one. Each value is copied once.
 
     Args:
         rollout_tensordict: the rows; not changed.
@@ -57,68 +57,53 @@ def split_trajectories(
     stops = _stops(data, ids, id_path, ("next", *as_path("done" if done_key is None else done_key)))
     lengths = np.diff(stops, prepend=-1)
     longest = int(lengths.max(initial=0))
-    shape = (len(lengths), longest)
     mask = np.arange(longest) < lengths[:, None]
-
     ragged = as_nested and (lengths != longest).any()  # tensordict knows the size of dims that are not
-    made = TensorDict({}, batch_size=[len(lengths), -1] if ragged else shape, device=data.device)
-    places = _Places(mask, lengths, as_nested, made.batch_size)
+    shape = [len(lengths), -1 if ragged else longest]
+    made = TensorDict({}, batch_size=shape, device=data.device)
     for key in data.keys(True, True, is_leaf=is_leaf_nontensor):
         value = data.get(key)
         if isinstance(value, Tensor):
-            made.set(key, places.tensor(value, data.ndim))
+            made.set(key, _nested(value, data.ndim, lengths) if as_nested else _padded(value, data.ndim, mask))
+        elif is_non_tensor(value) and not isinstance(value, NonTensorStack):
+            made.set(key, NonTensorData(value.data, batch_size=[len(lengths), -1] if as_nested else mask.shape))
+        elif as_nested:
+            raise TypeError(f"{shown(as_path(key))}: {type(value).__name__} cannot be nested")
         else:
-            made.set(key, places.other(value, as_path(key)))
+            made.set(key, _padded_objects(value, mask))
+    tensors = (each for each in data.values(True, True) if isinstance(each, Tensor))
+    device = data.device or next((each.device for each in tensors), torch.device("cpu"))
     if ids is None:
-        device = data.device or _device_of(data)
         numbers = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
-        made.set(id_path, places.tensor(numbers, 1))
+        made.set(id_path, _nested(numbers, 1, lengths) if as_nested else _padded(numbers, 1, mask))
     if not as_nested:
-        made.set((*id_path[:-1], "mask"), torch.from_numpy(mask).to(data.device or _device_of(data)))
+        made.set((*id_path[:-1], "mask"), torch.from_numpy(mask).to(device))
     return made
 
 
-class _Places:
-    """Where rows go.
+def _nested(value: Tensor, dims: int, lengths: np.ndarray) -> Tensor:
+    """Rows of `dims` batch dims as a nested tensor of trajectories."""
+    rows = value.flatten(0, dims - 1).clone(memory_format=torch.contiguous_format)
+    return nested(rows, sizes(torch.from_numpy(lengths), tuple(value.shape[dims:])))
 
-    Args:
-        mask: which places have a row, [trajectories, longest]; in this order they are those of the rows.
-        lengths: how many rows each trajectory has.
-        as_nested: whether a component is made for each.
-        batch_size: of what is made.
-    """
 
-    def __init__(self, mask: np.ndarray, lengths: np.ndarray, as_nested: bool, batch_size: torch.Size) -> None:
-        self._mask, self._lengths, self._as_nested, self._batch_size = mask, lengths, as_nested, batch_size
-        self._taken: dict[torch.device, Tensor] = {}
+def _padded(value: Tensor, dims: int, mask: np.ndarray) -> Tensor:
+    """Rows of `dims` batch dims where the mask is true, and zeros."""
+    shape = (*mask.shape, *value.shape[dims:])
+    if value.device.type == "cpu" and not value.requires_grad and value.numel():
+        made = fresh_zeros(shape, value.dtype)
+        whole(made, 2)[mask.reshape(-1)] = whole(dense(value.as_subclass(Tensor)), dims)
+        return made
+    zeros = torch.zeros((mask.size, *value.shape[dims:]), dtype=value.dtype, device=value.device)
+    places = torch.from_numpy(np.flatnonzero(mask)).to(value.device)
+    return zeros.index_copy(0, places, value.flatten(0, dims - 1)).reshape(shape)
 
-    def tensor(self, value: Tensor, dims: int) -> Tensor:
-        """Rows of `dims` batch dims by trajectory."""
-        item = tuple(value.shape[dims:])
-        if self._as_nested:
-            rows = value.flatten(0, dims - 1).clone(memory_format=torch.contiguous_format)
-            return nested(rows, sizes(torch.from_numpy(self._lengths), item))
-        shape = (*self._mask.shape, *item)
-        if value.device.type == "cpu" and not value.requires_grad and value.numel():
-            made = fresh_zeros(shape, value.dtype)
-            whole(made, 2)[self._mask.reshape(-1)] = whole(dense(value.as_subclass(Tensor)), dims)
-            return made
-        if value.device not in self._taken:
-            self._taken[value.device] = torch.from_numpy(np.flatnonzero(self._mask)).to(value.device)
-        zeros = torch.zeros((self._mask.size, *item), dtype=value.dtype, device=value.device)
-        return zeros.index_copy(0, self._taken[value.device], value.flatten(0, dims - 1)).reshape(shape)
 
-    def other(self, value: Any, path: Path) -> Any:
-        """An entry that is no tensor."""
-        if is_non_tensor(value) and not isinstance(value, NonTensorStack):
-            return NonTensorData(
-                value.data, batch_size=[len(self._lengths), -1] if self._as_nested else self._mask.shape
-            )
-        if self._as_nested:
-            raise TypeError(f"{shown(path)}: {type(value).__name__} cannot be nested")
-        flat = np.empty(self._mask.shape, object)
-        flat[self._mask] = np.fromiter(_each(value.tolist(), len(value.batch_size)), object, int(self._mask.sum()))
-        return NonTensorStack.from_list(flat.tolist())
+def _padded_objects(value: Any, mask: np.ndarray) -> Any:
+    """The objects of rows where the mask is true, and None."""
+    flat = np.empty(mask.shape, object)
+    flat[mask] = np.fromiter(_each(value.tolist(), len(value.batch_size)), object, int(mask.sum()))
+    return NonTensorStack.from_list(flat.tolist())
 
 
 def _each(values: Any, dims: int) -> Any:
@@ -158,8 +143,3 @@ def _one_each(value: Any, path: Path, data: TensorDictBase) -> np.ndarray:
     held = dense(value.detach().as_subclass(Tensor))
     held = held.view(torch.int16) if held.dtype in (torch.uint16, torch.bfloat16) else held
     return held.numpy().reshape(data.shape[:-1].numel(), data.shape[-1])
-
-
-def _device_of(data: TensorDictBase) -> torch.device:
-    """The device of the first tensor."""
-    return next((each.device for each in data.values(True, True) if isinstance(each, Tensor)), torch.device("cpu"))

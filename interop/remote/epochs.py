@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from interop.host.epochs import Epoch
 from interop.remote.shares import masses_of
-from interop.samplers.epoch import Epoch
 from interop.samplers.shares import Share
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import torch
 
+from interop.samplers.reservation import Reservation
 from interop.samplers.sampler import Sampler
 from interop.storages import Storage, TensorStorage
 
@@ -36,8 +37,12 @@ class DrawingSampler(Sampler):
         than to name slots; None otherwise, and then nothing was drawn."""
         return None
 
-    def _catch_up(self, storage: Storage) -> None:
-        """Have the epoch be over where writes have ended it, and nothing be held of it any more."""
+    def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
+        return None if names_slots(self) else super().reserve(storage, batch_size, key)
+
+    @property
+    def reads_to_reserve(self) -> bool:
+        return not names_slots(self)
 
     @abstractmethod
     def _draw(

@@ -11,6 +11,7 @@ from interop.checkpoint.stateful import Stateful, defined_outside
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.index import as_tensor
+from interop.samplers.reservation import Reservation
 from interop.samplers.shares import Share
 from interop.storages import Storage
 
@@ -27,8 +28,6 @@ class Sampler(Stateful, ABC):
     """
 
     _samplers: tuple["Sampler", ...] = ()  # the members of an ensemble
-    _reads_to_draw = False  # whether draws ahead look at what is stored, and so must not be made while that is written
-    _epoch: Any = None  # an `Epoch`, where it is what draws name that changes by a draw
 
     _rng: torch.Generator | None = None
 
@@ -65,6 +64,26 @@ class Sampler(Stateful, ABC):
         """`draw` with a key of the sampler's generator."""
         with randomness.Restored(self._rng):
             return self.draw(storage, batch_size, randomness.key(self._rng))
+
+    def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
+        """Draw for a batch that is returned later: from an epoch, or by a user's sampler, which may have epochs.
+
+        None for the library's other samplers, whose draws follow from the key and what is stored.
+        """
+        return Reservation.own(*draw_by(self, storage, batch_size, key))
+
+    @property
+    def reads_to_reserve(self) -> bool:
+        """Whether `reserve` reads what is stored: the lock of the storage must be held."""
+        return True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another batch may be reserved: not past the end of an epoch, whose last batch is not returned yet."""
+        return not self.ran_out
+
+    def catch_up(self, storage: Storage) -> None:
+        """Begin an epoch where writes ended the last one; its reservations are stale. The lock of the storage is held."""
 
     def sampleable(self, storage: Storage) -> int:
         """How many items there are to draw from: the length of a buffer."""

@@ -33,8 +33,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         shuffle: without, trajectories come in the order of the storage.
     """
 
-    _reads_to_draw = True
-
     def __init__(
         self,
         *,
@@ -86,15 +84,18 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         super()._synced(storage)
         if self._index.version != self._version:
             if self._version not in (_UNKNOWN, _RESTORED):
-                self._epoch.restart()
-                self._epoch.keep(())  # the places of slices that were drawn ahead may hold other items now
+                self._epoch.restart()  # reserved slices are stale: their rows may hold other items now
             self._version, self._order = self._index.version, None
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The trajectories of which one slice each is drawn in an epoch."""
         return self._in_epochs(SliceSampler.share(self, storage, batch_size), self._index.version)
 
-    def _catch_up(self, storage: Storage) -> None:
+    @property
+    def reads_to_reserve(self) -> bool:
+        return True
+
+    def catch_up(self, storage: Storage) -> None:
         with self._epoch.lock:
             self._synced(storage)
 

@@ -1,6 +1,5 @@
 """Every stored item once before any comes again."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,9 +10,10 @@ import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
 from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, integers
-from interop.samplers.drawing import DrawingSampler, stored
-from interop.samplers.epoch import Epoch
+from interop.checkpoint.stateful import Entries, integers, permutation
+from interop.host.epochs import Epoch, EpochState
+from interop.samplers.drawing import DrawingSampler, names_slots, stored
+from interop.samplers.reservation import Reservation
 from interop.samplers.shares import Share
 from interop.storages import Storage
 
@@ -25,7 +25,7 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     Where fewer items are left than a batch has, the batch is these; with `drop_last` they are left out, and a batch
     larger than the buffer is a ValueError. Another number of stored items begins an epoch; items written over do not.
-    Iterating over a buffer is one epoch; with batches drawn ahead, too: those that are dropped remain to be drawn.
+    Iterating over a buffer is one epoch, with `prefetch`, too: the items of dropped batches remain to be drawn.
 
     Args:
         drop_last: no batch is shorter than asked for.
@@ -51,15 +51,25 @@ class SamplerWithoutReplacement(DrawingSampler):
         size = stored(storage)
         return torch.from_numpy(self._take(batch_size, size, key)), {}, []
 
+    def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
+        if self.planned is not None or not names_slots(self):
+            return super().reserve(storage, batch_size, key)
+        with self._epoch.lock:
+            slots, info, _ = self._draw(storage, batch_size, key)
+            return Reservation(slots, info, self._epoch, self._epoch.reserve())
+
+    @property
+    def has_more(self) -> bool:
+        return not (self._epoch.over if names_slots(self) else self.ran_out)
+
     def remaining(self, storage: Storage) -> tuple[int, np.ndarray]:
         """How many items the epoch has, and which of them it still has to draw. The lock of the storage is held.
 
-        Those of batches that were drawn ahead and not given out are among them. O(items).
+        Those of prefetched batches that were not returned are among them. O(items).
         """
-        self._catch_up(storage)
-        epoch = copy.copy(self._epoch)
-        epoch.keep(())
-        return epoch.length, epoch.unnamed()
+        self.catch_up(storage)
+        state = self._epoch.state()
+        return state.length, state.left()
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         return self._in_epochs(Share(len(storage), float(len(storage))))
@@ -87,27 +97,37 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def loads(self, *args: Any, **kwargs: Any) -> None:
-        super().loads(*args, **kwargs)
-        self._epoch.keep(())  # what was drawn ahead in the buffer that was saved remains to be drawn
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._epoch.keep(())
-
     def _entries(self) -> dict[str, Any]:
-        return self._epoch.saved()
+        return {"shuffle": self.shuffle, "drop_last": self.drop_last, **self._epoch.state()._asdict()}
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        return self._epoch.loading(entries)
+        epoch = self._epoch
+        if "standing" in entries:
+            raise CheckpointMismatch(
+                f"the state of a {type(self).__name__} is of a version that saved prefetched batches: load it there, finish "
+                "the epoch, and save its rows alone"
+            )
+        shuffle = entries.parameter("shuffle", entries.flag("shuffle"), epoch.shuffle)
+        drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
+        length, over, ran_out = entries.whole("length", most=2**48), entries.flag("over"), entries.flag("ran_out")
+        position, order = entries.whole("position", most=length), None
+        if entries.any("order") is not None:
+            order = permutation(entries, "order", length)
+        elif shuffle and length:
+            raise entries.wrong("order", "the order of a shuffled epoch", None)
+        state = EpochState(length, position, over, ran_out, order)
+
+        def put() -> None:
+            epoch.shuffle, epoch.drop_last = shuffle, drop_last
+            epoch.with_state(state)
+
+        return put
 
     def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        standing, order = state["standing"], state["order"]
-        order = np.arange(state["length"]) if order is None else order
-        left = [standing["again"], order[standing["position"] :].astype(np.int64)]
+        told = {name: state[name] for name in EpochState._fields}
         return {
             "len_storage": state["length"],
-            "_sample_list": np.concatenate(left) if not standing["over"] else left[0],
+            "_sample_list": EpochState(**told).left(),
             "drop_last": state["drop_last"],
             "_ran_out": state["ran_out"],
             "_epoch": state,
@@ -124,7 +144,9 @@ class SamplerWithoutReplacement(DrawingSampler):
         left = integers(fields, "_sample_list", None, 0, length)
         if np.unique(left).size < left.size:
             raise fields.wrong("_sample_list", "different items", left)
-        return self._epoch.state_of(length, left, fields.flag("drop_last"), fields.flag("_ran_out"))
+        order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
+        state = EpochState(length, length - left.size, not left.size, fields.flag("_ran_out"), order)
+        return {"shuffle": self.shuffle, "drop_last": fields.flag("drop_last"), **state._asdict()}
 
     def __repr__(self) -> str:
         epoch = self._epoch

@@ -13,29 +13,28 @@ from interop.data.keys import as_path, known_keys
 from interop.data.numbers import whole
 from interop.transforms.entries import expect_tensor, expect_tensordict, put
 from interop.transforms.gather import picked, put_rows
-from interop.transforms.order import current
-from interop.transforms.transform import Keys, Transform, as_keys
+from interop.transforms.order import current, follows_in_buffer
+from interop.transforms.shapes import as_dim
+from interop.transforms.transform import Keys, Transform, as_key
 
 _IDS = (("collector", "traj_ids"), "episode", "sequence_id")
-_MASK = ("collector", "mask")  # what follows the padding of a slice is the next one
+_MASK = ("collector", "mask")  # the next slice follows the padding
 _TRUNCATED = ("next", "truncated")
 
 
 class CatFrames(Transform):
-    """The frames of the last `N` steps in the place of one: a frame [..., C, H, W] becomes [..., N * C, H, W].
+    """The frames of the last `N` steps as one: a frame [..., C, H, W] becomes [..., N * C, H, W].
 
     For data in time, [..., T]: the dim named "time", else the last batch dim. Frames of another trajectory are never taken.
-    One ends where ("next", done_key) is true, at the end of the data, and, where there are such entries, where
-    ("next", "truncated") is true and where one of ("collector", "traj_ids"), ("collector", "mask"), "episode" and
-    "sequence_id" changes. Frames before its first step, or before the first step that is there of a slice out of its middle,
-    are padding.
+    One ends where ("next", done_key) or ("next", "truncated") is true, at the end of the data, and where one of
+    ("collector", "traj_ids"), ("collector", "mask"), "episode" and "sequence_id" changes. Frames before its first step in
+    the data are padding.
 
-    Of ("next", key), with `key` among `in_keys` too, the stacks begin with the first frame under `key`: that of a step ends
-    in what came after it, and so is the stack of `key` one step later.
+    Of ("next", key), with `key` among `in_keys` too, the stacks begin with the first frame under `key`, and equal the stack
+    of `key` one step later.
 
-    In a buffer, stacks are of steps that were stored one right after the other: in a flat batch of slices, one after the
-    other as from a `SliceSampler`, none goes on in the next, and none goes over the place where a full storage is written
-    next. Elsewhere, such a batch is one line in time: give `slice_len`. For stacks of independent steps there is
+    In a buffer, stacks are of steps that were stored one right after the other, also in a flat batch of slices. Elsewhere,
+    such a batch is one line in time: give `slice_len`. For stacks of independent steps there is
     `make_rb_transform_and_sampler`. A `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less.
 
     Args:
@@ -48,12 +47,12 @@ class CatFrames(Transform):
         padding_value: that number; ValueError where the dtype of frames has no such value.
         as_inverse: stack when a buffer is written, instead of when it is read.
         reset_key: accepted; data in time has no resets.
-        done_key: what tells under "next" that a trajectory ends, "done" by default.
-        future: stack the next `N` steps instead, this one first; with no end known then, there is only that of the data.
+        done_key: the flag under "next" that ends a trajectory, "done" by default.
+        future: stack the next `N` steps instead, this one first; without any end, they end with the data.
         mask_key: also write where frames are padding: bool [..., T, N].
-        slice_len: steps of a slice in data that is slices one after the other: none goes on in the next.
+        slice_len: steps of a slice in data of slices one after the other.
 
-    KeyError for missing frames and where nothing tells of ends, ValueError for data without time, of no whole number of
+    KeyError for missing frames and where no entry marks ends, ValueError for data without time, of no whole number of
     slices, for frames without `dim`, and for a batch of a buffer with no step right after another.
     """
 
@@ -75,10 +74,7 @@ class CatFrames(Transform):
     ) -> None:
         in_keys = ["pixels"] if in_keys is None else in_keys
         super().__init__(in_keys, in_keys if out_keys is None else out_keys)
-        self.N = whole("N", N)
-        self.dim = whole("dim", dim, least=-(2**31))
-        if self.dim >= 0:
-            raise ValueError(f"dim must be negative, so that data of all batch sizes fits, got {dim}")
+        self.N, self.dim = whole("N", N), as_dim("dim", dim)
         if padding not in ("same", "constant"):
             raise ValueError(f"padding must be 'same' or 'constant', got {padding!r}")
         if not isinstance(padding_value, int | float):
@@ -86,18 +82,16 @@ class CatFrames(Transform):
         self.padding, self.padding_value = padding, padding_value
         self.as_inverse, self.future = bool(as_inverse), bool(future)
         self.reset_key = reset_key
-        path = as_path(as_keys("done_key", ["done" if done_key is None else done_key])[0])
-        self.done_key = path[1:] if path[0] == "next" and len(path) > 1 else path
-        self.done_key = self.done_key[0] if len(self.done_key) == 1 else self.done_key
-        self.mask_key = None if mask_key is None else as_keys("mask_key", [mask_key])[0]
+        done_key = as_key("done_key", "done" if done_key is None else done_key)
+        self.done_key = before_key(done_key) or done_key
+        self.mask_key = None if mask_key is None else as_key("mask_key", mask_key)
         self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
         written = [*self.out_keys, *([] if self.mask_key is None else [self.mask_key])]
         if len(set(written)) < len(written):
             raise ValueError(f"out_keys and mask_key must be different keys, got {written}")
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Stack the frames, in place; nothing with `as_inverse`."""
-        return tensordict if self.as_inverse else self._stacked(tensordict)
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict if self.as_inverse else self._stacked(next_tensordict)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._stacked(tensordict) if self.as_inverse else tensordict
@@ -108,7 +102,7 @@ class CatFrames(Transform):
             raise ValueError("CatFrames: a tensordict without batch dims has no steps in time, [..., T] is needed")
         frames = {key: value for key in self.in_keys if (value := self._get(data, key)) is not None}
         for key, value in frames.items():
-            self._check(key, value, data.batch_dims)
+            self.check(key, value, data.batch_dims)
         windows = Windows(data, self.N, self.done_key, self.future, self.slice_len)
         made: list[tuple[NestedKey, Tensor]] = []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
@@ -122,7 +116,8 @@ class CatFrames(Transform):
         put("CatFrames", data, made)
         return data
 
-    def _check(self, key: NestedKey, value: Any, batch_dims: int) -> None:
+    def check(self, key: NestedKey, value: Any, batch_dims: int) -> None:
+        """Errors for an entry that cannot be stacked."""
         expect_tensor("CatFrames", key, value)
         shape = list(value.shape[batch_dims:])
         if -self.dim > len(shape):
@@ -147,17 +142,17 @@ class CatFrames(Transform):
         return side_by_side(out.view(*shape, *item), len(shape) - 1, self.dim)
 
     def make_rb_transform_and_sampler(self, batch_size: int, **sampler_kwargs: Any) -> tuple[Any, Any]:
-        """What a buffer of single frames needs to give stacks of independent steps: a chain of transforms and a sampler.
+        """A chain of transforms and a sampler, with which a buffer of single frames gives stacks of independent steps.
 
-        Steps with their N - 1 predecessors are drawn, each trajectory equally often, and the predecessors become part of
-        the stacks: of `in_keys`, and of ("next", key) where that is stored. What the chain finds under other names than
-        `in_keys` in data that is written, stacks made before, is not stored. The "index" of a sample is [batch_size, N].
+        The sampler draws steps with their N - 1 predecessors, each trajectory equally often, of which the chain makes the
+        stacks: of `in_keys`, and of ("next", key) where that is stored. Stacks that are in the data already, under other
+        names than `in_keys`, are not stored. The "index" of a sample is [batch_size, N].
 
         Steps with fewer predecessors are never drawn, unless with `strict_length=False`: padded then, with "same" only.
-        Flags are those that were stored, the last step of a slice is not marked.
+        Flags are those that were stored: the last step of a slice is not marked.
 
         Args:
-            batch_size: the number of stacks; what the buffer is asked for counts.
+            batch_size: the number of stacks; the batch size of the buffer counts.
             sampler_kwargs: for the `SliceSampler`, such as `traj_key` or `end_key`; the latter is that of this transform by
                 default.
 
@@ -188,8 +183,7 @@ class Windows:
             raise ValueError(f"CatFrames: {shape[time]} steps are no whole number of slices of slice_len={slice_len}")
         begins = _begins(data, time, done_key, future)
         begins[..., :: slice_len or max(shape[time], 1)] = True
-        order = current()
-        follows = None if order is None else order.follows(shape, time)
+        follows = follows_in_buffer(shape, time)
         if follows is not None:
             alone = not bool(follows.any()) and not bool(begins[..., 1:].all())
             if alone and count > 1 and follows.numel():
@@ -229,22 +223,22 @@ def side_by_side(stacks: Tensor, batch_dims: int, dim: int) -> Tensor:
 def _begins(data: TensorDictBase, time: int, done_key: NestedKey, may_miss: bool) -> Tensor:
     """bool [..., T], time last: whether a trajectory ends before a step."""
     shape, done_key = data.batch_size, ("next", *as_path(done_key))
-    told, changes = False, []
+    marked, changes = False, []
     for key in dict.fromkeys((done_key, _TRUNCATED)):
         if (ends := data.get(key, None)) is not None:
             expect_tensor("CatFrames", key, ends)
             changes.append(_of_items(ends, shape, key).movedim(time, 0)[:-1] != 0)
-            told |= key == done_key
+            marked |= key == done_key
     order = current()
     drawn_by = () if order is None or order.traj_key is None else (order.traj_key,)
     for key in (*_IDS, *drawn_by, _MASK):
         if isinstance(value := data.get(key, None), Tensor) and not value.is_floating_point():
             moved = _of_items(value, shape, key).movedim(time, 0)
             changes.append(moved[1:] != moved[:-1])
-            told |= key != _MASK
-    if not told and not may_miss:
+            marked |= key != _MASK
+    if not marked and not may_miss:
         raise KeyError(
-            f"CatFrames: {done_key!r} not found in tensordict, which has {known_keys(data)}: without it nothing tells where "
+            f"CatFrames: {done_key!r} not found in tensordict, which has {known_keys(data)}: without it nothing marks where "
             "trajectories end"
         )
     device = next((value.device for value in (*changes, *data.values(True, True))), None)

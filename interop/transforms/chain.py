@@ -92,8 +92,6 @@ class Compose(Transform, States):
         self.__dict__["keeping"] = tuple(keeping)  # not as submodules, which they are already
         self.eval()
 
-    # ------------------------------------------------------------------ as a list
-
     def append(self, transform: Any, *, invert: bool = False) -> None:
         """Add a transform at the end, or those of a chain."""
         self.insert(len(self), transform, invert=invert)
@@ -142,8 +140,6 @@ class Compose(Transform, States):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.transforms)
-
-    # ------------------------------------------------------------------ as a transform
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 1:

@@ -45,8 +45,8 @@ class StackSampler(SliceSampler):
 
     Args:
         frames: of a stack.
-        strict_length: False draws steps with fewer predecessors too; the first one stands for those that miss.
-        truncated_key: as for `SliceSampler`, but nothing is told by default.
+        strict_length: False draws steps with fewer predecessors too; the first one is repeated for missing ones.
+        truncated_key: as for `SliceSampler`, but none by default.
         kwargs: as for `SliceSampler`.
     """
 
@@ -61,7 +61,7 @@ class StackSampler(SliceSampler):
         )
 
     def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
-        """The same; TypeError for a list, which is read flat, and a sample unit."""
+        """TypeError, too, for a list, which is read flat, and a sample unit."""
         super().check_fit(storage, writer, prefetches, expands)
         if isinstance(storage, ListStorage) or expands:
             found = "a sample unit" if expands else type(storage).__name__
@@ -82,8 +82,8 @@ class StackSampler(SliceSampler):
             slices = value.reshape(batch_size, count, *value.shape[1:])
             return slices if places is None else slices.gather(1, places)
 
-        told = {key: value[count - 1 :: count] for key, value in info.items() if key != "index"}
-        return tuple(map(shaped, index)) if isinstance(index, tuple) else shaped(index), told
+        last = {key: value[count - 1 :: count] for key, value in info.items() if key != "index"}
+        return tuple(map(shaped, index)) if isinstance(index, tuple) else shaped(index), last
 
 
 class LastOfSlices(Transform):
@@ -99,7 +99,8 @@ class LastOfSlices(Transform):
         super().__init__([key for key, _ in roots + more], [out for _, out in roots + more])
         self._needed, self._frames, self._padded = len(roots), frames, padded
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        tensordict = next_tensordict
         expect_tensordict("CatFrames", tensordict)
         there = [
             (key, out, tensordict.get(key, None) if place >= self._needed else self._get(tensordict, key))
@@ -114,17 +115,14 @@ class LastOfSlices(Transform):
             )
         made = []
         for key, (out, value) in found.items():
-            self._frames._check(key, value, 2)
+            self._frames.check(key, value, 2)
             before = found.get(before_key(key)) if self._padded else None
-            if before is not None:  # what repeats the first step came before what came after it
+            if before is not None:  # repeated first steps are of before the step
                 value = torch.cat([before[1][:, 1:], value[:, -1:]], 1)
             made.append((out, side_by_side(value, 1, self._frames.dim)))
         last = tensordict[:, -1].copy()
         put("CatFrames", last, made)
         return last
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self.forward(next_tensordict)
 
     def __repr__(self) -> str:
         return f"LastOfSlices({self._frames})"

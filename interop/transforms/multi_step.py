@@ -1,7 +1,6 @@
 """A stream as transitions of n steps, when it is stored."""
 
 import dataclasses
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +67,6 @@ class MultiStepTransform(Transform):
         self.mask_key: Any = "mask" if mask_key is None else mask_key
         self.last_flags = last_flags
         self._frames: Frames | None = None
-        self._lock = threading.Lock()
 
     @property
     def n_steps(self) -> int:
@@ -101,27 +99,25 @@ class MultiStepTransform(Transform):
         """The transitions that are complete now; None for none. The tensordict stays as it is."""
         refuse_other_time(self)
         new, n = _frames(rollout(self, tensordict)), self._n_steps
-        with self._lock:
-            held, copied = self._frames, False
-            if held is None:
-                refuse_unfit(new, Keys.of(self))
-            else:
-                held = _followed(held, new)
-            count = (0 if held is None else held.count) + new.count - n
-            if held is not None and held.count and new.count <= n:  # one copy for this write and the next
-                new, held, copied = joined([held, new]), None, True
-            kept = new[max(new.count - n, 0) :]
-            made = self._transitions(held, new, n, count, copied) if count > 0 else None
-            self._frames = kept if copied else kept.copied()
+        held, copied = self._frames, False
+        if held is None:
+            refuse_unfit(new, Keys.of(self))
+        else:
+            held = _followed(held, new)
+        count = (0 if held is None else held.count) + new.count - n
+        if held is not None and held.count and new.count <= n:  # one copy for this write and the next
+            new, held, copied = joined([held, new]), None, True
+        kept = new[max(new.count - n, 0) :]
+        made = self._transitions(held, new, n, count, copied) if count > 0 else None
+        self._frames = kept if copied else kept.copied()
         return None if made is None else _tensordict(made, tensordict.device)
 
     def flush(self) -> TensorDictBase | None:
         """The transitions of the waiting frames as the end of the stream, which then wait no longer; None for none."""
-        with self._lock:
-            held = self._frames
-            made = None if held is None or not held.count else self._transitions(None, held, self._n_steps, held.count)
-            self._frames = None
-        return None if made is None else _tensordict(made, None)
+        held, self._frames = self._frames, None
+        if held is None or not held.count:
+            return None
+        return _tensordict(self._transitions(None, held, self._n_steps, held.count), None)
 
     def _transitions(self, held: Frames | None, new: Frames, n: int, count: int, apart: bool = False) -> Frames:
         """The first transitions of these frames; with `apart` observations hold no memory of the frames."""
@@ -135,8 +131,6 @@ class MultiStepTransform(Transform):
         for path in filter(keys.arrive, others):
             entries[path] = arrival.of(path, None if held is None else held.entries[path], new.entries[path])
         return Frames(entries, torch.Size([*new.batch[:-1], count]), new.nested)
-
-    # ------------------------------------------------------------------ what is kept
 
     def _kept(self) -> Any:
         return self._frames
@@ -170,22 +164,7 @@ class MultiStepTransform(Transform):
             found[path] = values
         nested = {tuple(each["path"]): torch.Size(each["dims"]) for each in state["nested"]}
         frames = Frames(found, torch.Size(batch), nested).copied() if found else None
-        with self._lock:
-            self._n_steps, self._gamma, self._frames = n, gamma, frames
-
-    def clone(self) -> "MultiStepTransform":
-        made = super().clone()
-        made._lock = threading.Lock()
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_lock"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lock = threading.Lock()
+        self._n_steps, self._gamma, self._frames = n, gamma, frames
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"

@@ -136,8 +136,6 @@ class ObservationNorm(EntriesTransform):
             )
         return self.loc, self.scale
 
-    # ------------------------------------------------------------------ from data
-
     def init_stats(
         self,
         data: Any,
@@ -223,8 +221,6 @@ class ObservationNorm(EntriesTransform):
             return arrived.data
         finally:
             self.__dict__["_watched_by"] = None
-
-    # ------------------------------------------------------------------ state
 
     def get_extra_state(self) -> dict[str, Any]:
         """The location, scale and direction; the direction only where there are none."""

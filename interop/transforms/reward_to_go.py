@@ -1,4 +1,4 @@
-"""Rewards as what is still to be earned, when they are stored."""
+"""Rewards as the rest of the rewards of the trajectory, when they are stored."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from interop.transforms.transform import Keys, Transform, as_keys
 
 
 class Reward2GoTransform(Transform):
-    """What is written has, in place of rewards, what is still to be earned: G[t] = r[t] + gamma * G[t + 1] up to the end.
+    """Stores the rest of the rewards of the trajectory in place of rewards: G[t] = r[t] + gamma * G[t + 1].
 
     Reading changes nothing. Time is the last dim of the tensordict. Trajectories end where ("next", done_key) is true, and
-    with the data; each line of time must have an end, or what was still to come would be left out unseen.
+    with the data; each line of time must have an end, or rewards that are still to come would be missing.
 
     Args:
         gamma: discount, from 0 to 1.

@@ -42,8 +42,6 @@ class RunningNorm(Transform):
         self._statistics: Statistics = {}  # never changed in place
         self._numbers: dict[NestedKey, Any] = {}
 
-    # ------------------------------------------------------------------ the difference between subclasses
-
     def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
         """The number of leading dims of an entry that the statistics are over."""
         raise NotImplementedError
@@ -55,8 +53,6 @@ class RunningNorm(Transform):
     def _deviation(self, variance: Tensor) -> Tensor:
         """The divisor."""
         raise NotImplementedError
-
-    # ------------------------------------------------------------------ statistics
 
     def update(self, tensordict: TensorDictBase) -> None:
         """Add the entries of a tensordict to the statistics, frozen or not.
@@ -108,8 +104,6 @@ class RunningNorm(Transform):
                 f"{type(self).__name__} has no statistics of {key!r} yet: write data to the buffer, or call update()"
             )
         return kept
-
-    # ------------------------------------------------------------------ as a transform
 
     _by_name = by_name(True)
 
@@ -179,8 +173,6 @@ class RunningNorm(Transform):
                 out.set(key, wide.to(value.dtype))
         return out
 
-    # ------------------------------------------------------------------ fixed forms
-
     def freeze(self) -> Self:
         """Keep the statistics as they are, but for `update`."""
         self.frozen = True
@@ -199,43 +191,35 @@ class RunningNorm(Transform):
 
     def to_observation_norm(self) -> Compose | ObservationNorm:
         """A transform that normalizes by the statistics of now, which no buffer changes; a chain for several entries."""
-        statistics = self._statistics
-        locs, scales = self._locs(statistics), self._scales(statistics)
+        found = self._numbers_of_all()
         fixed = [
-            ObservationNorm(locs[key], scales[key], [key], [name], standard_normal=True, eps=self.eps)
+            ObservationNorm(*found[key], [key], [name], standard_normal=True, eps=self.eps)
             for key, name in zip(self.in_keys, self.out_keys, strict=True)
-            if key in locs
+            if key in found
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
     @property
     def loc(self) -> TensorDict:
         """The means, in the default dtype."""
-        return TensorDict(self._locs(self._statistics))
+        return TensorDict({key: loc for key, (loc, _) in self._numbers_of_all().items()})
 
     @property
     def scale(self) -> TensorDict:
         """The divisors, in the default dtype."""
-        return TensorDict(self._scales(self._statistics))
+        return TensorDict({key: scale for key, (_, scale) in self._numbers_of_all().items()})
 
     @property
     def standard_normal(self) -> bool:
         """True: `loc` is subtracted, and `scale` divides."""
         return True
 
-    def _locs(self, statistics: Statistics) -> dict[NestedKey, Tensor]:
-        dtype = torch.get_default_dtype()
-        return {key: each.mean.to(dtype) for key, each in self._of_all(statistics).items()}
-
-    def _scales(self, statistics: Statistics) -> dict[NestedKey, Tensor]:
-        dtype = torch.get_default_dtype()
-        return {key: self._deviation(each.variance).to(dtype) for key, each in self._of_all(statistics).items()}
-
-    def _of_all(self, statistics: Statistics) -> Statistics:
+    def _numbers_of_all(self) -> dict[NestedKey, tuple[Tensor, Tensor]]:
+        """The mean and divisor of each entry, without those that may be missing."""
+        statistics, dtype = self._statistics, torch.get_default_dtype()
         keys = [key for key in self.in_keys if key in statistics or not self.missing_tolerance]
-        return {key: self._found(key, statistics) for key in keys}
-
-    # ------------------------------------------------------------------ state
+        found = {key: self._found(key, statistics) for key in keys}
+        return {key: (each.mean.to(dtype), self._deviation(each.variance).to(dtype)) for key, each in found.items()}
 
     def get_extra_state(self) -> dict[str, Any]:
         """The statistics by entry."""

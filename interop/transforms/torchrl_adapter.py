@@ -76,8 +76,6 @@ class Adapter:
         super().__init__()
         self.transform, self.specs = transform, specs
 
-    # ------------------------------------------------------------------ data
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.transform(*args, **kwargs)
 
@@ -113,8 +111,6 @@ class Adapter:
     def set_missing_tolerance(self, mode: bool = False) -> None:
         super().set_missing_tolerance(mode)  # type: ignore[misc]
         tolerate(self.transform, mode)
-
-    # ------------------------------------------------------------------ specs
 
     def transform_output_spec(self, output_spec: Any) -> Any:
         pairs = dict(zip(self.out_keys, self.in_keys, strict=False))
@@ -157,8 +153,6 @@ class Adapter:
             except Exception as error:
                 error.add_note(f"while {self.transform} was run on zeros for its specs; those of inputs: give specs=")
                 raise
-
-    # ------------------------------------------------------------------ as an object
 
     def __reduce__(self) -> Any:
         base = next(each for each in type(self).__mro__ if each.__module__.startswith("torchrl."))

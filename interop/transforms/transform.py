@@ -81,8 +81,6 @@ class Transform(nn.Module):
         self.missing_tolerance = False
         self.__dict__["_container"] = None
 
-    # ------------------------------------------------------------------ reading
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The tensordict, transformed in place; or the tensors of `out_keys` for those of `in_keys`."""
         if len(args) == 1 and not kwargs and (is_tensor_collection(args[0]) or not self.in_keys):
@@ -100,8 +98,6 @@ class Transform(nn.Module):
         raise NotImplementedError(
             f"{type(self).__name__} changes no single tensors when it is read: write _apply_transform() or forward()"
         )
-
-    # ------------------------------------------------------------------ writing
 
     @dispatch(source="out_keys_inv", dest="in_keys_inv", auto_batch_size=False)
     def inv(self, tensordict: TensorDictBase) -> Any:
@@ -130,8 +126,6 @@ class Transform(nn.Module):
 
     def _emptied(self) -> None:
         """The buffer was emptied: forget data that waits to be stored."""
-
-    # ------------------------------------------------------------------ entries
 
     def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
         """Set the result of a function for each entry: of all, or of none where one is refused."""
@@ -163,8 +157,6 @@ class Transform(nn.Module):
     def set_missing_tolerance(self, mode: bool = False) -> None:
         """Skip missing entries, or raise KeyError for them."""
         self.missing_tolerance = bool(mode)
-
-    # ------------------------------------------------------------------ the buffer or chain that it is part of
 
     @property
     def container(self) -> Any:

@@ -7,14 +7,9 @@ import jax
 import numpy as np
 
 from fbuf import Buffer, PerTrajectory, Prioritized, Shuffled, Slices, Trajectories
+from tests.fbuf.compiled import clear, extend, sample, update
 from tests.fbuf.model import PrioritiesModel, assert_tree_is_exact
 from tests.fbuf.trajectory_model import ITEM, Rows, TrajectoriesModel, rows
-
-soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
-extend, clear, update = (
-    jax.jit(method, static_argnums=0, compiler_options=soon) for method in (Buffer.extend, Buffer.clear, Buffer.update)
-)
-sample = jax.jit(Buffer.sample, static_argnums=(0, 3), compiler_options=soon)
 
 ENDS, ALL = Trajectories("terminated", "truncated"), Trajectories("terminated", "truncated", "id")
 RANKED = Prioritized(alpha=1, eps=0.125, stratified=True, new_items="highest_stored")

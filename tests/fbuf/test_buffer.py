@@ -1,11 +1,8 @@
 """A buffer against the plain model, and wherever it may run."""
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,7 +20,6 @@ ITEM = {
 }
 STORED = Prioritized(alpha=0.6, eps=0.01, stratified=True, new_items="highest_stored")
 SAMPLERS = [Uniform(), Prioritized(alpha=0.7, eps=0.01), STORED]
-UNIFORM_SLOWLY = [pytest.param(SAMPLERS[0], marks=pytest.mark.slow), SAMPLERS[1]]
 
 
 def numbered(item: Any, shape: tuple[int, ...], start: int) -> Any:
@@ -124,44 +120,6 @@ def test_a_history_leaves_what_it_leaves_in_the_model(buffer: Buffer, counts: li
         check_state(buffer, state, model)
 
 
-@pytest.mark.parametrize(
-    ("rule", "write"),
-    [(SAMPLERS[1], Buffer.extend), *((rule, extend) for rule in SAMPLERS if rule != STORED)],
-    ids=lambda what: "compiled" if what is extend else getattr(what, "__name__", repr(what)),
-)
-def test_many_rows_at_once_are_the_same_as_one_row_at_a_time(rule: Any, write: Callable[..., Any]) -> None:
-    buffer, rows = Buffer(4, rule), np.arange(10, dtype=np.float32)
-    at_once, slots = write(buffer, buffer.init(np.float32(0)), rows)
-    np.testing.assert_array_equal(slots, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
-    np.testing.assert_array_equal(at_once.items, [8, 9, 6, 7])
-    assert (at_once.ring.cursor, at_once.ring.size, at_once.ring.written[0]) == (2, 4, 10)
-    one_by_one = buffer.init(np.float32(0))
-    for row, slot in zip(rows, slots, strict=True):
-        one_by_one, taken = write(buffer, one_by_one, row[None])
-        assert taken == slot
-    assert_same(at_once, one_by_one)
-
-
-@pytest.mark.parametrize("rule", [rule for rule in SAMPLERS[1:] if rule != STORED], ids=repr)
-def test_many_rows_at_once_get_the_priorities_of_one_row_at_a_time(rule: Any) -> None:
-    buffer, rows = Buffer(4, rule), np.zeros(3, np.float32)
-    start, _ = extend(buffer, init(buffer, np.float32(0)), np.zeros(4, np.float32))
-    start = update(buffer, start, np.arange(4), np.asarray([2, 7, 3, 4], np.float32))
-    one_by_one = start
-    for row in rows:
-        one_by_one, _ = extend(buffer, one_by_one, row[None])
-    assert_same(extend(buffer, start, rows)[0], one_by_one)
-
-
-def test_the_count_of_writes_passes_32_bits() -> None:
-    buffer = Buffer(4)
-    state = init(buffer, np.float32(0))
-    ring = dataclasses.replace(state.ring, written=jnp.asarray([2**32 - 3, 0], jnp.uint32))
-    state, _ = extend(buffer, dataclasses.replace(state, ring=ring), np.zeros(7, np.float32))
-    np.testing.assert_array_equal(state.ring.written, [4, 1])
-    assert state.ring.size == 4
-
-
 @pytest.mark.parametrize("rule", SAMPLERS, ids=repr)
 def test_nothing_is_valid_in_a_buffer_that_is_empty_or_cleared(rule: Any) -> None:
     buffer = Buffer(4, rule)
@@ -194,68 +152,3 @@ def test_one_priority_may_serve_many_slots_of_any_shape() -> None:
     expected = update(buffer, state, slots.reshape(-1), np.full(6, 5, np.float32))
     assert_same(update(buffer, state, slots, 5.0), expected)
     assert_same(update(buffer, state, slots, np.full((2, 3), 5, np.float32)), expected)
-
-
-def step(buffer: Buffer, state: BufferState, batch: Any, key: jax.Array) -> tuple[BufferState, tuple[Any, Any]]:
-    """One turn of a training loop: write, draw, and give what was drawn new priorities."""
-    state, _ = buffer.extend(state, batch)
-    state, items, draw = buffer.sample(state, key, 6)
-    if isinstance(buffer.sampler, Prioritized):
-        state = buffer.update(state, draw.slots, 1 + items % 3)
-    return state, (items, draw)
-
-
-@pytest.mark.parametrize("rule", UNIFORM_SLOWLY, ids=repr)
-def test_a_scan_and_a_loop_and_buffers_side_by_side_agree(rule: Any) -> None:
-    buffer, turns = Buffer(10, rule, lanes=(2,)), 8
-    batches = np.arange(2 * turns * 3 * 2, dtype=np.float32).reshape(2, turns, 3, 2)
-    keys = jax.random.split(jax.random.key(0), (2, turns))
-    start = init(buffer, np.float32(0))
-    once = jax.jit(lambda state, batch, key: step(buffer, state, batch, key))
-    scan = jax.jit(lambda *given: jax.lax.scan(lambda state, x: step(buffer, state, *x), given[0], given[1:]))
-    side_by_side = jax.jit(jax.vmap(scan, in_axes=(None, 0, 0)))(start, batches, keys)
-    for i in range(2):
-        state, seen = start, []
-        for batch, key in zip(batches[i], keys[i], strict=True):
-            state, out = once(state, batch, key)
-            seen.append(out)
-        looped = (state, jax.tree.map(lambda *turns: jnp.stack(turns), *seen))
-        assert_same(scan(start, batches[i], keys[i]), looped)
-        one_side = jax.tree.map(lambda leaf, i=i: leaf[i], side_by_side)
-        draws = [turns[1][1] for turns in (one_side, looped)]
-        assert_same(one_side[0], looped[0])
-        assert_same(draws[0].slots, draws[1].slots)
-        np.testing.assert_allclose(draws[0].probability, draws[1].probability, rtol=1e-6)  # divided in another order
-
-
-@pytest.mark.parametrize("rule", UNIFORM_SLOWLY, ids=repr)
-def test_typed_and_raw_keys_draw_the_same(rule: Any) -> None:
-    buffer = Buffer(10, rule)
-    state, _ = extend(buffer, init(buffer, np.float32(0)), np.arange(7, dtype=np.float32))
-    raw = jax.random.PRNGKey(3)
-    assert_same(sample(buffer, state, raw, 16), sample(buffer, state, jax.random.wrap_key_data(raw), 16))
-
-
-@pytest.mark.parametrize("rule", UNIFORM_SLOWLY, ids=repr)
-def test_64_bit_types_change_no_draw(rule: Any) -> None:
-    def drawn() -> tuple[BufferState, Any]:
-        buffer = Buffer(10, rule, lanes=(2,))
-        state = buffer.init(np.float32(0))
-        turn = jax.jit(lambda state, batch, key: step(buffer, state, batch, key))
-        for seed in range(4):
-            state, out = turn(state, np.full((4, 2), seed, np.float32), jax.random.key(seed))
-        return state, out
-
-    narrow = drawn()
-    with jax.enable_x64(True):
-        wide = drawn()
-    assert_same(wide, narrow)
-
-
-@pytest.mark.parametrize("rule", SAMPLERS[:2], ids=repr)
-def test_a_sample_is_a_copy_that_later_writes_do_not_touch(rule: Any) -> None:
-    buffer = Buffer(4, rule)
-    state, _ = extend(buffer, init(buffer, np.float32(0)), np.full(4, 7, np.float32))
-    state, items, _ = sample(buffer, state, jax.random.key(0), 8)
-    jax.jit(buffer.extend, donate_argnums=0)(state, np.zeros(4, np.float32))
-    np.testing.assert_array_equal(items, np.full(8, 7, np.float32))

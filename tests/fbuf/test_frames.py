@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, Draw, Frames, PerTrajectory, Prioritized, Slices, Trajectories
+from fbuf import Buffer, Draw, Frames, PerTrajectory, Prioritized, Slices, Trajectories
 from fbuf.frames import without
 from fbuf.trajectories import OPEN, TERMINATED, TRUNCATED
+from tests.fbuf.compiled import bytes_of
 from tests.fbuf.frame_model import (
     CUT,
     ENDS,
@@ -23,7 +24,6 @@ from tests.fbuf.frame_model import (
     Model,
     batch_of,
     check,
-    compiled,
     environments,
     extended,
     init,
@@ -70,31 +70,6 @@ def test_every_item_that_can_be_drawn_is_read_as_it_was_written(
         state, found = extended(buffer, state, batch_of(rows, buffer.lanes))
         model.extend(rows)
         check(buffer, state, found, model)
-
-
-def test_the_observation_after_a_truncation_is_neither_lost_nor_that_of_the_next_episode() -> None:
-    buffer = Buffer(4, trajectories=EPISODES, frames=Frames(stack=1))
-    obs, following = np.float32([0, 1, 2, 100, 101]), np.float32([1, 2, 3, 101, 102])
-    ends = {"terminated": np.zeros(5, np.bool_), "truncated": np.arange(5) == 2}
-    batch = {"obs": obs, "next_obs": following, **ends}
-    state = init(buffer, jax.tree.map(lambda leaf: leaf[0], batch))
-    for row in range(5):
-        state, (items, is_intact) = extended(buffer, state, jax.tree.map(lambda leaf, at=row: leaf[at : at + 1], batch))
-        stored = np.arange(max(0, row - 3), row + 1)
-        assert is_intact[stored % 4].all()
-        for key, values in batch.items():
-            np.testing.assert_array_equal(items[key][stored % 4], values[stored])
-
-
-def test_a_stack_holds_no_frame_of_the_episode_before() -> None:
-    buffer = Buffer(4, trajectories=EPISODES, frames=Frames(stack=2))
-    obs = np.float32([[0, 0], [0, 1], [1, 2], [100, 100], [100, 101]])
-    following = np.float32([[0, 1], [1, 2], [2, 3], [100, 101], [101, 102]])
-    batch = {"obs": obs, "next_obs": following, "terminated": np.zeros(5, np.bool_), "truncated": np.arange(5) == 2}
-    _, (items, is_intact) = extended(buffer, init(buffer, jax.tree.map(lambda leaf: leaf[0], batch)), batch)
-    assert is_intact.all()
-    for key, values in batch.items():
-        np.testing.assert_array_equal(items[key][np.asarray([1, 2, 3, 0])], values[1:])
 
 
 SAMPLERS = [
@@ -185,38 +160,6 @@ def test_frames_of_each_type_that_is_not_complex_are_kept_bit_for_bit() -> None:
 # ---------------------------------------------------------------------- programs
 
 
-@pytest.mark.slow
-def test_many_buffers_at_once_are_what_each_of_them_is() -> None:
-    buffer = BUFFERS[1][0]
-    histories = [rows_of(buffer, random_kinds(30, 1, chance)) for chance in (0.1, 0.5)]
-    states, batches = (
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-        for parts in zip(*((state, batch_of(rows, ())) for rows, state in histories), strict=True)
-    )
-    states, found, _ = compiled(jax.vmap(lambda *given: played.__wrapped__(buffer, *given)))(states, batches)
-    for place, (rows, _) in enumerate(histories):
-        model = Model(buffer)
-        model.extend(rows)
-        check(buffer, *jax.tree.map(lambda leaf, at=place: leaf[at], (states, found)), model)
-
-
-@pytest.mark.parametrize(("rows", "lanes"), [(1, (4,)), (8, ())])
-def test_a_donated_buffer_is_written_in_place(rows: int, lanes: tuple[int, ...]) -> None:
-    buffer = Buffer(20_000, lanes=lanes, trajectories=ENDS, frames=Frames(stack=4, axis=0))
-    item = Environment(buffer.frames[0], 0, (32,)).step(OPEN)
-    state = jax.eval_shape(lambda: buffer.init(item))
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *lanes, *leaf.shape), leaf.dtype), item)
-
-    def turn(state: BufferState, batch: Any, key: Any) -> Any:
-        state, _ = buffer.extend(state, batch)
-        return buffer.sample(state, key, 16)
-
-    program = jax.jit(turn, donate_argnums=0).lower(state, batch, jax.random.key(0)).compile()
-    size, memory = bytes_of(state), program.memory_analysis()
-    assert memory.alias_size_in_bytes == pytest.approx(size, rel=1e-3)
-    assert memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes < 0.02 * size
-
-
 def test_the_frames_of_a_game_take_less_than_a_seventh_of_the_memory() -> None:
     obs = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
     item = {"obs": obs, "next_obs": obs, "end": jax.ShapeDtypeStruct((), jnp.bool_)}
@@ -226,10 +169,6 @@ def test_the_frames_of_a_game_take_less_than_a_seventh_of_the_memory() -> None:
     )
     assert bytes_of(once.frames) * 7 < bytes_of([plain.items["obs"], plain.items["next_obs"]])
     assert bytes_of(once) - bytes_of(once.frames) == bytes_of(plain) - 2 * 10_000 * 84 * 84 * 4
-
-
-def bytes_of(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 # ---------------------------------------------------------------------- items

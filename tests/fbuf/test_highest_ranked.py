@@ -1,7 +1,6 @@
 """Items of highest rank: as if they came one after the other."""
 
 import dataclasses
-import functools
 import heapq
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from fbuf import Buffer, BufferState, Fifo, HighestRanked, Prioritized, Shuffled, Slices, Trajectories, Uniform
 from tests.fbuf.compiled import extend, init, sample, update
 from tests.fbuf.model import PrioritiesModel, assert_same, assert_tree_is_exact
-from tests.fbuf.test_compile_facts import bytes_of, copied
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -154,17 +152,6 @@ def test_many_items_over_three_levels_leave_what_a_heap_leaves() -> None:
     assert 0 < np.sum(slots >= 0) < count
 
 
-def test_many_items_at_once_are_the_same_as_one_at_a_time() -> None:
-    buffer, ranks = Buffer(4, Prioritized(), writer=RULE), [1, 5, -3, 5, 2, 5, 9, np.nan, 3, 9]
-    at_once, slots = extend(buffer, empty(buffer), batch_of(ranks, range(10)))
-    assert slots.tolist() == [-1, 1, -1, 3, -1, -1, 2, -1, -1, 0]
-    one_by_one = empty(buffer)
-    for i, rank in enumerate(ranks):
-        one_by_one, _ = extend(buffer, one_by_one, batch_of([rank], [i]))
-    assert_same(at_once, one_by_one)
-    assert sorted(at_once.items["return"].tolist()) == [5, 5, 9, 9]
-
-
 @given(data=st.data())
 @pytest.mark.parametrize("new_items", [pytest.param("highest_ever", marks=pytest.mark.slow), "highest_stored"])
 @settings(max_examples=12)
@@ -233,72 +220,6 @@ def test_the_count_of_accepted_items_passes_32_bits() -> None:
     ring = dataclasses.replace(state.ring, written=jnp.asarray([2**32 - 3, 0], jnp.uint32))
     state, _ = extend(buffer, dataclasses.replace(state, ring=ring), batch_of(range(7), range(7)))
     np.testing.assert_array_equal(state.ring.written, [4, 1])
-
-
-@pytest.mark.slow
-def test_loops_scans_buffers_side_by_side_and_64_bit_types_agree() -> None:
-    buffer, rng = Buffer(7, Prioritized(), writer=RULE), np.random.default_rng(0)
-    ranks = rng.integers(-5, 20, (2, 6, 3)).astype(np.float32)
-    batches = batch_of(ranks, np.arange(36).reshape(2, 6, 3))
-
-    def run(state: BufferState, batches: Any) -> tuple[BufferState, jax.Array]:
-        return jax.lax.scan(buffer.extend, state, batches)
-
-    start, traces = empty(buffer), []
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def once(state: BufferState, batch: Any) -> tuple[BufferState, jax.Array]:
-        traces.append(batch)
-        return buffer.extend(state, batch)
-
-    side_by_side = jax.jit(jax.vmap(run, in_axes=(None, 0)))(start, batches)
-    for i in range(2):
-        state, slots = jax.tree.map(jnp.copy, start), []
-        for j in range(6):
-            state, taken = once(state, jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], batches))
-            slots.append(taken)
-        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], side_by_side), (state, jnp.stack(slots)))
-    assert len(traces) == 1
-    with jax.enable_x64(True):
-        wide = jax.jit(run)(start, jax.tree.map(lambda leaf: leaf[1], batches))
-    assert_same(wide, (state, jnp.stack(slots)))
-
-
-@pytest.mark.parametrize(
-    ("sampler", "rows"), [pytest.param(Uniform(), 1, marks=pytest.mark.slow), (Prioritized(), 32)], ids=str
-)
-def test_a_donated_buffer_is_written_in_place(sampler: Any, rows: int) -> None:
-    buffer = Buffer(100_000, sampler, writer=RULE)
-    item = {"return": np.float32(0), "x": np.zeros(4, np.float32), "done": np.bool_(False)}
-    state = jax.eval_shape(lambda: buffer.init(item))
-
-    def turn(state: BufferState, batch: Any) -> tuple[BufferState, jax.Array]:
-        return buffer.extend(state, batch)
-
-    def loop(state: BufferState, batches: Any) -> tuple[BufferState, jax.Array]:
-        return jax.lax.scan(turn, state, batches)
-
-    for run, shape in ((turn, (rows,)), (loop, (5, rows))):
-        batch = jax.tree.map(lambda leaf, shape=shape: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), item)
-        program = jax.jit(run, donate_argnums=0).lower(state, batch).compile()
-        memory = program.memory_analysis()
-        assert memory.alias_size_in_bytes == pytest.approx(bytes_of(state), rel=1e-3)
-        more = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        assert more < 0.02 * bytes_of(state)
-        assert max(copied(program), default=0) < 500  # not even the level above the ranks
-
-
-def test_outside_of_programs_a_second_call_compiles_nothing() -> None:
-    buffer, compiled = Buffer(8, writer=RULE), list[str]()
-    state, _ = buffer.extend(empty(buffer), batch_of(range(9), range(9)))
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **more: compiled.append(event) if "backend_compile" in event else None
-    )
-    try:
-        buffer.extend(state, batch_of(range(9), range(9)))
-    finally:
-        jax.monitoring.clear_event_listeners()
-    assert not compiled
 
 
 ENDS = Trajectories("done")

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 from typing import Any
 
 import jax
@@ -13,82 +12,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage, tree_in_loops
+from fbuf.fusion import computed_once
 from fbuf.trajectories import TrajectoryState
-from tests.fbuf.compiled import fill_tree
-from tests.fbuf.test_compile_facts import BATCH, ITEM, batch_of, turn
+from tests.fbuf.compiled import fill_tree, jit
+from tests.fbuf.every_pair import items
+from tests.fbuf.test_laws import KINDS, step
+from tests.fbuf.test_laws import rows as rows_of
 from tests.fbuf.trajectory_model import rows
 
 pytestmark = pytest.mark.usefixtures("device")
 
-WHERE = Trajectories("done")
-BUFFERS = [
-    Buffer(100_000),
-    Buffer(100_000, Prioritized(stratified=True)),
-    Buffer(25_000, Prioritized(), lanes=(4,)),
-    Buffer(100_000, Slices(8), trajectories=WHERE),
-    Buffer(25_000, Slices(8, PerTrajectory()), trajectories=WHERE, lanes=(4,)),
-    Buffer(12_500, Slices(8, Prioritized(), burn_in=40), trajectories=WHERE, lanes=(2, 4)),
-]
 
-
-@pytest.mark.parametrize("buffer", BUFFERS, ids=str)
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_every_loop_of_a_turn_is_one_kernel(buffer: Buffer, count: int, device: Any) -> None:
-    if device.platform != "cpu":
-        pytest.skip("loops are for the CPU")
-    state = jax.eval_shape(lambda: buffer.init(ITEM))
-
-    def step(state: Any, batch: Any, key: jax.Array) -> Any:
-        if not isinstance(buffer.sampler, Slices):
-            return turn(buffer, state, batch, key, 0.4)
-        state, _ = buffer.extend(state, batch)
-        return buffer.sample(state, key, BATCH)
-
-    key = jax.ShapeDtypeStruct((2,), np.uint32)
-    text = jax.jit(step, donate_argnums=0).lower(state, batch_of(buffer, count), key).compile().as_text()
-    loops = len(re.findall(r" while\(", text))
-    assert loops == text.count('xla_cpu_small_call="true"')
-    assert loops > 0
-
-
-@pytest.mark.parametrize("buffer", [BUFFERS[0], BUFFERS[3]], ids=str)
-@pytest.mark.parametrize("count", [1, 256])
-def test_a_step_has_so_few_operations_that_it_runs_in_the_thread_that_calls(
-    buffer: Buffer, count: int, device: Any
-) -> None:
-    if device.platform != "cpu" or (count > 16 and buffer.trajectories is not None):
-        pytest.skip("loops over few rows of trajectories, for the CPU")
-    state = jax.eval_shape(lambda: buffer.init(ITEM))
-
-    def step(state: Any, batch: Any, key: jax.Array) -> Any:
-        return buffer.sample(buffer.extend(state, batch)[0], key, 256)
-
-    key = jax.ShapeDtypeStruct((2,), np.uint32)
-    program = jax.jit(step, donate_argnums=0).lower(state, batch_of(buffer, count), key).compile()
-    assert program.cost_analysis()["flops"] < 1000  # type: ignore[index,call-overload]
-
-
-@pytest.mark.parametrize("buffer", [pytest.param(BUFFERS[0], marks=pytest.mark.slow), BUFFERS[1], BUFFERS[4]], ids=str)
-def test_a_step_on_each_of_several_devices_is_the_step_on_one(buffer: Buffer) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("uniform", "prioritized in lanes")),
+        "slices per trajectory",
+    ],
+)
+def test_a_step_on_each_of_several_devices_is_the_step_on_one(kind: str) -> None:
     mesh = jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
-    state = jax.jit(buffer.init)(ITEM)
-    batch = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), batch_of(buffer, 9))
-
-    def step(state: Any, batch: Any, key: jax.Array) -> Any:
-        state, _ = buffer.extend(state, batch)
-        state, items, draw = buffer.sample(state, key, BATCH)
-        if isinstance(buffer.sampler, Prioritized):
-            state = buffer.update(state, draw.slots, items["reward"])
-        return state, items
+    rule = KINDS[kind](100)
+    given = jax.jit(rule.init)(items(0)), rows_of(rule, 0, 9), jax.random.key(0)
+    one = functools.partial(step, rule)
 
     def on_each(*given: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[None], step(*jax.tree.map(lambda leaf: leaf[0], given)))
+        return jax.tree.map(lambda leaf: leaf[None], one(*jax.tree.map(lambda leaf: leaf[0], given)))
 
-    given = state, batch, jax.random.key(0)
     spec = jax.sharding.PartitionSpec("device")
-    sharded = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=spec, out_specs=spec))
-    one, each = jax.jit(step)(*given), sharded(*jax.tree.map(lambda leaf: leaf[None], given))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), one, each)
+    sharded = jit(jax.shard_map(on_each, mesh=mesh, in_specs=spec, out_specs=spec))
+    found = jit(one)(*given), sharded(*jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], given))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), *found)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
+def test_a_value_computed_once_is_the_same_value(dtype: Any) -> None:
+    values = np.asarray([0, 1, 2**31 - 1, 5e8, 77], dtype)
+    signed = values if dtype is np.uint32 else np.concatenate([values, -values])
+    kept = jax.jit(computed_once)(signed)
+    np.testing.assert_array_equal(np.asarray(kept).view(np.uint32), signed.view(np.uint32))
 
 
 @pytest.mark.parametrize("lanes", [(), (2,)])
@@ -115,21 +77,6 @@ def test_a_search_without_jit_is_the_same() -> None:
         np.testing.assert_array_equal(priority_tree.find(tree, masses), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", [Prioritized(), Slices(4, PerTrajectory())], ids=["prioritized", "slices"])
-def test_a_step_without_jit_is_the_same(sampler: Any) -> None:
-    buffer = Buffer(100, sampler, trajectories=Trajectories(terminated="done") if isinstance(sampler, Slices) else None)
-    rows = {"x": jnp.arange(90.0).reshape(30, 3), "done": jnp.arange(30) % 7 == 0}
-
-    def step() -> Any:
-        state, _ = buffer.extend(buffer.init({"x": np.zeros(3, np.float32), "done": np.zeros((), np.bool_)}), rows)
-        return drawn(buffer, state, jax.random.key(0))
-
-    expected = jax.jit(step)()
-    with jax.disable_jit():
-        jax.tree.map(np.testing.assert_array_equal, step(), expected)
-
-
 @pytest.mark.parametrize("count", [8, 70])
 def test_derivatives_pass_through_what_is_written_and_read(count: int) -> None:
     buffer = Buffer(100)
@@ -147,7 +94,7 @@ def test_derivatives_pass_through_what_is_written_and_read(count: int) -> None:
 @functools.cache
 def both(function: Any, *rule: Any) -> tuple[Any, Any]:
     """The loop, and what `vmap` makes of it: operations on whole arrays."""
-    return jax.jit(lambda *operands: function(*rule, *operands)), jax.jit(
+    return jit(lambda *operands: function(*rule, *operands)), jit(
         jax.vmap(lambda *operands: function(*rule, *operands))
     )
 

@@ -27,14 +27,13 @@ from fbuf import (
 )
 from fbuf.mixture import _apportioned
 from tests.fbuf.compiled import extend, init, update
+from tests.fbuf.compiled import sample_mixture as sample
+from tests.fbuf.compiled import update_mixture as update_all
 from tests.fbuf.model import assert_same
-from tests.fbuf.test_compile_facts import bytes_of, copied
 
 pytestmark = pytest.mark.usefixtures("device")
 
 States = tuple[BufferState, ...]
-sample = jax.jit(Mixture.sample, static_argnums=(0, 3))
-update_all = jax.jit(Mixture.update, static_argnums=0)
 ENDS = Trajectories(terminated="done")
 
 
@@ -248,58 +247,6 @@ def test_slices_of_several_buffers_make_one_batch(drawn: bool) -> None:
     priorities = np.asarray(changed[0].sampler.starts.priorities)
     assert set(np.flatnonzero(priorities == 9)) == set(own.tolist())
     assert_same(changed[1], after[1])
-
-
-@pytest.mark.slow
-def test_loops_scans_mixtures_side_by_side_and_64_bit_types_agree() -> None:
-    mixture = Mixture((Buffer(7, Prioritized()), Buffer(9, lanes=(2,))), (1, 2), drawn=True)
-    keys = jax.random.split(jax.random.key(0), (2, 5))
-
-    def turn(states: States, key: jax.Array) -> tuple[States, Any]:
-        states = (mixture.buffers[0].extend(states[0], np.ones(1, np.float32))[0], *states[1:])
-        states, items, draw = mixture.sample(states, key, 6)
-        return mixture.update(states, draw, 1 + items % 3), (items, draw)
-
-    def run(states: States, keys: jax.Array) -> tuple[States, Any]:
-        return jax.lax.scan(turn, states, keys)
-
-    start, once = filled(mixture, 3, 4), jax.jit(turn)
-    state, seen = start, []
-    for key in keys[1]:
-        state, out = once(state, key)
-        seen.append(out)
-    looped = (state, jax.tree.map(lambda *each: jnp.stack(each), *seen))
-    assert once._cache_size() == 1
-    side_by_side = jax.jit(jax.vmap(run, in_axes=(None, 0)))(start, keys)
-    with jax.enable_x64(True):
-        wide = jax.jit(run)(start, keys[1])
-    for other in (wide, jax.tree.map(lambda leaf: leaf[1], side_by_side)):
-        assert_same(other[0][1], looped[0][1])
-        for name in ("slots", "member", "valid", "size"):
-            assert_same(getattr(other[1][1], name), getattr(looped[1][1], name))
-        assert_same(other[1][0], looped[1][0])
-        np.testing.assert_allclose(other[1][1].probability, looped[1][1].probability, rtol=1e-6)
-
-
-def test_donated_members_are_written_in_place() -> None:
-    mixture = Mixture((Buffer(100_000), Buffer(100_000, Prioritized())), drawn=True)
-    states = jax.eval_shape(lambda: mixture.init(np.zeros(2, np.float32)))
-
-    def turn(states: States, key: jax.Array) -> tuple[States, jax.Array]:
-        states, items, draw = mixture.sample(states, key, 32)
-        return mixture.update(states, draw, jnp.abs(items.sum(-1))), items.sum()
-
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    program = jax.jit(turn, donate_argnums=0).lower(states, key).compile()
-    memory = program.memory_analysis()
-    assert memory.alias_size_in_bytes == pytest.approx(bytes_of(states), rel=1e-3)
-    assert max(copied(program), default=0) < 10_000
-
-
-def test_typed_and_raw_keys_draw_the_same() -> None:
-    mixture = Mixture((Buffer(4), Buffer(4)), drawn=True)
-    states, raw = filled(mixture, 3, 3), jax.random.PRNGKey(3)
-    assert_same(sample(mixture, states, raw, 8), sample(mixture, states, jax.random.wrap_key_data(raw), 8))
 
 
 A, B = Buffer(4), Buffer(5, Prioritized())

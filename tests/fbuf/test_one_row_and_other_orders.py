@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from fbuf import Buffer, Fifo, HighestRanked, PerTrajectory, Prioritized, Slices, Trajectories
+from tests.fbuf.compiled import bytes_of, jit, program
 from tests.fbuf.every_pair import items
-from tests.fbuf.test_compile_facts import BATCH, BUFFERS, ITEM, batch_of, bytes_of
+from tests.fbuf.model import assert_same
+from tests.fbuf.test_laws import KINDS, shapes
 
 pytestmark = pytest.mark.usefixtures("device")
 
-soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
-add = jax.jit(Buffer.add, static_argnums=0, compiler_options=soon)
-extend = jax.jit(Buffer.extend, static_argnums=0, static_argnames="lanes_first", compiler_options=soon)
+add = jit(Buffer.add, static_argnums=0)
+extend = jit(Buffer.extend, static_argnums=0, static_argnames="lanes_first")
 ALL = [
     Buffer(5, Fifo(), lanes=(2,)),
     pytest.param(Buffer(5, Prioritized(), writer=HighestRanked("rank")), marks=pytest.mark.slow),
@@ -32,11 +33,6 @@ def written(buffer: Buffer, count: int) -> Any:
     ids = np.arange(count)[:, None] + 1000 * np.arange(buffer.items_per_row)
     batch = jax.tree.map(lambda leaf: leaf.reshape(count, *buffer.lanes, *leaf.shape[2:]), items(ids))
     return batch, buffer.init(items(0))
-
-
-def assert_same(a: Any, b: Any) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize("buffer", ALL, ids=repr)
@@ -104,25 +100,23 @@ def kernels(program: Any) -> Counter[str]:
     return Counter(re.findall(r" (fusion|copy|scatter|while|call|custom-call)\(", text[text.index("ENTRY") :]))
 
 
-@pytest.mark.parametrize("buffer", BUFFERS[1:3], ids=repr)
-def test_the_program_is_that_of_extend(buffer: Buffer) -> None:
-    state = jax.eval_shape(lambda: buffer.init(ITEM))
-    one = jax.jit(buffer.extend, donate_argnums=0).lower(state, batch_of(buffer, 1)).compile()
-    add = jax.jit(buffer.add, donate_argnums=0).lower(state, batch_of(buffer)).compile()
+@pytest.mark.parametrize("kind", ["uniform in lanes", pytest.param("prioritized", marks=pytest.mark.slow)])
+def test_the_program_is_that_of_extend(kind: str) -> None:
+    buffer = KINDS[kind](100_000)
+    state, one_row, _ = shapes(buffer, 1)
+    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one_row)
+    one, add = program(buffer.extend, state, one_row), program(buffer.add, state, row)
     assert add.memory_analysis().alias_size_in_bytes == one.memory_analysis().alias_size_in_bytes
     assert not kernels(add) - kernels(one)
 
     def by_lane(state: Any, batch: Any) -> Any:
         return buffer.extend(state, batch, lanes_first=True)
 
-    turned = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(jnp.moveaxis(jnp.empty(leaf.shape), 0, len(buffer.lanes)).shape, leaf.dtype),
-        batch := batch_of(buffer, BATCH),
-    )
-    many = jax.jit(buffer.extend, donate_argnums=0).lower(state, batch).compile()
-    moved = jax.jit(by_lane, donate_argnums=0).lower(state, turned).compile()
+    batch, lanes = shapes(buffer, 32)[1], len(buffer.lanes)
+    turned = jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, lanes), batch), batch)
+    many, moved = program(buffer.extend, state, batch), program(by_lane, state, turned)
     assert moved.memory_analysis().alias_size_in_bytes == many.memory_analysis().alias_size_in_bytes
     more = kernels(moved) - kernels(many)
-    assert sum(more.values()) <= bool(buffer.lanes) * (len(jax.tree.leaves(batch)) + 1)  # one a leaf, one for the slots
+    assert sum(more.values()) <= bool(lanes) * (len(jax.tree.leaves(batch)) + 1)  # one a leaf, one for the slots
     more_bytes = moved.memory_analysis().temp_size_in_bytes - many.memory_analysis().temp_size_in_bytes
     assert more_bytes <= 2 * bytes_of(batch)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fbuf import Buffer, BufferState, Prioritized, importance_weights, priority_tree
 from fbuf.samplers import prioritized
-from tests.fbuf.compiled import extend, init, sample, update
+from tests.fbuf.compiled import extend, init, jit, sample, update
 from tests.fbuf.model import assert_same, assert_tree_is_exact
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("device")
 
 HALF = Buffer(4, Prioritized(alpha=0.5, eps=0))
 PLAIN = Buffer(6, Prioritized(alpha=1, eps=0))
-STORED = Buffer(4, Prioritized(alpha=0.5, eps=0, new_items="highest_stored"))
 ONE, AT_ONCE = np.zeros(1, np.float32), 8
 
 
@@ -48,71 +47,6 @@ def leaves(buffer: Buffer, state: BufferState) -> np.ndarray:
     return np.asarray(state.sampler.tree.leaves[: buffer.capacity])
 
 
-def test_alpha_is_applied_once_to_given_and_to_new_priorities() -> None:
-    buffer = HALF
-    state = set_priorities(buffer, filled(buffer, 1), {0: 4})
-    np.testing.assert_array_equal(leaves(buffer, state), [2, 0, 0, 0])
-    state, _ = extend(buffer, state, ONE)
-    np.testing.assert_array_equal(leaves(buffer, state), [2, 2, 0, 0])
-    state = set_priorities(buffer, state, {1: 1})
-    np.testing.assert_array_equal(leaves(buffer, state), [2, 1, 0, 0])
-    _, _, draw = sample(buffer, state, jax.random.key(0), 32)
-    assert set(np.asarray(draw.slots).tolist()) == {0, 1}
-    probability = np.asarray([2 / 3, 1 / 3])
-    np.testing.assert_allclose(draw.probability, probability[draw.slots], rtol=1e-6)
-    assert draw.smallest == pytest.approx(1 / 3, rel=1e-6)
-    np.testing.assert_allclose(importance_weights(draw, 1.0, "none"), np.asarray([0.75, 1.5])[draw.slots], rtol=1e-6)
-    np.testing.assert_allclose(importance_weights(draw, 1.0, "buffer"), np.asarray([0.5, 1])[draw.slots], rtol=1e-6)
-    again = buffer.sampler.reweight(state.sampler, 1.0)
-    np.testing.assert_array_equal(again.tree.leaves[:4], [4, 1, 0, 0])
-    assert_tree_is_exact(again.tree)
-
-
-@pytest.mark.parametrize("buffer", [HALF, STORED], ids=str)
-def test_a_new_item_gets_the_highest_priority_as_it_was_given(buffer: Buffer) -> None:
-    state = set_priorities(buffer, filled(buffer, 2), {0: 2.5, 1: 0.5})
-    state, _ = extend(buffer, state, ONE)
-    assert state.sampler.priorities[2] == 2.5
-    np.testing.assert_allclose(leaves(buffer, state)[2], 2.5**0.5, rtol=1e-6)
-
-
-def test_eps_is_added_before_alpha_is_applied() -> None:
-    buffer = Buffer(3, Prioritized(alpha=0.5, eps=0.25))
-    state = set_priorities(buffer, filled(buffer, 3), {0: 0, 1: 2})
-    np.testing.assert_allclose(leaves(buffer, state), [0.5, 1.5, 1.25**0.5], rtol=1e-6)
-
-
-def test_new_items_start_at_one_and_the_highest_ever_is_never_forgotten() -> None:
-    state = given(PLAIN, [0.25, 0.5])
-    assert state.sampler.highest == 1
-    state = set_priorities(PLAIN, set_priorities(PLAIN, state, {1: 7}), {1: 0.5})
-    for _ in range(5):
-        state, _ = extend(PLAIN, state, ONE)
-    np.testing.assert_array_equal(leaves(PLAIN, state), [7, 0.5, 7, 7, 7, 7])
-
-
-def test_the_highest_stored_is_looked_up_again_when_its_priority_changes() -> None:
-    buffer = STORED
-    state = set_priorities(buffer, filled(buffer, 3), {0: 9, 1: 4, 2: 0.25})
-    assert state.sampler.highest == 9
-    state = set_priorities(buffer, state, {0: 0.5})
-    assert state.sampler.highest == 4
-    state = set_priorities(buffer, state, {0: 0.5})  # another item's priority
-    assert state.sampler.highest == 4
-    state, _ = extend(buffer, state, ONE)
-    np.testing.assert_allclose(leaves(buffer, state), [0.5**0.5, 2, 0.5, 2], rtol=1e-6)
-
-
-def test_the_highest_stored_is_forgotten_when_its_item_is_overwritten() -> None:
-    state = given(STORED, [9, 4, 0.25, 1])
-    state, _ = extend(STORED, state, ONE)
-    assert state.sampler.highest == 1
-    state, _ = extend(STORED, state, ONE)
-    assert leaves(STORED, state)[1] == 1
-    state = set_priorities(STORED, state, {2: 3})
-    assert state.sampler.highest == 3
-
-
 @pytest.mark.parametrize("alpha", [0, 2])
 def test_the_highest_stored_is_the_highest_priority_whatever_alpha_makes_of_it(alpha: float) -> None:
     buffer = Buffer(4, Prioritized(alpha=alpha, eps=0, new_items="highest_stored"))
@@ -120,36 +54,6 @@ def test_the_highest_stored_is_the_highest_priority_whatever_alpha_makes_of_it(a
     assert state.sampler.highest == np.float32(9e25)
     state = set_priorities(buffer, state, {3: 3e25})
     assert state.sampler.highest == np.float32(3e25)
-
-
-def test_priorities_that_are_refused_change_nothing_and_are_counted() -> None:
-    buffer = PLAIN
-    before = set_priorities(buffer, filled(buffer, 4), {0: 2, 1: 3})
-    slots = np.asarray([0, 1, 2, 3, 3, 3], np.int32)
-    bad = np.asarray([np.nan, np.inf, -1, 5, -np.inf, np.nan], np.float32)
-    state = update(buffer, before, slots, bad)
-    np.testing.assert_array_equal(leaves(buffer, state), [2, 3, 1, 5, 0, 0])
-    np.testing.assert_array_equal(state.sampler.priorities[:6], [2, 3, 1, 5, -1, -1])
-    assert (state.sampler.refused, state.sampler.highest) == (5, 5)
-    assert update(buffer, state, slots, bad).sampler.refused == 10
-    assert_tree_is_exact(state.sampler.tree)
-
-
-def test_slots_without_an_item_are_ignored() -> None:
-    buffer = PLAIN
-    before = given(buffer, [2, 3, 1, 5])
-    slots = np.asarray([4, 5, 6, -1, 10**6, -(2**31)], np.int32)
-    assert_same(update(buffer, before, slots, np.full(6, 9, np.float32)), before)
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32])
-def test_slots_may_be_integers_of_any_width(dtype: type) -> None:
-    buffer = Buffer(300, Prioritized(alpha=1, eps=0))
-    before, priorities = filled(buffer, 300), np.asarray([5, 7, np.nan], np.float32)
-    state = update(buffer, before, np.asarray([120, 100, 3], dtype), priorities)
-    assert_same(state, update(buffer, before, np.asarray([120, 100, 3], np.int32), priorities))
-    np.testing.assert_array_equal(np.flatnonzero(leaves(buffer, state) != 1), [100, 120])
-    assert not np.isnan(state.sampler.priorities).any()
 
 
 def test_a_priority_whose_power_is_not_finite_is_held_to_the_largest_that_is() -> None:
@@ -223,14 +127,6 @@ def test_stratified_counts_stay_within_two_of_their_mean_and_average_to_it() -> 
     assert (counts.std(0) > 0).any()
 
 
-def test_the_draws_of_a_stratified_batch_lie_in_their_shares() -> None:
-    buffer = Buffer(64, Prioritized(alpha=1, eps=0, stratified=True))
-    state = given(buffer, np.full(64, 0.5))
-    for seed in range(5):
-        _, _, draw = sample(buffer, state, jax.random.key(seed), 16)
-        np.testing.assert_array_equal(draw.slots // 4, np.arange(16))
-
-
 @pytest.mark.slow
 def test_ten_million_items_are_told_apart() -> None:
     """One float tells 2^24 masses apart: with no more than that, some of these items would be drawn twice as often."""
@@ -287,11 +183,6 @@ def test_double_precision_tells_apart_what_single_cannot() -> None:
         _, _, draw = sample(buffer, state, jax.random.key(0), 100_000)
         assert draw.probability.dtype == np.float64
         assert stats.chisquare(np.bincount(draw.slots, minlength=2)).pvalue > 1e-4
-
-
-def test_double_precision_without_64_bit_types_is_refused() -> None:
-    with pytest.raises(ValueError, match="jax_enable_x64"):
-        Buffer(3, Prioritized(dtype="float64")).init(np.float32(0))
 
 
 @pytest.mark.parametrize("alpha", [float("nan"), float("inf"), -1.0])
@@ -355,3 +246,18 @@ def test_draws_of_ten_million_random_priorities_are_off_by_no_more_than_is_said(
     starts = np.concatenate([[0], ends[:-1]])
     outside = np.maximum(starts[found] - mass, mass - ends[found]).clip(0)
     assert outside.max() <= 8 * 2**-24 * total
+
+
+def test_one_trace_serves_every_alpha() -> None:
+    rule, traces = Prioritized(), []
+
+    @jit
+    def counted(state: Any, alpha: Any) -> Any:
+        traces.append(alpha)
+        return rule.reweight(state, alpha)
+
+    state = rule.init(9)
+    for alpha in np.linspace(0, 1, 5, dtype=np.float32):
+        state = counted(state, alpha)
+        assert state.alpha == alpha
+    assert len(traces) == 1

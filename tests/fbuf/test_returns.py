@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf import Buffer, RingState, Trajectories, n_step_of_slots, returns
+from tests.fbuf.compiled import clear, extend, init, jit
 from tests.fbuf.trajectory_model import ITEM, TERMINATED, TrajectoriesModel, histories
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -19,17 +20,11 @@ pytestmark = pytest.mark.usefixtures("device")
 LINES, T = 3, 11
 RING = Buffer(6, trajectories=Trajectories("terminated", "truncated", "id"), lanes=(2, 1))
 WRITTEN = 2  # rows at once
-# Most of the time of these tests goes to compiling: they share programs.
-soon = {"xla_backend_optimization_level": 0}
-init, extend, clear = (
-    jax.jit(each, static_argnums=0, compiler_options=soon) for each in (Buffer.init, Buffer.extend, Buffer.clear)
-)
-
-n_step = jax.jit(fbuf.n_step, static_argnames=("n", "axis"), compiler_options=soon)
-returns_to_go = jax.jit(fbuf.returns_to_go, static_argnames="axis", compiler_options=soon)
+n_step = jit(fbuf.n_step, static_argnames=("n", "axis"))
+returns_to_go = jit(fbuf.returns_to_go, static_argnames="axis")
 
 
-@functools.partial(jax.jit, static_argnums=4, compiler_options=soon)
+@functools.partial(jit, static_argnums=4)
 def of_slots(slots: Any, rewards: Any, state: Any, gamma: Any, n: int) -> Any:
     return n_step_of_slots(slots, rewards, state.trajectories, state.ring, gamma, n)
 
@@ -132,7 +127,7 @@ def test_both_ways_to_sum_are_what_a_loop_gives(line: Line) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-one_by_one, by_halves = (jax.jit(form, compiler_options=soon) for form in (returns._one_by_one, returns._by_halves))
+one_by_one, by_halves = (jit(form) for form in (returns._one_by_one, returns._by_halves))
 
 
 def alone(rewards: np.ndarray, ends: np.ndarray, gamma: float, **more: np.ndarray) -> dict[str, Any]:
@@ -253,7 +248,7 @@ def test_a_ring_without_lanes_and_gone_round() -> None:
         id=None,
     )
     ring = RingState(cursor=np.int32(2), size=np.int32(4), written=np.array([6, 0], np.uint32))
-    program = jax.jit(n_step_of_slots, static_argnames="n", compiler_options=soon)
+    program = jit(n_step_of_slots, static_argnames="n")
     found = program(np.arange(4), np.array([4, 5, 2, 3], np.float32), index, ring, 0.5, n=3)
     assert found.returns.tolist() == [6.5, 5, 4.5, 6.25]
     assert found.last.tolist() == [1, 1, 0, 1]
@@ -265,7 +260,7 @@ def test_a_ring_without_lanes_and_gone_round() -> None:
 def test_one_program_for_every_discount() -> None:
     traces = []
 
-    @functools.partial(jax.jit, compiler_options=soon)
+    @jit
     def program(rewards: Any, ends: Any, gamma: Any) -> Any:
         traces.append(None)
         return fbuf.n_step(rewards, ends, gamma, 3).returns, fbuf.returns_to_go(rewards, ends, gamma)
@@ -321,7 +316,7 @@ def test_it_can_be_differentiated() -> None:
     def first(rewards: Any) -> Any:
         return fbuf.n_step(rewards, END, 0.5, 3).returns[1] + fbuf.returns_to_go(rewards, END, 0.5)[0]
 
-    assert jax.jit(jax.grad(first), compiler_options=soon)(REWARDS).tolist() == [1, 1.5, 0.75, 0.375, 0, 0, 0]
+    assert jit(jax.grad(first))(REWARDS).tolist() == [1, 1.5, 0.75, 0.375, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

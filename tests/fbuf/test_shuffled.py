@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fbuf import Buffer, BufferState, Draw, Shuffled, ShuffledState, importance_weights
+from fbuf import Buffer, Draw, Shuffled, ShuffledState
 from fbuf.samplers.shuffled import swaps
 from fbuf.samplers.uniform import below
 from tests.fbuf.compiled import extend, init, sample
 from tests.fbuf.model import assert_same
-from tests.fbuf.test_compile_facts import bytes_of, copied
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -190,13 +189,6 @@ def test_a_history_of_a_buffer_returns_each_item_once_an_epoch(kinds: list[str])
         assert (state.sampler.finished, state.sampler.position) == (model.finished, len(model.returned))
 
 
-def test_the_only_item_is_an_epoch_of_its_own() -> None:
-    state = start_of(Shuffled(), 1)
-    for i in range(3):
-        state, draw = draw_from(Shuffled(), state, jax.random.key(i), 4, jnp.int32(1))
-        assert (draw.slots[0], draw.valid.sum(), state.finished) == (0, 1, i + 1)
-
-
 def test_what_an_epoch_moved_is_forgotten_before_its_number_comes_again() -> None:
     rule, capacity = Shuffled(), 7
     state = at_epoch(start_of(rule, capacity), 2**32 - 20)
@@ -219,109 +211,6 @@ def test_draws_are_a_function_of_the_keys_of_their_epoch() -> None:
         fresh, draw = draw_from(rule, fresh, jax.random.key(100 + i), 4, size)
         used, other = draw_from(rule, used, jax.random.key(100 + i), 4, size)
         assert_same(draw, other)
-
-
-def test_leftovers_are_skipped_and_a_batch_that_never_fits_is_never_valid() -> None:
-    rule = Shuffled(drop_last=True)
-    state = start_of(rule, 9)
-    for i, position in enumerate([4, 8, 4, 8]):
-        state, draw = draw_from(rule, state, jax.random.key(i), 4, jnp.int32(9))
-        assert draw.valid.all()
-        assert state.position == position
-    assert state.finished == 1
-    for i in range(3):
-        state, draw = draw_from(rule, state, jax.random.key(i), 11, jnp.int32(9))
-        assert not draw.valid.any()
-    assert (state.position, state.finished) == (0, 2)
-
-
-def test_a_write_over_an_old_item_goes_on_with_the_epoch() -> None:
-    buffer = Buffer(6, Shuffled())
-    state, seen = init(buffer, np.float32(0)), list[int]()
-    for i in range(4):
-        state, _ = extend(buffer, state, np.zeros(4, np.float32))
-        if i > 1:  # the ring is full
-            state, _, draw = sample(buffer, state, jax.random.key(i), 4)
-            seen += draw.slots[draw.valid].tolist()
-    assert sorted(seen) == list(range(6))
-    assert state.sampler.finished == 1
-
-
-def test_importance_weights_are_one() -> None:
-    rule = Shuffled(shuffle=False)
-    _, draw = draw_from(rule, start_of(rule, 9), jax.random.key(0), 7, jnp.int32(5))
-    for normalize in ("buffer", "batch", "none"):
-        np.testing.assert_allclose(importance_weights(draw, 0.7, normalize), [1] * 5 + [0] * 2, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_loops_and_scans_and_states_side_by_side_and_64_bit_types_agree() -> None:
-    rule = Shuffled(drop_last=True)
-    sizes, count, capacity = jnp.asarray([3, 9, 9, 9, 9, 5], jnp.int32), 4, 9
-    keys = jax.random.split(jax.random.key(0), (3, sizes.size))
-
-    def run(state: ShuffledState, keys: jax.Array) -> tuple[ShuffledState, Draw]:
-        return jax.lax.scan(lambda state, x: rule.sample(state, x[0], count, x[1]), state, (keys, sizes))
-
-    start = start_of(rule, capacity)
-    side_by_side = jax.jit(jax.vmap(run, in_axes=(None, 0)))(start, keys)
-    for i in range(3):
-        state, draws = start, []
-        for key, size in zip(keys[i], sizes, strict=True):
-            state, draw = draw_from(rule, state, key, count, size)
-            draws.append(draw)
-        looped = (state, jax.tree.map(lambda *each: jnp.stack(each), *draws))
-        assert_same(jax.tree.map(lambda leaf, i=i: leaf[i], side_by_side), looped)
-    with jax.enable_x64(True):
-        assert_same(jax.jit(run)(rule.init(capacity), keys[2]), looped)
-
-
-def test_typed_and_raw_keys_draw_the_same() -> None:
-    raw, state = jax.random.PRNGKey(3), start_of(Shuffled(), 9)
-    typed = draw_from(Shuffled(), state, jax.random.wrap_key_data(raw), 4, jnp.int32(9))
-    assert_same(draw_from(Shuffled(), state, raw, 4, jnp.int32(9)), typed)
-
-
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 256])
-def test_a_donated_state_is_updated_in_place(count: int) -> None:
-    buffer, item = Buffer(100_000, Shuffled()), np.zeros(2, np.float32)
-    state = jax.eval_shape(lambda: buffer.init(item))
-
-    def turns(state: BufferState, keys: jax.Array) -> tuple[BufferState, jax.Array]:
-        def turn(state: BufferState, key: jax.Array) -> tuple[BufferState, jax.Array]:
-            state, _ = buffer.extend(state, np.ones((1, 2), np.float32))
-            state, items, _ = buffer.sample(state, key, count)
-            return state, items.sum()
-
-        return jax.lax.scan(turn, state, keys)
-
-    once = jax.jit(Buffer.sample, static_argnums=(0, 3), donate_argnums=1)
-    key, keys = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((10, 2), jnp.uint32)
-    for program in (
-        once.lower(buffer, state, key, count).compile(),
-        jax.jit(turns, donate_argnums=0).lower(state, keys).compile(),
-    ):
-        memory = program.memory_analysis()
-        assert memory.alias_size_in_bytes == pytest.approx(bytes_of(state), rel=1e-3)
-        more = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        assert more < 0.1 * bytes_of(state)
-        assert max(copied(program), default=0) < 10_000
-
-
-def test_outside_of_programs_a_second_draw_compiles_nothing_and_no_array_is_there_twice() -> None:
-    rule, compiled = Shuffled(), list[str]()
-    state, draw = rule.sample(rule.init(9), jax.random.key(0), 4, jnp.int32(9))
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **more: compiled.append(event) if "backend_compile" in event else None
-    )
-    try:
-        rule.sample(state, jax.random.key(1), 4, jnp.int32(9))
-    finally:
-        jax.monitoring.clear_event_listeners()
-    assert not compiled
-    for made in ((state, draw), rule.init(9), rule.clear(state), rule.restart(state)):  # each may be donated
-        leaves = jax.tree.leaves(made)
-        assert len({id(leaf) for leaf in leaves}) == len(leaves)
 
 
 @pytest.mark.parametrize("name", ["drop_last", "shuffle"])

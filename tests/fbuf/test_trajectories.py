@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, Place, RingState, Slices, Trajectories, ring_places, trajectories
+from fbuf import Buffer, BufferState, RingState, Slices, Trajectories, ring_places, trajectories
+from tests.fbuf.compiled import clear, extend, place, sample
 from tests.fbuf.trajectory_model import (
     CODES,
-    CUT,
     ITEM,
     OPEN,
     TERMINATED,
@@ -29,13 +29,6 @@ from tests.fbuf.trajectory_model import (
 )
 
 pytestmark = pytest.mark.usefixtures("device")
-
-soon = {"xla_backend_optimization_level": 0}  # most of the time of these tests goes to compiling
-extend, clear, place = (
-    jax.jit(method, static_argnums=0, compiler_options=soon) for method in (Buffer.extend, Buffer.clear, Buffer.place)
-)
-
-sample = jax.jit(Buffer.sample, static_argnums=(0, 3), compiler_options=soon)
 
 ENDS, ALL = Trajectories("terminated", "truncated"), Trajectories("terminated", "truncated", "id")
 BUFFERS = [
@@ -90,49 +83,6 @@ def test_items_stand_where_lists_of_rows_have_them(buffer: Buffer, counts: tuple
         else:
             state = write(buffer, state, model, new)
         assert_places(buffer, state, model)
-
-
-@pytest.mark.parametrize("count", [3, 11])
-@given(data=st.data())
-def test_many_rows_at_once_are_what_single_rows_are(count: int, data: Any) -> None:
-    buffer = BUFFERS[0][0]
-    at_once = one_by_one = buffer.init(ITEM)
-    for new in data.draw(histories(1, [count], most=3)):
-        if new is None:
-            continue
-        batch = new.batch(np.arange(count, dtype=np.int32), ())
-        at_once, _ = extend(buffer, at_once, batch)
-        for i in range(count):
-            one_by_one, _ = extend(buffer, one_by_one, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch))
-        slots = range(int(at_once.ring.size))
-        for a, b in zip(*(jax.tree.leaves(at(buffer, state, slots)) for state in (at_once, one_by_one)), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def numbered(codes: str, buffer: Buffer = BUFFERS[0][0]) -> Any:
-    """The places of all slots after these rows of one lane were written one by one."""
-    state, model = buffer.init(ITEM), TrajectoriesModel(buffer.capacity, 1)
-    everything = rows([[code] for code in codes])
-    for i in range(len(codes)):
-        one = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], dataclasses.asdict(everything))
-        state = write(buffer, state, model, Rows(**one))
-    return at(buffer, state, range(min(len(codes), buffer.capacity)))
-
-
-def test_a_trajectory_ends_in_one_of_three_ways_or_goes_on() -> None:
-    assert numbered("..t.ubi").kind.tolist() == [*[TERMINATED] * 3, *[TRUNCATED] * 2, TERMINATED, OPEN]
-    assert numbered("..i.tii").kind.tolist() == [CUT, CUT, *[TERMINATED] * 3, CUT, OPEN]
-
-
-def test_the_same_id_behind_an_end_is_another_trajectory() -> None:
-    assert len(set(numbered("..t..t").number.tolist())) == 2
-
-
-def test_a_ring_of_four_keeps_the_last_row_of_one_and_all_of_the_next() -> None:
-    found = numbered(".t.t.", Buffer(4, trajectories=ENDS))  # rows 1, 2 end, 11, 12 end, 21; slots hold 21, 2, 11, 12
-    assert found.before.tolist() == [0, 0, 0, 1]
-    assert found.step.tolist() == [0, 1, 0, 1]
-    assert found.after.tolist() == [0, 0, 1, 0]
 
 
 # -------------------------------------------------------------------------- counters near their ends
@@ -206,33 +156,6 @@ def test_rows_and_times_of_the_largest_ring_are_right(capacity: int) -> None:
 
 
 # -------------------------------------------------------------------------- programs
-
-
-def test_scan_and_vmap_give_what_single_calls_give() -> None:
-    buffer = Buffer(5, lanes=(2,), trajectories=ALL)
-    random = np.random.default_rng(0)
-    news = [[rows(random.choice(list("..tui"), (3, 2))) for _ in range(6)] for _ in range(4)]
-    batches = [[new.batch(np.zeros((3, 2), np.int32), (2,)) for new in history] for history in news]
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(x for history in batches for x in history))
-    stacked = jax.tree.map(lambda leaf: leaf.reshape(4, 6, *leaf.shape[1:]), stacked)
-
-    @jax.jit
-    @jax.vmap
-    def run(batches: Any) -> Any:
-        def step(state: BufferState, batch: Any) -> tuple[BufferState, Place]:
-            state, _ = buffer.extend(state, batch)
-            return state, buffer.place(state, jnp.arange(6))  # of the rows that are written first
-
-        return jax.lax.scan(step, buffer.init(ITEM), batches)[1]
-
-    together = jax.tree.map(np.asarray, run(stacked))
-    for i, history in enumerate(batches):
-        state = buffer.init(ITEM)
-        for j, batch in enumerate(history):
-            state, _ = extend(buffer, state, batch)
-            alone = jax.tree.leaves(place(buffer, state, np.arange(6)))
-            for a, b in zip(jax.tree.leaves(together), alone, strict=True):
-                np.testing.assert_array_equal(a[i, j], b)
 
 
 def test_slots_may_have_any_shape_and_integers_of_any_width() -> None:

@@ -55,7 +55,7 @@ def test_one_member_at_a_time_is_locked():
     assert held == [[i == j for j in range(3)] for i in range(3)] + [[False] * 3] * 4
 
 
-@pytest.mark.parametrize("how", ["_still_to_draw", "_members_still", "_turns"])
+@pytest.mark.parametrize("how", ["_lock_to_reserve", "_members_still", "_turns"])
 def test_turns_are_taken_in_the_order_in_which_storages_are_exchanged(how):
     """Whatever the order of the storages: who has both locks of an exchange waits for nobody that has one of them."""
     storages = sorted((LazyTensorStorage(8), LazyTensorStorage(8)), key=id)

@@ -1,7 +1,6 @@
 """Samplers and writers of the user's: what of them is saved, which writes they hear of, what they are refused for."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -231,29 +230,6 @@ def test_an_index_that_is_a_list_or_range_is_a_tensor_in_the_batch(given, prefet
     assert batch["index"].dtype == torch.int64 and batch["index"].tolist() == batch["x"].tolist() == list(given)
     buffer.update_tensordict_priority(batch.set("td_error", torch.full((len(batch),), 2.0)))
     assert sampler.priorities.tolist() == [2.0 if slot in given else 1.0 for slot in range(4)]
-
-
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_unsigned_numbers_of_batches_that_wait_are_saved(dtype):
-    told = torch.tensor([1, 2**15 + 1], dtype=dtype)
-    one, two = (
-        TensorDictReplayBuffer(
-            storage=LazyTensorStorage(2),
-            sampler=own(Sampler, draw=lambda *_: (torch.arange(2), {"told": told})),
-            batch_size=2,
-            prefetch=2,
-        )
-        for _ in range(2)
-    )
-    one.extend(TensorDict({"x": torch.arange(2)}, [2]))
-    one.sample()
-    written = io.BytesIO()
-    torch.save(one.state_dict(), written)
-    written.seek(0)
-    two.load_state_dict(torch.load(written, weights_only=True))
-    assert len(two._prefetch) == 2
-    drawn = two.sample()["told"]
-    assert drawn.dtype == dtype and drawn.tolist() == told.tolist()
 
 
 @pytest.mark.parametrize("kind", ["random_index", "_rand_given_ndim"])

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+import time
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from interop import (
     TensorDictReplayBuffer,
 )
 from tests.interop.rows import check_same, flat_td, plain_tensor
+from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 
 
 class Counting(RandomSampler):
@@ -134,63 +136,6 @@ def test_an_error_of_an_empty_buffer_is_gone_once_it_is_filled():
         assert buffer.sample().shape == (4, 3)
 
 
-def test_emptying_drops_what_was_drawn_ahead():
-    buffer = ahead(3)
-    buffer.sample()
-    buffer.empty()
-    buffer.extend(plain_tensor([9]))
-    for _ in range(6):
-        assert set(buffer.sample()[:, 0].tolist()) == {9.0}
-
-
-def test_emptying_drops_an_error_that_waits():
-    buffer = ahead(1, Counting(broken=(2,)))
-    buffer.sample()
-    buffer.empty()
-    buffer.extend(plain_tensor([9]))
-    assert buffer.sample().shape == (4, 3)
-
-
-def test_another_component_drops_what_was_drawn_ahead():
-    class First(RandomSampler):
-        def sample(self, storage, batch_size):
-            return torch.zeros(batch_size, dtype=torch.int64), {}
-
-    buffer = ahead(2)
-    buffer.sample()
-    buffer.set_sampler(First())
-    assert set(buffer.sample()[:, 0].tolist()) == {1.0}
-    other = LazyTensorStorage(8)
-    other.set(slice(0, 2), plain_tensor([5, 5]))
-    buffer.set_storage(other)
-    assert set(buffer.sample()[:, 0].tolist()) == {5.0}
-
-
-def test_another_transform_drops_what_was_drawn_ahead():
-    buffer = ahead(2)
-    buffer.sample()
-    settled(buffer)
-    buffer.append_transform(lambda data: data * 0)
-    assert set(buffer.sample()[:, 0].tolist()) == {0.0}
-
-
-def test_another_generator_drops_what_was_drawn_ahead():
-    buffer = ahead(2)
-    buffer.sample()
-    buffer.set_rng(torch.Generator().manual_seed(1))
-    first = [buffer.sample() for _ in range(3)]
-    buffer.set_rng(torch.Generator().manual_seed(1))
-    check_same([buffer.sample() for _ in range(3)], first)
-
-
-def test_tensordict_samples_carry_the_index():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), prefetch=2, batch_size=4)
-    buffer.extend(flat_td([3, 4, 5]))
-    for _ in range(5):
-        batch = buffer.sample()
-        check_same(batch.exclude("index"), flat_td(batch["index"] + 3))
-
-
 def test_batches_ahead_are_apart_from_each_other():
     buffer = ahead(3)
     batches = [buffer.sample() for _ in range(6)]
@@ -211,14 +156,6 @@ def test_a_copy_prefetches_on_its_own(copier):
         assert set(buffer.sample()[:, 0].tolist()) <= {1.0, 2.0, 3.0}
 
 
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_a_copy_goes_on_with_the_batches_that_wait(copier):
-    buffer = ahead(2, generator=torch.Generator().manual_seed(1))
-    buffer.sample()
-    twin = copier(buffer)
-    check_same([twin.sample() for _ in range(5)], [buffer.sample() for _ in range(5)])
-
-
 def test_batches_are_drawn_by_other_threads():
     threads = []
     buffer = ahead(1, transform=lambda data: threads.append(threading.current_thread()) or data)
@@ -226,6 +163,109 @@ def test_batches_are_drawn_by_other_threads():
     buffer.sample()
     settled(buffer)
     assert threads[0] is threading.main_thread() and threading.main_thread() not in threads[1:]
+
+
+# ------------------------------------------------------------------ changes meanwhile
+
+
+class Last(RandomSampler):
+    def sample(self, storage, batch_size):
+        return torch.full((batch_size,), len(storage) - 1), {}
+
+
+class Gate:
+    """A transform: batches drawn ahead stop here until it opens."""
+
+    def __init__(self):
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, data):
+        if threading.current_thread().name.startswith("replay-prefetch") and not self.open.is_set():
+            self.reached.set()
+            assert self.open.wait(10)
+        return data
+
+
+def other_storage():
+    storage = LazyTensorStorage(8)
+    storage.set(slice(0, 2), plain_tensor([5, 5]))
+    return storage
+
+
+def start_over(buffer):
+    buffer.empty()
+    buffer.extend(plain_tensor([5]))
+
+
+CHANGES = {
+    "sampler": (lambda buffer: buffer.set_sampler(Last()), {3.0}),
+    "storage": (lambda buffer: buffer.set_storage(other_storage()), {5.0}),
+    "content": (start_over, {5.0}),
+    "transform": (lambda buffer: buffer.append_transform(lambda data: data * 0), {0.0}),
+}
+
+
+def sampled_across(change, buffer, gate):
+    """What a thread gets that waits for a batch, drawn ahead and held up in a transform, while a change is made."""
+    buffer.sample()
+    assert gate.reached.wait(10)
+    batches = []
+    waiting = threading.Thread(target=lambda: batches.append(buffer.sample()))
+    waiting.start()
+    time.sleep(0.05)
+    change(buffer)
+    gate.open.set()
+    waiting.join(20)
+    [batch] = batches
+    return batch
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_batch_that_a_thread_waits_for_is_drawn_anew_after_a_change(change):
+    gate = Gate()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, prefetch=1, transform=gate)
+    buffer.extend(plain_tensor([1, 2, 3]))
+    make, wanted = CHANGES[change]
+    batches = [sampled_across(make, buffer, gate), buffer.sample()]
+    assert [set(batch[:, 0].tolist()) for batch in batches] == [wanted, wanted]
+
+
+def test_another_generator_governs_every_batch_from_then_on():
+    gate = Gate()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=8, prefetch=1, transform=gate)
+    buffer.extend(plain_tensor(list(range(64))))
+    batch = sampled_across(lambda buffer: buffer.set_rng(torch.Generator().manual_seed(1)), buffer, gate)
+    plain = ReplayBuffer(storage=buffer.storage, batch_size=8, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(batch, plain.sample()) and torch.equal(buffer.sample(), plain.sample())
+
+
+def test_what_starts_after_a_change_does_not_draw():
+    """It would take a batch from the sampler that is there by then, for nothing."""
+    drawn = []
+
+    class Noting(RandomSampler):
+        def sample(self, storage, batch_size):
+            drawn.append(threading.current_thread().name)
+            return super().sample(storage, batch_size)
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=2)
+    buffer.extend(plain_tensor([1, 2]))
+    with buffer.storage._access.turn():
+        buffer.sample()
+        buffer.set_sampler(Noting())
+    assert buffer.sample().shape == (2, 3)
+    for job in list(buffer._prefetch._queue):
+        job.future.result(10)
+    assert len(drawn) == 3
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_drops_what_was_drawn_ahead(change):
+    buffer = ahead(3, sampler=Counting(broken=(2,)))
+    buffer.sample()  # an error waits, too
+    make, wanted = CHANGES[change]
+    make(buffer)
+    assert [set(buffer.sample()[:, 0].tolist()) for _ in range(5)] == [wanted] * 5
 
 
 def test_dropping_what_is_being_drawn_does_not_hang(in_a_fork):
@@ -278,3 +318,64 @@ def test_dropping_what_is_being_drawn_does_not_hang(in_a_fork):
         print("done")
     """)
     assert out == "done\n"
+
+
+def test_a_forked_child_waits_for_a_turn_of_its_parent_not_for_a_thread_that_it_has_not(in_a_fork):
+    out = in_a_fork("""
+        import multiprocessing
+        import threading
+        import torch
+        from interop import LazyMemmapStorage, ReplayBuffer
+
+        def hold():
+            with buffer.storage._access.turn():
+                held.set()
+                done.wait()
+
+        buffer, held, done = ReplayBuffer(storage=LazyMemmapStorage(64)), threading.Event(), threading.Event()
+        buffer.extend(torch.arange(8.0))
+        threading.Thread(target=hold).start()
+        held.wait()
+        process = multiprocessing.get_context("fork").Process(target=lambda: buffer.extend(torch.arange(2.0)))
+        process.start()
+        process.join(0.5)
+        print(process.exitcode)
+        done.set()
+        process.join(30)
+        print(process.exitcode, len(buffer))
+        process.kill()
+    """)
+    assert out == "None\n0 10\n"
+
+
+@pytest.mark.slow
+def test_a_forked_child_draws_ahead_on_its_own():
+    out = in_a_fresh_interpreter("""
+        import multiprocessing
+        import torch
+        from interop import LazyMemmapStorage, ReplayBuffer
+
+        def worker():
+            for _ in range(4):
+                assert buffer.sample().shape == (4,) and buffer.next().shape == (4,)
+
+        buffer = ReplayBuffer(storage=LazyMemmapStorage(64), batch_size=4, prefetch=2)
+        buffer.extend(torch.arange(8.0))
+        buffer.sample()
+        process = multiprocessing.get_context("fork").Process(target=worker)
+        process.start()
+        process.join(30)
+        print(process.exitcode)
+        process.kill()
+    """)
+    assert out == "0\n"
+
+
+def test_samples_drawn_ahead_have_an_index_of_their_own():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=2)
+    buffer.extend(flat_td([0, 1]))
+    for _ in range(3):
+        batch, info = buffer.sample(return_info=True)
+        before = info["index"].clone()
+        batch["index"].fill_(-1)
+        assert torch.equal(info["index"], before)

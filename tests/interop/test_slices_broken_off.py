@@ -112,13 +112,11 @@ def test_batches_that_were_drawn_before_a_write_are_drawn_anew_of_a_copy(copied)
 
 def test_a_thread_that_comes_after_a_write_makes_no_slice_of_what_was_drawn_before():
     buffer = buffer_of([1] * 4 + [2] * 4 + [3] * 4, 12, length=4, batch_size=4, prefetch=2)
-    start, waiting = buffer._prefetch._start, []
-    buffer._prefetch._start = lambda job, make: waiting.append((job, make))
+    busy = threading.Event()
+    make, buffer._make = buffer._make, lambda pending: busy.wait(10) and make(pending)
     buffer.sample()
-    buffer._prefetch._start = start
     buffer.extend(items([4] * 2, 100))
-    for job, make in waiting:
-        start(job, make)
+    busy.set()
     stored = [(2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (100, 101)]
     assert sorted(tuple(buffer.sample()["x"].tolist()) for _ in stored) == stored
 

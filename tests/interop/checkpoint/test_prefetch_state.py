@@ -1,5 +1,7 @@
-"""Batches drawn ahead in a checkpoint: as what they will be made of. They are made again, here as there."""
+"""Prefetched batches are no state: a buffer drops them when it is saved or copied, and draws them again, here as there."""
 
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fbuf.checkpoint import CheckpointError
+from fbuf.checkpoint import CheckpointMismatch
 from interop import (
     LazyTensorStorage,
     ListStorage,
@@ -27,12 +29,8 @@ from interop import (
     StalenessAwareSampler,
     TensorDictReplayBuffer,
 )
-from interop.buffers.prefetch import Prefetch
 from tests.interop.checkpoint.resuming import same
-from tests.interop.checkpoint.saved_trees import damaged, through_json
 from tests.interop.pair_history import items
-from tests.interop.rows import plain_tensor
-from tests.interop.test_without_replacement import flat, ids
 
 
 class Own(Sampler):
@@ -68,7 +66,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def made(sampler: str, seed: int, depth: int | None = 3, rows: int = 24) -> Any:
+def made(sampler: str, seed: int, depth: int | None = 3) -> Any:
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(24),
         sampler=SAMPLERS[sampler](),
@@ -76,8 +74,7 @@ def made(sampler: str, seed: int, depth: int | None = 3, rows: int = 24) -> Any:
         prefetch=depth,
         generator=torch.Generator().manual_seed(seed),
     )
-    if rows:
-        buffer.extend(items(np.arange(rows), False))
+    buffer.extend(items(np.arange(24), False))
     return buffer
 
 
@@ -86,214 +83,137 @@ def drawn(buffer: Any, count: int) -> list[Any]:
 
 
 def settled(buffer: Any) -> None:
-    for job in list(buffer._prefetch._queue):
-        if job.future is not None:
-            job.future.exception(20)
+    for pending in list(buffer._prefetch._queue):
+        pending.future.exception(20)
 
 
 def loaded(buffer: Any, make: Callable[[int], Any], path: Path) -> Any:
     buffer.dumps(path)
     twin = make(99)
+    drawn(twin, 2)  # to be dropped
     twin.loads(path)
     return twin
 
 
+WAYS: dict[str, Callable[[Any, str, Path], Any]] = {
+    "dumps": lambda buffer, sampler, path: loaded(buffer, lambda seed: made(sampler, seed), path / "c"),
+    "deepcopy": lambda buffer, sampler, path: copy.deepcopy(buffer),
+    "pickle": lambda buffer, sampler, path: pickle.loads(pickle.dumps(buffer)),
+}
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("depth", [1, 4])
-def test_what_waits_is_made_of_what_is_stored_at_the_next_call(sampler: str, depth: int, tmp_path: Path) -> None:
-    buffer = made(sampler, 0, depth)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_waits_is_drawn_again_here_and_there(sampler: str, way: str, tmp_path: Path) -> None:
+    buffer = made(sampler, 0)
     drawn(buffer, 2)
     settled(buffer)
     buffer.set_at_("x", torch.tensor([500]), torch.tensor([3]))  # after the batches that wait were read
-    twin = loaded(buffer, lambda seed: made(sampler, seed, depth), tmp_path / "c")
+    twin = WAYS[way](buffer, sampler, tmp_path)
+    assert len(twin._prefetch) == len(buffer._prefetch) == 0
+    assert same(drawn(buffer, 2), drawn(twin, 2))
     for each in (buffer, twin):
+        settled(each)
         each.extend(items(np.arange(100, 103), False))
-    assert len(twin._prefetch) == len(buffer._prefetch) > 0
+        settled(each)
     assert same(drawn(buffer, 9), drawn(twin, 9))
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "without replacement", "own"])
-def test_a_shorter_or_longer_queue_goes_on_with_the_same_batches(sampler: str, tmp_path: Path) -> None:
-    buffer = made(sampler, 0)
-    drawn(buffer, 2)
-    for depth in (1, 6):
-        twin = loaded(buffer, lambda seed, depth=depth: made(sampler, seed, depth), tmp_path / "c")
-        assert len(twin._prefetch) == 3
-        again = made(sampler, 5)
-        again.loads(tmp_path / "c")
-        assert same(drawn(again, 3), drawn(twin, 3))
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_saving_and_prefetch_change_no_batch(sampler: str, tmp_path: Path) -> None:
+    plain, saved = made(sampler, 0, None), made(sampler, 0)
+    for turn in range(1, 12):
+        assert same(plain.sample(), saved.sample())
+        if turn % 2:
+            saved.dumps(tmp_path / "c")
 
 
-@pytest.mark.parametrize("kind", ["without replacement", "in order", "slices without replacement"])
-def test_nothing_of_an_epoch_is_lost_where_nothing_is_drawn_ahead(kind: str, tmp_path: Path) -> None:
-    buffer = made(kind, 0)
-    first = drawn(buffer, 2)
-    twin = loaded(buffer, lambda seed: made(kind, seed, None), tmp_path / "c")
-    rest = list(twin)
-    assert twin.sampler.ran_out
-    seen = torch.cat([batch["x"] for batch in (*first, *rest)]).tolist()
-    wanted = range(24) if kind != "slices without replacement" else {each // 4 for each in range(24)}
-    seen = seen if kind != "slices without replacement" else [each // 4 for each in seen[::2]]
-    assert sorted(seen) == sorted(wanted)
-
-
-def test_batches_of_before_are_dropped_by_loading(tmp_path: Path) -> None:
-    for sampler in SAMPLERS:
-        buffer = made(sampler, 0)
-        drawn(buffer, 2)
-        buffer.dumps(tmp_path / "c")
-        buffer.empty()
-        buffer.extend(items(np.arange(200, 224), False))
-        drawn(buffer, 2)
-        buffer.loads(tmp_path / "c")
-        twin = made(sampler, 3)
-        twin.loads(tmp_path / "c")
-        seen = drawn(buffer, 6)
-        assert all((batch["x"] < 24).all() for batch in seen)
-        assert same(seen, drawn(twin, 6))
-
-
-def test_a_draw_that_was_held_before_loading_does_not_come_back(tmp_path: Path) -> None:
+def test_keys_are_not_undone_where_others_drew_from_the_generator(tmp_path: Path) -> None:
     buffer = made("without replacement", 0)
+    seen = drawn(buffer, 1)
+    taken = torch.rand(3, generator=buffer._rng)
     buffer.dumps(tmp_path / "c")
-    first = drawn(buffer, 1)
-    job = buffer._prefetch._queue[0]
-    buffer.loads(tmp_path / "c")
-    job.take_back()
-    job.given()
-    again = list(buffer)
-    assert sorted(torch.cat([batch["x"] for batch in again]).tolist()) == list(range(24)) and first
+    assert not torch.equal(taken, torch.rand(3, generator=buffer._rng))
+    seen += list(buffer)
+    assert sorted(torch.cat([batch["x"] for batch in seen]).tolist()) == list(range(24))
 
 
 @pytest.mark.parametrize("way", ["file", "dict"])
-def test_a_sampler_that_is_loaded_by_itself_has_what_was_ahead_remain(way: str, tmp_path: Path) -> None:
-    buffer = made("without replacement", 0)
+def test_a_sampler_that_is_saved_by_itself_has_what_waits_remain(way: str, tmp_path: Path) -> None:
+    buffer, twin = made("without replacement", 0), made("without replacement", 0, None)
     first = drawn(buffer, 1)
-    for each in (buffer, made("without replacement", 0, None)):
-        if way == "file":
-            buffer.sampler.dumps(tmp_path / "c")
-            each.sampler.loads(tmp_path / "c")
-        else:
-            each.sampler.load_state_dict(buffer.sampler.state_dict())
-        seen = torch.cat([batch["x"] for batch in (*first, *each)]).tolist()
-        assert sorted(seen) == list(range(24)) and each.sampler.ran_out
-        if each is buffer:
-            buffer = made("without replacement", 0)
-            first = drawn(buffer, 1)
+    if way == "file":
+        buffer.sampler.dumps(tmp_path / "c")
+        twin.sampler.loads(tmp_path / "c")
+    else:
+        twin.sampler.load_state_dict(buffer.sampler.state_dict())
+    for each in (buffer, twin):
+        assert sorted(torch.cat([batch["x"] for batch in (*first, *each)]).tolist()) == list(range(24))
+        assert each.sampler.ran_out
 
 
-def test_saving_does_not_wait_for_batches_nor_raise_their_errors(tmp_path: Path) -> None:
-    buffer, go = made("without replacement", 0), threading.Event()
-    drawn(buffer, 1)
-    settled(buffer)
-    went_on: list[bool] = []
-
-    def stop(data: Any) -> Any:
-        if threading.current_thread().name.startswith("replay-prefetch"):
-            went_on.append(go.wait(60))
-        return data
-
-    buffer.append_transform(stop)
-    buffer._prefetch._start(_one_more(buffer), buffer._make)
+def test_a_request_from_before_loading_is_undone_once(tmp_path: Path) -> None:
+    buffer = made("without replacement", 0)
     buffer.dumps(tmp_path / "c")
-    buffer.state_dict()
-    assert not went_on
-    go.set()
-
-
-def _one_more(buffer: Any) -> Any:
-    job = buffer._ahead(4, buffer._prefetch.epoch)
-    buffer._prefetch._queue.append(job)
-    return job
-
-
-@pytest.mark.parametrize("sampler", ["uniform", "without replacement", "own"])
-def test_an_error_is_raised_once_and_the_batch_comes_again(sampler: str, tmp_path: Path) -> None:
-    def failing(each: Any, *broken: int) -> Any:
-        calls = iter(range(1, 1000))
-
-        def fail(data: Any) -> Any:
-            if threading.current_thread().name.startswith("replay-prefetch") and next(calls) in broken:
-                raise ArithmeticError
-            return data
-
-        each.append_transform(fail)
-        return each
-
-    calm, other = failing(made(sampler, 0, 1)), failing(made(sampler, 0, 1), 2)
-    expected, seen, errors = drawn(calm, 6), [], 0
-    while len(seen) < 6:
-        try:
-            seen.append(other.sample())
-        except ArithmeticError:
-            errors += 1
-            other.dumps(tmp_path / "c")  # while the batch that failed waits
-    assert errors == 1 and same(expected, seen)
-
-
-def test_a_batch_that_somebody_waits_for_is_saved_too(tmp_path: Path) -> None:
-    buffer, go = made("without replacement", 0, 2), threading.Event()
     drawn(buffer, 1)
-    settled(buffer)
-    buffer._prefetch.redraw()
+    pending = buffer._prefetch._queue[0]
+    buffer.loads(tmp_path / "c")
+    pending.drop()
+    assert not pending.commit()
+    assert sorted(torch.cat([batch["x"] for batch in buffer]).tolist()) == list(range(24))
 
+
+def test_a_state_of_the_older_layout_is_refused() -> None:
+    buffer = made("without replacement", 0, None)
+    with pytest.raises(CheckpointMismatch, match="prefetched batches"):
+        buffer.sampler._restoring({**buffer.sampler._saved(), "standing": {}})
+
+
+def stopping(go: threading.Event) -> Callable[[Any], Any]:
     def stop(data: Any) -> Any:
         if threading.current_thread().name.startswith("replay-prefetch"):
             assert go.wait(20)
         return data
 
-    buffer._transform.append(stop)
+    return stop
+
+
+def test_saving_waits_for_no_thread_and_a_batch_that_a_call_waits_for_is_drawn_again(tmp_path: Path) -> None:
+    buffer, go = made("without replacement", 0, 2), threading.Event()
+    buffer.append_transform(stopping(go))
+    drawn(buffer, 1)
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(buffer.sample()))
     waiting.start()
-    while not buffer._prefetch._taking:
+    while not buffer._prefetch._awaited:
         time.sleep(0.001)
-    twin = loaded(buffer, lambda seed: made("without replacement", seed, 2), tmp_path / "c")
+    twin = loaded(buffer, lambda seed: made("without replacement", seed, None), tmp_path / "c")
     go.set()
     waiting.join(20)
-    assert same(twin.sample()["x"], got[0]["x"])
-    assert same([each["x"] for each in drawn(twin, 3)], [each["x"] for each in drawn(buffer, 3)])
+    assert same([each["x"] for each in [*got, *drawn(buffer, 3)]], [each["x"] for each in drawn(twin, 4)])
 
 
-def test_damage_is_found() -> None:
-    for sampler in ("uniform", "slices without replacement"):
-        buffer = made(sampler, 0)
-        drawn(buffer, 2)
-        saved = through_json(buffer._prefetch._saved())
-        for where, changed in damaged(saved):
-            try:
-                buffer._prefetch._restoring(changed, members=[buffer])
-            except CheckpointError:
-                continue
-            except Exception as error:
-                raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
-        assert repr(buffer._prefetch._saved()) == repr(saved) or len(buffer._prefetch) == 3
+@pytest.mark.parametrize("sampler", ["uniform", "without replacement"])
+def test_an_error_is_raised_once_and_the_batch_comes_again(sampler: str, tmp_path: Path) -> None:
+    calls = iter(range(1, 1000))
+
+    def fail(data: Any) -> Any:
+        if threading.current_thread().name.startswith("replay-prefetch") and next(calls) == 2:
+            raise ArithmeticError
+        return data
+
+    other, seen, errors = made(sampler, 0, 1), [], 0
+    other.append_transform(fail)
+    while len(seen) < 6:
+        try:
+            seen.append(other.sample())
+        except ArithmeticError:
+            errors += 1
+            other.dumps(tmp_path / "c")
+    assert errors == 1 and same(drawn(made(sampler, 0, 1), 6), seen)
 
 
-def test_what_cannot_be_drawn_is_not_taken_over() -> None:
-    buffer = made("without replacement", 0)
-    drawn(buffer, 2)
-    saved = through_json(buffer._prefetch._saved())
-    saved["waiting"][1]["drawn"]["slots"] = np.array([3, 24])
-    buffer.sampler._restoring(through_json(buffer.sampler._saved()))()
-    buffer._prefetch._restoring(saved, members=[buffer])()
-    assert len(buffer._prefetch) == 2
-    assert Prefetch(2)._saved() == {"waiting": []}
-
-
-# ------------------------------------------------------------------ samplers of the user's and ensembles
-
-
-@pytest.mark.parametrize("sampler", ["own", "doubled"])
-def test_when_a_thread_draws_makes_no_difference(sampler: str) -> None:
-    seen = []
-    for delay in (0.0, 0.01):
-        buffer = made(sampler, 0)
-        buffer.append_transform(lambda data, delay=delay: time.sleep(delay * np.random.rand()) or data)
-        seen.append(drawn(buffer, 12))
-        settled(buffer)
-        assert buffer.sampler._rng is buffer._rng
-    assert same(*seen)
+# ------------------------------------------------------------------ ensembles
 
 
 def ensemble(seed: int, depth: int | None = 3, choice: Any = SamplerEnsemble) -> Any:
@@ -320,6 +240,7 @@ def test_an_ensemble_draws_the_same_ahead_whenever_threads_run(choice: Any) -> N
         whole = ensemble(0, choice=choice)
         whole.append_transform(lambda data, delay=delay: time.sleep(delay * np.random.rand()) or data)
         seen.append([whole.sample().clone() for _ in range(8)])
+        assert all(whole[place].sampler._rng is whole[place]._rng for place in range(4))
     for one, other in zip(*seen, strict=True):
         assert torch.equal(one["x"], other["x"]) and torch.equal(one["index", "index"], other["index", "index"])
 
@@ -338,25 +259,18 @@ def test_an_epoch_of_a_member_is_exact_though_ensembles_draw_ahead_of_it() -> No
     assert count.max() - count.min() <= 1
 
 
-def test_members_that_draw_ahead_keep_their_generators() -> None:
-    for _ in range(12):
-        whole = ensemble(0, choice=OwnChoice)
-        for _ in range(15):
-            whole.sample()
-            whole[3].sample()
-        for buffer in (whole, whole[1], whole[2], whole[3]):
-            settled(buffer)
-        assert all(whole[place].sampler._rng is whole[place]._rng for place in range(4))
-
-
 @pytest.mark.parametrize("choice", [SamplerEnsemble, OwnChoice])
-def test_an_ensemble_goes_on_with_what_it_had_drawn_ahead(choice: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["dumps", "pickle"])
+def test_an_ensemble_goes_on_with_what_it_had_drawn_ahead(choice: Any, way: str, tmp_path: Path) -> None:
     whole = ensemble(0, choice=choice)
     [whole.sample() for _ in range(2)]
     [whole[1].sample(), whole[3].sample()]
-    whole.dumps(tmp_path / "c")
-    twin = ensemble(7, choice=choice)
-    twin.loads(tmp_path / "c")
+    if way == "dumps":
+        whole.dumps(tmp_path / "c")
+        twin = ensemble(7, choice=choice)
+        twin.loads(tmp_path / "c")
+    else:
+        twin = copy.deepcopy(whole)
     for _ in range(6):
         one, other = whole.sample(), twin.sample()
         assert torch.equal(one["x"], other["x"]) and torch.equal(one["index", "index"], other["index", "index"])
@@ -379,23 +293,3 @@ def test_what_an_ensemble_chooses_by_is_saved(tmp_path: Path) -> None:
         other.loads(tmp_path / "c")
     assert torch.equal(other.sampler.p, torch.tensor([0.25, 0.0, 0.75]))
     assert [other.sample().tolist() for _ in range(5)] == [one.sample().tolist() for _ in range(5)]
-
-
-def test_epochs_are_exact_across_many_checkpoints(tmp_path: Path) -> None:
-    def make(seed: int) -> Any:
-        return ReplayBuffer(
-            storage=LazyTensorStorage(23),
-            sampler=SamplerWithoutReplacement(),
-            batch_size=3,
-            prefetch=2,
-            generator=torch.Generator().manual_seed(seed),
-        )
-
-    buffer = make(0)
-    buffer.extend(plain_tensor(list(range(23))))
-    for turn in range(3):
-        seen: list[Any] = []
-        while not (seen and buffer.sampler.ran_out):
-            seen.append(ids(buffer.sample()))
-            buffer = loaded(buffer, make, tmp_path / f"c{turn}")
-        assert sorted(flat(seen)) == list(range(23))

@@ -26,7 +26,6 @@ from interop import (
     TensorDictMaxValueWriter,
     WriterEnsemble,
 )
-from interop.buffers.fused import reserved
 from interop.checkpoint.rule import Rule
 from interop.data import randomness
 from tests.interop.checkpoint.resuming import go_on, joined
@@ -42,7 +41,7 @@ def made() -> dict[str, Any]:
         buffer = joined(cell, 0)
         go_on(buffer, cell, 0, 6)
         if name.endswith("WithoutReplacement"):
-            reserved(buffer.sampler, buffer.storage, 4, randomness.key(None))
+            buffer.sampler.reserve(buffer.storage, 4, randomness.key(None))
         found[name] = buffer.sampler
         found["RoundRobinWriter"] = buffer.writer
         found[f"buffer of {name}"] = buffer

@@ -184,9 +184,6 @@ def test_sums_step_by_step_as_in_an_environment():
         total = torch.where(ends[:, t], 0.0, step["episode_reward"])
 
 
-# ---------------------------------------------------------------------- sequences
-
-
 def frames_of(shape, frame, dtype, seed=0):
     random = torch.Generator().manual_seed(seed)
     done = torch.rand(*shape, 1, generator=random) < 0.25

@@ -65,8 +65,6 @@ class Affine(Transform):
         return (state - self.to_) / self.by
 
 
-# ---------------------------------------------------------------------- environments: as with theirs
-
 PAIRS = {
     "RewardScaling": lambda library: library.RewardScaling(1.0, 2.0),
     "RewardClipping": lambda library: library.RewardClipping(-0.5, 0.0),
@@ -114,9 +112,6 @@ def test_rollouts_and_specs_are_those_that_theirs_give(name):
         for key in mine.keys(True, True):
             assert (mine[key].shape, mine[key].dtype) == (their[key].shape, their[key].dtype), key
             assert mine[key].is_in(their[key].zero()) or type(mine[key]) is not type(their[key])
-
-
-# ---------------------------------------------------------------------- environments: specs
 
 
 def test_bounds_of_changed_entries_are_said_or_none():
@@ -248,9 +243,6 @@ def test_what_environments_cannot_have_is_refused():
         as_torchrl(3)
 
 
-# ---------------------------------------------------------------------- environments: as objects
-
-
 def test_it_shares_the_transform():
     transform = Affine(keys=["reward"])
     env = env_of(as_torchrl(transform))
@@ -306,9 +298,6 @@ def test_a_collector_of_theirs_fills_our_buffer(handed):
     assert (sample["next", "reward"] == 2).all()
     assert torch.equal(sample["seen"][:, 1:], sample["next", "seen"][:, :-1])
     assert (sample["collector", "traj_ids"] == sample["collector", "traj_ids"][:, :1]).all()
-
-
-# ---------------------------------------------------------------------- buffers of theirs
 
 
 @pytest.mark.parametrize("splits", [[6], [1, 5], [2, 2, 2]], ids=repr)

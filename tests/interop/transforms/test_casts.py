@@ -37,9 +37,6 @@ def dtypes(data):
     return {key: value.dtype for key, value in data.items(True, True) if isinstance(value, torch.Tensor)}
 
 
-# ---------------------------------------------------------------------- dtypes
-
-
 def test_without_keys_all_of_a_dtype_are_cast_and_cast_back():
     data = mixed()
     before = dtypes(data)
@@ -83,9 +80,6 @@ def test_what_casts_refuse_and_show():
         DoubleToFloat()(torch.ones(3))
 
 
-# ---------------------------------------------------------------------- devices
-
-
 def test_all_entries_go_to_a_device_and_back():
     data = TensorDict({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, [3])
     transform = DeviceCastTransform("meta", "cpu")
@@ -123,9 +117,6 @@ def test_memory_is_pinned_where_there_is_something_to_pin_it_for():
     else:
         with pytest.raises(RuntimeError, match="accelerator"):
             PinMemoryTransform()(data)
-
-
-# ---------------------------------------------------------------------- functions and checks
 
 
 def test_a_function_of_entries():
@@ -170,9 +161,6 @@ def test_what_is_not_finite_is_refused_by_name(wrong, dtype):
     with pytest.raises(ValueError, match="non-finite"):
         rb.extend(data.exclude("text"))
     assert len(rb) == 0
-
-
-# ---------------------------------------------------------------------- actions
 
 
 def uneven(value):

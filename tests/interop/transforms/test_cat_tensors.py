@@ -27,9 +27,6 @@ def leaves(found):
 ALL = leaves(data())
 
 
-# ---------------------------------------------------------------------- side by side
-
-
 def test_entries_are_put_together_in_the_order_of_their_names():
     transform = CatTensors([("n", "a"), "b", "a"])
     assert transform.in_keys == ["a", "b", ("n", "a")] and transform.out_keys == ["observation_vector"]
@@ -108,9 +105,6 @@ def test_bad_arguments_are_refused(make, error, text):
 def test_entries_that_are_no_tensors_are_named():
     with pytest.raises(TypeError, match="'n' must be a tensor"):
         CatTensors(["a", "n"])(data())
-
-
-# ---------------------------------------------------------------------- stacked
 
 
 def test_entries_are_stacked_in_a_new_dim():

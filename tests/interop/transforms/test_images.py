@@ -32,9 +32,6 @@ def bilinear(images, w, h):
     return triangles(images.shape[-2], w) @ images @ triangles(images.shape[-1], h).T
 
 
-# ---------------------------------------------------------------------- ToTensorImage
-
-
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_become_channels_first_of_0_to_1(dtype, batch):
@@ -89,9 +86,6 @@ def test_wrong_images_are_refused_by_name_and_nothing_changes():
         ToTensorImage(dtype=torch.uint8)
     with pytest.raises(TypeError, match="dtype"):
         ToTensorImage(dtype="float32")
-
-
-# ---------------------------------------------------------------------- Resize
 
 
 @pytest.mark.parametrize(("w", "h"), [(4, 3), (13, 17), (3, 20), (8, 2)])
@@ -186,9 +180,6 @@ def test_what_cannot_be_resized_is_named():
         Resize(3)(td(drawn(2, 3, 4, 4).to(torch.complex64)))
     with pytest.raises(ValueError, match="'pixels': images have no pixels"):
         Resize(3)(td(drawn(2, 3, 0, 4)))
-
-
-# ---------------------------------------------------------------------- crops and gray
 
 
 def padded(pixels, by=20):

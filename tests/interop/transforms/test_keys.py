@@ -29,9 +29,6 @@ def leaves(found):
 ALL = leaves(data())
 
 
-# ---------------------------------------------------------------------- names
-
-
 def test_entries_have_other_names():
     found = RenameTransform(["a", ("n", "c")], [("next", "b"), "c"])(data())
     assert leaves(found) == (ALL - {"a", ("n", "c")}) | {("next", "b"), "c"}
@@ -90,9 +87,6 @@ def test_what_is_no_tensordict_is_refused():
     for transform in (SelectTransform("a"), ExcludeTransform("a")):
         with pytest.raises(TypeError, match="tensordict, got dict"):
             transform({"a": 1})
-
-
-# ---------------------------------------------------------------------- some of them
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,6 @@ def stored(rb):
     return torch.stack(list(rb.storage)) if isinstance(rb.storage, ListStorage) else rb.storage[:]
 
 
-# ---------------------------------------------------------------------- returns of n steps
-
-
 @each_storage
 @pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
 def test_steps_can_be_added_one_at_a_time(buffer, storage):
@@ -122,9 +119,6 @@ def test_steps_that_are_kept_keep_no_graph_alive():
     assert reference() is None
 
 
-# ---------------------------------------------------------------------- stacks of frames
-
-
 @each_storage
 def test_stacks_and_returns_of_several_steps_go_together(storage):
     """Stacks are made first, of the frames as they came; what is stored is followed by the stack n steps later."""
@@ -139,9 +133,6 @@ def test_stacks_and_returns_of_several_steps_go_together(storage):
     assert rows["obs"][:4].tolist() == [[0, 0, 0], [0, 0, 1], [100, 100, 100], [100, 100, 101]]
     assert rows["next", "obs"][:4].tolist() == [[0, 1, 2], [0, 1, 2], [100, 101, 102], [101, 102, 103]]
     assert rows["next", "reward"][:4].flatten().tolist() == [1.5, 1, 1.5, 1.5]
-
-
-# ---------------------------------------------------------------------- entries and indices
 
 
 def test_transforms_lose_neither_nested_entries_nor_the_way_back_to_priorities():

@@ -223,9 +223,6 @@ def test_it_acts_on_writes_only():
         transform._call(data)
 
 
-# ---------------------------------------------------------------------- the waiting frames
-
-
 def test_frames_after_an_empty_write_are_no_memory_of_the_caller():
     data, transform = rollout(8), MultiStepTransform(3, 0.9)
     assert transform.inv(data[:0]) is None

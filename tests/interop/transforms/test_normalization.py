@@ -22,9 +22,6 @@ def observations(values, *batch):
     return TensorDict({"obs": values}, batch or [values.shape[0]])
 
 
-# ---------------------------------------------------------------------- with a given location and scale
-
-
 @pytest.mark.parametrize("standard", [False, True])
 @pytest.mark.parametrize("shape", [(2, 4, 5), (2, 1, 1), (1, 1, 2, 4, 5), (4, 1), (5,)])
 def test_numbers_follow_the_memory_order_of_images(shape, standard):
@@ -100,9 +97,6 @@ def test_repr_and_state():
     other = RewardScaling(0.0, 1.0)
     other.load_state_dict(RewardScaling(1.0, 2.0, standard_normal=True).state_dict())
     assert other(TensorDict({"reward": torch.tensor([3.0])}, [1]))["reward"] == 1.0
-
-
-# ---------------------------------------------------------------------- init_stats
 
 
 @pytest.mark.parametrize("standard", [False, True])

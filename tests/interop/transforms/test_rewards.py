@@ -15,9 +15,6 @@ def td(values, key="reward"):
     return TensorDict({key: values}, values.shape[:1])
 
 
-# ---------------------------------------------------------------------- bounds and signs
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
 @pytest.mark.parametrize("bounds", [(-1, 1), (-1, None), (None, 1000), (0, 300), (-1000, 100)])
 def test_integer_bounds_do_not_wrap_around(dtype, bounds):
@@ -105,9 +102,6 @@ def test_signs_and_ones_and_zeros():
         torch.testing.assert_close(transform.inv(td(values))["reward"], expected)
     with pytest.raises(TypeError, match="'reward' must be a tensor"):
         transform(TensorDict({"reward": "text"}))
-
-
-# ---------------------------------------------------------------------- RewardSum
 
 
 def summed(rewards, ends):

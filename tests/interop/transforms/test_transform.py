@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+import sys
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from interop import LazyTensorStorage, ReplayBuffer
-from interop.transforms import Compose, Transform
+from interop.transforms import Compose, Transform, as_torchrl
 
 
 class Shift(Transform):
@@ -121,3 +122,10 @@ def test_copies_and_pickles_are_part_of_nothing():
     for twin in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
         assert twin.container is None and twin[0].container is twin
         assert twin(rows())["a"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("transform", [Transform(), Compose(), lambda data: data])
+def test_a_program_without_torchrl_is_told(monkeypatch, transform):
+    monkeypatch.delitem(sys.modules, "torchrl.envs", raising=False)
+    with pytest.raises(ImportError, match=r"torchrl\.envs.*import it in your program"):
+        as_torchrl(transform)
