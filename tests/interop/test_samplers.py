@@ -353,6 +353,7 @@ def test_a_random_history_has_the_priorities_and_the_tree_of_a_plain_model(withi
         if step % 20 == 19:
             capacity += 2000
             held.reserve(capacity)
+            excluded[:] = False
         if step % 7 == 6:
             assert held.highest() == (highest, slot)
             weights = np.where((given > 0) & ~excluded, np.maximum(given, 0).astype(np.float64) ** 0.7, 0)
