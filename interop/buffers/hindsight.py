@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers.joined import Joined
+from interop.buffers.pending import PendingBatch
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data import randomness
 from interop.data.keys import as_path
@@ -104,10 +105,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _draw(self, batch_size: int, *how: Any) -> tuple[Any, dict[Any, Any]]:
+    def _plan(self, pending: PendingBatch, key: np.ndarray | None = None) -> None:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
-        return super()._draw(batch_size, *how)
+        super()._plan(pending, key)
 
     _revises = True
 

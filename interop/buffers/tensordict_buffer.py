@@ -12,7 +12,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers import collate
-from interop.buffers.fused import as_entry
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.turn import Turn
 from interop.data.keys import as_path
@@ -232,6 +231,13 @@ def _put_as_is(data: Any, key: Any, value: Tensor | None, shape: torch.Size) -> 
     return True
 
 
+def _as_entry(told: Any) -> Tensor | None:
+    """What the info tells of items as one tensor on the host; None for what is none, or would have to be made."""
+    if isinstance(told, tuple):
+        return told[0].unsqueeze(-1) if len(told) == 1 and isinstance(told[0], Tensor) else None
+    return told if isinstance(told, Tensor) else None
+
+
 def _entry(data: TensorDictBase, key: Any) -> Any:
     """What stands under a key, or None: of plain tensordicts in a tenth of the time of `get`."""
     if type(data) is TensorDict and type(key) is str:
@@ -267,7 +273,7 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     for key, value in info.items():
         if key not in known:
             continue
-        if not apart and _put_as_is(data, key, as_entry(value), shape):
+        if not apart and _put_as_is(data, key, _as_entry(value), shape):
             continue
         if isinstance(value, tuple):
             value = torch.stack(value, -1)

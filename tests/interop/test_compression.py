@@ -161,6 +161,19 @@ def test_tensors_that_are_not_dense_are_refused(item):
     check_same(torch.stack(list(storage)), plain_tensor([1, 2]))
 
 
+def test_what_is_read_is_a_copy_and_a_lazy_stack():
+    kept = ReplayBuffer(storage=CompressedListStorage(3), collate_fn=lambda items: items)
+    kept.extend([{"a": torch.ones(2)}])
+    kept[0]["a"].zero_()
+    kept.sample(2)[0]["a"].zero_()
+    assert kept[0]["a"].all()
+    assert isinstance(buffer_of(flat_td([1, 2]))[:], LazyStackedTensorDict)
+    check_same(buffer_of(plain_tensor([1, 2, 3]))[:], plain_tensor([1, 2, 3]))
+    check_same(buffer_of([{"a": torch.ones(2)}] * 2)[:], {"a": torch.ones(2, 2)})
+    with pytest.raises(TypeError, match="collate_fn"):
+        buffer_of([None, None])[:]
+
+
 # ------------------------------------------------------------------ what is kept
 
 
