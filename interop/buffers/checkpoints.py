@@ -174,7 +174,7 @@ class Saveable(Aliases):
     ) -> Callable[[], None]:
         """The same for all but the storage."""
         held = self.__dict__
-        size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1)
+        size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
         ready: list[Callable[[], None]] = []
         with abandoned_on_error(ready):
             for name in names:
@@ -248,7 +248,7 @@ class Saveable(Aliases):
             ready.append(held["_writer"]._from_dict(fields.any("_writer"), rule))
             ready.append(held["_transform"]._loading(fields.any("_transforms"), f"{where}, transforms", rule))
             ready.append(_restoring_generator(held["_rng"], saved, where))
-            size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1)
+            size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
             # Last, for it may take memory, and first to be put in.
             ready = [ready[0], rows(), *ready[1:], self._rejoining(size)]
         return Together(ready)

@@ -18,7 +18,7 @@ import torch
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.writing import flush
 from interop.checkpoint.rule import Rule
-from interop.checkpoint.ted_formats import NestedStorageCheckpointer, given
+from interop.checkpoint.ted_formats import Content, NestedStorageCheckpointer, given, unfit
 from interop.checkpoint.tensor_states import Ring, as_array, saved_ring
 from interop.data.keys import as_path
 from interop.storages import Storage, TensorStorage
@@ -185,8 +185,9 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         if not ring.filled:
             raise CheckpointCorrupt(f"{where}: has no rows")
         keys = Fields(self._keys(), where)
-        arrays = groups.arrays(tuple(keys.items("episodes")), ring)
-        return self._put(storage, arrays, None, ring, keys, rule, where)
+        with unfit(where):
+            content = Content(None, ring, keys, groups.arrays(tuple(keys.items("episodes")), ring))
+        return self._restoring_content(storage, content, rule, where)
 
 
 class _Groups:

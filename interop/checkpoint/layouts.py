@@ -1,19 +1,22 @@
-"""The layout of items as a saved tree."""
+"""The structure of items as a saved tree: that of a `Layout`, and that of values in lists."""
 
+import collections
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensorclass
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from interop.checkpoint.torch_names import NAMES, dtype_named
+from interop.checkpoint.torch_names import NAMES, dtype_named, optional_device
 from interop.data.bridge import DTYPES
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
+from interop.data.values import MOST_DEEP, NotKept, expected_keys, field_names, is_container, is_record, leaves_of
 from interop.data.varied import Varied
 
 _KINDS: dict[str, Any] = {"tensordict": TensorDict, "dict": dict, "tuple": tuple, "list": list}
+_KINDS |= {"lazy": LazyStackedTensorDict, "nontensors": NonTensorStack, "ordered": collections.OrderedDict}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -50,7 +53,7 @@ def class_named(name: str, fits: Callable[[type], bool], where: str) -> type:
 def saved_layout(layout: Layout) -> dict[str, Any]:
     """The saved tree of a layout."""
     leaves = [[list(leaf.path), list(leaf.shape), NAMES[leaf.dtype]] for leaf in layout.leaves]
-    return {"root": _saved(layout.root), "leaves": leaves}
+    return {"root": saved_node(layout.root, map(_saved_leaf, leaves_of(layout.root))), "leaves": leaves}
 
 
 def layout_of(saved: Any, where: str) -> Layout:
@@ -61,52 +64,78 @@ def layout_of(saved: Any, where: str) -> Layout:
         path, shape, dtype = described if isinstance(described, list) and len(described) == 3 else ((), (), None)
         sizes = Fields({"shape": shape}, where).wholes("shape")
         leaves.append(LeafSpec(_path(path, where), sizes, dtype_stored(dtype, where)))
-    paths: list[Any] = []
-    root = _node(fields.any("root"), (), paths, where, 0)
-    if paths != [leaf.path for leaf in leaves]:
+    root = node_of(fields.any("root"), _leaf, where, _is_container)
+    if _paths(root, ()) != [leaf.path for leaf in leaves]:
         raise CheckpointCorrupt(f"{where}: the leaves of the items are not those of their structure")
     return Layout(root, tuple(leaves))
 
 
-def _saved(node: Branch | Leaf) -> Any:
-    if isinstance(node, Varied):
-        return {"varied": None if node.dtype is None else NAMES[node.dtype], "shape": list(node.shape)}
+def _paths(node: Branch | Leaf, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     if isinstance(node, Leaf):
+        return [path]
+    return [each for key, child in zip(node.keys, node.children, strict=True) for each in _paths(child, (*path, key))]
+
+
+def _saved_leaf(leaf: Leaf) -> Any:
+    if isinstance(leaf, Varied):
+        return {"varied": None if leaf.dtype is None else NAMES[leaf.dtype], "shape": list(leaf.shape)}
+    return None
+
+
+def _leaf(saved: Any, where: str) -> Leaf | None:
+    if saved is None:
+        return Leaf()
+    fields = Fields(saved, where)
+    if "varied" not in fields:
         return None
-    return {
+    dtype = fields.any("varied")
+    return Varied(None if dtype is None else dtype_stored(dtype, where), fields.wholes("shape"))
+
+
+def saved_node(node: Branch | Leaf, leaves: Iterator[Any]) -> Any:
+    """The saved tree of a structure, of the saved trees of its leaves in order."""
+    if isinstance(node, Leaf):
+        return next(leaves)
+    saved = {
         "kind": _NAMES.get(node.kind) or class_name(node.kind),
         "keys": list(node.keys),
-        "children": [_saved(child) for child in node.children],
+        "children": [saved_node(child, leaves) for child in node.children],
         "batch": list(node.batch),
         "names": list(node.names),
     }
+    return saved if node.device is None else {**saved, "device": str(node.device)}
 
 
-def _node(saved: Any, path: tuple[Any, ...], paths: list[Any], where: str, depth: int) -> Branch | Leaf:
-    if saved is None:
-        paths.append(path)
-        return Leaf()
-    if depth > 100:
-        raise CheckpointCorrupt(f"{where}: items are nested too deeply")
+def node_of(
+    saved: Any, leaf: Callable[[Any, str], Leaf | None], where: str, fits: Callable[[type], bool], depth: int = 0
+) -> Branch | Leaf:
+    """The structure that a saved tree describes. CheckpointCorrupt where it describes none.
+
+    Args:
+        saved: the tree.
+        leaf: makes a leaf of a tree, or None where that is of a branch.
+        where: what it is of, for messages.
+        fits: whether a class is one of containers, where it is no common one.
+        depth: of containers around it.
+    """
+    found = leaf(saved, where)
+    if found is not None:
+        return found
+    if depth > MOST_DEEP + 1:
+        raise CheckpointCorrupt(f"{where}: nested more than {MOST_DEEP} deep")
     fields = Fields(saved, where)
-    if "varied" in fields:
-        paths.append(path)
-        dtype = fields.any("varied")
-        return Varied(None if dtype is None else dtype_stored(dtype, where), fields.wholes("shape"))
     name, keys = fields.text("kind"), _path(fields.items("keys"), where)
-    kind = _KINDS.get(name) or class_named(name, _is_container, where)
+    kind = _KINDS.get(name) or class_named(name, fits, where)
     if issubclass(kind, tuple | list) and keys != tuple(range(len(keys))):
         raise CheckpointCorrupt(f"{where}: the items of a {name} are counted from 0")
     if len(set(keys)) < len(keys):
         raise CheckpointCorrupt(f"{where}: a key comes twice")
-    children = tuple(
-        _node(child, (*path, key), paths, where, depth + 1)
-        for key, child in zip(keys, fields.items("children", len(keys)), strict=True)
-    )
+    children = tuple(node_of(child, leaf, where, fits, depth + 1) for child in fields.items("children", len(keys)))
     names = fields.items("names")
     if not all(each is None or isinstance(each, str) for each in names):
         raise CheckpointCorrupt(f"{where}: the names of dims are none")
-    return Branch(kind, keys, children, fields.wholes("batch"), tuple(names))
+    device = optional_device(fields.any("device"), where) if "device" in fields else None
+    return Branch(kind, keys, children, fields.wholes("batch"), tuple(names), device)
 
 
 def _is_container(kind: type) -> bool:
@@ -117,3 +146,61 @@ def _path(steps: Any, where: str) -> tuple[str | int, ...]:
     if not isinstance(steps, list | tuple) or not all(type(step) in (str, int) for step in steps):
         raise CheckpointCorrupt(f"{where}: keys are texts or integers")
     return tuple(steps)
+
+
+# ------------------------------------------------------------------ of values in lists
+
+
+def refuse_hidden(node: Branch | Leaf) -> None:
+    """NotKept for a structure of values with a class that is not found by its name."""
+    if isinstance(node, Leaf):
+        return
+    for child in node.children:
+        refuse_hidden(child)
+    if node.kind not in _NAMES:
+        name = class_name(node.kind)
+        try:
+            hidden = class_named(name, is_container, "") is not node.kind
+        except CheckpointMismatch:
+            hidden = True
+        if hidden:
+            raise NotKept(TypeError, f"an object of type {name} cannot be saved, whose class is not found by its name")
+
+
+def check_values(node: Branch | Leaf, where: str) -> None:
+    """CheckpointCorrupt for a structure that no value has, CheckpointMismatch where a class has other fields now."""
+    if isinstance(node, Leaf):
+        return
+    for child in node.children:
+        check_values(child, where)
+    dims = len(node.batch)
+    then: list[Any] = []
+    now: list[Any] = []
+    if node.kind in (LazyStackedTensorDict, NonTensorStack):
+        fits = bool(node.children) and dims == len(node.names) == 1 and node.batch[0] <= MOST_DEEP
+    elif node.kind is TensorDict:
+        fits = len(node.names) in (0, dims) and all(type(key) is str for key in node.keys)
+    elif is_tensorclass(node.kind):
+        fits = node.keys[:1] == ("",)
+        now, then = (
+            sorted(expected_keys(node.kind)),
+            sorted({*node.keys[1:], *_entries(node.children[0])} if fits else ()),
+        )
+        then = now if set(then) <= set(now) else then
+    else:
+        fits = not dims
+        if is_record(node.kind):
+            now, then = [*field_names(node.kind)], [*node.names]
+    if now != then:
+        raise CheckpointMismatch(
+            f"{where}: the fields of {node.kind.__qualname__} were {then} when it was saved, they are {now} now"
+        )
+    if not fits or (is_record(node.kind) and len(now) != len(node.children)):
+        raise CheckpointCorrupt(f"{where}: not the structure of a {node.kind.__name__}")
+
+
+def _entries(node: Branch | Leaf) -> tuple[Any, ...]:
+    """The keys of a tensordict, or of the first of a stack."""
+    if isinstance(node, Leaf):
+        return ()
+    return _entries(node.children[0]) if node.kind is LazyStackedTensorDict else node.keys

@@ -6,7 +6,6 @@ from typing import Any
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
-from interop.checkpoint.list_states import restoring_list, saved_list
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.values import decode, encode
 
@@ -28,7 +27,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         self.allow_pickle = bool(allow_pickle)
 
     def _save(self, storage: Any, out: Writing) -> dict[str, Any]:
-        saved = saved_list(storage, self.allow_pickle)
+        saved = storage.saved_items(self.allow_pickle)
         if not self._save_hooks:
             return saved
         self._tell_hooks(storage)
@@ -41,7 +40,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         rule = dataclasses.replace(rule, allow_pickle=rule.allow_pickle or self.allow_pickle)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
-            return restoring_list(storage, saved, rule)
+            return storage.restoring_items(saved, rule)
         if not self._load_hooks or "hooked" not in fields:
             raise CheckpointMismatch(
                 f"{source.path}: items that went through save hooks are loaded by load hooks, and by nothing else"
@@ -49,7 +48,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         items = decode(fields.any("hooked"), rule, f"{source.path}, storage", storage.device)
         for hook in self._load_hooks:
             items = hook(items, out=None)
-        return restoring_list(storage, saved, rule, items)
+        return storage.restoring_items(saved, rule, items)
 
 
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):

@@ -1,36 +1,20 @@
-"""The content of list storages as a saved tree and as a `state_dict`, and back."""
+"""Parts of a saved list storage that are checked on the way back: its setting, its ring, and the place of the last write."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
-from interop.checkpoint.lists import load_items, save_items
-from interop.checkpoint.plain_values import opened, plain
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.plain_values import opened
 from interop.data.index import as_int, as_list
 
 
-def saved_list(storage: Any, allow_pickle: bool) -> dict[str, Any]:
-    """The items of a list storage, and where its ring begins. TypeError for an item that cannot be saved."""
-    return {
-        **storage._setting(),
-        **_ring(storage),
-        "cursor": _saved_cursor(storage._last_cursor, len(storage)),
-        "items": save_items(storage._held(), allow_pickle, unnamed=storage._AROUND),
-    }
-
-
-def restoring_list(storage: Any, saved: Any, rule: Rule, given: list[Any] | None = None) -> Callable[[], None]:
-    """Check saved items, or those given in their place, against a storage, and read them; what is returned puts them in."""
-    where = f"the checkpoint of a {type(storage).__name__}"
-    fields = Fields(saved, where)
-    setting, kind = storage._setting(), fields.text("storage")
+def check_setting(fields: Fields, setting: dict[str, Any], where: str) -> None:
+    """CheckpointMismatch where a storage was built with other arguments than the one that was saved."""
+    kind = fields.text("storage")
     if kind != setting["storage"]:
         raise CheckpointMismatch(f"{where} is of a {kind[:40]}, to be loaded into a {setting['storage']}")
-    setting["capacity"] = storage.max_size
     differences = [
         f"{name} is {str(fields.any(name))[:40]}, in the storage {mine}"
         for name, mine in sorted(setting.items())
@@ -38,77 +22,41 @@ def restoring_list(storage: Any, saved: Any, rule: Rule, given: list[Any] | None
     ]
     if differences:
         raise CheckpointMismatch(f"{where} does not fit: {'; '.join(differences)}. Build it with the same arguments")
-    written, end = fields.whole("written"), fields.whole("end", 0, storage.max_size)
-    if given is None:
-        items = storage._checked(load_items(fields.any("items"), rule, where, storage._home(), storage.max_size), where)
-    else:
-        items = _kept(storage, given, where)
-    return _putting(storage, items, written, end, _cursor(fields, len(items)))
 
 
-def _kept(storage: Any, given: Any, where: str) -> list[Any]:
-    """What a storage keeps of items that a load hook made."""
-    if not isinstance(given, list) or len(given) > storage.max_size:
-        what = f"{len(given)} items" if isinstance(given, list) else type(given).__name__
-        raise CheckpointMismatch(f"{where}: a list of at most {storage.max_size} items is to be loaded, got {what}")
-    try:
-        return [storage._to_keep(item) for item in given]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointMismatch(f"{where}: what was loaded cannot be stored: {error}") from error
-
-
-def state_of(storage: Any) -> dict[str, Any]:
-    """Copies of the items as tensors and plain values. TypeError for an item that these cannot say."""
-    return {"_storage": [plain(item, f"item {n}") for n, item in enumerate(storage._storage)], "_ring": _ring(storage)}
-
-
-def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
-    """Check a `state_dict`; what is returned puts a copy of it in.
+def items_of(state: Any, capacity: int, has_metadata: bool, where: str) -> tuple[list[Any], int, int]:
+    """Copies of the items of a `state_dict`, with metadata where there are some, and how many were written and the end.
 
     TypeError for an item that is neither a tensor, a plain value nor the state of something.
     """
-    where = f"the state_dict of a {type(storage).__name__}"
     if not isinstance(state, dict):
         raise TypeError(f"{where}: expected a dict, got {type(state).__name__}")
     fields = Fields(state, where)
     items = [opened(item, f"{where}, item {n}") for n, item in enumerate(fields.items("_storage"))]
-    if ("_metadata" in state) != (storage._setting()["storage"] == "compressed list"):
+    if ("_metadata" in state) != has_metadata:
         raise CheckpointMismatch(f"{where}: {'_metadata'!r} is what a CompressedListStorage has, and no other")
-    if "_metadata" in state:
-        told = [opened(item, f"{where}, metadata {n}") for n, item in enumerate(fields.items("_metadata", len(items)))]
-        items = list(zip(items, told, strict=True))
-    capacity = storage.max_size
+    if has_metadata:
+        metadata = fields.items("_metadata", len(items))
+        items = [
+            (each, opened(of, f"{where}, item {n}")) for n, (each, of) in enumerate(zip(items, metadata, strict=True))
+        ]
     if len(items) > capacity:
         raise CheckpointMismatch(f"{where} has {len(items)} items, the storage a capacity of {capacity}")
-    written, end = len(items), len(items) % capacity
-    if "_ring" in state:
-        ring = fields.fields("_ring")
-        if ring.whole("capacity", 1) != capacity:
-            raise CheckpointMismatch(
-                f"{where} is of a capacity of {ring.whole('capacity')}, the storage has {capacity}: build it with the same "
-                "max_size"
-            )
-        written, end = ring.whole("written"), ring.whole("end", 0, capacity)
-    return _putting(storage, storage._checked(items, where), written, end, None)
+    if "_ring" not in state:
+        return items, len(items), len(items) % capacity
+    ring = fields.fields("_ring")
+    if ring.whole("capacity", 1) != capacity:
+        raise CheckpointMismatch(
+            f"{where} is of a capacity of {ring.whole('capacity')}, the storage has {capacity}: build it with the same "
+            "max_size"
+        )
+    return items, ring.whole("written"), ring.whole("end", 0, capacity)
 
 
-def _putting(storage: Any, items: Any, written: int, end: int, cursor: Any) -> Callable[[], None]:
-    def put() -> None:
-        storage._hold(items)
-        storage._ledger.restored(written, end)
-        storage._last_cursor = cursor
-
-    return put
-
-
-def _ring(storage: Any) -> dict[str, Any]:
-    return {"capacity": storage.max_size, "written": storage._ledger.written, "end": storage._ledger.end}
-
-
-def _saved_cursor(cursor: Any, length: int) -> Any:
+def saved_cursor(cursor: Any, length: int) -> Any:
     """The place of the last write: None, an int, [start, stop, step] of a slice, or an array of places.
 
-    None too where these are there no more, since the list was emptied.
+    None too where the list was emptied and these places are gone.
     """
     single = None if cursor is None else as_int(cursor)
     if isinstance(cursor, slice):
@@ -119,7 +67,8 @@ def _saved_cursor(cursor: Any, length: int) -> Any:
     return places if not places.size or -length <= places.min() <= places.max() < length else None
 
 
-def _cursor(fields: Fields, length: int) -> Any:
+def cursor_of(fields: Fields, length: int) -> Any:
+    """The cursor again, in a list of that length."""
     cursor = fields.any("cursor")
     if cursor is None:
         return None

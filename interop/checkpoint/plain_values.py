@@ -9,15 +9,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
-from fbuf.checkpoint.dtypes import BY_NAME
 from interop.checkpoint.rule import EXACT
-from interop.checkpoint.structure import MOST_DEEP
 from interop.checkpoint.values import decode, encode
+from interop.data.values import MOST_DEEP
 
 _ALONE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _KEYS = (str, int, float, bool, type(None))
-_SAVED, _BYTES, _BATCH, _DEVICE, _NAMES = "__saved", "__bytes", "__batch_size", "__device", "__names"
-_MARKS = {_SAVED, _BYTES, _BATCH, _DEVICE, _NAMES}
+_SAVED, _BATCH, _DEVICE, _NAMES = "__saved", "__batch_size", "__device", "__names"
+_MARKS = {_SAVED, _BATCH, _DEVICE, _NAMES}
 
 
 def plain(value: Any, where: str) -> Any:
@@ -49,15 +48,14 @@ def _plain(value: Any, where: str, depth: int) -> Any:
 
 def _is_tensors(data: TensorDict) -> bool:
     """Whether a tensordict has tensors and such tensordicts only."""
-    return not _MARKS.intersection(data._tensordict) and all(
-        type(each) is Tensor or (type(each) is TensorDict and _is_tensors(each)) for each in data._tensordict.values()
+    return not _MARKS.intersection(data.keys()) and all(
+        type(each) is Tensor or (type(each) is TensorDict and _is_tensors(each)) for each in data.values()
     )
 
 
 def _state_of(data: TensorDict) -> dict[str, Any]:
     entries = {
-        key: _state_of(each) if isinstance(each, TensorDict) else each.detach().clone()
-        for key, each in data._tensordict.items()
+        key: _state_of(each) if isinstance(each, TensorDict) else each.detach().clone() for key, each in data.items()
     }
     names = {_NAMES: list(data.names)} if any(data.names) else {}
     return {**entries, _BATCH: data.batch_size, _DEVICE: data.device, **names}
@@ -100,7 +98,7 @@ def _tensordict(state: dict[str, Any], where: str, depth: int) -> TensorDict:
         return TensorDict(entries, state[_BATCH], device=state.get(_DEVICE), names=state.get(_NAMES))
     # As `TensorDict.state_dict` gives it: nested entries have the keys "a.b", and what they are is beside.
     others = [key for key, each in state.items() if not isinstance(each, Tensor | dict)]
-    others += [name for name, told in state._metadata.items() if "_type" in told]  # type: ignore[attr-defined]
+    others += [name for name, told in vars(state)["_metadata"].items() if "_type" in told]
     if others:
         raise TypeError(f"{where}: the entries {others[:5]} are no tensors")
     found: TensorDict = TensorDict({}, []).load_state_dict(state, strict=False).clone()
@@ -113,13 +111,7 @@ def _tensors(tree: Any) -> Any:
         return {key: _tensors(each) for key, each in tree.items()}
     if isinstance(tree, list):
         return [_tensors(each) for each in tree]
-    if not isinstance(tree, np.ndarray):
-        return tree
-    try:
-        return torch.from_numpy(tree.copy())
-    except TypeError:  # one that NumPy has from elsewhere
-        raw = torch.from_numpy(np.ascontiguousarray(tree).reshape(-1).view(np.uint8).copy())
-        return {_BYTES: raw, "dtype": tree.dtype.name, "shape": list(tree.shape)}
+    return torch.from_numpy(tree.copy()) if isinstance(tree, np.ndarray) else tree
 
 
 def _arrays(tree: Any, where: str, depth: int = 0) -> Any:
@@ -133,11 +125,6 @@ def _arrays(tree: Any, where: str, depth: int = 0) -> Any:
             raise CheckpointCorrupt(f"{where}: a tensor of {tree.dtype} that was none") from error
     if isinstance(tree, list | tuple):
         return [_arrays(each, where, depth + 1) for each in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if _BYTES not in tree:
+    if isinstance(tree, dict):
         return {key: _arrays(each, where, depth + 1) for key, each in tree.items()}
-    try:
-        return tree[_BYTES].numpy().view(BY_NAME[tree["dtype"]]).reshape(tree["shape"])
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointCorrupt(f"{where}: an array that is not described as it should be") from error
+    return tree

@@ -1,7 +1,7 @@
 """Checkpointers that save each observation of TED data once: flat, and by trajectory."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,38 +99,25 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
             return Plan(storage, layout, ring, rule, where).filled_by(lambda arrays: None)
         keys = fields.fields("keys")
         with self._arrays(fields, keys, ring, source) as arrays:
-            return self._put(storage, arrays, layout, ring, keys, rule, where, fields)
-
-    def _put(
-        self,
-        storage: Storage,
-        arrays: Mapping[Path, Any],
-        layout: Layout | None,
-        ring: Ring,
-        keys: Fields,
-        rule: Rule,
-        where: str,
-        fields: Fields | None = None,
-    ) -> Callable[[], None]:
-        """Read the rows; the returned function stores them."""
-        try:
-            content = Content(layout, ring, keys, arrays)
-            if fields is not None:
+            with unfit(where):
+                content = Content(layout, ring, keys, arrays)
                 self._check(content.rebuilt, fields)
-        except ValueError as error:
-            raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error
+            return self._restoring_content(storage, content, rule, where)
+
+    def _restoring_content(self, storage: Storage, content: "Content", rule: Rule, where: str) -> Callable[[], None]:
+        """Read the rows; the returned function stores them."""
         if isinstance(storage, LazyFrameStorage):
             raise CheckpointMismatch(
                 f"{where}: flat rows cannot be loaded into a LazyFrameStorage, use a LazyTensorStorage"
             )
         if len(self._load_hooks) == 1:
-            return Plan(storage, content.layout, ring, rule, where).filled_by(content.fill)
+            return Plan(storage, content.layout, content.ring, rule, where).filled_by(content.fill)
         made = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in content.expected().values()]
         content.fill([as_array(each) for each in made])
-        data = content.layout.build(made, (ring.filled, *ring.lanes))
+        data = content.layout.build(made, (content.ring.filled, *content.ring.lanes))
         for hook in self._load_hooks[1:]:
             data = hook(data, out=None)
-        return restoring_data(storage, data, vars(ring), rule)
+        return restoring_data(storage, data, vars(content.ring), rule)
 
     def _arrays(
         self, fields: Fields, keys: Fields, ring: Ring, source: Source
@@ -173,7 +160,7 @@ class Content:
     """
 
     def __init__(self, layout: Layout | None, ring: Ring, keys: Fields, arrays: Mapping[Path, Any]) -> None:
-        self._arrays, self._shape = arrays, (ring.filled, *ring.lanes)
+        self.ring, self._arrays, self._shape = ring, arrays, (ring.filled, *ring.lanes)
         leaves = () if layout is None else layout.leaves
         paths: list[Any] = [leaf.path for leaf in leaves]
         dtypes = {path[1:] if is_below(path) else path: leaf.dtype for path, leaf in zip(paths, leaves, strict=True)}
@@ -226,6 +213,15 @@ class Content:
 
     def _read(self, path: Path) -> torch.Tensor:
         return as_tensor(np.require(np.asarray(self._arrays[path]), requirements="W"), self._dtypes[path])
+
+
+@contextlib.contextmanager
+def unfit(where: str) -> Iterator[None]:
+    """Turns ValueError, of parts that do not fit together, into CheckpointCorrupt."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class TorchrlDump:
             "_sampler": self._of(sampler, "sampler", self._sampler_state),
             "_writer": self._of(writer, "writer", self._writer_state),
             "_transforms": self._transforms(),
-            "_rng": self._generator(),
+            "_rng": None,  # other numbers are drawn here
         }
 
     def restoring_rows(
@@ -238,13 +238,6 @@ class TorchrlDump:
         if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
             raise CheckpointCorrupt(f"{self._folder.where(name)}: no state_dict")
         return dict(found)
-
-    def _generator(self) -> tuple[np.ndarray, str] | None:
-        if not self._folder.kind("rng_state"):
-            return None
-        folder = self._folder.folder("rng_state")
-        described = Fields(folder.json(_META), folder.where(_META)).fields("rng_state")
-        return folder.tensor("rng_state.memmap", "torch.uint8", described.any("shape")).read(), "cpu"
 
 
 # ---------------------------------------------------------------------- rows

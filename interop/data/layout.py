@@ -40,6 +40,7 @@ class Branch:
     children: tuple["Branch | Leaf", ...]
     batch: tuple[int, ...] = ()  # batch dims of a tensordict below those of the item
     names: tuple[str | None, ...] = ()  # of these dims, if any has one
+    device: torch.device | None = None  # of a tensordict in a list; of others the storage says it
 
 
 @dataclasses.dataclass(frozen=True)

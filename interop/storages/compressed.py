@@ -1,37 +1,37 @@
 """Items in a Python list, each tensor of them compressed."""
 
 import builtins
+import copy
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    is_tensor_collection,
-    is_tensorclass,
-    lazy_stack,
-)
 from torch import Tensor
 
+from fbuf.checkpoint import CheckpointCorrupt, Fields
 from fbuf.memory_plan import Share
-from interop.checkpoint import list_states
+from interop.checkpoint.layouts import check_values, node_of, saved_node
+from interop.checkpoint.leaves import Reading, leaf_of, saved_leaf
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer
-from interop.checkpoint.plain_values import plain
-from interop.data.layout import unchecked
-from interop.data.pytrees import each_leaf
-from interop.storages.compressed_states import Check
+from interop.checkpoint.values import reading_errors
+from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, not_dense, value_of
 from interop.storages.lists import ListStorage
 from interop.storages.zstd import Zstd
 
-_NON_TENSORS = (NonTensorData, NonTensorStack)
+_OBJECT = value_of("object")  # any leaf that is no tensor
+
+
+class Packed(NamedTuple):
+    """What it takes to restore an item: its structure, and of each leaf that is a tensor what it was."""
+
+    node: Node
+    tensors: list[dict[str, Any] | None]
 
 
 class CompressedListStorage(ListStorage):
-    """A list whose tensors, alone or in tensordicts, are compressed when written and decompressed when read.
+    """A list whose tensors, alone or in tensordicts, dicts, tuples and lists, are compressed.
 
     Nothing is lost. Each tensor is compressed by itself: large ones, as images are, gain most. Other objects are kept as
     they are. What is read is always a copy. O(bytes written or read), under the lock of the storage.
@@ -47,7 +47,7 @@ class CompressedListStorage(ListStorage):
     """
 
     _default_checkpointer = CompressedListStorageCheckpointer
-    _AROUND = 1
+    _AROUND = 2
 
     def __init__(
         self,
@@ -68,13 +68,18 @@ class CompressedListStorage(ListStorage):
         self._compression_fn, self._decompression_fn = compression_fn, decompression_fn
         self.compression_level = compression_level
         self._zstd = Zstd(compression_level) if compression_fn is None else None
-        self._metadata: list[dict[str, Any]] = []  # what it takes to decompress each item of `_storage`
+        self._metadata: list[Packed] = []  # of each item of `_storage`, which has its leaves
 
     def bytes(self) -> int:
         """The size of all that is compressed. 0 and a warning where nothing is stored."""
         if not self._storage:
             warnings.warn("bytes() of an empty storage is 0", UserWarning, stacklevel=2)
-        return sum(map(_size, self._storage, self._metadata))
+        return sum(
+            leaf.nbytes
+            for leaves, packed in zip(self._storage, self._metadata, strict=True)
+            for leaf, tensor in zip(leaves, packed.tensors, strict=True)
+            if tensor
+        )
 
     def to_bytestream(self, data_to_bytestream: Any) -> builtins.bytes:
         """The bytes of a tensor or array, in the order of the machine. TypeError for what has none."""
@@ -95,17 +100,17 @@ class CompressedListStorage(ListStorage):
         return [Share("items", "compressed tensors", "cpu", None)]
 
     def _put(self, place: int, item: Any) -> None:
-        packed, metadata = item
+        leaves, packed = item
         if place == len(self._storage):
-            self._metadata.append(metadata)
+            self._metadata.append(packed)
         else:
-            self._metadata[place] = metadata
-        super()._put(place, packed)
+            self._metadata[place] = packed
+        super()._put(place, leaves)
 
     def _set_slice(self, cursor: slice, items: list[Any], may_resize: bool) -> None:
         metadata = list(self._metadata)
-        super()._set_slice(cursor, [packed for packed, _ in items], may_resize)
-        metadata[cursor] = [of for _, of in items]
+        super()._set_slice(cursor, [leaves for leaves, _ in items], may_resize)
+        metadata[cursor] = [packed for _, packed in items]
         self._metadata = metadata
 
     def _taken(self, places: Iterable[int]) -> list[Any]:
@@ -115,75 +120,33 @@ class CompressedListStorage(ListStorage):
         super()._empty()
         self._metadata = []
 
-    # ------------------------------------------------------------------ checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of the compressed items, "_storage", and of what it takes to restore them, "_metadata"."""
-        with self._still():
-            metadata = [plain(each, f"item {n}, metadata") for n, each in enumerate(self._metadata)]
-            return {**list_states.state_of(self), "_metadata": metadata}
-
-    def _setting(self) -> dict[str, Any]:
-        return {"storage": "compressed list", "compression": "zstd" if self._zstd is not None else "of the user"}
-
-    def _home(self) -> torch.device | None:
-        return None if self.device is None or self._zstd is None else torch.device("cpu")
-
-    def _held(self) -> list[Any]:
-        return list(zip(self._storage, self._metadata, strict=True))
-
-    def _checked(self, held: list[Any], where: str) -> list[Any]:
-        check = Check(self._zstd, self.device, where)
-        checked = [check.checked(item) for item in held]
-        return [(self._moved(packed) if of["type"] == "other" else packed, of) for packed, of in checked]
-
-    def _hold(self, held: list[Any]) -> None:
-        self._storage, self._metadata = [packed for packed, _ in held], [of for _, of in held]
-
     # ------------------------------------------------------------------ compression
 
-    def _to_keep(self, item: Any) -> tuple[Any, dict[str, Any]]:
-        """What is kept of an item, and the metadata with which it is restored."""
-        if isinstance(item, Tensor):
-            tensor = item.detach() if self.device is None else item.detach().to(self.device)
-            metadata = {"type": "tensor", "shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
-            return self._compressed(tensor), metadata
-        if not is_tensor_collection(item) or isinstance(item, _NON_TENSORS):
-            return self._moved(item), {"type": "other"}
-        if isinstance(item, LazyStackedTensorDict):
-            below = [self._to_keep(each) for each in item.tensordicts]
-            metadata = {"type": "lazy_stack", "stack_dim": item.stack_dim, "items": [of for _, of in below]}
-            return [packed for packed, _ in below], metadata
-        held = item._tensordict if is_tensorclass(item) else item
-        packed, fields = {}, {}
-        for key, value in held.items():
-            if isinstance(value, _NON_TENSORS):
-                fields[key] = {"type": "non_tensor", "value": value.clone()}
+    def _to_keep(self, item: Any) -> tuple[list[Any], Packed]:
+        """What is kept of an item: its leaves, those that are tensors compressed."""
+        try:
+            node, found = flatten(item, _kept_as_it_is)
+        except NotKept as error:
+            raise error.named("an item") from None
+        leaves: list[Any] = []
+        tensors: list[dict[str, Any] | None] = []
+        for leaf, value in zip(leaves_of(node), found, strict=True):
+            if leaf.kind == "tensor":
+                tensor = value.detach() if self.device is None else value.detach().to(self.device)
+                of = {"type": "tensor", "shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
+                tensors.append(of)
+                leaves.append(self._compressed(tensor))
             else:
-                packed[key], fields[key] = self._to_keep(value)
-        metadata = {"type": "tensordict", "fields": fields, "batch_size": held.batch_size}
-        metadata["device"] = None if held.device is None else self.device or held.device
-        if any(held.names):
-            metadata["names"] = held.names
-        if is_tensorclass(item):
-            metadata |= {"class": type(item), "attributes": dict(item._non_tensordict)}
-        return packed, metadata
+                tensors.append(None)
+                leaves.append(_copied(leaf, value))
+        return leaves, Packed(node, tensors)
 
-    def _unpacked(self, packed: Any, metadata: dict[str, Any]) -> Any:
-        kind = metadata["type"]
-        if kind == "tensor":
-            return self._decompressed(packed, metadata)
-        if kind == "other":
-            return each_leaf(packed, _copied)
-        if kind == "lazy_stack":
-            items = [self._unpacked(*each) for each in zip(packed, metadata["items"], strict=True)]
-            return lazy_stack(items, metadata["stack_dim"])
-        entries = {
-            key: of["value"].clone() if of["type"] == "non_tensor" else self._unpacked(packed[key], of)
-            for key, of in metadata["fields"].items()
-        }
-        item = unchecked(entries, metadata["batch_size"], metadata["device"], metadata.get("names"))
-        return metadata["class"].from_tensordict(item, dict(metadata["attributes"])) if "class" in metadata else item
+    def _unpacked(self, leaves: list[Any], packed: Packed) -> Any:
+        made = (
+            self._decompressed(value, tensor) if tensor else _copied(leaf, value)
+            for leaf, value, tensor in zip(leaves_of(packed.node), leaves, packed.tensors, strict=True)
+        )
+        return build(packed.node, made, self.device)
 
     def _compressed(self, tensor: Tensor) -> Tensor:
         if self._zstd is not None:
@@ -202,12 +165,83 @@ class CompressedListStorage(ListStorage):
         tensor = torch.frombuffer(raw, dtype=dtype).reshape(shape)
         return tensor if device.type == "cpu" else tensor.to(device)
 
+    # ------------------------------------------------------------------ checkpoints
+
+    def _setting(self) -> dict[str, Any]:
+        return {"storage": "compressed list", "compression": "zstd" if self._zstd is not None else "of the user"}
+
+    def _home(self) -> torch.device | None:
+        return None if self.device is None or self._zstd is None else torch.device("cpu")
+
+    def _held(self) -> list[Any]:
+        return [(leaves, _described(packed)) for leaves, packed in zip(self._storage, self._metadata, strict=True)]
+
+    def _checked(self, held: list[Any], where: str) -> list[Any]:
+        with reading_errors(where):
+            return [self._restored(item, where) for item in held]
+
+    def _restored(self, item: Any, where: str) -> tuple[list[Any], Packed]:
+        """A loaded item, on the devices of here. CheckpointCorrupt where its leaves are not those of its structure."""
+        leaves, described = item
+        fields, reading = Fields(described, where), Reading(where)
+        node = node_of(fields.any("layout"), lambda saved, where: _leaf(saved, where, reading), where, is_container)
+        check_values(node, where)
+        shapes = fields.items("shapes", len(leaves))
+        tensors, stand_ins = [], []
+        for leaf, value, shape in zip(leaves_of(node), leaves, shapes, strict=True):
+            of = None
+            if leaf is not _OBJECT:
+                size = torch.Size(Fields({"shape": shape}, where).wholes("shape"))
+                dtype, device = getattr(torch, leaf.dtype), self.device or torch.device(leaf.device or "cpu")
+                of = {"type": "tensor", "shape": size, "dtype": dtype, "device": device}
+                if self._zstd is not None:
+                    frame = (
+                        isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu
+                    )
+                    if not frame or not self._zstd.makes(value.numpy(), size.numel() * dtype.itemsize):
+                        raise CheckpointCorrupt(
+                            f"{where}: the bytes of a tensor are not those of {dtype} of shape {shape}"
+                        )
+            tensors.append(of)
+            stand_ins.append(value if of is None else torch.empty(of["shape"], dtype=of["dtype"], device="meta"))
+        build(node, iter(stand_ins))  # an error where they do not fit together
+        return leaves, Packed(node, tensors)
+
+    def _hold(self, held: list[Any]) -> None:
+        self._storage, self._metadata = [leaves for leaves, _ in held], [packed for _, packed in held]
+
+
+def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:
+    """The leaf for an object of no known kind, or a tensor of a class of the user's."""
+    if not isinstance(value, Tensor):
+        return _OBJECT, value
+    if not_dense(value):
+        raise TypeError(f"a tensor cannot be compressed{not_dense(value)}; nothing was written")
+    leaf, (plain,) = flatten(value.detach().as_subclass(Tensor), _kept_as_it_is)
+    assert isinstance(leaf, Value)
+    return leaf, plain
+
+
+def _described(packed: Packed) -> dict[str, Any]:
+    """What restores an item, as a saved tree."""
+    leaves = (saved_leaf(leaf) if leaf.kind == "tensor" else None for leaf in leaves_of(packed.node))
+    shapes = [None if tensor is None else list(tensor["shape"]) for tensor in packed.tensors]
+    return {"layout": saved_node(packed.node, leaves), "shapes": shapes}
+
+
+def _leaf(saved: Any, where: str, reading: Reading) -> Value | None:
+    if saved is None:
+        return _OBJECT
+    fields = Fields(saved, where)
+    return None if "children" in fields else leaf_of(fields, reading, frozenset(("tensor",)))
+
+
+def _copied(leaf: Value, value: Any) -> Any:
+    return copy.deepcopy(value) if leaf.kind in ("plain", "array") else value
+
 
 def _raw(tensor: Tensor) -> np.ndarray:
-    """The bytes of a tensor. TypeError for one that is not dense."""
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
-        what = "without memory" if tensor.is_meta else f"of layout {tensor.layout} and dtype {tensor.dtype}"
-        raise TypeError(f"only dense tensors can be compressed, got one {what}; nothing was written")
+    """The bytes of a tensor."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return dense.reshape(-1).view(torch.uint8).numpy()
 
@@ -220,16 +254,3 @@ def _apart(made: Any, source: Tensor, name: str) -> Tensor:
         return made.clone() if made is source else made
     shared = made.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     return made.detach().clone() if shared else made.detach()
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
-
-
-def _size(packed: Any, metadata: dict[str, Any]) -> int:
-    if metadata["type"] == "tensor":
-        return int(packed.nbytes)
-    if metadata["type"] == "lazy_stack":
-        return sum(map(_size, packed, metadata["items"]))
-    fields = metadata.get("fields", {})
-    return sum(_size(packed[key], fields[key]) for key in packed if key in fields) if fields else 0

@@ -9,10 +9,13 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from torch import Tensor
 
+from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
-from interop.checkpoint import list_states
 from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
+from interop.checkpoint.list_states import check_setting, cursor_of, items_of, saved_cursor
+from interop.checkpoint.plain_values import plain
 from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
 from interop.data.layout import Layout
 from interop.shared.processes import starting_a_worker
@@ -186,19 +189,60 @@ class ListStorage(Storage):
 
     # ------------------------------------------------------------------ checkpoints
 
+    def saved_items(self, allow_pickle: bool = False) -> dict[str, Any]:
+        """The saved tree of the items and the ring. TypeError for an item that cannot be saved."""
+        items = save_items(self._held(), allow_pickle, unnamed=self._AROUND)
+        return {
+            **self._setting(), **self._ring(), "cursor": saved_cursor(self._last_cursor, len(self)), "items": items,
+        }  # fmt: skip
+
+    def restoring_items(self, saved: Any, rule: Rule, given: Any = None) -> Callable[[], None]:
+        """Check saved items, or those given in their place; calling the result stores them in the place of all items."""
+        where = f"the checkpoint of a {type(self).__name__}"
+        fields = Fields(saved, where)
+        check_setting(fields, {**self._setting(), "capacity": self.max_size}, where)
+        written, end = fields.whole("written"), fields.whole("end", 0, self.max_size)
+        if given is None:
+            items = load_items(fields.any("items"), rule, where, self._home(), self.max_size)
+            items = self._checked(items, where)
+        else:
+            items = self._kept(given, where)
+        return self._putting(items, written, end, cursor_of(fields, len(items)))
+
+    def _kept(self, given: Any, where: str) -> list[Any]:
+        """What is kept of items that a load hook made."""
+        if not isinstance(given, list) or len(given) > self.max_size:
+            what = f"{len(given)} items" if isinstance(given, list) else type(given).__name__
+            raise CheckpointMismatch(f"{where}: a list of at most {self.max_size} items is to be loaded, got {what}")
+        try:
+            return [self._to_keep(item) for item in given]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointMismatch(f"{where}: what was loaded cannot be stored: {error}") from error
+
+    def _putting(self, items: list[Any], written: int, end: int, cursor: Any) -> Callable[[], None]:
+        def put() -> None:
+            self._hold(items)
+            self._ledger.restored(written, end)
+            self._last_cursor = cursor
+
+        return put
+
     def _saved(self) -> dict[str, Any]:
-        return list_states.saved_list(self, allow_pickle=False)
+        return self.saved_items()
 
     def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        return list_states.restoring_list(self, saved, rule)
+        return self.restoring_items(saved, rule)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the items: "_storage", a list of tensors, plain values and, for tensordicts, dicts of their entries.
 
+        Of a `CompressedListStorage` the leaves of each item, and beside them "_metadata", what restores it.
         `torch.load(weights_only=True)` reads it. TypeError for an item that cannot be saved, naming it.
         """
         with self._still():
-            return list_states.state_of(self)
+            held = [plain(each, f"item {n}") for n, each in enumerate(self._held())]
+            state = {"_storage": [each[0] for each in held] if self._AROUND else held, "_ring": self._ring()}
+            return {**state, "_metadata": [each[1] for each in held]} if self._AROUND else state
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed.
@@ -210,7 +254,12 @@ class ListStorage(Storage):
             self._writers_follow()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
-        return list_states.restoring_state(self, given)
+        where = f"the state_dict of a {type(self).__name__}"
+        items, written, end = items_of(given, self.max_size, bool(self._AROUND), where)
+        return self._putting(self._checked(items, where), written, end, None)
+
+    def _ring(self) -> dict[str, Any]:
+        return {"capacity": self.max_size, "written": self._ledger.written, "end": self._ledger.end}
 
     def _setting(self) -> dict[str, Any]:
         """What a checkpoint must have in common with the storage."""
@@ -248,7 +297,7 @@ class ListStorage(Storage):
 
 def _requires_grad(held: Any) -> bool:
     if type(held) is TensorDict:
-        return any(map(_requires_grad, held._tensordict.values()))
+        return any(map(_requires_grad, held.values()))
     if isinstance(held, LazyStackedTensorDict):  # whose entries need not be alike
         return any(map(_requires_grad, held.tensordicts))
     if is_tensor_collection(held):

@@ -127,6 +127,7 @@ def test_stacks_of_unlike_tensordicts_come_back():
 def test_other_objects_are_kept():
     item = {"a": torch.ones(3), "b": ["text", None]}
     check_same(there_and_back(item), item)
+    assert item["b"] is not there_and_back(item)["b"]
     what = object()
     assert there_and_back(what) is what
     assert there_and_back("text") == "text"
@@ -168,20 +169,17 @@ def test_metadata_tell_what_was_compressed():
     storage.set(0, torch.zeros(2, 3, dtype=torch.bfloat16))
     storage.set(1, TensorDict(a=torch.zeros(4), text="x", deep=TensorDict(b=torch.ones(1))))
     storage.set(2, "text")
-    of_tensor, of_tensordict, of_text = storage._metadata
+    (of_tensor,), of_tensordict, of_text = (each.tensors for each in storage._metadata)
     assert of_tensor == {
         "type": "tensor",
         "shape": torch.Size([2, 3]),
         "dtype": torch.bfloat16,
         "device": torch.device("cpu"),
     }
-    assert of_tensordict["type"] == "tensordict" and of_tensordict["batch_size"] == torch.Size([])
-    fields = of_tensordict["fields"]
-    assert {key: fields[key]["type"] for key in fields} == {"a": "tensor", "text": "non_tensor", "deep": "tensordict"}
-    assert of_text == {"type": "other"}
-    compressed = [storage._storage[0], storage._storage[1]["a"], storage._storage[1]["deep"]["b"]]
-    assert all(each.dtype == torch.uint8 and each.ndim == 1 for each in compressed)
-    assert storage._storage[2] == "text"
+    assert [None if each is None else each["shape"] for each in of_tensordict if each] == [(4,), (1,)]
+    assert of_text == [None] and storage._storage[2] == ["text"]
+    compressed = [each for each in (*storage._storage[0], *storage._storage[1]) if isinstance(each, torch.Tensor)]
+    assert len(compressed) == 3 and all(each.dtype == torch.uint8 and each.ndim == 1 for each in compressed)
 
 
 def test_memory_is_saved_also_of_nested_entries():
@@ -189,7 +187,7 @@ def test_memory_is_saved_also_of_nested_entries():
     buffer = buffer_of(td, capacity=10)
     given_bytes = 2 * 10 * 3 * 84 * 84 * 4
     assert 0 < buffer.storage.bytes() < given_bytes / 500
-    held = sum(each["obs"].nbytes + each["next"]["obs"].nbytes for each in buffer.storage._storage)
+    held = sum(leaf.nbytes for leaves in buffer.storage._storage for leaf in leaves)
     assert buffer.storage.bytes() == held
 
 
@@ -248,7 +246,7 @@ def test_functions_of_the_user_compress_and_decompress():
     check_same(buffer[1]["a"], torch.tensor([2.0, 3.0]))
     check_same(calls[0], torch.tensor([0.0, 1.0]))
     assert calls[-1] == {"type": "tensor", "shape": (2,), "dtype": torch.float32, "device": torch.device("cpu")}
-    assert storage.bytes() == 8 and storage._storage[0]["a"].dtype == torch.float16
+    assert storage.bytes() == 8 and storage._storage[0][0].dtype == torch.float16
 
 
 def test_functions_that_hand_memory_on_share_none():

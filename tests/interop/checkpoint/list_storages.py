@@ -5,7 +5,7 @@ import torch
 from tensordict import NonTensorData, TensorDict, lazy_stack
 
 from interop import CompressedListStorage, LazyStackStorage, ListStorage
-from tests.interop.checkpoint.saved_values import Pair, Settings, Step, same
+from tests.interop.checkpoint.saved_values import Pair, Step, same
 
 KINDS = [ListStorage, LazyStackStorage, CompressedListStorage]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -23,7 +23,7 @@ def others(n):
         Step(obs=torch.full((2, 1), n), note=f"{n}", more=(n,), batch_size=[2]),
         lazy_stack([TensorDict({"x": torch.ones(2, n % 4 + 1)}, [2]), TensorDict({"x": torch.zeros(2, 1)}, [2])], 1),
         {"a": torch.ones(n), "b": [n, None, "é"]},
-        Pair(n, Settings(float(n))),
+        Pair(n, (torch.tensor(n), {"k": b"b"})),
         f"text {n}",
         TensorDict({"x": torch.ones(3), "e": torch.zeros(3, 0)}, [3], device="cpu"),
     ][n % 8]  # fmt: skip
@@ -38,7 +38,11 @@ def filled(kind, items, capacity=20, **kwargs):
 
 def fingerprint(storage):
     """All that a storage is."""
-    state = {name: list(storage.__dict__[name]) for name in ("_storage", "_metadata") if name in storage.__dict__}
+    state = {
+        name: [tuple(each) if name == "_metadata" else each for each in storage.__dict__[name]]
+        for name in ("_storage", "_metadata")
+        if name in storage.__dict__
+    }
     return state, storage._last_cursor, storage._ledger.end, storage._ledger.written, storage._ledger.edits
 
 

@@ -1,4 +1,4 @@
-"""H5 files: what is in them, who else can write them, and what is not followed."""
+"""H5 files: their content, files by themselves, disks that fail, and files made to lead elsewhere or to take all memory."""
 
 import resource
 import sys
@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 import torch
 
-from fbuf.checkpoint import load
 from interop import (
     CheckpointCorrupt,
+    CheckpointMismatch,
     H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -55,11 +56,11 @@ def test_groups_are_the_trajectories(tmp_path: Path, count: int, lanes: tuple[in
 
 
 def test_rows_that_were_never_written_take_no_room(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10**6), checkpointer=H5StorageCheckpointer())
-    extended(buffer, steps(10))
-    buffer.dumps(tmp_path / "saved")
+    buffer, other = (
+        ReplayBuffer(storage=LazyTensorStorage(10**6), checkpointer=H5StorageCheckpointer()) for _ in range(2)
+    )
+    extended(buffer, steps(10)).dumps(tmp_path / "saved")
     assert h5_file(tmp_path).stat().st_size < 10**5
-    other = ReplayBuffer(storage=LazyTensorStorage(10**6), checkpointer=H5StorageCheckpointer())
     other.loads(tmp_path / "saved")
     check_same(other, buffer)
 
@@ -95,7 +96,7 @@ def test_options_that_h5py_does_not_know(tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} == {"rows.h5"}
 
 
-def test_arguments() -> None:
+def test_arguments_and_other_names(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="positional"):
         H5StorageCheckpointer("a.h5")  # type: ignore[misc]
     with pytest.raises(TypeError, match="unexpected keyword"):
@@ -103,25 +104,20 @@ def test_arguments() -> None:
     for name in ("", "../a.h5", "a/b.h5", "/a.h5"):
         with pytest.raises(ValueError, match="must be the name of a file"):
             H5StorageCheckpointer(checkpoint_file=name)
-
-
-def test_other_names(tmp_path: Path) -> None:
-    options = {"checkpoint_file": "rows.h5", "shift_key": ("meta", "at"), "is_full_key": "full"}
     rows = steps(8).data
     for part in (rows, rows["next"]):
         part["over"] = part.pop("done")
-    checkpointer = H5StorageCheckpointer(
-        **options, done_key=("next", "over"), done_keys=["over", "terminated", "truncated"]
-    )
-    buffer, other = buffer_of(checkpointer), buffer_of(H5StorageCheckpointer())
+    keys = {"done_key": ("next", "over"), "done_keys": ["over", "terminated", "truncated"]}
+    names = {"checkpoint_file": "mine.h5", "shift_key": ("meta", "at"), "is_full_key": "full"}
+    buffer, other = buffer_of(H5StorageCheckpointer(**names, **keys)), buffer_of(H5StorageCheckpointer())
     buffer.extend(rows)
     buffer.dumps(tmp_path / "saved")
     other.loads(tmp_path / "saved")
     check_same(other, buffer)
-    found = everything(h5_file(tmp_path))
-    assert {"meta/at", "full"} <= set(found)
+    assert h5_file(tmp_path).name == "mine.h5"
+    assert {"meta/at", "full"} <= set(everything(h5_file(tmp_path)))
     rows["a/b"] = torch.zeros(8)
-    slashed = buffer_of(H5StorageCheckpointer(done_key=("next", "over"), done_keys=["over", "terminated", "truncated"]))
+    slashed = buffer_of(H5StorageCheckpointer(**keys))
     slashed.extend(rows)
     with pytest.raises(ValueError, match="'a/b' cannot be a name in an H5 file"):
         slashed.dumps(tmp_path / "slashed")
@@ -233,8 +229,153 @@ def test_a_disk_that_is_full_at_any_byte(tmp_path: Path) -> None:
     assert set(paths(buffer[:]))
 
 
-def test_the_file_is_named_in_the_checkpoint(tmp_path: Path) -> None:
-    buffer = extended(buffer_of(H5StorageCheckpointer(checkpoint_file="mine.h5")), steps(8))
+# ---------------------------------------------------------------------- files made to harm
+
+
+def replaced(name: str, **options: Any) -> Any:
+    """What puts another dataset in the place of one."""
+
+    def do(opened: Any) -> None:
+        del opened[name]
+        opened.create_dataset(name, **options)
+
+    return do
+
+
+def secret(folder: Path, shape: tuple[int, ...]) -> None:
+    """Files with numbers that must not be seen, which would fit."""
+    with h5py.File(folder / "secret.h5", "w") as opened:
+        opened["rows"] = np.full(shape, 7, np.float32)
+    (folder / "secret.bin").write_bytes(bytes([7]) * 48)
+
+
+def virtual(opened: Any, folder: Path) -> None:
+    shape = opened["traj_0/obs"].shape
+    layout = h5py.VirtualLayout(shape=shape, dtype=np.float32)
+    layout[:] = h5py.VirtualSource(str(folder / "secret.h5"), "rows", shape=shape)
+    del opened["traj_0/obs"]
+    opened.create_virtual_dataset("traj_0/obs", layout)
+
+
+def linked(name: str, link: Any) -> Any:
+    def do(opened: Any, folder: Path) -> None:
+        if name in opened:
+            del opened[name]
+        opened[name] = link(opened, folder)
+
+    return do
+
+
+HOSTILE = {
+    "an external link": linked(
+        "traj_0/obs", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "rows")
+    ),
+    "an external group": linked("traj_0", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "/")),
+    "an external link of another name": linked("x", lambda opened, folder: h5py.ExternalLink("secret.h5", "/")),
+    "a soft link": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/traj_0/next")),
+    "a soft link to nothing": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/nothing")),
+    "a group in itself": linked("traj_0/again", lambda opened, folder: opened["traj_0"]),
+    "the root in a group": linked("traj_0/again", lambda opened, folder: opened["/"]),
+    "a dataset twice": linked("traj_0/again", lambda opened, folder: opened["traj_0/obs"]),
+    "a type": linked("traj_0/again", lambda opened, folder: np.dtype("f8")),
+    "a virtual dataset": virtual,
+    "data in another file": lambda opened, folder: replaced(
+        "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32, external=[(str(folder / "secret.bin"), 0, 48)]
+    )(opened),
+    "objects": lambda opened, folder: replaced("traj_0/obs", data=["a", "b"])(opened),
+    "text": lambda opened, folder: replaced("traj_0/obs", data=np.array([b"abc", b"def"]))(opened),
+    "references": lambda opened, folder: replaced("traj_0/obs", data=opened["traj_1"].ref, dtype=h5py.ref_dtype)(
+        opened
+    ),
+    "records": lambda opened, folder: replaced("traj_0/obs", data=np.zeros(3, [("a", "f4")]))(opened),
+    "nothing at all": lambda opened, folder: replaced("traj_0/obs", data=h5py.Empty("f4"))(opened),
+    "rows that are not there": lambda opened, folder: replaced(
+        "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32
+    )(opened),
+    "rows of any size": lambda opened, folder: replaced(
+        "traj_0/obs", shape=(4, 2**40), dtype=np.float32, chunks=(1, 1024), compression="gzip"
+    )(opened),
+    "a row of any size": lambda opened, folder: huge(opened),
+    "another shape": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 2), np.float32))(opened),
+    "another dtype": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), np.float64))(opened),
+    "the other byte order": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), ">f4"))(opened),
+    "a number for rows": lambda opened, folder: replaced("traj_0/done", data=True)(opened),
+    "no done": lambda opened, folder: opened.__delitem__("traj_0/done"),
+    "a dataset less": lambda opened, folder: opened.__delitem__("traj_1/action"),
+    "a group less": lambda opened, folder: opened.__delitem__("traj_1"),
+    "a group more": lambda opened, folder: opened.copy("traj_1", "traj_2"),
+    "another name": lambda opened, folder: opened.move("traj_1", "traj_7"),
+    "no shape": lambda opened, folder: opened.__delitem__("_storage_shape"),
+    "a strange shape": lambda opened, folder: replaced("_storage_shape", data=[-1])(opened),
+    "a shape of any size": lambda opened, folder: replaced("_storage_shape", data=np.arange(1000))(opened),
+    "no length": lambda opened, folder: opened.__delitem__("_len"),
+    "no rows": lambda opened, folder: replaced("_len", data=0)(opened),
+    "a length beyond": lambda opened, folder: replaced("_len", data=999)(opened),
+    "a shift beyond": lambda opened, folder: replaced("shift", data=999)(opened),
+    "a shift of another kind": lambda opened, folder: replaced("shift", data=1.5)(opened),
+}
+
+
+def huge(opened: Any) -> None:
+    """One chunk of four thousand million is there."""
+    del opened["traj_0/obs"]
+    opened.create_dataset("traj_0/obs", shape=(4, 2**40), dtype=np.float32, chunks=(1, 1024), compression="gzip")
+    opened["traj_0/obs"][0, :1024] = 1
+
+
+SAID = {
+    "an external link": "leads elsewhere, by a ExternalLink",
+    "an external group": "leads elsewhere, by a ExternalLink",
+    "an external link of another name": "leads elsewhere, by a ExternalLink",
+    "a soft link": "leads elsewhere, by a SoftLink",
+    "a group in itself": "under another name too",
+    "the root in a group": "under another name too",
+    "a dataset twice": "under another name too",
+    "a virtual dataset": "has its data in other files",
+    "data in another file": "has its data in other files",
+    "objects": "no array of numbers",
+    "references": "no array of numbers",
+    "rows that are not there": "is without data",
+    "a row of any size": "bytes, of which",
+    "a group less": "instead of 1 lanes",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_files_that_are_not_what_they_should_be(tmp_path: Path, what: str) -> None:
+    _, path = alone(tmp_path)
+    secret(tmp_path, everything(path)["traj_0/obs"].shape)
+    with h5py.File(path, "r+") as opened:
+        HOSTILE[what](opened, tmp_path)
+    before = {each: each.read_bytes() for each in tmp_path.iterdir()}
+    full, _ = alone(tmp_path / "..", count=4)
+    for target in (buffer_of(H5StorageCheckpointer()), full):
+        held = state(target)
+        with pytest.raises((CheckpointCorrupt, CheckpointMismatch)) as caught:
+            target.storage.loads(path)
+        assert "rows.h5" in str(caught.value)
+        assert SAID.get(what, "") in str(caught.value)
+        assert state(target) == held
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("what", ["an external link", "a virtual dataset", "data in another file", "a row of any size"])
+def test_the_same_in_a_checkpoint_whose_sums_are_right(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret(tmp_path, (4, 3))
+    checkpointer = H5StorageCheckpointer()
+    buffer = extended(buffer_of(checkpointer), steps(8, observations={"obs": ((3,), torch.float32)}))
+    write = checkpointer._write
+
+    def hostile(opened: Any, flat: Any, storage: Any) -> None:
+        write(opened, flat, storage)
+        HOSTILE[what](opened, tmp_path)
+
+    monkeypatch.setattr(checkpointer, "_write", hostile)
     buffer.storage.dumps(tmp_path / "saved")
-    assert load(tmp_path / "saved", lambda source: source.tree["content"]["file"]) == "mine.h5"
-    assert h5_file(tmp_path).name == "mine.h5"
+    for target in (buffer_of(H5StorageCheckpointer()), extended(buffer_of(H5StorageCheckpointer()), steps(3))):
+        held = state(target)
+        with pytest.raises(CheckpointCorrupt, match=rf"checkpoint\.h5.*{SAID[what]}"):
+            target.storage.loads(tmp_path / "saved")
+        assert state(target) == held

@@ -80,10 +80,8 @@ def test_the_documented_keys():
     assert type(saved) is dict and saved["__batch_size"] == (2,)
     assert same(TensorDict({}, []).load_state_dict(saved, strict=False), data)
     state = filled(CompressedListStorage, [data]).state_dict()
-    assert state["_storage"][0].keys() == {"a", "b"} and state["_storage"][0]["a"].dtype == torch.uint8
-    assert state["_metadata"][0]["fields"]["a"] == {
-        "type": "tensor", "shape": torch.Size([2]), "dtype": torch.float32, "device": torch.device("cpu"),
-    }  # fmt: skip
+    (leaves,), (metadata,) = state["_storage"], state["_metadata"]
+    assert [each.dtype for each in leaves] == [torch.uint8] * 2 and metadata["shapes"] == [[2], [2]]
 
 
 def test_a_state_dict_as_others_write_it():
@@ -104,7 +102,8 @@ def test_a_state_dict_is_a_snapshot(kind):
     back.load_state_dict(state)
     first = back.get(0)
     assert not first["t"].any() and not first["l"][0].any() and not first["a"].any()
-    state["_storage"][0]["t"][:] = 5
+    for held in state["_storage"][0] if kind is CompressedListStorage else [state["_storage"][0]["t"]]:
+        held[...] = torch.tensor(5)
     assert not back.get(0)["t"].any()
 
 
@@ -214,7 +213,7 @@ class Custom:
 def test_other_objects_are_pickled_by_leave_at_both_ends(kind, tmp_path):
     storage = filled(kind, ["a", {"env": Custom(3)}])
     for save in (lambda: storage.dumps(tmp_path / "c"), storage.state_dict, storage._saved):
-        with pytest.raises(TypeError, match=r"item 1, key 'env'.*Custom cannot be saved.*"):
+        with pytest.raises(TypeError, match=r"item 1(, .*)?: .*Custom cannot be saved.*"):
             save()
     assert not (tmp_path / "c").exists()
     checkpointer = CompressedListStorageCheckpointer if kind is CompressedListStorage else ListStorageCheckpointer

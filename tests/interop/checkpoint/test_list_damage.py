@@ -8,61 +8,58 @@ from tensordict import TensorDict
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError
 from interop import CompressedListStorage, LazyStackStorage
 from tests.interop.checkpoint.list_storages import KINDS, filled, fingerprint, others, tensordict_of, unchanged
-from tests.interop.checkpoint.saved_values import Settings, through_json
+from tests.interop.checkpoint.saved_values import through_json
 
 
-def _metadata(storage, **changes):
-    """What a compressed storage saves, with other metadata of its first item."""
-    metadata = storage._metadata[0]
-    storage._metadata[0] = {key: each for key, each in {**metadata, **changes}.items() if each is not ...}
-    saved = through_json(storage._saved())
-    storage._metadata[0] = metadata
-    return saved
+def _saved(item, **changes):
+    """What a compressed storage saves of an item, with another description of it."""
+    storage = filled(CompressedListStorage, [item])
+    ((leaves, described),) = storage._held()
+    storage._held = lambda: [(leaves, {key: each for key, each in {**described, **changes}.items() if each is not ...})]
+    return through_json(storage._saved())
 
 
-BOMB = torch.Size([2**40])
+def _leaf(**changes):
+    return {"kind": "tensor", "dtype": "float32", "dims": 1, **changes}
+
+
+def _td(**changes):
+    common = {"kind": "tensordict", "keys": ["x", "s"], "children": [_leaf(dims=2), None], "batch": [2], "names": ["t"]}
+    return {key: each for key, each in {**common, **changes}.items() if each is not ...}
+
+
+TD = TensorDict({"x": torch.full((2, 3), 1.0), "s": torch.zeros(2, 1)}, [2], names=["t"])
 
 
 @pytest.mark.parametrize(
     ("item", "changes"),
     [
         *(
-            (torch.ones(4), {name: each})
-            for name in ("shape", "dtype", "device", "type")
-            for each in (..., None, "float32")
+            (torch.ones(4), {"shapes": each})
+            for each in (..., None, [], [4], [[5]], [[-1]], [[2**40]], [None], [["4"]])
         ),
-        *((torch.ones(4), {"shape": each}) for each in (BOMB, torch.Size([5]), torch.Size([-1]), [4])),
-        *((torch.ones(4), {"dtype": each}) for each in (torch.float64, torch.device("cpu"), torch.int8)),
-        *((torch.ones(4), {"type": each}) for each in ("tensordict", "lazy_stack", "non_tensor", "x", ["tensor"])),
-        *(
-            (others(1), {"batch_size": each})
-            for each in (torch.Size([3]), torch.Size([2, 9]), [2], ..., torch.Size([-1]))
-        ),
-        *((others(1), {"fields": each}) for each in ({}, [], {"x": {"type": "other"}, "s": {"type": "other"}}, ...)),
-        *((others(1), {"names": each}) for each in (["t", "u"], "t", [3], {})),
-        *((others(2), {"class": each}) for each in (Settings, "os:system", ...)),
-        (others(2), {"attributes": {"new": 1}}),
-        (others(2), {"attributes": [1]}),
-        *((others(3), {"stack_dim": each}) for each in (-1, 9, None, True, "1")),
-        *((others(3), {"items": each}) for each in ([], [{}], None, [{"type": "other"}] * 2)),
-        ("text", {"more": 1}),
-        ("text", {"type": "tensor", "shape": torch.Size([1]), "dtype": torch.int8, "device": torch.device("cpu")}),
+        *((torch.ones(4), {"layout": each}) for each in (..., [], _leaf(dtype="float64"), _leaf(dtype="x"), _td())),
+        *((torch.ones(4), {"layout": _leaf(kind=each)}) for each in ("array", "pickled", 3)),
+        *((TD, {"layout": _td(batch=each)}) for each in ([3], [2, 9], ..., [-1], 2)),
+        *((TD, {"layout": _td(names=each)}) for each in (["t", "u"], "t", [3], {})),
+        *((TD, {"layout": _td(children=each)}) for each in ([], [None, None], [_leaf(dims=2)], [_leaf(dims=2)] * 3)),
+        *((TD, {"layout": _td(kind=each)}) for each in ("os:system", "list", "lazy", "tests.interop.steps:Step")),
+        (TD, {"shapes": [[1, 6], [2, 1]]}),
     ],
     ids=lambda each: str(each)[:40].replace("\n", " "),
 )
-def test_metadata_that_does_not_agree_is_refused(item, changes):
-    saved = _metadata(filled(CompressedListStorage, [item]), **changes)
+def test_a_structure_that_does_not_agree_is_refused(item, changes):
     target = filled(CompressedListStorage, [others(5)])
     before = fingerprint(target)
-    with pytest.raises(CheckpointCorrupt):
-        target._restoring(saved)
+    with pytest.raises(CheckpointError):
+        target._restoring(_saved(item, **changes))
     assert unchanged(target, before)
 
 
 def test_bytes_that_are_no_frame_are_refused():
     for packed in (torch.zeros(20, dtype=torch.uint8), torch.ones(4), torch.zeros(0, dtype=torch.uint8)):
         storage = filled(CompressedListStorage, [torch.ones(4)])
-        storage._storage[0] = packed
+        storage._storage[0] = [packed]
         with pytest.raises(CheckpointCorrupt):
             CompressedListStorage(20)._restoring(through_json(storage._saved()))
 

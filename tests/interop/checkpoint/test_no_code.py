@@ -20,12 +20,11 @@ from fbuf.checkpoint.manifest import NAME, Manifest
 from fbuf.checkpoint.tree import dump_json
 from interop import CompressedListStorage, LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from interop.checkpoint.layouts import class_named, layout_of
-from interop.checkpoint.lists import load_items, save_items
 from interop.checkpoint.plain_values import opened, plain
 from interop.checkpoint.torch_names import device_named, dtype_named
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.values import decode, encode, load_items, save_items
 from tests.interop.checkpoint.payloads import CANARY, NAMES, PICKLES, TEXTS, TOUCH, Runs, attacks
-from tests.interop.checkpoint.saved_values import Settings, Step
+from tests.interop.checkpoint.saved_values import Pair, Step
 
 REFUSALS = (CheckpointError, ValueError, TypeError, OSError)
 
@@ -58,9 +57,8 @@ def sample():
         data,
         step,
         {"a": [1, 2.5, b"b", None, "t"], 3: np.arange(3)},
-        Settings(1.0),
-        torch.float32,
-        torch.device("cpu"),
+        Pair(1.0, torch.ones(1, dtype=torch.bfloat16)),
+        (b"b", np.float32(1)),
     ]
 
 
@@ -106,37 +104,26 @@ def test_state_dicts():
 
 @pytest.mark.parametrize("payload", PICKLES, ids=range(len(PICKLES)))
 def test_pickles_are_not_read_unless_asked_for(payload):
-    content, lengths = np.frombuffer(payload, np.uint8), np.array([len(payload)])
-    leaf = {"pickled": content, "lengths": lengths}
-    tree = {"form": {"kind": "pickled"}, "leaves": [leaf]}
-    with pytest.raises(CheckpointMismatch, match="allow_pickle=True"):
-        decode(tree)
-    with pytest.raises(CheckpointMismatch, match="allow_pickle=True"):
-        load_items(
-            {"group": np.zeros(1, np.uint8), "groups": [{"form": {"kind": "pickled"}, "columns": [leaf]}], "pools": []}
-        )
-    pool = {"leaf": {"kind": "pickled"}, "count": 1, "values": leaf}
-    with pytest.raises(CheckpointMismatch, match="allow_pickle=True"):
-        load_items({"group": np.zeros(0, np.uint8), "groups": [], "pools": [pool]})
-    for kind in ("bytes", "text", "int"):
+    raw = np.frombuffer(payload, np.uint8)
+    column = {"shapes": np.array([[len(payload)]]), "raw": raw, "json": raw, "dtype": "uint8", "dims": 1}
+    one = {"format": 2, "order": np.zeros(1, np.uint8), "forms": [0]}
+    for tree in ({**one, "columns": [{"kind": "pickled", **column}]}, {"format": 2, "columns": [{"kind": "pickled"}]}):
+        with pytest.raises(CheckpointMismatch, match="allow_pickle=True"):
+            decode(tree)
+    for kind in ("plain", "complex", "scalar"):
         with pytest.raises(CheckpointError):
-            decode({"form": {"kind": kind}, "leaves": [leaf]})
-    assert decode({"form": {"kind": "bytes"}, "leaves": [{"bytes": content, "lengths": lengths}]}) == payload
+            decode({**one, "columns": [{"kind": kind, **column}]})
+    assert decode({**one, "columns": [{"kind": "bytes", **column}]}) == payload
     with pytest.raises(TypeError):
         ListStorage(3).load_state_dict({"_storage": [Runs(os.system, TOUCH)]})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_other_things_than_classes_of_data(name):
-    for form in (
-        {"kind": "class", "class": name},
-        {"kind": "dataclass", "class": name, "fields": [], "items": []},
-        {"kind": "record", "class": name, "fields": [], "items": []},
-        {"kind": "tensorclass", "class": name, "keys": [], "items": [],
-         "content": {"kind": "tensordict", "keys": [], "batch": [], "device": None, "names": None, "items": []}},
-    ):  # fmt: skip
+    form = {"kind": name, "keys": [], "children": [], "batch": [], "names": []}
+    if name not in ("builtins:dict", "tensordict:TensorDict"):
         with pytest.raises(CheckpointError):
-            decode({"form": form, "leaves": []})
+            decode({"format": 2, "order": np.zeros(1, np.uint8), "forms": [form], "columns": []})
     if name not in ("builtins:dict", "tensordict:TensorDict"):  # kinds of items
         with pytest.raises(CheckpointError):
             layout_of(
@@ -168,24 +155,26 @@ def test_names_of_dtypes_and_devices(text):
         with pytest.raises(CheckpointCorrupt):
             device_named(text, "value")
     for kind in ("tensor", "array", "scalar"):
-        form = {"kind": kind, "dtype": text, "dims": 0}
+        column = {
+            "kind": kind,
+            "dtype": text,
+            "dims": 0,
+            "shapes": np.zeros((1, 0), np.int64),
+            "raw": np.zeros(4, np.uint8),
+        }
         with pytest.raises(CheckpointError):
-            decode({"form": form, "leaves": [{"stack": np.zeros(1, np.float32)}]})
+            decode({"format": 2, "order": np.zeros(1, np.uint8), "forms": [0], "columns": [column]})
 
 
 def test_shapes_of_terabytes():
-    for shapes, flat in (([[2**42]], 4), ([[2**31, 2**31]], 0), ([[2**62, 4]], 0), ([[-4, -1]], 4), ([[0, -1]], 0)):
-        column = {"shapes": np.array(shapes, np.int64), "flat": np.zeros(flat, np.float32)}
-        form = {"kind": "tensor", "dtype": "float32", "dims": len(shapes[0])}
+    one = {"format": 2, "order": np.zeros(1, np.uint8), "forms": [0]}
+    for shapes, size in (([[2**42]], 4), ([[2**31, 2**31]], 0), ([[2**62, 4]], 0), ([[-4, -1]], 4), ([[0, -1]], 0)):
+        column = {"shapes": np.array(shapes, np.int64), "raw": np.zeros(4 * size, np.uint8)}
         with pytest.raises(CheckpointCorrupt):
-            decode({"form": form, "leaves": [column]})
-    batch = {"kind": "tensordict", "keys": [], "batch": [2**62] * 3, "device": None, "names": None, "items": []}
+            decode({**one, "columns": [{"kind": "tensor", "dtype": "float32", "dims": len(shapes[0]), **column}]})
+    batch = {"kind": "tensordict", "keys": [], "children": [], "batch": [2**62] * 3, "names": []}
     with contextlib.suppress(CheckpointError):  # without entries it has no memory
-        decode({"form": batch, "leaves": []})
-    for count in (2**62, 10**9):
-        pool = {"leaf": {"kind": "int"}, "count": count, "values": [1]}
-        with pytest.raises(CheckpointError):
-            load_items({"group": np.zeros(1, np.uint8), "groups": [{"form": {"kind": "int"}}], "pools": [pool]})
+        decode({**one, "forms": [batch], "columns": []})
 
 
 # ---------------------------------------------------------------------- files

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import is_tensorclass
@@ -57,11 +56,6 @@ def test_folders_of_torchrl_and_others(tmp_path: Any) -> None:
     assert not is_torchrl_dump(tmp_path / "ours")
     with pytest.raises(FileNotFoundError):
         loaded("plain").loads(tmp_path)
-
-
-def test_the_generator_goes_on_where_it_was() -> None:
-    saved = np.fromfile(FOLDER / "uniform/rng_state/rng_state.memmap", np.uint8)
-    assert (loaded("uniform")._rng.get_state().numpy() == saved).all()
 
 
 def test_tensorclasses_come_back_as_those_of_the_target() -> None:

@@ -215,63 +215,49 @@ def test_a_description_that_is_too_long_is_not_read(tmp_path):
 # ---------------------------------------------------------------------- values that do not fit together
 
 
-def _rewrite(path: Path, dtype: Any, change: Any) -> None:
-    found = np.fromfile(path, dtype)
-    change(found)
-    found.tofile(path)
+SUMS, LEAST, RANKS = "sampler/sumtree.memmap", "sampler/mintree.memmap", "writer/current_top_values.memmap"
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "dtype", "change"),
+    ("name", "file", "dtype", "place", "value"),
     [
-        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.nan)),
-        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, np.inf)),
-        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, -1)),
-        ("priorities", "sampler/sumtree.memmap", np.float64, lambda found: found.__setitem__(0, 5)),
-        ("priorities", "sampler/mintree.memmap", np.float64, lambda found: found.__setitem__(0, 5)),
-        ("priorities", "sampler/mintree.memmap", np.float64, lambda found: found.__setitem__(7, np.nan)),
-        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(1, found[3])),
-        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(1, 1e9)),
-        ("highest", "writer/current_top_values.memmap", np.float32, lambda found: found.__setitem__(0, np.nan)),
-        ("generations", "writer/generation.memmap", np.int64, lambda found: found.__setitem__(0, -2)),
-        ("plain", "storage/next/done.memmap", np.uint8, lambda found: found.__setitem__(0, 2)),
+        *(("priorities", SUMS, np.float64, 0, value) for value in (np.nan, np.inf, -1, 5)),
+        ("priorities", LEAST, np.float64, 0, 5),
+        ("priorities", LEAST, np.float64, 7, np.nan),
+        *(("highest", RANKS, np.float32, place, value) for place, value in ((1, 1e9), (0, np.nan), (1, -1))),
+        ("generations", "writer/generation.memmap", np.int64, 0, -2),
+        ("plain", "storage/next/done.memmap", np.uint8, 0, 2),
     ],
 )
-def test_values_that_cannot_be_are_refused(name, file, dtype, change, tmp_path):
+def test_values_that_cannot_be_are_refused(name, file, dtype, place, value, tmp_path):
     victim = Victim(name, tmp_path)
-    _rewrite(victim.folder / file, dtype, change)
-    error = victim.attacked(file)
-    assert error is not None and str(victim.folder) in str(error)
+    found = np.fromfile(victim.folder / file, dtype)
+    found[place] = value
+    found.tofile(victim.folder / file)
+    assert str(victim.folder) in str(victim.attacked(file))
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "entries"),
+    ("name", "file", "key", "values"),
     [
-        ("plain", "storage/storage_metadata.json", {"len": 9}),
-        ("plain", "storage/storage_metadata.json", {"len": -1}),
-        ("plain", "storage/storage_metadata.json", {"len": 2.0}),
-        ("plain", "storage/storage_metadata.json", {"is_pytree": True}),
-        ("plain", "storage/storage_metadata.json", {"is_pytree": 0}),
-        ("plain", "writer/metadata.json", {"cursor": 6}),
-        ("plain", "writer/metadata.json", {"cursor": 8}),
-        ("plain", "writer/metadata.json", {"write_count": -1}),
-        ("plain", "writer/metadata.json", {"rank_key": "obs"}),
-        ("plain", "buffer_metadata.json", {"batch_size": 0}),
-        ("plain", "buffer_metadata.json", {"batch_size": "3"}),
-        ("highest", "writer/metadata.json", {"rank_key": 3}),
-        ("highest", "writer/metadata.json", {"rank_key": []}),
-        ("priorities", "sampler/sampler_metadata.json", {"_alpha": -1.0}),
-        ("priorities", "sampler/sampler_metadata.json", {"_max_capacity": 8.5}),
-        ("priorities", "sampler/sampler_metadata.json", {"_max_capacity": 2.0**62}),
-        ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0]}),
-        ("priorities", "sampler/sampler_metadata.json", {"_max_priority": [3.0, 99.0]}),
-        ("priorities", "sampler/sampler_metadata.json", {"_eps": "0"}),
+        ("plain", "storage/storage_metadata.json", "len", (9, -1, 2.0)),
+        ("plain", "storage/storage_metadata.json", "is_pytree", (True, 0)),
+        ("plain", "writer/metadata.json", "cursor", (6, 8)),
+        ("plain", "writer/metadata.json", "write_count", (-1,)),
+        ("plain", "writer/metadata.json", "rank_key", ("obs",)),
+        ("plain", "buffer_metadata.json", "batch_size", (0, "3")),
+        ("highest", "writer/metadata.json", "rank_key", (3, [])),
+        ("priorities", "sampler/sampler_metadata.json", "_alpha", (-1.0,)),
+        ("priorities", "sampler/sampler_metadata.json", "_max_capacity", (8.5, 2.0**62)),
+        ("priorities", "sampler/sampler_metadata.json", "_max_priority", ([3.0], [3.0, 99.0], ["3", 0])),
+        ("priorities", "sampler/sampler_metadata.json", "_eps", ("0",)),
     ],
 )
-def test_entries_that_cannot_be_are_refused(name, file, entries, tmp_path):
+def test_entries_that_cannot_be_are_refused(name, file, key, values, tmp_path):
     victim = Victim(name, tmp_path)
-    edit(victim.folder / file, lambda found: {**found, **entries})
-    assert victim.attacked(str(entries)) is not None
+    for value in values:
+        edit(victim.folder / file, lambda found, value=value: {**found, key: value})
+        assert victim.attacked(f"{key} {value}") is not None
 
 
 def test_early_versions_without_some_entries_are_read(tmp_path):

@@ -1,4 +1,7 @@
-"""Buffers into which the folders of `torchrl_dumps` are loaded, the expected content, and copies to damage."""
+"""Buffers into which the folders of `torchrl_dumps` are loaded, the expected content, and copies to damage.
+
+`dumps` of torchrl 0.14 wrote them; test_torchrl_folder_against_torchrl.py writes others, where torchrl is installed.
+"""
 
 import json
 import os

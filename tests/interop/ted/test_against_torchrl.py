@@ -68,47 +68,26 @@ def check_equal(mine: Any, theirs: Any, informed: tuple[str, ...] = INFORMED) ->
 
 
 @each_case
-def test_flat_arrays(count: int, lanes: tuple[int, ...]) -> None:
+def test_hooks_make_the_same_and_read_each_other(count: int, lanes: tuple[int, ...], tmp_path: Path) -> None:
     made = written(count, lanes)
-    check_equal(made.told(TED2Flat())(made.data), made.told(utils.TED2Flat())(made.data))
-
-
-@each_case
-def test_nested_rows(count: int, lanes: tuple[int, ...]) -> None:
-    made = written(count, lanes)
-    mine, theirs = (made.told(hook)(made.data) for hook in (TED2Nested(), utils.TED2Nested()))
+    mine, theirs = made.told(TED2Flat())(made.data), made.told(utils.TED2Flat())(made.data)
     check_equal(mine, theirs)
-    for key in paths(mine):
-        sizes = [[each.shape for each in plain(data, key).unbind(0)] for data in (mine, theirs)]
-        if made.shift < 4 or key not in OBSERVATIONS:  # there they have a row too few
-            assert sizes[0] == sizes[1]
-
-
-@each_case
-def test_theirs_is_read(count: int, lanes: tuple[int, ...], tmp_path: Path) -> None:
-    made = written(count, lanes)
-    for path in (None, tmp_path / "flat"):
-        flat = made.told(utils.TED2Flat())(made.data, path=path)
+    filed = made.told(utils.TED2Flat())(made.data, path=tmp_path / "flat")
+    for flat in (theirs, filed):
         assert not differences(Flat2TED()(flat), made.data)
-    flat.memmap(tmp_path / "again", copy_existing=True)
-    assert not differences(Flat2TED()(TensorDict.load_memmap(tmp_path / "again")), made.data)
-    if not (made.is_full and made.shift == 4):
-        assert not differences(Nested2TED()(made.told(utils.TED2Nested())(made.data)), made.data)
-
-
-@each_case
-def test_parts(count: int, lanes: tuple[int, ...]) -> None:
-    """The same parts by the same names, and each side puts those of the other together."""
-    made = written(count, lanes)
-    mine = made.told(H5Split())(made.told(TED2Nested())(made.data))
-    theirs = made.told(utils.H5Split())(made.told(utils.TED2Nested())(made.data))
-    check_equal(mine, theirs)
-    assert set(mine.keys()) == set(theirs.keys())
-    if not (made.is_full and made.shift == 4):
-        assert not differences(Nested2TED()(H5Combine()(theirs)), made.data)
+    nested, other_nested = (made.told(hook)(made.data) for hook in (TED2Nested(), utils.TED2Nested()))
+    check_equal(nested, other_nested)
+    parts, other_parts = made.told(H5Split())(nested), made.told(utils.H5Split())(other_nested)
+    check_equal(parts, other_parts)
+    if not (made.is_full and made.shift == 4):  # there a full ring has a row too few if the last row is the newest
+        assert not differences(Nested2TED()(other_nested), made.data)
+        assert not differences(Nested2TED()(H5Combine()(other_parts)), made.data)
+        out = torch.zeros_like(made.data)
+        check_filled(utils.Flat2TED()(mine, out=out), made)
     if they_can_read(count, lanes):
-        check_filled(utils.Nested2TED()(utils.H5Combine()(mine)), made)
-        check_filled(utils.Nested2TED()(made.told(TED2Nested())(made.data)), made)
+        check_filled(utils.Flat2TED()(mine), made)
+        check_filled(utils.Nested2TED()(utils.H5Combine()(parts)), made)
+        check_filled(utils.Nested2TED()(nested), made)
 
 
 @each_case
@@ -126,26 +105,6 @@ def test_other_names(count: int, lanes: tuple[int, ...]) -> None:
     )
     check_equal(mine, theirs, ("at", "whole", "_storage_shape"))
     assert not differences(Flat2TED(done_key=("agents", "over"), **keys)(theirs), data)
-
-
-@each_case
-def test_rows_put_where_they_were(count: int, lanes: tuple[int, ...]) -> None:
-    """With an `out`, which they cannot fill with a full ring whose last row was written last."""
-    made = written(count, lanes)
-    if made.is_full and made.shift == 4:
-        return
-    flat = made.told(TED2Flat())(made.data)
-    mine, theirs = (hook(flat, out=torch.zeros_like(made.data)) for hook in (Flat2TED(), utils.Flat2TED()))
-    assert not differences(mine, made.data)
-    check_filled(theirs, made)
-
-
-@each_case
-def test_ours_is_read(count: int, lanes: tuple[int, ...]) -> None:
-    if not they_can_read(count, lanes):
-        return
-    made = written(count, lanes)
-    check_filled(utils.Flat2TED()(made.told(TED2Flat())(made.data)), made)
 
 
 @each_case

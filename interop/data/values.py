@@ -1,0 +1,316 @@
+"""Python values taken apart into a structure and leaves, and built again, for lists of items and for checkpoints.
+
+A structure is a `Branch` tree like that of a `Layout`, with a `Value` in the place of each leaf. Values come back equal, of
+the same types, in memory of their own: tensors dense and without `requires_grad`, memory-mapped tensors as plain ones, views
+of tensordicts as tensordicts, an object that was there twice as two. No `__init__` and no `__post_init__` runs.
+"""
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorStack,
+    TensorDict,
+    is_tensor_collection,
+    is_tensorclass,
+)
+from torch import Tensor
+
+from fbuf.checkpoint.dtypes import BY_NAME
+from interop.data.layout import Branch, entries_of, of_entries, unchecked
+from interop.data.varied import Leaf
+
+MOST_DEEP = 64
+_NUMBERS_AND_TEXT = {type(None), bool, int, float, str}
+_TENSORS = (Tensor, MemoryMappedTensor, torch.nn.Parameter, torch.nn.Buffer)
+_STACKS = (LazyStackedTensorDict, NonTensorStack)
+_SEQUENCES, _DICTS = (list, tuple, torch.Size), (dict, collections.OrderedDict)
+_ODD = re.compile(r"(datetime64|timedelta64)(\[[0-9]{0,9}[A-Za-z]{1,2}\])?|[US][1-9][0-9]{0,8}")
+_INTEGER_BITS = 10_000  # Python refuses to read much longer ones from text
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value(Leaf):
+    """One leaf of a value. `value_of` makes them: equal ones are the same object.
+
+    Attributes:
+        kind: "tensor", "array" or "scalar" of NumPy, "complex", "bytes", "plain" for what JSON can say, or "pickled".
+        dtype: of a tensor, array or scalar, by name.
+        dims: how many dims it has.
+        device: of a tensor, None for the CPU.
+    """
+
+    kind: str
+    dtype: str = ""
+    dims: int = 0
+    device: str | None = None
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __reduce__(self) -> Any:
+        return value_of, dataclasses.astuple(self)
+
+
+Node = Branch | Leaf
+Other = Callable[[Any, str], tuple[Value, Any]]  # the leaf for an object of another kind, or a NotKept error
+
+
+def value_of(kind: str, dtype: str = "", dims: int = 0, device: str | None = None) -> Value:
+    """The leaf of that kind."""
+    return _interned(kind, dtype, dims, device)
+
+
+_interned = functools.cache(Value)
+_PLAIN, _BYTES, _COMPLEX = map(value_of, ("plain", "bytes", "complex"))
+
+
+class NotKept(Exception):  # noqa: N818  # becomes `error`, with the path to the value
+    """A value that cannot be taken apart. `path` leads to it from the outermost value."""
+
+    def __init__(self, error: type[Exception], message: str) -> None:
+        super().__init__(message)
+        self.error, self.message, self.path = error, message, list[str]()
+
+    def named(self, where: str, skip: int = 0) -> Exception:
+        """The error for the caller, which does not name the outermost `skip` containers."""
+        return self.error(f"{', '.join([where, *self.path[skip:]])}: {self.message}")
+
+
+# ------------------------------------------------------------------ taking apart
+
+
+def flatten(value: Any, other: Other) -> tuple[Node, list[Any]]:
+    """The structure of a value, and its leaves in order. They may share memory with it.
+
+    Raises:
+        NotKept: it contains itself, is nested too deeply, or holds what `other` refuses.
+    """
+    leaves: list[Any] = []
+    return _node(value, leaves, other, []), leaves
+
+
+def leaves_of(node: Node) -> list[Any]:
+    """The leaves of a structure, in order."""
+    return [node] if isinstance(node, Leaf) else [leaf for child in node.children for leaf in leaves_of(child)]
+
+
+def _node(value: Any, leaves: list[Any], other: Other, around: list[int]) -> Node:
+    kind = type(value)
+    leaf: Value | None = None
+    if kind in _TENSORS:
+        value = value if kind is Tensor else value.detach().as_subclass(Tensor)
+        if value.layout is not torch.strided or value.is_nested or value.is_meta or value.is_quantized:
+            leaf, value = other(value, not_dense(value))
+        else:
+            leaf = _of_tensor(value.dtype, value.ndim, None if value.is_cpu else value.device)
+    elif kind in _NUMBERS_AND_TEXT or kind is list or kind is dict:
+        leaf = _PLAIN if _is_plain(value, len(around)) else None
+    elif kind is bytes:
+        leaf = _BYTES
+    elif kind is complex:
+        leaf = _COMPLEX
+    elif kind is np.ndarray or kind is np.memmap or isinstance(value, np.generic):
+        array = np.asarray(value)
+        array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        name = array.dtype.str[1:] if array.dtype.kind in "US" else array.dtype.name
+        if numpy_dtype(name) == array.dtype:
+            leaf, value = value_of("array" if isinstance(value, np.ndarray) else "scalar", name, array.ndim), array
+        else:
+            leaf, value = other(value, f" with dtype {array.dtype}")
+    if leaf is None:
+        opened = _opened(value, kind)
+        if not isinstance(opened, str):
+            return _branch(value, opened, leaves, other, around)
+        leaf, value = other(value, opened)
+    leaves.append(value)
+    return leaf
+
+
+def not_dense(value: Tensor) -> str:
+    """Why a tensor cannot be kept; empty for one that is dense."""
+    if value.layout is torch.strided and not (value.is_nested or value.is_meta or value.is_quantized):
+        return ""
+    what = "without memory" if value.is_meta else f"of layout {value.layout} and dtype {value.dtype}"
+    return f": it is {what}, only dense tensors can be"
+
+
+@functools.cache
+def _of_tensor(dtype: torch.dtype, dims: int, device: torch.device | None) -> Value:
+    return value_of("tensor", str(dtype).removeprefix("torch."), dims, None if device is None else str(device))
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether JSON can say a value: numbers, texts and None, and lists and dicts with text keys of these."""
+    kind = type(value)
+    if kind is int:
+        return value.bit_length() < _INTEGER_BITS
+    if kind is list and depth <= MOST_DEEP:
+        return all(_is_plain(each, depth + 1) for each in value)
+    if kind is dict and depth <= MOST_DEEP:
+        return all(type(key) is str and _is_plain(each, depth + 1) for key, each in value.items())
+    return kind in _NUMBERS_AND_TEXT
+
+
+class _Opened(NamedTuple):
+    """A container: what a `Branch` has, and what it holds in the order of the keys."""
+
+    kind: Any
+    keys: tuple[Any, ...]
+    held: Any
+    batch: tuple[int, ...] = ()
+    names: tuple[str | None, ...] = ()
+    device: torch.device | None = None
+
+
+def _opened(value: Any, kind: type) -> _Opened | str:
+    """What a container holds; for other objects why they are none."""
+    entries = entries_of(value)
+    if entries is not None:  # the most common one, in a fifth of the time
+        return _Opened(kind, tuple(entries), entries.values(), value.batch_size, (), value.device)
+    if kind in _SEQUENCES:
+        return _Opened(kind, tuple(range(len(value))), value)
+    if kind in _DICTS:
+        return (
+            _Opened(kind, tuple(value), value.values()) if all(map(_is_key, value)) else " with keys that are no texts"
+        )
+    if kind in _STACKS:
+        if not value.tensordicts or value.hook_out is not None:
+            return " where it is empty or inside of vmap"
+        names = (getattr(value, "_td_dim_name", None),)
+        return _Opened(kind, tuple(range(len(value.tensordicts))), value.tensordicts, (value.stack_dim,), names)
+    if is_record(kind):
+        return _Opened(kind, tuple(range(len(value))), value, (), field_names(kind))
+    if is_tensorclass(kind):
+        held, attributes = vars(value)["_tensordict"], vars(value)["_non_tensordict"]
+        if not {*attributes, *held.keys()} <= expected_keys(kind):
+            return " with entries that are no fields of it"
+        return _Opened(kind, ("", *attributes), (held, *attributes.values()))
+    if is_tensor_collection(kind):
+        names = tuple(value.names)
+        batch = tuple(value.batch_size)
+        return _Opened(
+            TensorDict, tuple(value.keys()), value.values(), batch, names if any(names) else (), value.device
+        )
+    return ""
+
+
+def _is_key(key: Any) -> bool:
+    return (type(key) is int and -(2**63) <= key < 2**63) or (type(key) is str and is_written(key))
+
+
+def is_written(text: str) -> bool:
+    """Whether UTF-8 can say a text: half of a pair of surrogates it cannot."""
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _branch(value: Any, opened: _Opened, leaves: list[Any], other: Other, around: list[int]) -> Node:
+    if id(value) in around:
+        raise NotKept(ValueError, f"a {type(value).__name__} that contains itself cannot be saved")
+    if len(around) > MOST_DEEP:
+        raise NotKept(ValueError, f"what is to be saved is nested more than {MOST_DEEP} deep")
+    around.append(id(value))
+    kind, keys, held, batch, names, device = opened
+    children: list[Node] = []
+    try:
+        for each in held:
+            children.append(_node(each, leaves, other, around))  # noqa: PERF401  # so that an error knows how many
+    except NotKept as error:
+        error.path.insert(0, _step(opened, keys[len(children)]))
+        raise
+    around.pop()
+    return Branch(kind, keys, tuple(children), batch, names, device)
+
+
+def _step(opened: _Opened, key: Any) -> str:
+    if is_tensorclass(opened.kind):
+        return f"field {key!r}" if key else "entries"
+    if is_record(opened.kind):
+        return f"field {opened.names[key]!r}"
+    return f"element {key}" if opened.kind in (*_SEQUENCES, *_STACKS) else f"key {str(key)[:40]!r}"
+
+
+@functools.lru_cache
+def numpy_dtype(name: str) -> np.dtype | None:
+    """The dtype of a name, if its arrays can be kept: no objects and no records."""
+    if not _ODD.fullmatch(name):
+        return BY_NAME.get(name)
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError):
+        return None
+
+
+# ------------------------------------------------------------------ classes of the user's
+
+
+def is_record(kind: type) -> bool:
+    """Whether a class is one of named tuples."""
+    return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def is_container(kind: type) -> bool:
+    """Whether objects of a class are taken apart; other classes are never built."""
+    known = kind in _SEQUENCES or kind in _DICTS or kind in _STACKS or kind is TensorDict
+    return known or is_record(kind) or is_tensorclass(kind)
+
+
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The fields of a class of named tuples."""
+    return tuple(kind._fields)  # a public name of named tuples
+
+
+def expected_keys(kind: Any) -> set[str]:
+    """The fields of a tensorclass."""
+    return set(kind.__expected_keys__)
+
+
+# ------------------------------------------------------------------ building
+
+
+def build(node: Node, leaves: Iterator[Any], device: torch.device | None = None) -> Any:
+    """The value of a structure, made of leaves in order. ValueError where leaves do not fit a container.
+
+    Args:
+        node: the structure.
+        leaves: as many as it has, or more.
+        device: of the tensordicts that have one; None for what they had.
+    """
+    if isinstance(node, Leaf):
+        return next(leaves)
+    parts = [next(leaves) if type(child) is Value else build(child, leaves, device) for child in node.children]
+    kind = node.kind
+    if kind is TensorDict:
+        return _tensordict(node, parts, node.device and (device or node.device))
+    if kind in _SEQUENCES:
+        return kind(parts)
+    if kind in _DICTS:
+        return kind(zip(node.keys, parts, strict=True))
+    if kind in _STACKS:
+        (dim,), (name,) = node.batch, node.names
+        if dim > parts[0].ndim or any(part.shape != parts[0].shape for part in parts):
+            raise ValueError(f"tensordicts that cannot be stacked along dim {dim}")
+        return kind(*parts, stack_dim=dim, stack_dim_name=name)
+    if is_record(kind):
+        return tuple.__new__(kind, parts)
+    if type(parts[0]) not in (TensorDict, LazyStackedTensorDict):
+        raise ValueError("a tensorclass must be over a tensordict")
+    made: Any = kind.__new__(kind)  # not `from_tensordict`, which runs `__post_init__`
+    made.__dict__.update(_tensordict=parts[0], _non_tensordict=dict(zip(node.keys[1:], parts[1:], strict=True)))
+    return made
+
+
+def _tensordict(node: Branch, parts: list[Any], device: torch.device | None) -> Any:
+    dims = len(node.batch)
+    for part in parts:
+        if part.shape[:dims] != node.batch:
+            raise ValueError(f"an entry of shape {list(part.shape)} in a batch of {list(node.batch)}")
+    entries, batch = zip(node.keys, parts, strict=True), torch.Size(node.batch)
+    return unchecked(dict(entries), batch, device, [*node.names]) if node.names else of_entries(entries, batch, device)
