@@ -2,11 +2,11 @@
 
 Distributed prioritized experience replay (Horgan et al., 2018, arXiv:1803.00933). Each actor steps its own environments
 with its own epsilon and an older copy of the network. It makes n-step transitions, computes their first priorities and
-writes them to one shard of the buffer. The learner samples over all shards by the law of one prioritized buffer, while
-the next batches are already on their way, and sends new priorities back by index. Double DQN (arXiv:1509.06461) is the
-loss. Training goes on until the average return over 100 consecutive episodes reaches the threshold.
+writes them to one shard. The learner samples over all shards as from one prioritized buffer, with prefetch, and sends new
+priorities back by index. Double DQN (arXiv:1509.06461) is the loss. Training stops when the average return over 100
+consecutive episodes reaches the threshold.
 
-Actors are called again with the latest weights when they return, unless they are too far ahead of the learner.
+When an actor returns, it is called again with the latest weights, unless it is too far ahead of the learner.
 """
 
 import argparse

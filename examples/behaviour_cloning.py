@@ -1,8 +1,8 @@
 """Behaviour cloning from a flat data set: a controller swings a pendulum up, and a network learns it from pictures alone.
 
-Episodes are recorded, saved with each picture once (`FlatStorageCheckpointer`; the plain layout is saved beside it, to
-compare), loaded into a fresh buffer of another kind, compared bit for bit, and learned from in epochs, of which each names
-every step once. The marks are the returns of the controller and of random actions, from the same starts.
+The script records episodes, saves each picture once (`FlatStorageCheckpointer`; it saves the plain layout as well, to
+compare), loads them into a fresh buffer of another kind and compares them bit for bit. The network learns in epochs; each
+epoch has every step once. The baselines are the returns of the controller and of random actions, from the same starts.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """DQN on CartPole through both doors: `fbuf` inside one jitted scan, `interop` beside torch. Exits with 0 if both learn it.
 
-Each door is a process of its own, so that its wall time counts everything: imports, compilation, training, tables.
+Each door runs in its own process, so that its wall time includes everything: imports, compilation, training, tables.
 """
 
 import argparse

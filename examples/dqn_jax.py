@@ -1,7 +1,7 @@
 """DQN on CartPole in one program: environment, prioritized replay and learner inside a single jitted `jax.lax.scan`.
 
 Double DQN (arXiv:1509.06461) with prioritized replay (arXiv:1511.05952). Several carts run side by side, one lane of the
-buffer each. Training goes on until the average return over 100 consecutive episodes, in the order in which they end,
+buffer each. Training stops when the average return over 100 consecutive episodes, in the order in which they end,
 reaches the threshold.
 """
 

@@ -1,7 +1,7 @@
 """DQN on CartPole with torch and gymnasium, and a prioritized replay buffer of tensordicts in memory-mapped files.
 
 Double DQN (arXiv:1509.06461) with prioritized replay (arXiv:1511.05952). Several environments are stepped together; each
-step is one `extend` and one update. Training goes on until the average return over 100 consecutive episodes, in the
+step is one `extend` and one update. Training stops when the average return over 100 consecutive episodes, in the
 order in which they end, reaches the threshold.
 """
 

@@ -1,8 +1,8 @@
-"""GRPO (arXiv:2402.03300) with a tiny GPT-2 from random weights; prompts and completions are kept as text in a buffer.
+"""GRPO (arXiv:2402.03300) with a tiny GPT-2 from random weights; a buffer stores prompts and completions as text.
 
-A completion is to repeat the last letter of its prompt: the reward is the share of its places that hold it. Groups of
-completions of one prompt are drawn from the buffer, each twice, whole, and none by a policy that is too old. What a
-completion is worth is how far its reward is above the mean of its group.
+A completion should repeat the last letter of its prompt: the reward is the share of its tokens that do. The buffer
+draws groups of completions of one prompt: each group whole, twice, and none by a policy that is too old. The advantage of a
+completion is its reward minus the mean of its group.
 """
 
 import argparse

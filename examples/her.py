@@ -1,8 +1,8 @@
 """Goal-conditioned DQN with hindsight (arXiv:1707.01495) on a frozen lake, where the goal is another cell in every episode.
 
-The reward is 1 for reaching the goal and 0 otherwise. By chance that happens for near goals only; far ones are learned
-where transitions are relabelled with goals that were reached. The same learner runs with and without that, from several
-seeds; the mark is the share of all cells that its greedy policy finds.
+The reward is 1 for reaching the goal and 0 otherwise. Chance reaches near goals only; far goals are learned from
+transitions that are relabelled with reached goals. The same learner runs with and without relabelling, from several
+seeds; the score is the share of all cells that its greedy policy finds.
 """
 
 import argparse

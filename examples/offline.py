@@ -3,7 +3,7 @@
 A controller swings Pendulum-v1 up. In each episode it is more careless than in the one before: for a share of the time,
 from 0 to 1, it holds a random torque. `minari.DataCollector` records this, and `MinariExperienceReplay` loads it. Implicit
 Q-learning (Kostrikov et al., 2021, arXiv:2110.06169) learns from slices of these episodes alone. The return of a row takes
-n rewards, from the rows that follow it in its slice, which never crosses the end of an episode. Behaviour cloning is the
+n rewards from the following rows of its slice, which never crosses the end of an episode. Behaviour cloning is the
 same regression with equal weights: from the same batches it learns the mean of good and bad actions.
 
 The mark is 97 % of the way from random torques to the controller. `--dataset ID` learns from another Minari dataset with

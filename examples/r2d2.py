@@ -1,14 +1,14 @@
 """R2D2-style recurrent Q-learning on a Pendulum that shows no velocity: slices, burn-in, stored states, padding.
 
-The velocity is hidden, so the network has to remember: a GRU (Kapturowski et al., 2019). Each row of the buffer holds the
-state that the GRU had when it was acted on. `PrioritizedSliceSampler` draws slices of 80 rows by the priority of the
-first one. Of a slice from the midst of an episode the first 40 rows only bring the stored state, which older weights
-made, up to date; one that begins with its episode, where the state is known to be zero, is learned from as a whole.
-Episodes are cut after a different time each. Those shorter than a slice come out whole, and are padded and masked. The
-priority of a slice, eta * max + (1 - eta) * mean of its errors, is written back to its first row.
+The velocity is hidden, so the network needs a memory: a GRU (Kapturowski et al., 2019). Each row of the buffer holds the
+state of the GRU at that step. `PrioritizedSliceSampler` draws slices of 80 rows by the priority of the
+first one. If a slice starts inside an episode, its first 40 rows only update the stored state, which older weights
+computed. If it starts with its episode, the state is known to be zero, and the whole slice is learned from. Episodes are
+cut after different times. Those shorter than a slice are returned whole, padded and masked. The priority of a slice,
+eta * max + (1 - eta) * mean of its errors, is written back to its first row.
 
-Every batch is compared with what was noted of the episodes while they ran: slices go on within one episode, step after
-step, and the last observation of an episode that was cut is the one that it really came to.
+The script compares every batch with a log of the episodes: slices continue within one episode, step after
+step, and the last observation of a cut episode is its true last one.
 """
 
 import argparse

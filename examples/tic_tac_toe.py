@@ -1,8 +1,8 @@
 """Monte Carlo tree search with a forest as its memory, on tic-tac-toe, until it does not lose to a random player.
 
-Each simulation (UCT, Kocsis & Szepesvari 2006) goes down the boards that the forest knows, tries one move more, plays on at
-random to the end of the game, and writes its steps with their new visits and wins. The forest holds the last result of each
-pair of board and move, so boards that are reached in several ways share what was learned of them.
+Each simulation (UCT, Kocsis & Szepesvari 2006) descends the boards of the forest, tries one new move, plays
+randomly to the end of the game, and writes its steps with their new visits and wins. The forest holds the last result of
+each pair of board and move, so a board that is reached in several ways has one entry.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""One buffer state, two libraries: whoever steps the environments, the other one learns from the same prioritized buffer.
+"""One buffer state, two libraries: one steps the environments, the other one learns from the same prioritized buffer.
 
 1. Environments in JAX, stepped and stored within one jitted `lax.scan`; a DQN learner in torch samples from that state.
 2. Environments of gymnasium write through torch; a DQN learner in JAX samples, learns and updates priorities in one scan.
 
-Between the two the state goes out by `functional()`, is donated, and comes back: nothing is copied. Each run goes on until
-the average return over 100 consecutive episodes of CartPole reaches the threshold; the script fails where one does not.
+`functional()` passes the state between the two; it is donated and comes back without a copy. Each run stops when
+the average return over 100 consecutive episodes of CartPole reaches the threshold; otherwise the script fails.
 """
 
 import argparse

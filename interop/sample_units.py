@@ -9,8 +9,8 @@ from torch import Tensor
 
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
+from interop.host.ring_state import RingState
 from interop.storages import Storage, columns
-from interop.trajectories import stored_around
 
 _BOUNDARIES = ("pad", "stop", "include_reset")
 
@@ -92,14 +92,13 @@ class Sequence(SampleUnit):
         anchors = _coordinates(index, storage)
         rows, count = anchors[0], anchors[0].size
         steps = np.arange(-self.burn_in, self.length + self.bootstrap)
-        before, after = self._room(anchors, storage)
+        ring = storage.ring_state()
+        before, after = self._room(anchors, storage, ring)
         offsets = np.broadcast_to(steps * self.dilation, (count, steps.size))
         if self.episode_boundary == "stop":
             offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - after, 0), before)[:, None]
         inside = np.clip(offsets, -before[:, None], after[:, None])
-        found = rows[:, None] + inside
-        if storage._is_full:
-            found %= _filled(storage)
+        found = (rows[:, None] + inside) % ring.filled
         each = steps.size
         new: dict[Any, Any] = {key: _repeated(value, count, each) for key, value in info.items()}
         drawn = np.stack(anchors, -1) if len(anchors) > 1 else rows
@@ -116,12 +115,14 @@ class Sequence(SampleUnit):
         new["index"] = named if len(named) > 1 else named[0]
         return new["index"], new
 
-    def _room(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> tuple[np.ndarray, np.ndarray]:
+    def _room(
+        self, anchors: tuple[np.ndarray, ...], storage: Storage, ring: RingState
+    ) -> tuple[np.ndarray, np.ndarray]:
         """How many rows before and after each anchor its window may use."""
         rows = anchors[0]
         furthest = (self.length + self.bootstrap - 1) * self.dilation
         earliest = self.burn_in * self.dilation + (furthest if self.episode_boundary == "stop" else 0)
-        before, after = stored_around(storage, rows)
+        before, after = ring.around(rows)
         before, after = np.minimum(before, earliest), np.minimum(after, furthest)
         if self.done_key is None or self.episode_boundary == "include_reset":
             return before, after
@@ -129,7 +130,10 @@ class Sequence(SampleUnit):
         if not steps.size:
             return before, after
         near = np.clip(steps, -before[:, None], after[:, None])
-        ended = columns.flags(storage, self.done_key, _slots((rows[:, None] + near, *anchors[1:]), storage))
+        slots = (rows[:, None] + near) % ring.filled
+        for size, lane in zip((storage.shape or ())[1:], anchors[1:], strict=True):
+            slots = slots * size + lane[:, None]
+        ended = columns.flags(storage, self.done_key, slots)
         ended &= near == steps
         ahead, behind = ended[:, steps >= 0], ended[:, steps < 0][:, ::-1]  # the nearest first
         return _until(behind, before), _until(ahead, after)
@@ -183,19 +187,6 @@ def _coordinates(index: Any, storage: Storage) -> tuple[np.ndarray, ...]:
         raise ValueError(f"the storage has {storage.ndim} item dims, the index of the anchors has {len(named)}")
     held = (each.cpu().numpy() if isinstance(each, Tensor) else np.asarray(each) for each in named)
     return tuple(each.reshape(-1).astype(np.int64, copy=False) for each in held)
-
-
-def _slots(places: tuple[np.ndarray, ...], storage: Storage) -> np.ndarray:
-    """Flat slots of rows [anchors, n], which may lie beyond the ends of a full ring, in the lanes [anchors]."""
-    rows = places[0] % _filled(storage)
-    for axis, lane in enumerate(places[1:], 1):
-        assert storage.shape is not None
-        rows = rows * storage.shape[axis] + lane[:, None]
-    return rows
-
-
-def _filled(storage: Storage) -> int:
-    return len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
 
 
 def _repeated(value: Any, count: int, each: int) -> Any:

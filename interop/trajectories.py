@@ -1,13 +1,10 @@
-"""Where trajectories start and stop in rows that are a ring, and how far stored rows follow each other."""
+"""Where trajectories start and stop in the rows of a ring."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:  # storages know transforms, which use trajectories
-    from interop.storages import Storage
 
 DEFAULT_DONE_KEYS = ("done", "truncated", "terminated")
 
@@ -76,33 +73,3 @@ def _last(cursor: Any, rows: int) -> int:
     if not -rows <= row < rows:
         raise IndexError(f"the cursor is at row {row} of {rows}")
     return row
-
-
-def stored_around(storage: "Storage", rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many stored rows come before and after each row without a break: the rows that were written before and after it.
-
-    The ring's newest row is followed by none, nor is the last one that was written in a storage that is not full; nor a row
-    behind which a write began that did not go on with it.
-    """
-    filled = len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
-    seams = storage._ledger.seams() if storage._notes_writes else ()
-    # The one behind the newest is not the end where a writer has begun anew.
-    begins = {_newest(storage, filled) + 1, *(row for row in seams if row < filled)}
-    if storage._is_full:
-        first = np.array(sorted({row % filled for row in begins}))
-        behind = first.searchsorted(rows, "right")
-        return (rows - first[behind - 1]) % filled, (first[behind % first.size] - 1 - rows) % filled
-    first = np.array(sorted({0, filled, *begins}))
-    behind = first.searchsorted(rows, "right")
-    return rows - first[behind - 1], first[behind] - 1 - rows
-
-
-def _newest(storage: "Storage", filled: int) -> int:
-    """The row that was written last; the last one where nothing was."""
-    if storage._notes_writes:
-        return (storage._ledger.end - 1) % filled
-    last = storage._last_cursor
-    last = last[0] if isinstance(last, tuple) else range(filled)[last] if isinstance(last, slice) else last
-    if last is None or not (last.numel() if isinstance(last, Tensor) else np.size(last)):
-        return filled - 1
-    return _last(last, filled)

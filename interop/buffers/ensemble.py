@@ -3,8 +3,7 @@
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from textwrap import indent
 from typing import Any, Self
 
@@ -172,96 +171,55 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
 
     # ------------------------------------------------------------------ sampling
 
-    def _next_batch(self, batch_size: int) -> Any:
-        if self._prefetch is None:
-            return self._sample(batch_size)
-        draw, request = partial(self._sample, batch_size), partial(self._request, batch_size)
-        return self._prefetch.take(draw, request, lambda: self._sampler.has_more, self._make, self._lock_to_reserve())
+    def _lock_to_draw(self) -> contextlib.AbstractContextManager[Any]:
+        """None: each member is locked while its part is drawn."""
+        return contextlib.nullcontext()
 
     def _lock_to_reserve(self) -> contextlib.AbstractContextManager[None]:
         """The locks of members whose reservations look at what is stored."""
         own = not self._draws_itself
         return turns([member for member in self._members if own or member.sampler.reads_to_reserve])
 
-    def _request(self, batch_size: int) -> PendingBatch | None:
-        """The next batch for a thread to make: members and keys are drawn now, in the order in which batches are returned.
+    def _generators(self) -> Collection[torch.Generator | None]:
+        return {self._rng, *(member._rng for member in self._members)}
 
-        None where it cannot be drawn: the call that asks for it raises the error. That of a user's sampler is raised here.
-        """
-        pending = self._begun(batch_size)
-        try:
-            self._plan(pending)
-            if self._draws_itself:
-                for part in pending.parts:
-                    member, size = self._members[part.place], batch_size // len(pending.parts)
-                    part.reservation = member.sampler.reserve(member.storage, size, part.key)
-            else:
-                [part] = pending.parts
-                part.reservation = self.sampler.reserve(self.storage, batch_size, part.key)
-        except Exception:
-            pending.abandon()
-            if self._draws_itself:
-                return None
-            raise
-        pending.close()
-        return pending
-
-    def _begun(self, batch_size: int) -> PendingBatch:
-        generators = {id(each): each for each in (self._rng, *(member._rng for member in self._members))}
-        return PendingBatch(batch_size, generators.values())
-
-    def _plan(self, pending: PendingBatch) -> None:
+    def _plan(self, pending: PendingBatch, key: Any = None) -> None:
         """Choose the members of a batch, each with a key of its own generator; one key where they draw together."""
         if not self._draws_itself:
-            pending.parts = [Part(0, randomness.key(self._rng))]
+            pending.parts = [Part(0, self.sampler, self.storage, pending.batch_size, randomness.key(self._rng))]
             return
-        self._sampler.part_of(pending.batch_size)
+        each = self._sampler.part_of(pending.batch_size)
         self._sampler.refuse_empty(self._members)
-        places = self._sampler.choose(randomness.key(self._rng))
-        pending.parts = [Part(place, randomness.key(self._members[place]._rng)) for place in places]
+        for place in self._sampler.choose(randomness.key(self._rng)):
+            member = self._members[place]
+            pending.parts.append(Part(place, member.sampler, member.storage, each, randomness.key(member._rng)))
 
-    def _sample(self, batch_size: int) -> Any:
-        """A batch drawn now and what the members say of it; random numbers are as before where it cannot be drawn."""
-        pending = self._begun(batch_size)
-        try:
-            self._plan(pending)
-            found = self._drawn(pending, reserves=True)
-        except BaseException:
-            pending.abandon()
-            raise
-        pending.commit()
-        return self._joined(*found)
-
-    def _make(self, pending: PendingBatch) -> Any:
-        """A batch that was requested and what the members say of it, by a thread; None where it is stale."""
-        found = self._drawn(pending, reserves=False)
-        return None if found is None else self._joined(*found)
-
-    def _drawn(self, pending: PendingBatch, reserves: bool) -> Any:
+    def _read(self, pending: PendingBatch, reserves: bool = False) -> Any:
         """The parts of a batch, or a list of rows, and what the members say of them; None where it is stale."""
         if not self._draws_itself:
-            alone = contextlib.nullcontext() if self._prefetch is None else self._members_still()
             [part] = pending.parts
-            with alone:
+            with contextlib.nullcontext() if self._prefetch is None else self._members_still():
                 if pending.dropped:
                     return None
                 if reserves:
-                    part.reservation = self.sampler.reserve(self.storage, pending.batch_size, part.key)
+                    part.reserve()
                 assert part.reservation is not None  # an ensemble names no slots
                 return asked(part.reservation, self.storage, self._members, self._collate_fns)
-        each = pending.batch_size // len(pending.parts)
         weighs = any(member._sampler.takes_priorities for member in self._members)
-        gathering = Gathering(len(pending.parts), each, weighs)
+        gathering = Gathering(len(pending.parts), pending.parts[0].size, weighs)
         for part in pending.parts:
             member = self._members[part.place]
             with Turn(member):
-                if not reserves and not pending.can_be_read(part, member.sampler, member.storage):
+                if reserves:
+                    part.sampler, part.storage = member.sampler, member.storage  # others may have come since
+                    part.reserve()
+                elif not pending.can_be_read(part):
                     return None
-                gathering.draw(part, member, self._collate_fns[part.place], reserves)
+                gathering.draw(part, member, self._collate_fns[part.place])
         return gathering, [(part.place, part.info) for part in gathering.parts]
 
-    def _joined(self, parts: Any, told: Any) -> Any:
-        """The parts as one batch, through collating and transforms; no lock is held."""
+    def _finish(self, parts: Any, told: Any, *after: Any) -> tuple[Any, Any]:
+        """The parts as one batch, through collating and transforms, and what is told about it. No lock is held."""
         batch, collate_fn = None, self._collate_fn
         if isinstance(parts, Gathering):
             batch = parts.whole() if collate_fn is collate.stack else None

@@ -10,7 +10,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers import collate
-from interop.buffers.fused import Fused
 from interop.buffers.pending import Part as Request
 from interop.buffers.places import owned
 from interop.data import bridge
@@ -50,33 +49,30 @@ class Gathering:
 
     # ------------------------------------------------------------------ drawing, under the lock of a member
 
-    def draw(
-        self, request: Request, member: Any, collate_fn: Callable[[Any], Any] | None, reserves: bool = False
-    ) -> None:
-        """Another part, of `member`; `collate_fn` stands in for its own. With `reserves` the draw is reserved first."""
-        place, key, each = request.place, request.key, self._lead[1]
-        chosen = member._collate_fn if collate_fn is None else collate_fn
-        if reserves:
-            request.reservation = member.sampler.reserve(member.storage, each, key)
-        drawn = request.reservation
-        fused = member._fused
-        if fused is not None and fused.holds and not fused.storage.packs and _comes_as_stored(member, chosen):
-            part = self._read(place, fused, *fused.draw(each, key, drawn))
-            member._revision(part.info, key)
+    def draw(self, request: Request, member: Any, collate_fn: Callable[[Any], Any] | None) -> None:
+        """Another part, of `member`; `collate_fn` stands in for its own."""
+        chosen, storage = member._collate_fn if collate_fn is None else collate_fn, request.storage
+        plain = member._reads_slots and _comes_as_stored(member, chosen)
+        if plain and isinstance(storage, TensorStorage) and not storage.packs:
+            part = self._read(request.place, storage, *request.draw_slots())
+            member._revision(part.info, request.key)
         else:
-            data, info = member._read(each, key, drawn)
-            if collate_fn is not None and member._storage.is_live(info["index"]):
+            data, info = member._gather(request)
+            if collate_fn is not None and storage.is_live(info["index"]):
                 data = owned(data)  # seen to for the member's own collate_fn only
-            revise, order = member._revision(info, key), Order.of(member, info["index"], info)
-            part = Part(place, info, finish=lambda: _finished(member, data, info["index"], chosen, revise, order))
+            revise, order = member._revision(info, request.key), Order.of(member, info["index"], info)
+            part = Part(
+                request.place, info, finish=lambda: _finished(member, data, info["index"], chosen, revise, order)
+            )
         if self._weighs and not member._sampler.takes_priorities:
             slots = _column(part.info["index"])
             part.info.setdefault("priority_weight", torch.ones(slots.shape[0], device=slots.device))
         self.parts.append(part)
 
-    def _read(self, place: int, fused: Fused, slots: Tensor, info: dict[Any, Any], leaves: list[Tensor]) -> Part:
-        storage, rows, number = fused.storage, fused.storage._rows, len(self.parts)
-        layout = storage._layout
+    def _read(
+        self, place: int, storage: TensorStorage, slots: Tensor, info: dict[Any, Any], leaves: list[Tensor]
+    ) -> Part:
+        rows, layout, number = storage._rows, storage._layout, len(self.parts)
         assert rows is not None and layout is not None  # something was drawn
         if leaves:
             return Part(place, info, storage=storage, leaves=leaves)

@@ -12,18 +12,17 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers.joined import Joined
+from interop.buffers.pending import PendingBatch
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data import randomness
 from interop.data.keys import as_path
 from interop.sample_units import expanding
 from interop.samplers import ConsumingSampler, Sampler
-from interop.samplers.boundaries import Boundaries
-from interop.samplers.markers import Markers, leaf_of, reads_rows
+from interop.samplers.boundary_keys import BoundaryKeys
+from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage, columns
-from interop.trajectories import stored_around
 
 _TAG = 0x4845  # tells the draws of goals from those of items that have the same key
-_WIDTH = 32  # rows looked at in one direction, at first
 
 
 class HindsightStrategy(enum.Enum):
@@ -93,7 +92,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.reward_key = _path("reward_key", reward_key)
         self.end_key = _path("end_key", end_key)
         self._found: tuple[Any, _Found] | None = None  # what items have, and of which layout of items
-        self._episodes: Boundaries | None = None
+        self._episodes: StoredTrajectories | None = None  # None until entries are known
         super().__init__(sampler=sampler, **kwargs)
 
     @staticmethod
@@ -104,10 +103,10 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _draw(self, batch_size: int, *how: Any) -> tuple[Any, dict[Any, Any]]:
+    def _plan(self, pending: PendingBatch, key: np.ndarray | None = None) -> None:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
-        return super()._draw(batch_size, *how)
+        super()._plan(pending, key)
 
     _revises = True
 
@@ -130,16 +129,13 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         filled = len(self._storage)
         if self.strategy is HindsightStrategy.RANDOM:
             return (shares * filled).astype(np.int64)
-        whole = self.strategy is HindsightStrategy.EPISODE
-        if self._episodes is None:
-            before, after = episode_bounds(self._storage, rows, entries.ends, before=whole)
-        else:
-            self._episodes.sync(self._storage)
-            before, after = self._episodes.around(rows)
+        assert self._episodes is not None
+        before, after = self._episodes.of(self._storage).around(rows)
         if self.strategy is HindsightStrategy.FINAL:
             return (rows + after) % filled
-        first, many = (rows - before, before + after + 1) if whole else (rows, after + 1)
-        return (first + (shares * many).astype(np.int64)) % filled
+        if self.strategy is HindsightStrategy.EPISODE:
+            rows, after = rows - before, before + after
+        return (rows + (shares * (after + 1)).astype(np.int64)) % filled
 
     def _relabelled(self, data: Any, goals: Tensor, entries: "_Found") -> Any:
         """The batch with goals for its first transitions, and what follows from them."""
@@ -202,19 +198,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
                     f"{reached.dtype}: a goal must look like what can be reached"
                 )
         self._found = (layout, found)
-        self._episodes = self._kept(ends) if ends and self.strategy is not HindsightStrategy.RANDOM else None
+        self._episodes = StoredTrajectories(BoundaryKeys(None, ends, any_dtype=True))
         return found
-
-    def _kept(self, ends: tuple[Any, ...]) -> Boundaries | None:
-        """Where episodes begin and end, kept; None where that is looked up in what is stored, for each batch anew."""
-        storage = self._storage
-        if not reads_rows(storage) or not storage._notes_writes or storage._layout is None:
-            return None
-        specs = [storage._layout.leaves[place] for key in ends if (place := leaf_of(storage, key)) is not None]
-        flags = all(
-            math.prod(spec.shape) == 1 and not (spec.dtype.is_floating_point or spec.dtype.is_complex) for spec in specs
-        )
-        return Boundaries(Markers(None, ends)) if flags and len(specs) == len(ends) else None
 
     def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
         return {**super()._snapshot(memo), "_found": None, "_episodes": None}
@@ -227,62 +212,6 @@ class _Found(NamedTuple):
     reached: Any
     ends: tuple[Any, ...]
     flags: tuple[Any, ...]
-
-
-# ------------------------------------------------------------------ episodes
-
-
-def episode_bounds(
-    storage: Storage, rows: np.ndarray, end_keys: tuple[Any, ...], before: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
-    """How many stored rows of the same episode come before and after each row.
-
-    An episode ends with a row that has one of `end_keys` true, and with the newest row; it may go around the end of a full
-    ring. Without `before`, zeros stand for those. O(rows * length of episodes), and at most O(all rows).
-    """
-    room_before, room_after = stored_around(storage, rows)
-    after = _until_end(storage, rows, room_after, end_keys, 1)
-    return (_until_end(storage, rows - 1, room_before, end_keys, -1) if before else np.zeros_like(rows)), after
-
-
-def _until_end(storage: Storage, rows: np.ndarray, room: np.ndarray, keys: tuple[Any, ...], step: int) -> np.ndarray:
-    """How many rows, at most `room`, lie from each row on, in one direction, up to the first that ends an episode."""
-    filled = len(storage)
-    found = room.copy()
-    left, start, width = np.arange(rows.size), 0, _WIDTH
-    while left.size:
-        if left.size * width > filled:
-            found[left] = _until_end_of_all(storage, rows[left], room[left], keys, step)
-            break
-        far = start + np.arange(width)
-        near = np.minimum(far, np.maximum(room[left] - 1, 0)[:, None])
-        at = rows[left][:, None] + step * near
-        ended = _ended(storage, keys, at % filled if storage._is_full else at) & (far < room[left][:, None])
-        has = ended.any(1)
-        found[left[has]] = start + ended[has].argmax(1)
-        start, width = start + width, 2 * width
-        left = left[~has & (room[left] > start)]
-    return found
-
-
-def _until_end_of_all(
-    storage: Storage, rows: np.ndarray, room: np.ndarray, keys: tuple[Any, ...], step: int
-) -> np.ndarray:
-    """The same by looking at all rows."""
-    filled = len(storage)
-    ends = np.flatnonzero(_ended(storage, keys, np.arange(filled)))
-    if not ends.size:
-        return room
-    at = rows % filled
-    place = np.searchsorted(ends, at, "left" if step > 0 else "right") - (step < 0)
-    return np.minimum((ends[place % ends.size] - at) * step % filled, room)
-
-
-def _ended(storage: Storage, keys: tuple[Any, ...], slots: np.ndarray) -> np.ndarray:
-    ended = columns.flags(storage, keys[0], slots)
-    for key in keys[1:]:
-        ended |= columns.flags(storage, key, slots)
-    return ended
 
 
 # ------------------------------------------------------------------ entries

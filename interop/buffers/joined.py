@@ -9,13 +9,14 @@ import torch
 
 from interop.buffers import collate
 from interop.buffers.checkpoints import Saveable
-from interop.buffers.fused import Fused
+from interop.buffers.pending import reads_slots
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.turn import Turn
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.sample_units import SampleUnit, expanding
 from interop.samplers import ConsumingSampler, PrioritizedSampler, RandomSampler, Sampler
+from interop.samplers.assembly import Assemblies
 from interop.samplers.consuming import consuming
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.shared.processes import starting_a_worker
@@ -82,6 +83,7 @@ class Joined(Saveable):
         self._making = Lock()  # of the components
         self._stepping = Lock()  # from one batch to the `next()`
         self._iterating = False
+        self._assemblies = Assemblies()
         self._readers: tuple[Callable[[], Any], ...] = ()  # references to ensembles that draw from here ahead of time
 
     def _init(self) -> None:
@@ -142,13 +144,13 @@ class Joined(Saveable):
         if self._shared:
             storage._share()
         self._storage, self._sampler, self._writer = storage, sampler, writer
-        self._fused = Fused.of(storage, sampler) if self._unit is None else None
+        self._reads_slots = self._unit is None and reads_slots(storage, sampler)
         self.__dict__.update(others)
         storage.attach(self)
         self._hand_rng()
 
     def _renew(self) -> None:  # in a forked child
-        self._sampler, self._fused = DrawnElsewhere(), None
+        self._sampler, self._reads_slots = DrawnElsewhere(), False
 
     def __getattr__(self, name: str) -> Any:
         if name in _MADE_LATE and "_making" in self.__dict__:
@@ -379,8 +381,8 @@ class Joined(Saveable):
 
 
 _COMPONENTS = ("_storage", "_sampler", "_writer")
-_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_fused")
-_NOT_KEPT = ("_making", "_stepping", "_iterating", "_readers", "_parts", "_fused")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots")
+_NOT_KEPT = ("_making", "_stepping", "_iterating", "_readers", "_parts", "_reads_slots", "_assemblies")
 
 
 def made(name: str, given: Any, kind: type, default: Callable[[], Any] | None = None) -> Any:

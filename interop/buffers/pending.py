@@ -9,18 +9,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interop.data import bridge
+from interop.host.device_rows import JaxRows
 from interop.samplers import Sampler
+from interop.samplers.drawing import DrawingSampler, names_slots
 from interop.samplers.reservation import Reservation
-from interop.storages import Storage
+from interop.storages import Storage, TensorStorage
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Part:
-    """What one buffer gives to a batch: its random key, and what was drawn with it when the batch was requested."""
+    """What one buffer gives to a batch: what decides its draw, and the draw itself where it was reserved."""
 
     place: int  # of the member of an ensemble
+    sampler: Sampler
+    storage: Storage
+    size: int
     key: np.ndarray
     reservation: Reservation | None = None
+
+    def reserve(self) -> None:
+        """Draw now what the key and what is stored do not determine: from an epoch, or by a user's sampler."""
+        self.reservation = self.sampler.reserve(self.storage, self.size, self.key)
+
+    def draw(self) -> tuple[Any, dict[Any, Any]]:
+        """The index of the items, and the info."""
+        drawn = self.reservation
+        if drawn is None:
+            return self.sampler.draw(self.storage, self.size, self.key)
+        if isinstance(self.sampler, DrawingSampler) and not drawn.is_own:
+            return self.sampler._index_of(drawn.slots, self.storage), drawn.info
+        return drawn.slots, drawn.info
+
+    def draw_slots(self) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
+        """Flat slots, the info with the index, and the rows where the program that draws has read them.
+
+        For a storage and a sampler that `reads_slots` names.
+        """
+        storage, sampler, drawn = self.storage, self.sampler, self.reservation
+        assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
+        if drawn is None:
+            arrays = storage._rows.arrays if isinstance(storage._rows, JaxRows) else []
+            slots, info, leaves = sampler._draw(storage, self.size, self.key, arrays)
+        else:
+            slots, info, leaves = drawn.slots, drawn.info, []
+        info["index"] = sampler._index_of(slots, storage)
+        return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
+
+
+def reads_slots(storage: Storage, sampler: Sampler) -> bool:
+    """Whether the library both draws and reads flat slots, which need none of the checks of an index from outside."""
+    return isinstance(storage, TensorStorage) and type(storage).get is TensorStorage.get and names_slots(sampler)
 
 
 class PendingBatch:
@@ -42,33 +81,31 @@ class PendingBatch:
         """All keys were made."""
         self._after = [each.get_state() for each, _ in self._before]
 
-    def _reservations(self) -> list[Reservation]:
-        return [part.reservation for part in self.parts if part.reservation is not None]
-
     @property
     def is_current(self) -> bool:
         """Whether what was drawn for it can be returned."""
-        return not self.dropped and all(each.is_current for each in self._reservations())
+        return not self.dropped and all(part.reservation is None or part.reservation.is_current for part in self.parts)
 
-    def can_be_read(self, part: Part, sampler: Sampler, storage: Storage) -> bool:
+    def can_be_read(self, part: Part) -> bool:
         """Whether it was not dropped and no write made it stale. The lock of the storage is held."""
         if not self.dropped and part.reservation is not None and not part.reservation.is_own:
-            sampler.catch_up(storage)
+            part.sampler.catch_up(part.storage)
         return self.is_current
 
-    def commit(self) -> bool:
-        """Have it count as returned; False, and it is dropped, where it is stale."""
-        if not self.is_current:
-            self.drop()
-            return False
-        for each in self._reservations():
-            each.commit()
-        return True
+    def commit(self) -> None:
+        """Have it count as returned."""
+        for part in self.parts:
+            if part.reservation is not None:
+                part.reservation.commit()
+
+    def _release(self) -> None:
+        for part in reversed(self.parts):
+            if part.reservation is not None:
+                part.reservation.release()
 
     def abandon(self) -> None:
         """Undo a request that failed: generators are as before it."""
-        for each in reversed(self._reservations()):
-            each.release()
+        self._release()
         for generator, before in self._before:
             generator.set_state(before)
 
@@ -80,8 +117,7 @@ class PendingBatch:
         self.dropped = True
         if self.future is not None:
             self.future.cancel()
-        for each in reversed(self._reservations()):
-            each.release()
+        self._release()
         for (generator, before), after in zip(self._before, self._after, strict=False):
             if generator is not torch.default_generator and torch.equal(generator.get_state(), after):
                 generator.set_state(before)

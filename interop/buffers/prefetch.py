@@ -85,8 +85,10 @@ class Prefetch:
             with self._mutex:
                 if not pending.dropped:
                     self._awaited.remove(pending)
-                    if pending.commit():
+                    if pending.is_current:
+                        pending.commit()
                         return batch
+                    pending.drop()
         return draw()
 
     def drop(self) -> None:

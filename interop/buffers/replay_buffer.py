@@ -1,7 +1,8 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -22,9 +23,9 @@ from interop.data.index import as_int
 from interop.data.numbers import whole
 from interop.data.pytrees import each_leaf, swapped
 from interop.doors.to_fbuf import to_fbuf
+from interop.host.rows import TorchRows
 from interop.sample_units import expanded
-from interop.samplers.drawing import names_slots
-from interop.samplers.reservation import Reservation
+from interop.samplers.drawing import DrawingSampler, names_slots
 from interop.storages import StorageEnsemble, TensorStorage
 from interop.transforms.order import Order, in_order
 
@@ -80,6 +81,134 @@ class ReplayBuffer(Writable):
         data, info = self._next_batch(self._size_of_batch(batch_size))
         return (data, self._told(info)) if return_info else data
 
+    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
+        """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
+
+        For batches over several buffers, of which each draws its part. The data do not include the info. The errors are
+        those of `sample`; TypeError with a sample unit and for ensembles.
+
+        Args:
+            batch_size: how many items.
+            key: random bits, [2] uint32.
+        """
+        if self._unit is not None or isinstance(self._storage, StorageEnsemble):
+            found = "an ensemble" if self._unit is None else f"sample_unit={self._unit!r}"
+            raise TypeError(f"parts of a batch cannot be drawn with {found}: use sample()")
+        data, info = self._sample(batch_size, key)
+        return data, self._told(info)
+
+    def _told(self, info: dict[Any, Any]) -> dict[Any, Any]:
+        """The info on the device of the storage."""
+        device = getattr(self._storage, "device", None)
+        return {key: _moved(each, device) for key, each in info.items()} if isinstance(device, torch.device) else info
+
+    # ------------------------------------------------------------------ a batch, step by step
+
+    def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
+        """A batch and its info: the oldest prefetched one, or one that is drawn now."""
+        draw = partial(self._sample, batch_size)
+        if self._prefetch is None:
+            return draw()
+        request = partial(self._request, batch_size)
+        return self._prefetch.take(draw, request, lambda: self._sampler.has_more, self._make, self._lock_to_reserve())
+
+    def _sample(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
+        """Draws a batch now, with a key of the generator unless one is given."""
+        with self._lock_to_draw():
+            pending = PendingBatch(batch_size, self._generators() if key is None else ())
+            try:
+                self._plan(pending, key)
+                read = self._read(pending, reserves=True)
+            except BaseException:
+                pending.abandon()
+                raise
+            pending.commit()
+        return self._finish(*read)
+
+    def _request(self, batch_size: int) -> PendingBatch | None:
+        """The next batch for a thread to make; None where it cannot be drawn: the call that asks for it raises the error.
+
+        The error of a user's sampler, which may have changed, is raised here.
+        """
+        pending = PendingBatch(batch_size, self._generators())
+        try:
+            self._plan(pending)
+            for part in pending.parts:
+                part.reserve()
+        except Exception:
+            pending.abandon()
+            if self._draws_itself:
+                return None
+            raise
+        pending.close()
+        return pending
+
+    def _make(self, pending: PendingBatch) -> tuple[Any, Any] | None:
+        """Makes a batch that was requested, in a thread; None where it is stale."""
+        with self._lock_to_draw():
+            read = self._read(pending)
+        return None if read is None else self._finish(*read)
+
+    def _plan(self, pending: PendingBatch, key: np.ndarray | None = None) -> None:
+        """Settle what decides the draw of a batch."""
+        key = randomness.key(self._rng) if key is None else key
+        pending.parts = [Part(0, self._sampler, self._storage, pending.batch_size, key)]
+
+    def _read(self, pending: PendingBatch, reserves: bool = False) -> Any:
+        """Draw and read a batch: what `_finish` takes, or None where it is stale. The lock of the storage is held."""
+        [part] = pending.parts
+        if reserves:
+            part.reserve()
+        elif not pending.can_be_read(part):
+            return None
+        data, info = self._gather(part)
+        revise, order = self._revision(info, part.key), None
+        if self._transform._count:
+            order = Order.of(self, info["index"], info)
+        return data, info, self._collate_fn, revise, order
+
+    def _gather(self, part: Part) -> tuple[Any, dict[Any, Any]]:
+        """The items that are drawn, which no write changes any more, and the info."""
+        storage, sampler = part.storage, part.sampler
+        if self._reads_slots:
+            assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
+            marks = self._marks_samples and not self._transform._count  # transforms see what is stored
+            if part.reservation is None and (batch := sampler._batch(storage, part.size, part.key, marks)) is not None:
+                return batch
+            slots, info, leaves = part.draw_slots()
+            rows = storage._rows
+            assert rows is not None  # an empty storage was refused by the sampler
+            if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
+                return self._assemblies.read(storage, slots, (None, 1), info, marks)
+            return storage.build(leaves or rows.read(slots), slots.shape), info
+        index, info = part.draw()
+        index, info = expanded(self._unit, index, info, storage)
+        data = storage.get(index)
+        apart = isinstance(storage, TensorStorage)  # a list gives the items themselves
+        edited = apart or self._marks_samples or self._transform._count > 0
+        return owned(data) if edited and self._is_live(index) else data, info
+
+    def _finish(self, data: Any, info: Any, *after: Any) -> tuple[Any, Any]:
+        """A batch after collating and transforms, and its info. No lock is held."""
+        return self._from_store(data, info["index"], *after), info
+
+    @property
+    def _draws_itself(self) -> bool:
+        """Whether draws are the library's own."""
+        return names_slots(self._sampler)
+
+    def _generators(self) -> Collection[torch.Generator | None]:
+        """Those that the keys of a batch come from."""
+        return (self._rng,)
+
+    def _lock_to_draw(self) -> AbstractContextManager[Any]:
+        """Held while a batch is drawn and read."""
+        return Turn(self)
+
+    def _lock_to_reserve(self) -> AbstractContextManager[Any] | None:
+        """Held while a batch is requested."""
+        return Turn(self) if self._sampler.reads_to_reserve else None
+
     def _size_of_batch(self, batch_size: int | None) -> int:
         if batch_size is None:
             if self._batch_size is None:
@@ -98,82 +227,6 @@ class ReplayBuffer(Writable):
                 stacklevel=3,
             )
         return batch_size
-
-    def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
-        """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
-
-        For batches over several buffers, of which each draws its part. The data do not include the info. The errors are
-        those of `sample`; TypeError with a sample unit and for ensembles.
-
-        Args:
-            batch_size: how many items.
-            key: random bits, [2] uint32.
-        """
-        if self._unit is not None or isinstance(self._storage, StorageEnsemble):
-            found = "an ensemble" if self._unit is None else f"sample_unit={self._unit!r}"
-            raise TypeError(f"parts of a batch cannot be drawn with {found}: use sample()")
-        with Turn(self):
-            data, info = self._draw(batch_size, key)
-            after = self._after_reading(info, key)
-        return self._from_store(data, info["index"], *after), self._told(info)
-
-    def _told(self, info: dict[Any, Any]) -> dict[Any, Any]:
-        """The info on the device of the storage."""
-        device = getattr(self._storage, "device", None)
-        return {key: _moved(each, device) for key, each in info.items()} if isinstance(device, torch.device) else info
-
-    def _next_batch(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        if self._prefetch is None:
-            return self._sample(batch_size)
-        draw, request = partial(self._sample, batch_size), partial(self._request, batch_size)
-        lock = Turn(self) if self._sampler.reads_to_reserve else None
-        return self._prefetch.take(draw, request, lambda: self._sampler.has_more, self._make, lock)
-
-    def _request(self, batch_size: int) -> PendingBatch | None:
-        """The next batch for a thread to make; None where it cannot be drawn: the call that asks for it raises the error.
-
-        The error of a user's sampler, which may have changed, is raised here.
-        """
-        pending = PendingBatch(batch_size, [self._rng])
-        try:
-            key = randomness.key(self._rng)
-            pending.parts = [Part(0, key, self._sampler.reserve(self._storage, batch_size, key))]
-        except Exception:
-            pending.abandon()
-            if names_slots(self._sampler):
-                return None
-            raise
-        pending.close()
-        return pending
-
-    def _make(self, pending: PendingBatch) -> Any:
-        """A batch that was requested and its info, by a thread; None where it is stale."""
-        with Turn(self):
-            [part] = pending.parts
-            if not pending.can_be_read(part, self._sampler, self._storage):
-                return None
-            data, info = self._draw(pending.batch_size, part.key, part.reservation)
-            after = self._after_reading(info, part.key)
-        return self._from_store(data, info["index"], *after), info
-
-    def _sample(self, batch_size: int) -> Any:
-        """A batch drawn now and its info."""
-        with Turn(self):
-            generator = torch.default_generator if self._rng is None else self._rng
-            before = generator.get_state()  # as `Restored`, in a third of the time
-            try:
-                key = randomness.key(self._rng)
-                data, info = self._draw(batch_size, key)
-            except BaseException:
-                generator.set_state(before)
-                raise
-            after = self._after_reading(info, key)
-        return self._from_store(data, info["index"], *after), info
-
-    def _after_reading(self, info: dict[Any, Any], key: np.ndarray) -> tuple[Any, Any, Order | None]:
-        """The last arguments of `_from_store` for a batch that was read; the lock is held. Adds to the info."""
-        collate_fn, revise = self._collate_fn, self._revision(info, key)
-        return collate_fn, revise, Order.of(self, info["index"], info) if self._transform._count else None
 
     def to_fbuf(
         self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"
@@ -221,39 +274,6 @@ class ReplayBuffer(Writable):
         if self._writer.tracks_generations:
             info["index_generation"] = self._writer.generations_of(info["index"])
         return None
-
-    def _draw(
-        self, batch_size: int, key: np.ndarray, reservation: Reservation | None = None
-    ) -> tuple[Any, dict[Any, Any]]:
-        """What is stored at drawn places, which no write changes any more, and the info."""
-        if reservation is not None:  # it is committed when its batch is returned
-            return self._read(batch_size, key, reservation)
-        reservation = self._sampler.reserve(self._storage, batch_size, key)
-        if reservation is None:
-            return self._read(batch_size, key, None)
-        try:
-            found = self._read(batch_size, key, reservation)
-        except BaseException:
-            reservation.release()
-            raise
-        reservation.commit()
-        return found
-
-    def _read(self, batch_size: int, key: np.ndarray, drawn: Reservation | None) -> tuple[Any, dict[Any, Any]]:
-        if self._fused is not None and self._fused.holds:
-            marks = self._marks_samples and not self._transform._count  # transforms see what is stored
-            return self._fused.sample(batch_size, key, marks, drawn)
-        if drawn is None:
-            index, info = self._sampler.draw(self._storage, batch_size, key)
-        elif drawn.is_own:
-            index, info = drawn.slots, drawn.info
-        else:
-            index, info = self._sampler._index_of(drawn.slots, self._storage), drawn.info  # type: ignore[attr-defined]
-        index, info = expanded(self._unit, index, info, self._storage)
-        data = self._storage.get(index)
-        apart = isinstance(self._storage, TensorStorage)  # a list gives the items themselves
-        edited = apart or self._marks_samples or self._transform._count > 0
-        return owned(data) if edited and self._is_live(index) else data, info
 
     _marks_samples = False  # whether the info is written into them
 

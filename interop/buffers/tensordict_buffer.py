@@ -12,7 +12,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from interop.buffers import collate
-from interop.buffers.fused import as_entry
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.turn import Turn
 from interop.data.keys import as_path
@@ -143,41 +142,27 @@ class TensorDictReplayBuffer(ReplayBuffer):
         with Turn(self):
             ndim = self._storage.ndim
             anchors = data.get("anchor_index", None) if self._unit is not None else None
-            if anchors is not None:
-                self._update_anchors(data, anchors.reshape(-1, ndim) if ndim > 1 else anchors.reshape(-1))
-                return
-            index = _entry(data, "index")
+            index = _entry(data, "index") if anchors is None else anchors
             if index is None:
                 raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
-            shape = index.shape
+            shape, size = index.shape, data.batch_size
             if 0 in shape:
                 return
             if ndim > 1:
                 index = index.reshape(-1, ndim)
-                rows = index.shape[0]
-            else:
-                size = data.batch_size
-                rows = size[0] if size else 1
-                if len(shape) != 1 or shape[0] != rows:
-                    index = index.reshape(rows, -1)[:, 0]
-            priority = _entry(data, self.priority_key)
-            if priority is None:
-                values: Any = self._sampler.default_priority
-            else:
-                values = self._reduced(_numbers(priority), rows)
+            elif anchors is not None:
+                index = index.reshape(-1)
+            elif len(shape) != 1 or shape[0] != (size[0] if size else 1):
+                index = index.reshape(size[0] if size else 1, -1)[:, 0]
+            rows, priority = index.shape[0], _entry(data, self.priority_key)
+            values: Any = (
+                self._sampler.default_priority if priority is None else self._reduced(_numbers(priority), rows)
+            )
+            if anchors is not None:
+                valid = data.get("validity_mask", None)
+                values = torch.as_tensor(values, device=index.device).expand(rows)
+                index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
             self._sampler.update_priority(index, values, storage=self._storage)
-
-    def _update_anchors(self, data: TensorDictBase, anchors: Tensor) -> None:
-        rows = anchors.shape[0]
-        priority, valid = data.get(self.priority_key, None), data.get("validity_mask", None)
-        if rows == 0:
-            return
-        if priority is None:
-            values = torch.full((rows,), self._sampler.default_priority, dtype=torch.float64, device=anchors.device)
-        else:
-            values = self._reduced(_numbers(priority), rows)
-        anchors, values = of_anchors(anchors, None if valid is None else valid.reshape(-1), values)
-        self._sampler.update_priority(anchors, values, storage=self._storage)
 
     def _reduced(self, priority: Tensor, rows: int) -> Tensor:
         """One value for each of the rows."""
@@ -232,6 +217,13 @@ def _put_as_is(data: Any, key: Any, value: Tensor | None, shape: torch.Size) -> 
     return True
 
 
+def _as_entry(told: Any) -> Tensor | None:
+    """What the info tells of items as one tensor on the host; None for what is none, or would have to be made."""
+    if isinstance(told, tuple):
+        return told[0].unsqueeze(-1) if len(told) == 1 and isinstance(told[0], Tensor) else None
+    return told if isinstance(told, Tensor) else None
+
+
 def _entry(data: TensorDictBase, key: Any) -> Any:
     """What stands under a key, or None: of plain tensordicts in a tenth of the time of `get`."""
     if type(data) is TensorDict and type(key) is str:
@@ -267,7 +259,7 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     for key, value in info.items():
         if key not in known:
             continue
-        if not apart and _put_as_is(data, key, as_entry(value), shape):
+        if not apart and _put_as_is(data, key, _as_entry(value), shape):
             continue
         if isinstance(value, tuple):
             value = torch.stack(value, -1)

@@ -43,7 +43,7 @@ class StorageCheckpointerBase:
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, which is made if it is missing: whole and flushed, or not at all."""
-        with Writing(path) as out, storage._still():
+        with Writing(path) as out, self._still(storage):
             out.write(self._described(storage, out))
 
     def loads(
@@ -57,8 +57,14 @@ class StorageCheckpointerBase:
         allow_pickle: bool = False,
     ) -> None:
         """Load what `dumps` saved, for the options see `ReplayBuffer.loads`. After an error nothing has changed."""
-        with storage._still():
+        with self._still(storage):
             self._load_from(storage, path, verify, Rule(strict, cast, allow_pickle))
+
+    @staticmethod
+    def _still(storage: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context in which nobody changes the storage."""
+        still: contextlib.AbstractContextManager[Any] = storage._still()
+        return still
 
     def _load_from(self, storage: Any, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
         def use(source: Source) -> Callable[[], None]:

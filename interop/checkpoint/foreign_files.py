@@ -24,7 +24,7 @@ _LARGEST_JSON = 1 << 26  # bytes
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder. CheckpointCorrupt, naming the file, for what is missing, damaged, a link or no plain file.
+    """A folder. CheckpointCorrupt, naming the file, for one that is missing, damaged, a link or no plain file.
 
     Args:
         top: its path, or that of a folder above it.

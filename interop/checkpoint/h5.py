@@ -87,7 +87,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         place = File(os.path.realpath(path))  # a link is resolved once
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with storage._still():
+            with self._still(storage):
                 self._save_alone(self._saveable(storage), beside)
             flush(beside)
             flush(beside.parent)
@@ -168,7 +168,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         unnamed += [path for path, (_, dtype) in flat.specs().items() if dtype == torch.bfloat16]
         if unnamed:
             raise ValueError(
-                f"a file by itself cannot tell what {shown(unnamed[0])} is: done flags and rewards must be below 'next', "
+                f"a file by itself does not describe {shown(unnamed[0])}: done flags and rewards must be below 'next', "
                 "done flags in the root too, and no dtype bfloat16. Give a path that does not end with .h5"
             )
         with _writing(path) as opened:
@@ -286,7 +286,7 @@ class _Dataset:
 
 
 def _datasets(opened: Any, path: File) -> dict[Path, _Dataset]:
-    """Every dataset of an open file. CheckpointCorrupt for links that are not hard ones, and what is there twice."""
+    """Every dataset of an open file. CheckpointCorrupt for links other than hard ones, and objects with two names."""
     h5py = _h5py()
     found: dict[Path, _Dataset] = {}
     seen = {h5py.h5o.get_info(opened.id).addr}

@@ -86,8 +86,8 @@ class TorchrlDump:
         buffer = Fields(self._folder.json(_BUFFER), self._folder.where(_BUFFER))
         return {
             "_batch_size": buffer.any("batch_size"),
-            "_sampler": self._of(sampler, "sampler", self._sampler_state),
-            "_writer": self._of(writer, "writer", self._writer_state),
+            "_sampler": self._component_state(sampler, "sampler", self._sampler_state),
+            "_writer": self._component_state(writer, "writer", self._writer_state),
             "_transforms": self._transforms(),
             "_rng": None,  # other numbers are drawn here
         }
@@ -146,7 +146,7 @@ class TorchrlDump:
 
     # ------------------------------------------------------------------ state dicts
 
-    def _of(
+    def _component_state(
         self, component: Sampler | Writer, name: str, read: Callable[[Folder], dict[str, Any]]
     ) -> Mapping[str, Any]:
         """The state of a component: the saved one, or its own where torchrl saves none for its kind."""
@@ -189,6 +189,8 @@ class TorchrlDump:
                 sums[held] ** (1 / np.float64(parameters["_alpha"])) if parameters["_alpha"] else np.ones(held.sum())
             )
             given[held] = np.maximum(roots - parameters["_eps"], 0)
+        if not np.isfinite(given).all():
+            raise CheckpointCorrupt(f"{folder.where('sumtree.memmap')}: damaged, it holds weights of no priority")
         given = given[: held.nonzero()[0].max(initial=-1) + 1]
         # Early versions wrote the highest priority as a weight.
         highest, slot = fields.items("_max_priority", 2) if "_schema_version" in fields else (None, None)
@@ -208,14 +210,14 @@ class TorchrlDump:
             return {}
         where = folder.where("metadata.json")
         fields = Fields(folder.json("metadata.json"), where)
-        state = {f"_{name}": fields.any(name) for name in ("cursor", "write_count") if name in fields}
-        state["_write_count"] = state.get("_write_count") or 0  # early versions did not count
+        count = {"_write_count": (fields.any("write_count") if "write_count" in fields else None) or 0}  # early: none
         if "rank_key" in fields:
             file = folder.tensor("current_top_values.memmap", fields.any("dtype"), fields.any("shape"))
-            if (len(file.shape) != 2 or file.shape[1] != 2) and file.shape != (0,):  # of no items
-                raise CheckpointCorrupt(f"{file.where}: ranks and slots are two columns")
-            table = torch.from_numpy(file.read()).view(file.dtype).reshape(-1, 2).double()
-            return {**state, "_rank_key": fields.any("rank_key"), "_current_top_values": table.tolist()}
+            if file.dtype.is_complex or (file.shape[1:] != (2,) and file.shape != (0,)):  # of no items
+                raise CheckpointCorrupt(f"{file.where}: ranks and slots are two columns of numbers")
+            table = file.read().reshape(-1, 2).astype(np.float64)
+            return {**count, "_rank_key": fields.any("rank_key"), "_current_top_values": table.tolist()}
+        state = {**count, "_cursor": fields.any("cursor")}
         if "generation_shape" in fields:
             file = folder.tensor("generation.memmap", fields.any("generation_dtype"), fields.any("generation_shape"))
             generations = file.read()

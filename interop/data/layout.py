@@ -28,6 +28,8 @@ _EMPTY: Any = _UNCHECKED(batch_size=torch.Size([]))
 _PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size", "_device", "_td_dim_names"} else None
 _shape, _dtype, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("layout")
 _is_nested, _address = attrgetter("is_nested"), Tensor.data_ptr
+_held, _dim_names = attrgetter("_tensordict"), attrgetter("_td_dim_names")  # of tensordicts, also of tensorclasses
+_is_zeros = attrgetter("_is_zerotensor")
 Path = tuple[str | int, ...]
 
 
@@ -147,9 +149,9 @@ class Layout:
         try:
             for parent, size, pick in nodes:
                 node = data if parent is None else every[parent]
-                if type(node) is not _PLAIN or len(node._tensordict) != size:
+                if type(node) is not _PLAIN or len(held := _held(node)) != size:
                     return None
-                every += pick(node._tensordict)
+                every += pick(held)
         except KeyError:
             return None
         found = list(arrange(every)[:-1])
@@ -266,7 +268,7 @@ def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: 
     children = tuple(_describe(items[key], dims, (*path, key), leaves, ragged) for key in keys)
     if not is_tensor_collection(data):
         return Branch(_remade(kind) if issubclass(kind, dict) else kind, keys, children)
-    names = tuple((data._tensordict if is_tensorclass(data) else data).names[dims:])
+    names = tuple((_held(data) if is_tensorclass(data) else data).names[dims:])
     return Branch(kind, keys, children, tuple(data.batch_size[dims:]), names if any(names) else ())
 
 
@@ -365,7 +367,7 @@ def _build(
 def _refuse_unusual(data: Tensor, path: Path) -> None:
     if data.dtype not in DTYPES:
         raise TypeError(f"{_where(path)}: cannot store {data.dtype}")
-    bare = data.is_meta or data._is_zerotensor()
+    bare = data.is_meta or _is_zeros(data)()
     if data.layout != torch.strided or data.is_nested or bare:
         what = "a tensor without memory" if bare else f"a tensor of layout {data.layout}"
         raise TypeError(f"{_where(path)}: cannot store {what}, only dense tensors; nothing was written")
@@ -385,13 +387,15 @@ def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
     The tensors of a key are put together at once: `torch.stack` of the tensordicts takes twenty times as long.
     """
     first = items[0]
-    shape, device, size = first.batch_size, first.device, len(first._tensordict) if type(first) is _PLAIN else -1
-    for item in items:
-        if type(item) is not _PLAIN or item.batch_size != shape or len(item._tensordict) != size:
-            return None
+    shape, device = first.batch_size, first.device
+    if set(map(type, items)) != {_PLAIN} or any(item.batch_size != shape for item in items):
+        return None
+    held = list(map(_held, items))
+    if len(set(map(len, held))) > 1:
+        return None
     entries: dict[str, Any] = {}
-    for key in first._tensordict:
-        column = [item._tensordict.get(key) for item in items]
+    for key in held[0]:
+        column = [each.get(key) for each in held]
         kinds = set(map(type, column))
         if kinds == {Tensor} and len({(each.shape, each.dtype) for each in column}) == 1:
             entries[key] = torch.stack(column)
@@ -413,8 +417,8 @@ def unchecked(
 
 def entries_of(data: Any) -> dict[str, Any] | None:
     """What a plain tensordict whose dims have no names holds, not to be changed; None for other data."""
-    named = type(data) is not _PLAIN or (data._td_dim_names and any(data.names))
-    return None if named else data._tensordict
+    named = type(data) is not _PLAIN or (_dim_names(data) and any(data.names))
+    return None if named else _held(data)
 
 
 def of_entries(entries: Any, batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:

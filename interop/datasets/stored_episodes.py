@@ -15,8 +15,8 @@ from interop.buffers.collate import stack
 from interop.buffers.turn import Turn
 from interop.data.class_names import class_of
 from interop.data.keys import as_path
-from interop.samplers.boundaries import Boundaries
-from interop.samplers.markers import Markers
+from interop.samplers.boundary_keys import BoundaryKeys
+from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage
 from interop.transforms.gather import picked_items
 from interop.writers import TensorDictMaxValueWriter
@@ -54,22 +54,21 @@ class StoredEpisodes:
 
     def __init__(self, storage: Storage, traj_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> None:
         self._storage = storage
-        markers = Markers(traj_key, end_keys)
-        self._index = Boundaries(markers)
-        self._index.sync(storage)
-        self._lane, first, last = self._index.trajectories(1).T
+        keys = BoundaryKeys(traj_key, end_keys)
+        self._index = StoredTrajectories(keys).of(storage)
+        self._lane, first, last = self._index.stored().T
         self._first = np.maximum(first, self._index.oldest)
         self._stops = np.cumsum(last - self._first + 1)  # as places in the new order
         self._starts = np.concatenate([[0], self._stops[:-1]])
         self.rows = int(self._stops[-1])
         """The number of all rows."""
-        assert markers.found is not None
-        self.marked_by = tuple(map(as_path, markers.found[0]))
+        self.marked_by = tuple(map(as_path, keys.found))
         """The entries that say where trajectories end."""
         self.ids: np.ndarray | None = None
         """The id of each trajectory, where an entry has one for each, and no two have the same."""
-        if markers.found[1]:
-            ids = markers.read(storage, self._index.rows_at(self._first))[np.arange(len(self)), self._lane]
+        if keys.are_ids:
+            ids = keys.read(storage, self._index.rows_at(self._first), self._index.lanes)
+            ids = ids[np.arange(len(self)), self._lane]
             self.ids = ids if len(np.unique(ids)) == len(ids) else None
 
     def __len__(self) -> int:

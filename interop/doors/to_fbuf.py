@@ -21,8 +21,8 @@ from interop.data.class_names import class_of
 from interop.data.keys import as_path
 from interop.data.layout import Path
 from interop.host import compiled
-from interop.samplers.boundaries import Boundaries
-from interop.samplers.markers import reads_rows
+from interop.host.trajectories import Trajectories
+from interop.samplers.boundary_keys import BoundaryKeys
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 
@@ -37,7 +37,11 @@ def to_fbuf(
 
     The lock of the storage is held. All that is refused is refused before a row is copied.
     """
-    if not isinstance(storage, TensorStorage) or isinstance(storage, LazyFrameStorage) or not reads_rows(storage):
+    if (
+        not isinstance(storage, TensorStorage)
+        or isinstance(storage, LazyFrameStorage)
+        or type(storage).get is not TensorStorage.get
+    ):
         raise _no_twin(storage, "use a LazyTensorStorage, TensorStorage or LazyMemmapStorage")
     if type(writer) not in _WRITERS or writer.tracks_generations:
         raise _no_twin(writer, "use a RoundRobinWriter without track_generations")
@@ -49,12 +53,17 @@ def to_fbuf(
     stamp = ("index",) if type(writer) is TensorDictRoundRobinWriter else None  # the slot, which a draw says anyhow
     columns = {path: held for path, held in storage.columns().items() if path != stamp}
     dtypes = _dtypes(columns, narrow)
-    index = sampler.boundaries(storage) if isinstance(sampler, torch_side.SliceSampler) else None
+    rule, keys, index = _rule(sampler, batch_size, narrow), None, None
+    if isinstance(sampler, torch_side.SliceSampler):
+        keys = sampler.boundary_keys
+        assert keys is not None  # a sampler of given trajectories has no rule
+        keys.find(storage)
+        index = sampler.trajectories(storage) if len(storage) else None
     buffer = fbuf.Buffer(
         storage.row_capacity(None),
-        _rule(sampler, batch_size, narrow),
+        rule,
         lanes=tuple(storage.shape[1:]),
-        trajectories=None if index is None else _trajectories(index),
+        trajectories=None if keys is None else _trajectories(keys, index),
     )
     device = next(iter(columns.values())).device
     with bridge.on(device):
@@ -157,16 +166,14 @@ def _slices(sampler: torch_side.SliceSampler, batch_size: int | None, narrow: bo
     return fbuf.Slices.by_count(sampler.num_slices, batch_size, starts=starts, least=least)  # type: ignore[arg-type]
 
 
-def _trajectories(index: Boundaries) -> fbuf.Trajectories:
+def _trajectories(keys: BoundaryKeys, index: Trajectories | None) -> fbuf.Trajectories:
     """Which leaves end trajectories. ValueError where functional trajectories cannot end by the same ones."""
-    assert index.markers.found is not None
-    keys, ids = index.markers.found
-    paths = [as_path(key) for key in keys]
-    if ids and index.is_interleaved:
+    paths = [as_path(key) for key in keys.found]
+    if index is not None and index.is_interleaved:
         raise ValueError(
             f"{_names(paths)}: trajectories are interleaved: in a functional buffer their rows follow each other"
         )
-    if ids:
+    if keys.are_ids:
         return fbuf.Trajectories(id=paths[0])
     ended = next((path for path in paths if path[-1] == "terminated"), None)
     cut = [path for path in paths if path != ended]
@@ -180,10 +187,10 @@ def _trajectories(index: Boundaries) -> fbuf.Trajectories:
 # ------------------------------------------------------------------ states
 
 
-def _ring(buffer: fbuf.Buffer, writer: Writer, filled: int, index: Boundaries | None) -> fbuf.RingState:
+def _ring(buffer: fbuf.Buffer, writer: Writer, filled: int, index: Trajectories | None) -> fbuf.RingState:
     """The state of the writer. ValueError where rows are not in the order of a ring that goes on at the cursor."""
     cursor = writer.cursor if isinstance(writer, RoundRobinWriter) else filled % buffer.capacity
-    end = cursor if index is None or not filled else index.end
+    end = cursor if index is None else index.now % index.capacity
     if end != cursor or cursor != (filled if filled < buffer.capacity else cursor):
         raise ValueError(
             f"{filled} rows are stored, the newest one before row {end}, and the next write is at {cursor}: a functional "
@@ -198,21 +205,21 @@ def _ring_at(cursor: int, size: int, written: int) -> fbuf.RingState:
 
 
 def _indexed(
-    buffer: fbuf.Buffer, item: Any, items: Any, ring: fbuf.RingState, index: Boundaries | None
+    buffer: fbuf.Buffer, item: Any, items: Any, ring: fbuf.RingState, index: Trajectories | None
 ) -> tuple[Any, Any]:
     """The states of the sampler and of the trajectories, as if all stored rows had been written in one batch."""
     rule, known, capacity, lanes = buffer.sampler, buffer.trajectories, buffer.capacity, buffer.items_per_row
     if not isinstance(rule, fbuf.Slices):
         return rule.init(capacity * lanes), None
-    assert known is not None and index is not None
+    assert known is not None
     state, table, filled = rule.init(capacity, lanes), known.init(capacity, lanes, item), int(ring.size)
-    if not filled:
+    if index is None:
         return state, table
     rows = (int(ring.cursor) - filled + np.arange(filled)) % capacity
     before = _ring_at(rows[0], 0, int(ring.written[0]) - filled)  # times are modulo 2^32
     kinds, ids = known.ends(items, buffer.lanes)
     # Where an id changes, or rows do not follow from those before, the rows themselves do not say that a trajectory ends.
-    ended = jnp.where(index.ends[rows] & (kinds[rows] == trajectories.OPEN), np.uint8(trajectories.CUT), kinds[rows])
+    ended = jnp.where(index.ends() & (kinds[rows] == trajectories.OPEN), np.uint8(trajectories.CUT), kinds[rows])
     slots = (rows[:, None] * lanes + np.arange(lanes)).reshape(-1).astype(np.int32)
     return _after_writing(rule, state, table, (before, ring), ended, None if ids is None else ids[rows], slots)
 

@@ -54,7 +54,7 @@ def words_of(given: np.ndarray, slots: np.ndarray, alpha: float, beta: float, ke
     Priorities, alpha and beta; then the slots of the priorities, the two words of a random key, and the number of items.
     Priorities and slots are padded as by `padded`, to 64 at least: as many cost little more than one.
     """
-    held, width = slots.size, _WIDTHS[given.dtype.name]
+    held, width = slots.size, given.itemsize // 4
     count = max(1 << (held - 1).bit_length(), 64) if held else 0
     words = np.empty((count + 2) * width + count + 3, np.int32)
     floats, whole = words[: (count + 2) * width].view(given.dtype), words[(count + 2) * width :]

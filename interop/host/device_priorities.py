@@ -51,14 +51,6 @@ class DevicePriorities(Priorities):
         self._held, self.size = state_of(self, values, self.device), len(values.given)
         self._accepted.clear()
 
-    def reserve(self, capacity: int) -> None:
-        if capacity <= self.capacity:
-            return
-        values, before, self.capacity = self.values, self._state.excluded, capacity
-        self._held = state_of(self, values, self.device)
-        if before is not None and (excluded := np.flatnonzero(before)).size:
-            self.exclude(excluded, np.zeros(excluded.size, np.bool_))
-
     def highest(self) -> tuple[float, int]:
         return float(np.asarray(self._state.highest)), int(np.asarray(self._state.highest_slot))
 

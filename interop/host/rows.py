@@ -108,6 +108,11 @@ class TorchRows:
                 leaves = [*leaves[:place], leaf.detach().clone(), *leaves[place + 1 :]]
         return leaves
 
+    def array(self, place: int) -> np.ndarray | None:
+        """A leaf as a whole as NumPy views it, with bfloat16 as unsigned integers; None on other devices than the host."""
+        found: np.ndarray | None = None if self._numpy is None else self._numpy[place]
+        return found
+
     @property
     def tensors(self) -> list[Tensor]:
         """The leaves as a whole."""

@@ -99,7 +99,7 @@ class PrioritizedSampler(DrawingSampler):
         return HostPriorities(rule, capacity, alpha, self._EXCLUDES)
 
     def _replace(self, held: Priorities) -> None:
-        """Have other priorities, of which none is excluded from draws."""
+        """Take over priorities of which none is excluded from draws."""
         self._held = held
 
     # ------------------------------------------------------------------ parameters and priorities
@@ -247,6 +247,7 @@ class PrioritizedSampler(DrawingSampler):
                 self._replace(held)
         if storage.max_size > self._held.capacity:
             self._held.reserve(storage.max_size)
+            self._replace(self._held)
 
     # ------------------------------------------------------------------ priorities
 

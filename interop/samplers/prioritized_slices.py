@@ -13,11 +13,12 @@ from torch import Tensor
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, together
 from interop.host.priorities import Priorities
+from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.shares import Share
-from interop.samplers.slice_starts import starts_of
+from interop.samplers.slice_info import Slices, slices_at
+from interop.samplers.slice_starts import items_from
 from interop.samplers.slices import SliceSampler
-from interop.samplers.telling import Slices
 from interop.storages import Storage
 
 
@@ -99,35 +100,31 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._allow_all()
 
     def _allow_all(self) -> None:
-        self._starts: Any = None  # what `_allowed` was found for
-        self._allowed: np.ndarray = np.zeros(0, np.bool_)  # by slot
+        self._starts: tuple[Trajectories, int, int, int] | None = None  # what `_items` was found for, and until when
+        self._items: np.ndarray = np.zeros(0, np.int32)  # by slot: items of a slice from there, 0 where none begins
 
     def _forget(self) -> None:
         super()._forget()
-        self._of: Any = None  # the storage whose items have the priorities
+        self._of: weakref.ref[Storage] | None = None  # the storage whose items have the priorities
         self._allow_all()
 
     def _empty(self) -> None:
         SliceSampler._empty(self)
         PrioritizedSampler._empty(self)
 
-    def _drawn(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
-        count, length = self._shape(batch_size)
+    def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
         self._bind(storage)
-        self._synced(storage)
-        self._candidates(length)
+        index = self.trajectories(storage)
+        self._candidates(index, length)
         with self._lock:
-            self._allow(storage, length)
-            drawn, weighed, _ = PrioritizedSampler._draw(self, storage, count, key)
-        starts, steps = drawn.cpu().numpy(), np.arange(length)
-        times, lane, stored = self._index.windows_from(starts, length)
-        slots = self._slots(times[:, None] + np.minimum(steps, stored[:, None] - 1), lane[:, None])
-        begins, lengths = starts if self._index.are_runs(starts, length) else None, None
-        if (stored < length).any():
-            slots, begins, lengths = slots[steps < stored[:, None]], None, stored
-        weights = weighed["priority_weight"]
-        repeats: Any = length if lengths is None else torch.from_numpy(lengths).to(weights.device)
-        slices = Slices(slots.reshape(-1), length, begins, lengths)
+            self._allow(storage, index, length)
+            drawn, info, _ = PrioritizedSampler._draw(self, storage, count, key)
+        starts = drawn.cpu().numpy()
+        times, lengths = index.times_of(starts // index.lanes), self._items[starts]
+        slices = slices_at(index, times, starts % index.lanes, length, lengths)
+        weights = info["priority_weight"]
+        counts = slices.row_counts()
+        repeats: Any = length if counts is None else torch.from_numpy(counts).to(weights.device)
         return slices, {"priority_weight": weights.repeat_interleave(repeats)}
 
     def share(self, storage: Storage, batch_size: int) -> Share:
@@ -136,7 +133,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._bind(storage)
         with self._lock:
             if self._eligible(storage, length):
-                self._allow(storage, length)
+                self._allow(storage, self.trajectories(storage), length)
                 return dataclasses.replace(PrioritizedSampler.share(self, storage, 1), unit=length)
         return Share(len(storage), 0.0, beta=self.beta, unit=length, highest=self.highest)
 
@@ -150,27 +147,23 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 "or put it in by set_sampler()"
             )
 
-    def _allow(self, storage: Storage, length: int) -> None:
+    def _allow(self, storage: Storage, index: Trajectories, length: int) -> None:
         """Have exactly those items drawn that can begin a slice. O(rows written since the last draw + length)."""
-        index, right = self._index, self.span[1]
+        right, known = self.span[1], self._starts
         need = min(2, length) if right is True else length - int(right)
-        wanted = (index, index.rebuilt, need, length)
-        known = self._starts
-        since = known[1] if known is not None and known[0] == wanted else index.oldest
-        if known is not None and known[0] == wanted and known[2] == index.version:
+        same = known is not None and known[0] is index and known[1:3] == (need, length)
+        since = known[3] if same and known is not None else index.oldest
+        if same and since == index.now:
             return
-        if len(storage) > len(self._allowed):
-            size = max(len(storage), min(2 * len(self._allowed), storage.max_size))
-            self._allowed = np.append(self._allowed, np.ones(size - len(self._allowed), np.bool_))
-        slots, allowed = starts_of(index, need, length, self.strict_length, since)
-        if known is None or known[0] != wanted:  # nothing is known about items that are not among these
-            assert len(slots) >= len(storage)
-        changed = self._allowed[slots] != allowed
-        slots, allowed = slots[changed], allowed[changed]
-        self._starts = (wanted, index.now, index.version)
-        if slots.size:
-            self._allowed[slots] = allowed
-            self.exclude(slots, allowed, storage)
+        if len(storage) > len(self._items):
+            size = max(len(storage), min(2 * len(self._items), storage.max_size))
+            self._items = np.append(self._items, np.ones(size - len(self._items), np.int32))
+        slots, items = items_from(index, need, length, self.strict_length, since)
+        changed = slots[(self._items[slots] > 0) != (items > 0)]
+        self._items[slots] = items
+        self._starts = index, need, length, index.now
+        if changed.size:
+            self.exclude(changed, self._items[changed] > 0, storage)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -187,9 +180,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return {"slices": None, **PrioritizedSampler._of_dict(self, given)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            key: value for key, value in super().__getstate__().items() if key not in ("_of", "_starts", "_allowed")
-        }
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_of", "_starts", "_items")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         PrioritizedSampler.__setstate__(self, state)

@@ -10,9 +10,10 @@ from fbuf.checkpoint import CheckpointMismatch
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
 from interop.data import randomness
+from interop.host.trajectories import Trajectories
 from interop.samplers.shares import Share
+from interop.samplers.slice_info import Slices
 from interop.samplers.slices import SliceSampler
-from interop.samplers.telling import Slices
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
 
@@ -80,16 +81,17 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self._version == _RESTORED:  # nothing was read since, by which the write would be noticed
             self._version = _OUTDATED
 
-    def _synced(self, storage: Storage) -> None:
-        super()._synced(storage)
-        if self._index.version != self._version:
+    def trajectories(self, storage: Storage) -> Trajectories:
+        index = super().trajectories(storage)
+        if self._source.version != self._version:
             if self._version not in (_UNKNOWN, _RESTORED):
                 self._epoch.restart()  # reserved slices are stale: their rows may hold other items now
-            self._version, self._order = self._index.version, None
+            self._version, self._order = self._source.version, None
+        return index
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The trajectories of which one slice each is drawn in an epoch."""
-        return self._in_epochs(SliceSampler.share(self, storage, batch_size), self._index.version)
+        return self._in_epochs(SliceSampler.share(self, storage, batch_size), self._source.version)
 
     @property
     def reads_to_reserve(self) -> bool:
@@ -97,20 +99,21 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def catch_up(self, storage: Storage) -> None:
         with self._epoch.lock:
-            self._synced(storage)
+            self.trajectories(storage)
 
-    def _windows(self, count: int, length: int, key: np.ndarray) -> Slices:
-        found = self._candidates(length)
+    def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
+        index = self.trajectories(storage)
+        found = self._candidates(index, length)
         positions = self._take(count, len(found), key)
         if not self.shuffle:
-            positions = self._in_order(found)[positions]
+            positions = self._in_order(index, found)[positions]
         shares = randomness.generator_of(key ^ np.uint32(0x9E3779B9)).random(positions.size)
-        return self._within(found.take(positions, 0), shares, length)
+        return self._within(index, found.take(positions, 0), shares, length), {}
 
-    def _in_order(self, found: np.ndarray) -> np.ndarray:
-        """The trajectories in the order of the storage."""
+    def _in_order(self, index: Trajectories, found: np.ndarray) -> np.ndarray:
+        """The trajectories in the order of the storage: lane by lane, by their oldest stored row."""
         if self._order is None or self._order.size != len(found):
-            self._order = self._index.order_of(found)
+            self._order = np.lexsort((index.rows_at(np.maximum(found[:, 1], index.oldest)), found[:, 0]))
         return self._order
 
     # ------------------------------------------------------------------ checkpoints
@@ -132,16 +135,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _is_outdated(self) -> bool:
         """Whether trajectories have changed since the epoch began: the next draw begins another."""
-        if self._version < 0 or self._static is not None:
+        if self._version < 0 or self.is_static:
             return self._version == _OUTDATED
-        storage = None if self._index._storage is None else self._index._storage()
-        if storage is None or not len(storage):
-            return True
-        try:
-            self._index.sync(storage)
-        except (KeyError, TypeError, RuntimeError):
-            return True
-        return self._index.version != self._version
+        return not self._source.refresh() or self._source.version != self._version
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
         puts = SliceSampler._loading(self, entries, rule), SamplerWithoutReplacement._loading(self, entries, rule)

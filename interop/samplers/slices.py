@@ -14,17 +14,15 @@ from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.data import randomness
 from interop.data.numbers import whole
 from interop.host.rows import TorchRows
+from interop.host.trajectories import Trajectories
 from interop.samplers.assembly import Assemblies
-from interop.samplers.boundaries import Boundaries
-from interop.samplers.drawing import DrawingSampler, stored, unravel
-from interop.samplers.given_boundaries import given_boundaries
-from interop.samplers.markers import Markers
+from interop.samplers.boundary_keys import BoundaryKeys
+from interop.samplers.drawing import DrawingSampler, unravel
 from interop.samplers.shares import Share
-from interop.samplers.telling import Slices, Telling
+from interop.samplers.slice_info import SliceInfo, Slices, slices_at
+from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.writers import TensorDictMaxValueWriter
-
-_NOTHING: dict[Any, Any] = {}
 
 
 class SliceSampler(DrawingSampler):
@@ -90,7 +88,6 @@ class SliceSampler(DrawingSampler):
         self.end_keys = None if end_keys is None else [_a_key("end_keys", each) for each in end_keys]
         self.cache_values = bool(cache_values)
         self.truncated_key = _a_key("truncated_key", truncated_key)
-        self._name_markers()
         self.strict_length = bool(strict_length)
         self.pad_output = bool(pad_output)
         self.compile, self.use_gpu = compile, use_gpu
@@ -98,18 +95,24 @@ class SliceSampler(DrawingSampler):
         for each in self.span:
             if self.slice_len is not None and each is not True and each >= self.slice_len:
                 raise ValueError(f"span={span!r} must be less than slice_len={self.slice_len}")
-        self._static = given_boundaries(ends, trajectories, self.cache_values, end_key, end_keys, traj_key)
+        self._given: GivenTrajectories | None = None
+        if ends is not None or trajectories is not None:
+            self._given = GivenTrajectories(ends, trajectories)
+            if not cache_values:
+                raise RuntimeError("ends and trajectories are for static data: they need cache_values=True")
+            if any(each is not None for each in (end_key, end_keys, traj_key)):
+                raise RuntimeError(
+                    "ends and trajectories say where trajectories end: give neither end_key nor traj_key"
+                )
         self._forget()
 
-    def _name_markers(self) -> None:
-        self._telling = Telling(self.truncated_key)
-
     def _forget(self) -> None:
-        keys = list(self.end_keys) if self.end_keys is not None else None if self.end_key is None else [self.end_key]
-        self._index = Boundaries(Markers(self.traj_key, keys))
-        if self._static is not None:
-            self._index.of_flags(*self._static)
-        self._described: tuple[int, int] | None = None  # what the ledger told when `ends` were first used
+        """Forget what is known of a storage."""
+        keys = self.end_keys if self.end_key is None else [self.end_key]
+        if self._given is not None:
+            self._given.forget()
+        self._source = self._given or StoredTrajectories(BoundaryKeys(self.traj_key, keys))
+        self._info = SliceInfo(self.truncated_key)
         self._assemblies = Assemblies()
         self._lengths: np.ndarray | None = None
 
@@ -118,7 +121,7 @@ class SliceSampler(DrawingSampler):
 
     def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
         """RuntimeError for a list that is not read as a tensordict, TypeError for a writer that keeps no order."""
-        if self._static is not None:
+        if self._given is not None:
             return
         if isinstance(storage, ListStorage) and not isinstance(storage, LazyStackStorage):
             raise RuntimeError(
@@ -134,31 +137,28 @@ class SliceSampler(DrawingSampler):
     @property
     def is_static(self) -> bool:
         """Whether `ends` or `trajectories` were given, for a storage that is not written any more."""
-        return self._static is not None
+        return self._given is not None
 
-    def boundaries(self, storage: Storage) -> Boundaries:
-        """Where the stored trajectories end, up to date. The lock of the storage is held.
+    @property
+    def boundary_keys(self) -> BoundaryKeys | None:
+        """The entries that mark trajectories; None where trajectories were given."""
+        return self._source.keys if isinstance(self._source, StoredTrajectories) else None
 
-        RuntimeError or TypeError where the storage does not say where they end. O(rows written since the last draw).
+    def trajectories(self, storage: Storage) -> Trajectories:
+        """The stored trajectories. The lock of the storage is held.
+
+        RuntimeError for an empty storage; RuntimeError or TypeError where the storage does not say where trajectories end.
+        O(rows written since the last draw).
         """
-        if not self.is_static:
-            self._index.sync(storage)
-        return self._index
+        return self._source.of(storage)
 
     # ------------------------------------------------------------------ draws
 
     def _draw(
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
-        slices, weighed = self._drawn(storage, batch_size, key)
-        self._lengths = slices.row_counts()
-        return torch.from_numpy(slices.slots), {**self._telling.of(storage, slices), **weighed}, []
-
-    def _drawn(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
-        """Slices, and what more is to be told than follows from them."""
-        count, length = self._shape(batch_size)
-        self._synced(storage)
-        return self._windows(count, length, key), _NOTHING
+        slices, weights = self._slices(storage, batch_size, key)
+        return torch.from_numpy(slices.slots), {**self._info.of(storage, slices), **weights}, []
 
     def _batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
@@ -166,13 +166,23 @@ class SliceSampler(DrawingSampler):
         rows = storage._rows
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
-        slices, weighed = self._drawn(storage, batch_size, key)
-        self._lengths = slices.row_counts()
+        slices, weights = self._slices(storage, batch_size, key)
         slots = torch.from_numpy(slices.slots)
-        info = self._telling.of_runs(storage, rows.runs, slices)
-        info.update(weighed)
-        info["index"] = self._index_of(slots, storage)
+        info = {**self._info.of(storage, slices), **weights, "index": self._index_of(slots, storage)}
         return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
+
+    def _slices(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
+        """Slices, and entries of the info that do not follow from them."""
+        slices, weights = self._drawn(storage, *self._shape(batch_size), key)
+        self._lengths = slices.row_counts()
+        return slices, weights
+
+    def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
+        index = self.trajectories(storage)
+        found = self._candidates(index, length)
+        shares = randomness.generator_of(key).random(2 * count)
+        chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
+        return self._within(index, chosen, shares[count:], length), {}
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The trajectories that slices of a batch of this size can be drawn from."""
@@ -186,10 +196,7 @@ class SliceSampler(DrawingSampler):
 
     def _eligible(self, storage: Storage, length: int) -> int:
         """How many trajectories are long enough."""
-        if not len(storage):
-            return 0
-        self._synced(storage)
-        return len(self._index.trajectories(length if self.strict_length else 1))
+        return len(self.trajectories(storage).stored(self._least(length))) if len(storage) else 0
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """How many slices of which length. RuntimeError where the batch cannot be made of them."""
@@ -207,74 +214,36 @@ class SliceSampler(DrawingSampler):
                 raise ValueError(f"span={self.span} must be less than the slices' length, {length}")
         return count, length
 
-    def _synced(self, storage: Storage) -> None:
-        """Have the index know what is stored."""
-        if self._static is None and self._index.is_synced(storage) and self._index.filled:
-            return
-        size = stored(storage)
-        if self._static is None:
-            self._index.sync(storage)
-            return
-        told = storage._ledger.written, storage._ledger.end
-        if size != self._index.filled or storage.ndim > 1:
-            raise RuntimeError(
-                f"ends and trajectories tell of {self._index.filled} items of one dim, {size} of {storage.ndim} dims are "
-                "stored: they are for a storage that is full and not written any more"
-            )
-        if self._described not in (None, told):
-            raise RuntimeError(
-                "the storage was written to, which ends and trajectories know nothing of: they are for static data. Give "
-                "end_key or traj_key instead"
-            )
-        self._described = told
+    def _least(self, length: int) -> int:
+        """Stored items that a trajectory must have."""
+        return length if self.strict_length else 1
 
-    def _candidates(self, length: int) -> np.ndarray:
+    def _candidates(self, index: Trajectories, length: int) -> np.ndarray:
         """(lane, first, last) of each trajectory that can be drawn; RuntimeError for none."""
-        found = self._index.trajectories(length if self.strict_length else 1)
+        found = index.stored(self._least(length))
         if not len(found):
-            known = self._index.lengths()
+            known = index.lengths()
             raise RuntimeError(
                 f"no stored trajectory is long enough: their lengths are {known.min()} to {known.max()}, slices need "
                 f"{length}. Use shorter slices, or strict_length=False"
             )
         return found
 
-    def _windows(self, count: int, length: int, key: np.ndarray) -> Slices:
-        found = self._candidates(length)
-        shares = randomness.generator_of(key).random(2 * count)
-        chosen = found.take((shares[:count] * len(found)).astype(np.int64), 0)
-        return self._within(chosen, shares[count:], length)
-
-    def _within(self, chosen: np.ndarray, shares: np.ndarray, length: int) -> Slices:
+    def _within(self, index: Trajectories, chosen: np.ndarray, shares: np.ndarray, length: int) -> Slices:
         """Slices within trajectories, one in each; `shares` of [0, 1) say where."""
-        index = self._index
-        first, last, (steps, behind) = chosen[:, 1], chosen[:, 2], _steps(length)
+        lane, first, last = chosen[:, 0], chosen[:, 1], chosen[:, 2]
         if index.lanes > 1:
             first = np.maximum(first, index.oldest)
-        starts = last - first - behind  # where slices can begin that are whole
-        if self.span == (False, False) and (self.strict_length or starts.item(starts.argmin()) > 0):
-            rows, begins = index.runs_at(first + (shares * starts).astype(np.int64), steps)
-            if index.lanes == 1:
-                return Slices(rows.reshape(-1), length, begins)
-            return Slices((rows * index.lanes + chosen[:, :1]).reshape(-1), length)
-        stored = last + 1 - first
+        if self.strict_length and self.span == (False, False):
+            start = first + (shares * (last - first - (length - 2))).astype(np.int64)
+            slots, begins = index.windows(start, lane, length)
+            return Slices(slots.reshape(-1), length, begins)
         left, right = (length - 1 if each is True else int(each) for each in self.span)
-        farthest = np.minimum(np.maximum(stored - length, 0) + right, stored - 1)
-        start = first - left + (shares * (farthest + left + 1)).astype(np.int64)
-        times = np.maximum(start, first)[:, None] + steps
-        stop = np.minimum(start + length, first + stored)
-        lengths = stop - times[:, 0]
-        if (lengths == length).all():
-            return Slices(self._slots(times, chosen[:, :1]).reshape(-1), length)
-        mask = times < stop[:, None]
-        if self.pad_output:
-            slots = self._slots(np.minimum(times, stop[:, None] - 1), chosen[:, :1]).reshape(-1)
-            return Slices(slots, length, None, lengths, mask.reshape(-1))
-        return Slices(self._slots(times, chosen[:, :1])[mask], length, None, lengths)
-
-    def _slots(self, times: np.ndarray, lane: np.ndarray) -> np.ndarray:
-        rows = self._index.rows_at(times)
-        return rows if self._index.lanes == 1 else rows * self._index.lanes + lane
+        room = np.minimum(np.maximum(last - first - (length - 1), 0) + right, last - first)
+        start = first + (shares * (room + (left + 1))).astype(np.int64) - left
+        begin = np.maximum(start, first)
+        lengths = np.minimum(start + length, last + 1) - begin
+        return slices_at(index, begin, lane, length, lengths, self.pad_output)
 
     def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
@@ -284,18 +253,17 @@ class SliceSampler(DrawingSampler):
 
     def _entries(self) -> dict[str, Any]:
         choices = {name: key_of(getattr(self, name)) for name in _CHOICES}
-        return {"slices": {**choices, "static": self._static is not None}}
+        return {"slices": {**choices, "static": self.is_static}}
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
         found = {} if entries.any("slices") is None else _choices(entries.fields("slices"))
-        if found.pop("static", self._static is not None) != (self._static is not None):
+        if found.pop("static", self.is_static) != self.is_static:
             entries.refuse("only one of the two was given the ends of trajectories")
         for name, value in found.items():
             entries.parameter(name, value, getattr(self, name))
 
         def put() -> None:
             self.__dict__.update(found)
-            self._name_markers()
             self._forget()
 
         return put
@@ -330,7 +298,7 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
     return left, right
 
 
-_NOT_KEPT = ("_index", "_assemblies", "_lengths")
+_NOT_KEPT = ("_source", "_assemblies", "_lengths")
 _KEYS = ("end_key", "traj_key", "truncated_key")
 _CHOICES = ("num_slices", "slice_len", *_KEYS, "end_keys", "strict_length", "pad_output", "span")
 
@@ -349,19 +317,6 @@ def _choices(fields: Fields) -> dict[str, Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise fields.wrong("span", f"what goes together ({error})", span) from error
     return found
-
-
-_known_steps: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-
-
-def _steps(length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first `length` whole numbers, and `length - 2`, as NumPy has them in no time."""
-    known = _known_steps.get(length)
-    if known is None:
-        if len(_known_steps) > 64:
-            _known_steps.clear()
-        known = _known_steps[length] = np.arange(length), np.array(length - 2)
-    return known
 
 
 def _a_key(name: str, key: Any) -> Any:

@@ -3,8 +3,9 @@
 To be called while the lock of the storage is held. A key is a name or a tuple of names; slots are flat, over all items.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -13,10 +14,15 @@ from torch import Tensor
 
 from interop.data import bridge
 from interop.data.keys import as_path
+from interop.data.layout import Path as KeyPath
 from interop.host.device_rows import JaxRows
+from interop.host.rows import TorchRows
 from interop.storages import Storage, TensorStorage
 
-_GET = TensorStorage.get
+
+def _in_rows(storage: Storage, path: KeyPath) -> TypeGuard[TensorStorage]:
+    """Whether an entry is read from the rows of the storage, not by the `get` of a subclass."""
+    return isinstance(storage, TensorStorage) and (type(storage).get is TensorStorage.get or path in storage.AS_STORED)
 
 
 def memory(storage: Storage, key: Any) -> Tensor | None:
@@ -24,13 +30,18 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
 
     KeyError for an entry that is not stored. Not to be kept: the next write may move it.
     """
-    if not isinstance(storage, TensorStorage):
-        return None
     path = as_path(key)
-    if getattr(storage.get, "__func__", None) is not _GET and path not in storage.AS_STORED:
+    if not _in_rows(storage, path):
         return None
-    rows, layout = storage._rows, storage._layout
-    if rows is None or layout is None:
+    place, rows = _place(storage, path), storage._rows
+    assert rows is not None
+    return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
+
+
+def _place(storage: TensorStorage, path: KeyPath) -> int:
+    """The leaf of an entry."""
+    layout, key = storage._layout, path if len(path) > 1 else path[0]
+    if layout is None:
         raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
     place = layout.places.get(path)
     if place is None:
@@ -39,11 +50,36 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
         )
     if path in layout.varied:
         raise TypeError(f"{key!r} holds text or ragged rows, which have no column; a tensor is needed here")
-    return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
+    return place
+
+
+def arrays(storage: Storage, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
+    """Entries in memory on the host, [items, ...] each: views, and None for what is not stored.
+
+    None in the place of all where NumPy cannot view them so. Not to be kept: the next write may move them.
+    """
+    if not isinstance(storage, TensorStorage) or storage._layout is None or not isinstance(storage._rows, TorchRows):
+        return None
+    if type(storage).get is not TensorStorage.get and not all(path in storage.AS_STORED for path in paths):
+        return None
+    rows, places, found = storage._rows, storage._layout.places, list[np.ndarray | None]()
+    for path in paths:
+        if (place := places.get(path)) is None:
+            found.append(None)
+            continue
+        held = rows.array(place)
+        if held is None or not (storage.ndim == 1 or held.flags.c_contiguous):
+            return None
+        dims = storage.ndim
+        found.append(held if dims == 1 else held.reshape(math.prod(held.shape[:dims]), *held.shape[dims:]))
+    return found
 
 
 def has(storage: Storage, key: Any) -> bool:
     """Whether the items, of which there is one at least, have a tensor under the key."""
+    path = as_path(key)
+    if _in_rows(storage, path) and storage._layout is not None:
+        return path in storage._layout.places
     try:
         if memory(storage, key) is None:
             _within(storage.get(0), key)

@@ -16,6 +16,7 @@ from interop.checkpoint.component import Component
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.host.ledger import Ledger
+from interop.host.ring_state import RingState
 from interop.shared.access import Access
 from interop.shared.processes import starting_a_worker
 from interop.storages import following, planning
@@ -203,6 +204,22 @@ class Storage(Component):
     def _counts(self) -> tuple[int, ...]:
         """What changes with every write."""
         return self._ledger.counts
+
+    @property
+    def write_counts(self) -> tuple[int, int, int]:
+        """Numbers of which one changes with every write that `RingState` calls tracked."""
+        return self._ledger.counts
+
+    def ring_state(self) -> RingState:
+        """Where the ring of rows stands. The lock of the storage is held."""
+        written, end, edits = self._ledger.counts
+        filled, breaks = self._filled_rows, tuple(self._ledger.seams())
+        lanes = len(self) // filled if filled else 1
+        return RingState(self.row_capacity(None), lanes, filled, end, written, edits, breaks, self._notes_writes)
+
+    def edited_since(self, edits: int) -> list[Any] | None:
+        """The rows of each edit after the first `edits`, as `RingState` counts them; None where one is not known."""
+        return self._ledger.since(edits)
 
     @property
     def _notes_writes(self) -> bool:

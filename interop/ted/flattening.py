@@ -75,12 +75,8 @@ class Flattened:
         places[self.order.rows[stops] + 1] = values
 
     def array(self, path: Path) -> Tensor:
-        """An array on the CPU; the stored tensor itself where its rows are in this order already."""
-        (shape, dtype), held = self.specs()[path], self._held(path)
-        in_order = path not in self.entries.followed and len(self._ring.shape) == 1 and not self._ring.oldest
-        if in_order and held.device.type == "cpu":
-            return held
-        flat = fresh(shape, dtype)
+        """An array on the CPU, in new memory."""
+        flat = fresh(*self.specs()[path])
         self.fill(path, flat)
         return flat
 
@@ -98,7 +94,7 @@ class Flattened:
         if done.numel() != self._ring.items:
             raise ValueError(
                 f"{shown(done_key)} has the shape {list(done.shape)}, the rows have {list(shape)}: from row 0 on it "
-                "has more than one value a row, and does not tell where an episode ends"
+                "has more than one value a row, of which none ends an episode"
             )
         return flags(done.reshape(shape))
 
@@ -234,4 +230,4 @@ def movable(tensor: Tensor) -> Tensor:
 def missing_done(key: Path, leaves: Leaves) -> ValueError:
     """The error of data without the flags that end episodes."""
     known = ", ".join(shown(path) for path in leaves)
-    return ValueError(f"{shown(key)} is missing from row 0 on, which tells where episodes end; there are {known}")
+    return ValueError(f"{shown(key)} is missing from row 0 on, the flag that ends episodes; there are {known}")

@@ -120,7 +120,7 @@ class Flat2TED:
         shape, shift, is_full = (info.get(key) for key in (_SHAPE, self._shift_key, self._is_full_key))
         for key, value in ((_SHAPE, shape), (self._shift_key, [shift])):
             if not isinstance(value, Sequence) or not all(type(each) is int for each in value):
-                raise ValueError(f"{shown(key)} should tell integers of the storage, found {info.get(key)!r}")
+                raise ValueError(f"{shown(key)} should be integers, found {info.get(key)!r}")
         if not isinstance(is_full, bool):
             raise ValueError(f"{shown(self._is_full_key)} should be True or False, found {is_full!r}")
         if self._done_key not in leaves:

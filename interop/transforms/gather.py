@@ -1,14 +1,12 @@
 """Rows of tensors and tensordicts gathered at places, in as few passes over memory as possible."""
 
-import math
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor, is_tensorclass
 from torch import Tensor
 
-_LARGE = 1 << 20  # bytes from which on memory of NumPy, which asks for huge pages, is touched faster than torch's
+from interop.ted.row_values import fresh
 
 
 def picked(rows: Tensor, places: Tensor) -> Tensor:
@@ -16,11 +14,7 @@ def picked(rows: Tensor, places: Tensor) -> Tensor:
     places = places.to(rows.device)
     if rows.requires_grad or not rows.is_cpu:
         return rows.index_select(0, places)
-    shape = (places.shape[0], *rows.shape[1:])
-    size = math.prod(shape) * rows.element_size()
-    if size < _LARGE:
-        return _selectable(rows).index_select(0, places).view(rows.dtype)
-    out = torch.from_numpy(np.empty(size, np.uint8)).view(rows.dtype).view(shape)
+    out = fresh((places.shape[0], *rows.shape[1:]), rows.dtype)
     torch.index_select(_selectable(rows), 0, places, out=_selectable(out))
     return out
 

@@ -4,15 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from interop.data.numbers import whole
+from interop.ted.row_values import fresh
 from interop.transforms.transform import EntriesTransform, Keys
 
-_LARGE = 1 << 20  # bytes from which on memory of NumPy, which asks for huge pages, is touched faster than torch's
 _MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
 
 
@@ -66,7 +65,7 @@ class ToTensorImage(ImageTransform):
         scaled = not images.is_floating_point() if self.from_int is None else self.from_int
         if scaled:
             wide = self.dtype if self.dtype.itemsize >= 4 else torch.float32
-            images = images / 255 if images.is_floating_point() else _cast(images, wide).div_(255)
+            images = images / 255 if images.is_floating_point() else _as_floats(images, wide).div_(255)
         images = images.to(self.dtype)
         if not self.shape_tolerant or images.shape[-1] == 3:
             images = images.movedim(-1, -3)
@@ -207,12 +206,9 @@ def _check(images: Tensor, dims: str = "channels, height, width") -> None:
         raise ValueError(f"images are [..., {dims}], got {list(images.shape)}")
 
 
-def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+def _as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Integers as floats in new memory."""
-    size = values.numel() * dtype.itemsize
-    if size < _LARGE or not values.is_cpu:
-        return values.to(dtype)
-    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(values.shape).copy_(values)
+    return fresh(values.shape, dtype).copy_(values) if values.is_cpu and values.is_contiguous() else values.to(dtype)
 
 
 def _sizes(w: Any, h: Any) -> tuple[int, int]:

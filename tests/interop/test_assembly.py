@@ -19,7 +19,6 @@ from interop.buffers.turn import Turn
 from interop.host.rows import TorchRows
 from interop.host.runs import Runs
 from interop.samplers.assembly import Assembly, Told
-from interop.samplers.telling import Telling
 from tests.interop.rows import check_same
 
 LEAVES = {
@@ -222,9 +221,3 @@ def test_more_that_is_told_later_is_set():
     assert not told.lies_in(other)
     told["index_generation"] = 2
     assert not told.lies_in(data)
-
-
-def test_telling_nothing():
-    assert Telling(None)._keys is None
-    assert Telling("cut")._keys == ("cut", "done", "terminated")
-    assert Telling(("a", "b", "cut"))._keys == (("a", "b", "cut"), ("a", "b", "done"), ("a", "b", "terminated"))

@@ -23,7 +23,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from interop.samplers.markers import Markers
+from interop.samplers.boundary_keys import BoundaryKeys
 from tests.interop.slice_model import SliceModel, cut, drawn, shares, starts
 
 
@@ -254,14 +254,14 @@ def test_lanes_are_more_than_a_table_has_room_for_at_first():
 
 def test_what_is_new_is_read_and_nothing_else(monkeypatch):
     read = []
-    reading = Markers.read
+    reading = BoundaryKeys.read
 
-    def counted(self, storage, rows):
-        found = reading(self, storage, rows)
+    def counted(self, storage, rows, lanes):
+        found = reading(self, storage, rows, lanes)
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(Markers, "read", counted)
+    monkeypatch.setattr(BoundaryKeys, "read", counted)
     model = SliceModel(1000)
     buffer = reader(LazyTensorStorage(1000))
     for _ in range(300):
@@ -295,8 +295,6 @@ EDITS = {
     "set_at_": lambda buffer, key, value: buffer.set_at_(key, value[2:6], slice(2, 6)),
     "update_": lambda buffer, key, value: buffer.update_({key: value}),
     "write_all": lambda buffer, key, value: buffer.write_all(buffer[:].clone().set(key, value)),
-    "view": lambda buffer, key, value: buffer[:][key].copy_(value),
-    "view of rows": lambda buffer, key, value: buffer[3:6][key].__setitem__(slice(None), value[3:6]),
 }
 
 

@@ -6,8 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from tensordict import TensorDict
 
@@ -19,14 +17,12 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
-    ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     Sequence,
     TensorDictReplayBuffer,
     Transition,
 )
-from interop.buffers.hindsight import episode_bounds
 from tests.interop.rows import check_same, refused
 
 
@@ -155,39 +151,6 @@ def test_keys_may_be_others():
 
 
 # ------------------------------------------------------------------ episodes in a ring
-
-
-@given(
-    capacity=st.integers(1, 12) | st.integers(60, 200),
-    counts=st.lists(st.integers(1, 130), min_size=1, max_size=4),
-    ends=st.sets(st.integers(0, 400), max_size=12),
-    truncated=st.sets(st.integers(0, 400), max_size=4),
-    listed=st.booleans(),
-    asked=st.integers(1, 4),
-)
-@settings(max_examples=60)
-def test_episodes_are_those_of_a_walk(capacity, counts, ends, truncated, listed, asked):
-    storage = ListStorage(capacity) if listed else LazyTensorStorage(capacity)
-    buffer = ReplayBuffer(storage=storage)
-    for place in range(len(counts)):
-        times = range(sum(counts[:place]), sum(counts[: place + 1]))
-        data = walked(times, ends, flags=("terminated",))
-        data["over"] = torch.isin(torch.tensor(times), torch.tensor(sorted(truncated), dtype=torch.int64))
-        buffer.extend(data)
-    newest = sum(counts) - 1
-    oldest = max(newest - capacity + 1, 0)
-    times = np.random.default_rng(0).integers(oldest, newest + 1, size=asked)
-    keys = (("next", "terminated"), "over")
-    before, after = episode_bounds(storage, times % capacity, keys)
-    for time, low, high in zip(times, before, after, strict=True):
-        first = last = time
-        while first > oldest and first - 1 not in ends | truncated:
-            first -= 1
-        while last < newest and last not in ends | truncated:
-            last += 1
-        assert (time - low, time + high) == (first, last)
-    none, again = episode_bounds(storage, times % capacity, keys, before=False)
-    assert not none.any() and (again == after).all()
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])

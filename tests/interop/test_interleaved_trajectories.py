@@ -1,13 +1,8 @@
 """Trajectories whose items are written by turns, as by several environments that are stepped together and stored flat."""
 
-import itertools
-import time
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from interop import (
@@ -17,8 +12,6 @@ from interop import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from interop.samplers.interleaved import Interleaved, distinct_tail, takes_turns
-from interop.samplers.recent_ids import RecentIds
 from tests.interop.slice_model import SliceModel, check_law, drawn, shares, starts
 
 
@@ -108,45 +101,6 @@ def test_starts_by_priority():
     assert drawn(buffer, 16) == [legal[favourite]] * 8
 
 
-def test_runs_of_one_id_after_the_other_are_not_by_turns():
-    for ids in ([0, 0, 1, 1, 0, 0], [0, 0, 0], [0, 1, 2, 3], [0, 1, 1, 0, 0, 1, 1], []):
-        assert not takes_turns(np.zeros(0, int), np.array(ids, int))
-    for ids in ([0, 1, 0], [0, 0, 1, 0], [5, 0, 1, 2, 3, 4, 5], [0, 1, 1, 2, 1]):
-        assert takes_turns(np.zeros(0, int), np.array(ids))
-    assert takes_turns(np.array([4, 5]), np.array([4]))
-    assert distinct_tail(np.array([1, 2, 3, 2, 4])).tolist() == [3, 2, 4]
-
-
-@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=8), st.booleans(), st.booleans())
-def test_what_is_remembered_of_ids_tells_as_much_as_all_of_them(parts, rising, wide):
-    """Whether they only rise, as those of runs usually do, or come again."""
-    if rising:
-        lengths, every = [len(part) for part in parts], sorted(itertools.chain.from_iterable(parts))
-        parts = [
-            every[stop - length : stop] for stop, length in zip(itertools.accumulate(lengths), lengths, strict=True)
-        ]
-    offset = np.array(2**63 if wide else 0, np.uint64)  # which float64 could not tell from its neighbours
-    recent, before = RecentIds(), np.zeros(0, np.uint64)
-    for part in parts:
-        ids = np.array(part, np.uint64) + offset
-        wanted = takes_turns(before, ids)
-        assert recent.take_turns(ids, (ids[1:] != ids[:-1]).nonzero()[0]) == wanted
-        if wanted:
-            return
-        before = np.concatenate([before, ids])
-
-
-@pytest.mark.parametrize("rising", [True, False])
-def test_ids_that_are_remembered_are_limited(rising):
-    """After 5,000 others an id is a new one, after 4,000 it is known."""
-    for count, known in ((5000, False), (4000, True)):
-        recent = RecentIds()
-        ids = np.arange(count) if rising else -np.arange(count)
-        for part in np.split(ids, 10):
-            assert not recent.take_turns(part, np.arange(len(part) - 1))
-        assert recent.take_turns(ids[:1], np.zeros(0, np.int64)) == known
-
-
 def test_one_id_in_several_runs():
     buffer = buffer_of(20, SliceSamplerWithoutReplacement(slice_len=20, strict_length=False, traj_key="id"))
     model = SliceModel(20)
@@ -154,55 +108,6 @@ def test_one_id_in_several_runs():
     ends = np.append(ids[1:] != ids[:-1], [[True]], 0)
     buffer.extend(model.write(ends, ids))
     assert sorted(drawn(buffer, 400)) == model.trajectories() == [(0, 1, 2), (3, 4), (5, 6), (7, 8, 9)]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_places_against_lists(seed):
-    random = np.random.default_rng(seed)
-    capacity, envs = 64, int(random.integers(2, 9))
-    turns, known, row, stored = Interleaved(capacity), [], 0, 0
-    ids = list(range(envs))
-    for _ in range(300):
-        batch = []
-        for _ in range(int(random.integers(1, 30))):
-            env = len(known) % envs
-            ids[env] = ids[env] if random.random() > 0.1 else max(ids) + 1
-            batch.append(ids[env])
-            known.append((ids[env], (row + len(batch) - 1) % capacity))
-        turns.write(row, np.array(batch), stored)
-        row, stored = (row + len(batch)) % capacity, min(stored + len(batch), capacity)
-        wanted = {}
-        for each, place in known[-capacity:]:
-            wanted.setdefault(each, []).append(place)
-        found = [turns.rows[first : last + 1].tolist() for _, first, last in turns.at_least(1)]
-        assert sorted(found) == sorted(wanted.values())
-    assert len(turns.rows) < 40 * capacity
-
-
-def test_a_new_item_costs_the_same_whatever_is_stored():
-    def seconds(capacity):
-        turns = Interleaved(capacity)
-        for first in range(0, capacity, 1000):
-            turns.write(first, np.arange(1000) % 10, 0)
-        best = 1e9
-        for _ in range(5):
-            start = time.thread_time()
-            for first in range(0, 1000, 10):
-                turns.write(first, np.arange(10), capacity)
-            best = min(best, time.thread_time() - start)
-        return best
-
-    assert seconds(100_000) < 10 * seconds(2000)
-
-
-def test_an_id_that_does_not_come_again_is_forgotten():
-    model = SliceModel(40, by_turns=True)
-    buffer = buffer_of(40, SliceSampler(slice_len=1, traj_key="id"))
-    for step in range(200):
-        buffer.extend(model.write(*by_turns([0, 1, 2 + step])))
-        buffer.sample(4)
-    turns = buffer.sampler._index._turns
-    assert len(turns._latest) < 10 and len(turns.table) < 100
 
 
 def test_several_dims_are_lanes_and_not_turns():

@@ -15,7 +15,7 @@ from interop import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampl
 from interop.host import compiled
 from interop.host.device_rows import JaxRows
 
-TIMES, SLOTS = 300, 64
+TIMES, SLOTS = 100, 64
 
 
 class AlarmError(Exception):

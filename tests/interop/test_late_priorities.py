@@ -84,16 +84,6 @@ def test_what_is_loaded_knows_nothing_of_updates_before_it():
     assert buffer.sample(4).shape == (4,)
 
 
-def test_what_the_host_can_see_is_refused_at_once():
-    buffer = filled()
-    with pytest.raises(ValueError, match="finite"):
-        buffer.update_priority([1, 2], [1.0, float("nan")])
-    with pytest.raises(RuntimeError, match="same length"):
-        buffer.update_priority(torch.tensor([1, 2]), torch.rand(3))
-    with pytest.raises(TypeError, match="integers"):
-        buffer.update_priority(torch.tensor([1.0]), torch.rand(1))
-
-
 @pytest.mark.parametrize("within", [False, True])
 def test_new_items_get_the_highest_priority_that_the_device_knows(within):
     storage = LazyTensorStorage(4)

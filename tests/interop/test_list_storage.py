@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from interop import ListStorage, ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+from interop import ListStorage, ReplayBuffer, TensorDictPrioritizedReplayBuffer
 from tests.interop.rows import Pair, check_same, flat_td, plain_tensor, refused, tensors_of
 
 
@@ -38,140 +38,6 @@ def test_extend_iterates_over_what_is_given(batch):
     buffer.add("first")
     check_same(buffer.extend(batch), torch.tensor([1, 2]))
     assert len(buffer) == 3 and buffer[1:] == list(batch)
-
-
-def test_tensordicts_and_tensorclasses_are_unbound():
-    buffer = objects()
-    buffer.extend(flat_td([1, 2]))
-    check_same(buffer[1], flat_td([2])[0])
-
-
-@pytest.mark.parametrize("batch", [{"a": torch.zeros(2)}, "text", b"bytes", 3, None, torch.zeros(())])
-def test_extend_refuses_what_is_not_a_sequence(batch):
-    buffer = objects()
-    buffer.add("first")
-    with refused(buffer, TypeError):
-        buffer.extend(batch)
-
-
-def test_an_empty_batch_is_refused():
-    buffer = objects()
-    buffer.add("first")
-    with refused(buffer, RuntimeError, "at least one element"):
-        buffer.extend([])
-
-
-def test_the_ring_recycles_the_oldest_objects():
-    buffer = objects(3)
-    buffer.extend(list("ab"))
-    check_same(buffer.extend(list("cd")), torch.tensor([2, 0]))
-    assert buffer[:] == ["d", "b", "c"] and buffer.write_count == 4 and buffer.writer._cursor == 1
-    buffer.add("e")
-    assert buffer[:] == ["d", "e", "c"]
-
-
-@pytest.mark.parametrize("filled", [0, 2, 3])
-def test_of_more_objects_than_slots_the_last_stay(filled):
-    buffer = objects(3)
-    if filled:
-        buffer.extend(list("xyz")[:filled])
-    index = buffer.extend(list("abcdefgh"))
-    check_same(index, (torch.arange(8) + filled) % 3)
-    assert set(buffer[:]) == {"f", "g", "h"} and buffer.write_count == 8 + filled
-    assert [buffer[int(slot)] for slot in index[-3:]] == ["f", "g", "h"]
-
-
-def test_set_appends_at_the_end_and_leaves_no_gap():
-    storage = ListStorage(9)
-    storage.set(0, "a")
-    storage.set([1, 0], ["b", "c"])
-    assert list(storage) == ["c", "b"]
-    with pytest.raises(RuntimeError, match="more than one item away"):
-        storage.set(3, "x")
-    with pytest.raises(RuntimeError, match="more than one item away"):
-        storage.set([2, 4], ["x", "y"])
-    assert list(storage) == ["c", "b"]
-
-
-def test_set_past_the_capacity_is_refused():
-    storage = ListStorage(2)
-    storage.set([0, 1], ["a", "b"])
-    with pytest.raises(RuntimeError, match="maximum capacity"):
-        storage.set(2, "c")
-    with pytest.raises(RuntimeError, match="maximum capacity"):
-        storage.set([1, 2], ["x", "y"])
-    assert list(storage) == ["a", "b"]
-
-
-def test_a_slice_of_the_list_can_be_set():
-    storage = ListStorage(4)
-    storage.set(slice(0, 3), ["a", "b", "c"])
-    assert list(storage) == ["a", "b", "c"]
-    storage.set(slice(1, 3), ["x", "y"])
-    assert list(storage) == ["a", "x", "y"]
-
-
-def test_unequal_numbers_of_places_and_items_are_refused():
-    storage = ListStorage(4)
-    storage.set([0, 1], ["a", "b"])
-    with pytest.raises(ValueError):
-        storage.set([0, 1], ["x", "y", "z"])
-    with pytest.raises(ValueError):
-        storage.set([0, 1], (torch.zeros(3), torch.ones(3, 2), "z"))
-    assert list(storage) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("index", "wanted"),
-    [
-        (1, "b"),
-        (-1, "d"),
-        (np.int32(2), "c"),
-        (torch.tensor(2), "c"),
-        ((1,), "b"),
-        (slice(1, 3), ["b", "c"]),
-        (slice(None, None, 2), ["a", "c"]),
-        ([0, 3], ["a", "d"]),
-        (range(2), ["a", "b"]),
-        (np.array([2, 0]), ["c", "a"]),
-        (torch.tensor([1, 1]), ["b", "b"]),
-        (torch.tensor([True, False, False, True]), ["a", "d"]),
-        ([-1, 0], ["d", "a"]),
-    ],
-    ids=str,
-)
-def test_every_kind_of_index(index, wanted):
-    buffer = objects()
-    buffer.extend(list("abcd"))
-    assert buffer[index] == wanted
-    assert buffer.storage.get(index) == wanted
-
-
-@pytest.mark.parametrize("index", [4, -5, [0, 4], torch.tensor([4]), torch.tensor([-5])], ids=str)
-def test_an_index_out_of_the_filled_range_is_refused(index):
-    buffer = objects(9)
-    buffer.extend(list("abcd"))
-    with refused(buffer, IndexError):
-        buffer[index]
-
-
-def test_an_index_of_several_dims_is_refused():
-    buffer = objects()
-    buffer.extend(list("abcd"))
-    with pytest.raises(RuntimeError):
-        buffer[0, 1]
-    with pytest.raises(TypeError):
-        buffer[torch.tensor([0.5])]
-
-
-def test_assignment_changes_items_only():
-    buffer = objects()
-    buffer.extend(list("abc"))
-    buffer[1] = "x"
-    buffer[[0, 2]] = ["y", "z"]
-    assert buffer[:] == ["y", "x", "z"]
-    assert (len(buffer), buffer.writer._cursor, buffer.write_count) == (3, 3, 3)
-    assert buffer.storage._last_cursor.tolist() == [0, 1, 2]
 
 
 def test_items_of_equal_structure_are_stacked():
@@ -274,15 +140,6 @@ def test_an_item_that_is_handed_on_gets_no_keys(collate):
     assert all(set(item.keys()) == {"obs", "done", "index"} and item["obs"].all() for item in buffer.storage)
 
 
-def test_a_tensordict_buffer_on_a_list_carries_the_index():
-    buffer = TensorDictReplayBuffer(storage=ListStorage(5))
-    given = flat_td([3, 4])
-    buffer.extend(given)
-    batch = buffer.sample(6)
-    assert set(given.keys()) == {"obs", "done"}
-    check_same(batch.exclude("index"), flat_td(batch["index"] + 3))
-
-
 def test_a_sample_of_a_list_can_be_edited_freely():
     buffer = ReplayBuffer(storage=ListStorage(5))
     buffer.extend(flat_td([1, 2, 3]))
@@ -330,47 +187,3 @@ def test_edits_by_key_need_tensor_storages():
     ):
         with refused(buffer, AttributeError):
             edit()
-
-
-def test_empty_forgets_the_items():
-    buffer = objects()
-    buffer.extend(list("abc"))
-    buffer.empty()
-    assert len(buffer) == 0
-    buffer.add("z")
-    assert buffer[:] == ["z"]
-
-
-def test_the_representation_shows_the_first_item():
-    storage = ListStorage(5)
-    assert repr(storage) == "ListStorage()"
-    storage.set([0, 1], ["first", "second"])
-    assert "first" in repr(storage) and "second" not in repr(storage)
-
-
-@pytest.mark.parametrize("kind", [plain_tensor, flat_td])
-def test_a_batch_that_was_taken_apart_is_not_the_list(kind):
-    buffer = ReplayBuffer(storage=ListStorage(5))
-    given = kind([1, 2])
-    buffer.extend(given)
-    for leaf in tensors_of(given):
-        leaf.zero_()
-    check_same(buffer[:], kind([1, 2]))
-
-
-def test_a_list_keeps_no_graph():
-    buffer = ReplayBuffer(storage=ListStorage(5))
-    buffer.extend(torch.ones(3, requires_grad=True) * 2)
-    assert not any(item.requires_grad for item in buffer.storage) and not buffer.sample(2).requires_grad
-
-
-def test_assigning_another_number_of_items_than_places_leaves_the_length_alone():
-    buffer = ReplayBuffer(storage=ListStorage(10), collate_fn=lambda items: items)
-    buffer.extend(["a", "b", "c", "d", "e"])
-    for items in (["x"], ["x"] * 4):
-        with refused(buffer, ValueError, "3 places were given for"):
-            buffer[0:3] = items
-    buffer[0:3] = ["x", "y", "z"]
-    assert buffer[:] == ["x", "y", "z", "d", "e"]
-    buffer.add("f")
-    assert buffer[:] == ["x", "y", "z", "d", "e", "f"]

@@ -104,4 +104,4 @@ def test_a_sampler_keeps_no_other_entries_of_a_storage_that_is_gone():
     assert other() is not None
     del buffer, storage
     assert other() is None
-    assert sampler._index.filled == 8
+    assert sampler.slice_len == 2

@@ -1,7 +1,5 @@
 """Batches drawn ahead of time."""
 
-import copy
-import pickle
 import threading
 import time
 
@@ -10,13 +8,12 @@ import torch
 
 from interop import (
     LazyTensorStorage,
-    ListStorage,
     PrioritizedReplayBuffer,
     RandomSampler,
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.interop.rows import check_same, flat_td, plain_tensor
+from tests.interop.rows import flat_td, plain_tensor
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 
 
@@ -98,22 +95,6 @@ def test_another_batch_size_counts_for_what_is_scheduled_next():
     assert buffer.sample().shape == (4, 3)
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-@pytest.mark.parametrize("depth", [1, 3])
-def test_equal_generators_give_equal_batches(make, depth):
-    for _ in range(5):
-        drawn = []
-        for _ in range(2):
-            buffer = ahead(depth, storage=make(8), generator=torch.Generator().manual_seed(5))
-            drawn.append([buffer.sample(return_info=True)[1]["index"] for _ in range(8)])
-        check_same(drawn[0], drawn[1])
-
-
-def test_batches_ahead_are_those_without_prefetch():
-    one, two = (ahead(depth, generator=torch.Generator().manual_seed(5)) for depth in (0, 2))
-    check_same([one.sample() for _ in range(5)], [two.sample() for _ in range(5)])
-
-
 @pytest.mark.parametrize("broken", [1, 2, 4])
 def test_an_error_is_raised_once_and_no_batch_is_lost(broken):
     buffer = ahead(1, Counting(broken=(broken,)))
@@ -125,35 +106,6 @@ def test_an_error_is_raised_once_and_no_batch_is_lost(broken):
             raised += 1
             assert str(error) == f"draw {broken}"
     assert raised == 1
-
-
-def test_an_error_of_an_empty_buffer_is_gone_once_it_is_filled():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), prefetch=2, batch_size=4)
-    with pytest.raises(RuntimeError, match="empty"):
-        buffer.sample()
-    buffer.extend(plain_tensor([1, 2]))
-    for _ in range(4):
-        assert buffer.sample().shape == (4, 3)
-
-
-def test_batches_ahead_are_apart_from_each_other():
-    buffer = ahead(3)
-    batches = [buffer.sample() for _ in range(6)]
-    kept = [batch.clone() for batch in batches]
-    batches[0].fill_(50)
-    check_same(batches[1:], kept[1:])
-
-
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_a_copy_prefetches_on_its_own(copier):
-    buffer = ahead(2, generator=torch.Generator().manual_seed(1))
-    buffer.sample()
-    twin = copier(buffer)
-    twin.empty()
-    twin.extend(plain_tensor([9]))
-    assert set(twin.sample()[:, 0].tolist()) == {9.0}
-    for _ in range(3):
-        assert set(buffer.sample()[:, 0].tolist()) <= {1.0, 2.0, 3.0}
 
 
 def test_batches_are_drawn_by_other_threads():
@@ -228,15 +180,6 @@ def test_a_batch_that_a_thread_waits_for_is_drawn_anew_after_a_change(change):
     make, wanted = CHANGES[change]
     batches = [sampled_across(make, buffer, gate), buffer.sample()]
     assert [set(batch[:, 0].tolist()) for batch in batches] == [wanted, wanted]
-
-
-def test_another_generator_governs_every_batch_from_then_on():
-    gate = Gate()
-    buffer = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=8, prefetch=1, transform=gate)
-    buffer.extend(plain_tensor(list(range(64))))
-    batch = sampled_across(lambda buffer: buffer.set_rng(torch.Generator().manual_seed(1)), buffer, gate)
-    plain = ReplayBuffer(storage=buffer.storage, batch_size=8, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(batch, plain.sample()) and torch.equal(buffer.sample(), plain.sample())
 
 
 def test_what_starts_after_a_change_does_not_draw():

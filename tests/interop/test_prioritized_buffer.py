@@ -14,10 +14,8 @@ from interop import (
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
     TensorStorage,
 )
-from interop.host import compiled
 from tests.interop.rows import ALL_STORAGES, KINDS, STORAGES, check_same, flat_td, plain_tensor, state_of
 
 
@@ -42,13 +40,6 @@ def test_the_sampler_is_made_for_the_storage():
     assert PrioritizedReplayBuffer(alpha=0.7, beta=0.5).storage.max_size == 1000
 
 
-def test_the_tensordict_buffer_is_no_plain_prioritized_one():
-    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, reduction="mean", storage=lambda: ListStorage(9))
-    assert isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, PrioritizedReplayBuffer)
-    assert type(buffer.writer) is TensorDictRoundRobinWriter
-    assert buffer.sampler.max_size == 9 and buffer.sampler.reduction == "mean"
-
-
 def test_arguments_that_contradict_each_other_are_refused():
     with pytest.raises(TypeError):
         PrioritizedReplayBuffer(
@@ -59,13 +50,6 @@ def test_arguments_that_contradict_each_other_are_refused():
         PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=lambda: LazyTensorStorage(3))
     with pytest.raises(TypeError):
         TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(3), sampler=None)
-
-
-@pytest.mark.parametrize("bad", [{"alpha": -0.1, "beta": 1.0}, {"alpha": 1.0, "beta": -0.1}])
-def test_negative_exponents_are_refused(bad):
-    for kind in (PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer):
-        with pytest.raises(ValueError):
-            kind(**bad, storage=LazyTensorStorage(3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,14 +207,6 @@ def test_priorities_are_given_for_any_form_of_index(index, priority):
     check_same(buffer.sampler.priorities, torch.tensor([6.0, 1.0, 5.0]))
 
 
-def test_the_index_of_a_sample_can_be_given_back():
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(8))
-    buffer.extend(plain_tensor([0, 1, 2]))
-    batch, info = buffer.sample(16, return_info=True)
-    buffer.update_priority(info["index"], (batch[:, 0] + 3).requires_grad_())
-    check_same(buffer.sampler.priorities, torch.tensor([3.0, 4.0, 5.0]))
-
-
 @pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
 def test_copies_draw_alike_and_live_apart(kind, copier):
@@ -263,26 +239,6 @@ def test_equal_generators_give_equal_batches():
         drawn.append([buffer.sample() for _ in range(3)])
     check_same(drawn[0], drawn[1])
     assert not torch.equal(drawn[0][0]["index"], drawn[0][1]["index"])
-
-
-def test_the_representation_shows_the_exponents():
-    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(6))
-    assert "PrioritizedSampler(alpha=0.7, beta=0.5, eps=1e-08, reduction=max)" in repr(buffer)
-
-
-def test_a_batch_for_which_there_is_no_memory_takes_no_priorities_with_it(monkeypatch):
-    def refused(*given):
-        raise MemoryError
-
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4))
-    buffer.extend(torch.arange(4))
-    buffer.update_priority(torch.arange(4), torch.arange(4.0))
-    with monkeypatch.context() as patched:
-        patched.setattr(compiled, "draw_words", refused)  # of a program that fails what it was given to change is gone
-        with pytest.raises(MemoryError):
-            buffer.sample(100_000)
-    assert buffer.sampler.priorities.tolist() == [0, 1, 2, 3]
-    assert buffer.sample(4).shape == (4,)
 
 
 @pytest.mark.parametrize("room", [5, 2000])

@@ -309,7 +309,7 @@ def test_the_identity_unit_changes_nothing():
     for buffer in (one, other):
         buffer.extend(episodes(range(10), []))
     check_same(one.sample(5), other.sample(5))
-    assert other._fused is not None and other._unit is None
+    assert other._reads_slots and other._unit is None
     assert Transition().expand(3, {}, None) == (3, {})
 
 

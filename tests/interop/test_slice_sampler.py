@@ -378,15 +378,3 @@ def test_the_state_is_what_it_was_made_with():
     )
     assert repr(pickle.loads(pickle.dumps(sampler))) == repr(sampler)
     assert not sampler.ran_out
-
-
-def test_what_another_thread_forgets_meanwhile_is_not_missed(monkeypatch):
-    class Forgetting(dict):
-        def __setitem__(self, key, value):
-            pass
-
-    monkeypatch.setattr("interop.samplers.slices._known_steps", Forgetting())
-    model = SliceModel(8)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=2, end_key=("next", "done")))
-    buffer.extend(model.write(np.zeros((8, 1), np.bool_), np.zeros((8, 1), np.int64)))
-    assert all(second == first + 1 for first, second in drawn(buffer, 8))

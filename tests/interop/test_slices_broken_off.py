@@ -11,9 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from interop import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSampler, SliceSamplerWithoutReplacement
-from interop.samplers.boundaries import Boundaries
-from interop.samplers.interleaved import Interleaved
-from interop.samplers.trajectory_table import Table
 from tests.interop.slice_model import drawn
 
 
@@ -46,34 +43,6 @@ def broken_off(buffer, monkeypatch, owner, name, calls):
         patch.setattr(owner, name, called)
         with pytest.raises(KeyboardInterrupt):
             whole(buffer)
-
-
-@pytest.mark.parametrize("calls", [1, 3])
-def test_a_signal_while_all_rows_are_read_that_were_written_by_turns(monkeypatch, calls):
-    buffer = buffer_of([1, 2, 1, 2], 4)
-    assert whole(buffer) == [(0, 2), (1, 3)]
-    buffer.extend(items([1, 3, 1, 3], 4))
-    broken_off(buffer, monkeypatch, Interleaved, "_put", calls)
-    assert whole(buffer) == [(4, 6), (5, 7)]
-
-
-def test_a_signal_while_an_edit_is_looked_at(monkeypatch):
-    buffer = buffer_of([1, 1, 1, 2], 8)
-    assert whole(buffer) == [(0, 1, 2), (3,)]
-    buffer[:]["id"][2] = 2
-    broken_off(buffer, monkeypatch, Boundaries, "_is_as_seen", 0)
-    assert whole(buffer) == [(0, 1), (2, 3)]
-
-
-def test_what_is_known_for_a_length_that_is_not_asked_for_any_more_is_bounded():
-    sampler = SliceSampler(num_slices=1, traj_key="id")
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler)
-    for first in range(0, 800, 4):
-        buffer.extend(items([first] * 4, first))
-        buffer.sample(2 if first == 0 else 4)
-    tables: list[Table] = list(sampler._index._long.values())
-    assert len(tables) == 2
-    assert max(len(table.rows) for table in tables) <= 2
 
 
 def test_items_by_turns_before_and_behind_where_a_writer_has_begun_anew():

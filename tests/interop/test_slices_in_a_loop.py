@@ -42,11 +42,11 @@ def test_single_writes_are_taken_in_one_by_one(marker, prioritized):
     for row in rows[1:3]:
         buffer.add(row)
     buffer.sample()
-    rebuilt = sampler._index.rebuilt
+    index = sampler.trajectories(buffer.storage)
     for row in rows[3:]:
         buffer.add(row)
         assert whole(buffer.sample(), 3)
-    assert sampler._index.rebuilt == rebuilt
+    assert sampler.trajectories(buffer.storage) is index
 
 
 def test_boundaries_that_were_given_are_for_data_that_no_add_changes():

@@ -16,7 +16,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, plain_tensor, refused
+from tests.interop.rows import ALL_STORAGES, check_same, flat_td, plain_tensor, refused
 
 
 def key(number):
@@ -63,17 +63,6 @@ def test_an_epoch_of_a_buffer_is_every_item_once(make, prefetch):
     assert all([len(batch) for batch in epoch] == [3, 3, 3, 1] for epoch in epochs)
     assert all(sorted(flat(epoch)) == list(range(10)) for epoch in epochs)
     assert len({tuple(flat(epoch)) for epoch in epochs}) > 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_any_kind_are_drawn(kind):
-    rows = KINDS[kind]
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=5)
-    buffer.extend(rows(list(range(8))))
-    for _ in range(4):
-        batch, info = buffer.sample(return_info=True)
-        assert set(info) == {"index"} and info["index"].dtype == torch.int64
-        check_same(batch, rows(info["index"]))
 
 
 def test_tensordict_samples_carry_the_index():
@@ -215,12 +204,6 @@ def test_the_representation_shows_how_much_is_left():
     assert shown == [f"SamplerWithoutReplacement({left:.4f}% left)" for left in (0, 70, 40, 100, 90)]
 
 
-def test_both_options_are_told():
-    sampler = SamplerWithoutReplacement(True, False)
-    assert sampler.drop_last is True and sampler.shuffle is False
-    assert SamplerWithoutReplacement().drop_last is False and SamplerWithoutReplacement().shuffle is True
-
-
 def test_no_batch_is_shorter_than_asked_for_where_the_last_is_dropped():
     buffer = buffer_of(10, 3, drop_last=True)
     first = ids(buffer.sample())
@@ -303,13 +286,6 @@ def test_items_that_could_not_be_read_remain_to_be_drawn(prefetch, broken):
     assert sorted(flat(epoch_of(buffer))) == list(range(10))
 
 
-def test_a_draw_that_could_not_be_read_comes_again_as_it_was():
-    one, two = (buffer_of(10, storage=Failing) for _ in range(2))
-    one.storage.broken = (2, 4)
-    drawn, raised = drawn_despite(one, ArithmeticError, 10)
-    assert raised == 2 and drawn == [ids(two.sample()) for _ in range(8)]
-
-
 def refusing(*broken):
     """A transform that raises at these calls."""
     seen = []
@@ -346,44 +322,3 @@ def test_what_a_transform_refuses_twice_ahead_of_time_was_drawn():
     drawn, raised = drawn_despite(buffer, ArithmeticError, 5)
     assert raised == 2 and len(set(flat(drawn))) == 9 and buffer.sampler.ran_out
     assert sorted(flat(epoch_of(buffer))) == list(range(12))
-
-
-# ------------------------------------------------------------------ random numbers
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_equal_generators_give_equal_batches_drawn_ahead_or_not(make):
-    def drawn(prefetch):
-        buffer = buffer_of(20, storage=make, capacity=24, prefetch=prefetch)
-        taken = [ids(buffer.sample()) for _ in range(7)]
-        buffer.add(plain_tensor([20])[0])
-        return taken, epoch_of(buffer)
-
-    assert drawn(None) == drawn(None) and drawn(3) == drawn(3)
-    assert drawn(None)[0] == drawn(3)[0] == drawn(1)[0]
-
-
-def test_other_seeds_give_other_batches():
-    assert len({tuple(flat(epoch_of(buffer_of(20, seed=seed)))) for seed in range(8)}) == 8
-
-
-def test_the_global_seed_governs_without_a_generator():
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        buffer = buffer_of(20)
-        buffer.set_rng(None)
-        drawn.append(epoch_of(buffer))
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-@pytest.mark.parametrize("taken", [1, 2, 5])
-def test_another_generator_governs_what_is_left_of_the_epoch(taken):
-    plain, ahead = (buffer_of(20, prefetch=prefetch) for prefetch in (None, 3))
-    drawn = []
-    for buffer in (plain, ahead):
-        first = [ids(buffer.sample()) for _ in range(taken)]
-        buffer.set_rng(torch.Generator().manual_seed(5))
-        drawn.append(first + epoch_of(buffer))
-        assert sorted(flat(drawn[-1])) == list(range(20))
-    assert drawn[0] == drawn[1]

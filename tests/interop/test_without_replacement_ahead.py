@@ -64,27 +64,6 @@ def test_batches_that_are_dropped_remain_to_be_drawn(change, taken):
     assert sorted(flat(epoch_of(buffer))) == list(range(10))
 
 
-def test_a_batch_that_is_dropped_while_a_thread_waits_for_it_remains_to_be_drawn():
-    buffer, reached, go = buffer_of(10, prefetch=2), threading.Event(), threading.Event()
-
-    def hold_up(data):
-        if threading.current_thread().name.startswith("replay-prefetch") and not go.is_set():
-            reached.set()
-            assert go.wait(10)
-        return data
-
-    buffer.append_transform(hold_up)
-    drawn = [ids(buffer.sample())]
-    assert reached.wait(10)
-    waiting = threading.Thread(target=lambda: drawn.append(ids(buffer.sample())))
-    waiting.start()
-    time.sleep(0.05)
-    buffer.set_rng(torch.Generator().manual_seed(1))
-    go.set()
-    waiting.join(10)
-    assert sorted(flat(drawn + epoch_of(buffer))) == list(range(10))
-
-
 def test_threads_share_an_epoch_while_others_drop_what_is_ahead():
     buffer, taken, done = buffer_of(2000, 7, prefetch=3), [], threading.Event()
 

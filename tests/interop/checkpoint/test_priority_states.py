@@ -41,6 +41,8 @@ def test_sums_of_priorities_are_the_same_bits_after_thousands_of_updates(
         sampler.update_priority(draw.integers(0, 480, count), 10 ** draw.uniform(-9, 9, count), storage=storage)
         if turn % 9 == 0:
             sampler.mark_update(draw.integers(0, 480, int(draw.choice([1, 7, 40]))), storage=storage)
+        if turn % 50 == 0:
+            sampler.sample(storage, 1)  # brings the changes into the tree
         if turn == turns // 2:
             sampler.alpha = 0.7 * alpha
     twin = make()

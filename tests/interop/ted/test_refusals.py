@@ -177,11 +177,11 @@ DAMAGED = {
     "no rows": (changed("action", torch.zeros(())), "'action' has 0 rows"),
     "no flags": (changed("done", None), "'done' is missing"),
     "flags of other rows": (changed("done", torch.zeros(7, 1)), r"done flags of shape \[7, 1\] for 5 rows"),
-    "no shift": (changed("shift", None), "'shift' should tell integers"),
+    "no shift": (changed("shift", None), "'shift' should be integers"),
     "a shift beyond": (changed("shift", NonTensorData(9)), "shift must be a row of 5, got 9"),
     "a text": (changed("is_full", NonTensorData("yes")), "'is_full' should be True or False, found 'yes'"),
     "another shape": (changed("_storage_shape", NonTensorData((6,))), r"done flags of shape \[5, 1\] for 6 rows"),
-    "a strange shape": (changed("_storage_shape", NonTensorData("wide")), "'_storage_shape' should tell integers"),
+    "a strange shape": (changed("_storage_shape", NonTensorData("wide")), "'_storage_shape' should be integers"),
 }
 UNFIT = {
     "an entry less": (changed("action", None), "missing there: 'action', there alone: none"),

@@ -66,22 +66,6 @@ def test_a_write_that_fails_takes_nothing():
     assert rb[:]["a"].tolist() == [0, 1, 2]
 
 
-def test_a_signal_after_the_rows_counted_keeps_the_stream(monkeypatch):
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
-    rb.extend(rows(0))
-    plain = rb._note
-
-    def broken(given, index):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rb, "_note", broken)
-    with pytest.raises(KeyboardInterrupt):
-        rb.extend(rows(1))
-    monkeypatch.setattr(rb, "_note", plain)
-    rb.extend(rows(2))
-    assert rb[:]["a"].tolist() == [0, 1]
-
-
 def test_each_buffer_needs_its_own():
     delay = Delay()
     rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=delay)

@@ -47,36 +47,6 @@ def stored(rb):
     return torch.stack(list(rb.storage)) if isinstance(rb.storage, ListStorage) else rb.storage[:]
 
 
-@each_storage
-@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
-def test_steps_can_be_added_one_at_a_time(buffer, storage):
-    """Of a single step the time dim is missing that returns of n steps are taken along."""
-    one_by_one, at_once = (buffer(storage=storage(10), transform=MultiStepTransform(3, 0.5)) for _ in range(2))
-    data = episodes([4, 4], rewards=[1, 100])
-    slots = [one_by_one.add(row) for row in data]
-    at_once.extend(data)
-    assert list(slots[3:]) == [0, 1, 2, 3, 4] and all(len(slot) == 0 for slot in slots[:3])
-    left, right = stored(one_by_one), stored(at_once)
-    assert left.batch_size == (5,)
-    for key in right.keys(True, True):
-        assert torch.equal(left[key], right[key]), key
-
-
-@pytest.mark.parametrize("splits", [[8], [1] * 8, [3, 5], [2, 3, 3]], ids=repr)
-def test_rewards_of_the_next_episode_never_spill_in(splits):
-    """Neither where it was cut off, nor depending on how many steps are written at a time."""
-    rb = ReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.5))
-    data = episodes([4, 4], rewards=[1, 100])
-    for part in data.split(splits):
-        rb.extend(part)
-    rb.extend(episodes([3]))  # what comes later completes them
-    rows = rb[:4]
-    assert rows["next", "reward"].flatten().tolist() == [1.75, 1.75, 1.5, 1.0]
-    assert rows["steps_to_next_obs"].flatten().tolist() == [3, 3, 2, 1]
-    assert rows["gamma"].flatten().tolist() == [0.125, 0.125, 0.25, 0.5]
-    assert rows["next", "obs"].flatten().tolist() == [3, 4, 4, 4]  # the last is the final one, not that after the reset
-
-
 def test_a_ring_that_goes_round_never_mixes_old_and_new_steps():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), transform=MultiStepTransform(3, 0.5), batch_size=16)
     count = 20

@@ -241,24 +241,6 @@ def test_a_row_that_is_added_holds_no_frames_but_its_own():
             assert row[key].untyped_storage().nbytes() == row[key].nbytes
 
 
-def test_a_write_broken_off_after_its_rows_is_part_of_the_stream(monkeypatch):
-    data = rollout(12, seed=3)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), transform=MultiStepTransform(3, 0.9))
-    rb.extend(data[:6])
-    writer = rb._writer
-
-    def broken_off(rows, count, fresh):
-        writer._cursor = writer._cursor + fresh
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(writer, "_advance", broken_off)
-        with pytest.raises(KeyboardInterrupt):
-            rb.extend(data[6:8])
-    rb.extend(data[8:])
-    same(rb[:].exclude("index"), MultiStepTransform(3, 0.9).inv(data))
-
-
 def test_frames_kept_follow_new_ones_to_their_device():
     transform = MultiStepTransform(5, 0.9)
     transform.inv(rollout(3))
