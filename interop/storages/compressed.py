@@ -24,10 +24,11 @@ _OBJECT = value_of("object")  # any leaf that is no tensor
 
 
 class Packed(NamedTuple):
-    """What it takes to restore an item: its structure, and of each leaf that is a tensor what it was."""
+    """What is kept of an item: its leaves, those that are tensors compressed, and what it takes to restore them."""
 
-    node: Node
-    tensors: list[dict[str, Any] | None]
+    leaves: list[Any]
+    node: Node  # its structure
+    tensors: list[dict[str, Any] | None]  # of each leaf that is a tensor, what it was
 
 
 class CompressedListStorage(ListStorage):
@@ -68,7 +69,6 @@ class CompressedListStorage(ListStorage):
         self._compression_fn, self._decompression_fn = compression_fn, decompression_fn
         self.compression_level = compression_level
         self._zstd = Zstd(compression_level) if compression_fn is None else None
-        self._metadata: list[Packed] = []  # of each item of `_storage`, which has its leaves
 
     def bytes(self) -> int:
         """The size of all that is compressed. 0 and a warning where nothing is stored."""
@@ -76,8 +76,8 @@ class CompressedListStorage(ListStorage):
             warnings.warn("bytes() of an empty storage is 0", UserWarning, stacklevel=2)
         return sum(
             leaf.nbytes
-            for leaves, packed in zip(self._storage, self._metadata, strict=True)
-            for leaf, tensor in zip(leaves, packed.tensors, strict=True)
+            for packed in self._storage
+            for leaf, tensor in zip(packed.leaves, packed.tensors, strict=True)
             if tensor
         )
 
@@ -99,31 +99,12 @@ class CompressedListStorage(ListStorage):
     def _tensors_of(self, data: Any) -> list[Share]:
         return [Share("items", "compressed tensors", "cpu", None)]
 
-    def _put(self, place: int, item: Any) -> None:
-        leaves, packed = item
-        if place == len(self._storage):
-            self._metadata.append(packed)
-        else:
-            self._metadata[place] = packed
-        super()._put(place, leaves)
-
-    def _set_slice(self, cursor: slice, items: list[Any], may_resize: bool) -> None:
-        metadata = list(self._metadata)
-        super()._set_slice(cursor, [leaves for leaves, _ in items], may_resize)
-        metadata[cursor] = [packed for _, packed in items]
-        self._metadata = metadata
-
     def _taken(self, places: Iterable[int]) -> list[Any]:
-        return [self._unpacked(self._storage[place], self._metadata[place]) for place in places]
-
-    def _empty(self) -> None:
-        super()._empty()
-        self._metadata = []
+        return [self._unpacked(self._storage[place]) for place in places]
 
     # ------------------------------------------------------------------ compression
 
-    def _to_keep(self, item: Any) -> tuple[list[Any], Packed]:
-        """What is kept of an item: its leaves, those that are tensors compressed."""
+    def _to_keep(self, item: Any) -> Packed:
         try:
             node, found = flatten(item, _kept_as_it_is)
         except NotKept as error:
@@ -139,12 +120,12 @@ class CompressedListStorage(ListStorage):
             else:
                 tensors.append(None)
                 leaves.append(_copied(leaf, value))
-        return leaves, Packed(node, tensors)
+        return Packed(leaves, node, tensors)
 
-    def _unpacked(self, leaves: list[Any], packed: Packed) -> Any:
+    def _unpacked(self, packed: Packed) -> Any:
         made = (
             self._decompressed(value, tensor) if tensor else _copied(leaf, value)
-            for leaf, value, tensor in zip(leaves_of(packed.node), leaves, packed.tensors, strict=True)
+            for leaf, value, tensor in zip(leaves_of(packed.node), packed.leaves, packed.tensors, strict=True)
         )
         return build(packed.node, made, self.device)
 
@@ -174,13 +155,13 @@ class CompressedListStorage(ListStorage):
         return None if self.device is None or self._zstd is None else torch.device("cpu")
 
     def _held(self) -> list[Any]:
-        return [(leaves, _described(packed)) for leaves, packed in zip(self._storage, self._metadata, strict=True)]
+        return [(packed.leaves, _described(packed)) for packed in self._storage]
 
     def _checked(self, held: list[Any], where: str) -> list[Any]:
         with reading_errors(where):
             return [self._restored(item, where) for item in held]
 
-    def _restored(self, item: Any, where: str) -> tuple[list[Any], Packed]:
+    def _restored(self, item: Any, where: str) -> Packed:
         """A loaded item, on the devices of here. CheckpointCorrupt where its leaves are not those of its structure."""
         leaves, described = item
         fields, reading = Fields(described, where), Reading(where)
@@ -205,10 +186,7 @@ class CompressedListStorage(ListStorage):
             tensors.append(of)
             stand_ins.append(value if of is None else torch.empty(of["shape"], dtype=of["dtype"], device="meta"))
         build(node, iter(stand_ins))  # an error where they do not fit together
-        return leaves, Packed(node, tensors)
-
-    def _hold(self, held: list[Any]) -> None:
-        self._storage, self._metadata = [leaves for leaves, _ in held], [packed for _, packed in held]
+        return Packed(leaves, node, tensors)
 
 
 def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:

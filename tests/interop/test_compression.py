@@ -182,7 +182,7 @@ def test_metadata_tell_what_was_compressed():
     storage.set(0, torch.zeros(2, 3, dtype=torch.bfloat16))
     storage.set(1, TensorDict(a=torch.zeros(4), text="x", deep=TensorDict(b=torch.ones(1))))
     storage.set(2, "text")
-    (of_tensor,), of_tensordict, of_text = (each.tensors for each in storage._metadata)
+    (of_tensor,), of_tensordict, of_text = (each.tensors for each in storage._storage)
     assert of_tensor == {
         "type": "tensor",
         "shape": torch.Size([2, 3]),
@@ -190,8 +190,10 @@ def test_metadata_tell_what_was_compressed():
         "device": torch.device("cpu"),
     }
     assert [None if each is None else each["shape"] for each in of_tensordict if each] == [(4,), (1,)]
-    assert of_text == [None] and storage._storage[2] == ["text"]
-    compressed = [each for each in (*storage._storage[0], *storage._storage[1]) if isinstance(each, torch.Tensor)]
+    assert of_text == [None] and storage._storage[2].leaves == ["text"]
+    compressed = [
+        each for each in (*storage._storage[0].leaves, *storage._storage[1].leaves) if isinstance(each, torch.Tensor)
+    ]
     assert len(compressed) == 3 and all(each.dtype == torch.uint8 and each.ndim == 1 for each in compressed)
 
 
@@ -200,7 +202,7 @@ def test_memory_is_saved_also_of_nested_entries():
     buffer = buffer_of(td, capacity=10)
     given_bytes = 2 * 10 * 3 * 84 * 84 * 4
     assert 0 < buffer.storage.bytes() < given_bytes / 500
-    held = sum(leaf.nbytes for leaves in buffer.storage._storage for leaf in leaves)
+    held = sum(leaf.nbytes for packed in buffer.storage._storage for leaf in packed.leaves)
     assert buffer.storage.bytes() == held
 
 
@@ -259,7 +261,7 @@ def test_functions_of_the_user_compress_and_decompress():
     check_same(buffer[1]["a"], torch.tensor([2.0, 3.0]))
     check_same(calls[0], torch.tensor([0.0, 1.0]))
     assert calls[-1] == {"type": "tensor", "shape": (2,), "dtype": torch.float32, "device": torch.device("cpu")}
-    assert storage.bytes() == 8 and storage._storage[0][0].dtype == torch.float16
+    assert storage.bytes() == 8 and storage._storage[0].leaves[0].dtype == torch.float16
 
 
 def test_functions_that_hand_memory_on_share_none():
@@ -286,7 +288,7 @@ def test_functions_must_return_tensors():
     storage = CompressedListStorage(3, compression_fn=lambda tensor: b"", decompression_fn=lambda kept, metadata: kept)
     with pytest.raises(TypeError, match="compression_fn must return a tensor"):
         storage.set(0, torch.zeros(3))
-    assert len(storage) == 0 and storage._metadata == []
+    assert len(storage) == 0
     storage = CompressedListStorage(3, compression_fn=torch.clone, decompression_fn=lambda kept, metadata: None)
     storage.set(0, torch.zeros(3))
     with pytest.raises(TypeError, match="decompression_fn must return a tensor"):

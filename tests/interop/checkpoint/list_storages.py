@@ -38,11 +38,7 @@ def filled(kind, items, capacity=20, **kwargs):
 
 def fingerprint(storage):
     """All that a storage is."""
-    state = {
-        name: [tuple(each) if name == "_metadata" else each for each in storage.__dict__[name]]
-        for name in ("_storage", "_metadata")
-        if name in storage.__dict__
-    }
+    state = storage._held(), list(storage._storage) if not storage._AROUND else None
     return state, storage._last_cursor, storage._ledger.end, storage._ledger.written, storage._ledger.edits
 
 

@@ -59,7 +59,7 @@ def test_a_structure_that_does_not_agree_is_refused(item, changes):
 def test_bytes_that_are_no_frame_are_refused():
     for packed in (torch.zeros(20, dtype=torch.uint8), torch.ones(4), torch.zeros(0, dtype=torch.uint8)):
         storage = filled(CompressedListStorage, [torch.ones(4)])
-        storage._storage[0] = [packed]
+        storage._storage[0] = storage._storage[0]._replace(leaves=[packed])
         with pytest.raises(CheckpointCorrupt):
             CompressedListStorage(20)._restoring(through_json(storage._saved()))
 
