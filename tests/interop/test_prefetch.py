@@ -13,7 +13,7 @@ from interop import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.interop.rows import check_same, flat_td, plain_tensor
+from tests.interop.rows import flat_td, plain_tensor
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 
 
@@ -106,23 +106,6 @@ def test_an_error_is_raised_once_and_no_batch_is_lost(broken):
             raised += 1
             assert str(error) == f"draw {broken}"
     assert raised == 1
-
-
-def test_an_error_of_an_empty_buffer_is_gone_once_it_is_filled():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), prefetch=2, batch_size=4)
-    with pytest.raises(RuntimeError, match="empty"):
-        buffer.sample()
-    buffer.extend(plain_tensor([1, 2]))
-    for _ in range(4):
-        assert buffer.sample().shape == (4, 3)
-
-
-def test_batches_ahead_are_apart_from_each_other():
-    buffer = ahead(3)
-    batches = [buffer.sample() for _ in range(6)]
-    kept = [batch.clone() for batch in batches]
-    batches[0].fill_(50)
-    check_same(batches[1:], kept[1:])
 
 
 def test_batches_are_drawn_by_other_threads():

@@ -204,12 +204,6 @@ def test_the_representation_shows_how_much_is_left():
     assert shown == [f"SamplerWithoutReplacement({left:.4f}% left)" for left in (0, 70, 40, 100, 90)]
 
 
-def test_both_options_are_told():
-    sampler = SamplerWithoutReplacement(True, False)
-    assert sampler.drop_last is True and sampler.shuffle is False
-    assert SamplerWithoutReplacement().drop_last is False and SamplerWithoutReplacement().shuffle is True
-
-
 def test_no_batch_is_shorter_than_asked_for_where_the_last_is_dropped():
     buffer = buffer_of(10, 3, drop_last=True)
     first = ids(buffer.sample())
@@ -292,13 +286,6 @@ def test_items_that_could_not_be_read_remain_to_be_drawn(prefetch, broken):
     assert sorted(flat(epoch_of(buffer))) == list(range(10))
 
 
-def test_a_draw_that_could_not_be_read_comes_again_as_it_was():
-    one, two = (buffer_of(10, storage=Failing) for _ in range(2))
-    one.storage.broken = (2, 4)
-    drawn, raised = drawn_despite(one, ArithmeticError, 10)
-    assert raised == 2 and drawn == [ids(two.sample()) for _ in range(8)]
-
-
 def refusing(*broken):
     """A transform that raises at these calls."""
     seen = []
@@ -335,16 +322,3 @@ def test_what_a_transform_refuses_twice_ahead_of_time_was_drawn():
     drawn, raised = drawn_despite(buffer, ArithmeticError, 5)
     assert raised == 2 and len(set(flat(drawn))) == 9 and buffer.sampler.ran_out
     assert sorted(flat(epoch_of(buffer))) == list(range(12))
-
-
-# ------------------------------------------------------------------ random numbers
-
-
-def test_the_global_seed_governs_without_a_generator():
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        buffer = buffer_of(20)
-        buffer.set_rng(None)
-        drawn.append(epoch_of(buffer))
-    assert drawn[0] == drawn[1] != drawn[2]
