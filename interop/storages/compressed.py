@@ -77,8 +77,8 @@ class CompressedListStorage(ListStorage):
         return sum(
             leaf.nbytes
             for packed in self._storage
-            for leaf, tensor in zip(packed.leaves, packed.tensors, strict=True)
-            if tensor
+            for leaf, of in zip(packed.leaves, packed.tensors, strict=True)
+            if of
         )
 
     def to_bytestream(self, data_to_bytestream: Any) -> builtins.bytes:
@@ -119,15 +119,15 @@ class CompressedListStorage(ListStorage):
                 leaves.append(self._compressed(tensor))
             else:
                 tensors.append(None)
-                leaves.append(_copied(leaf, value))
+                leaves.append(_copied(value))
         return Packed(leaves, node, tensors)
 
     def _unpacked(self, packed: Packed) -> Any:
-        made = (
-            self._decompressed(value, tensor) if tensor else _copied(leaf, value)
-            for leaf, value, tensor in zip(leaves_of(packed.node), packed.leaves, packed.tensors, strict=True)
-        )
-        return build(packed.node, made, self.device)
+        made = [
+            self._decompressed(value, of) if of else _copied(value)
+            for value, of in zip(packed.leaves, packed.tensors, strict=True)
+        ]
+        return build(packed.node, iter(made), self.device)
 
     def _compressed(self, tensor: Tensor) -> Tensor:
         if self._zstd is not None:
@@ -203,7 +203,7 @@ def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:
 def _described(packed: Packed) -> dict[str, Any]:
     """What restores an item, as a saved tree."""
     leaves = (saved_leaf(leaf) if leaf.kind == "tensor" else None for leaf in leaves_of(packed.node))
-    shapes = [None if tensor is None else list(tensor["shape"]) for tensor in packed.tensors]
+    shapes = [list(of["shape"]) if of else None for of in packed.tensors]
     return {"layout": saved_node(packed.node, leaves), "shapes": shapes}
 
 
@@ -214,8 +214,8 @@ def _leaf(saved: Any, where: str, reading: Reading) -> Value | None:
     return None if "children" in fields else leaf_of(fields, reading, frozenset(("tensor",)))
 
 
-def _copied(leaf: Value, value: Any) -> Any:
-    return copy.deepcopy(value) if leaf.kind in ("plain", "array") else value
+def _copied(value: Any) -> Any:
+    return copy.deepcopy(value) if type(value) in (list, dict, np.ndarray) else value
 
 
 def _raw(tensor: Tensor) -> np.ndarray:

@@ -167,6 +167,12 @@ def test_what_is_read_is_a_copy_and_a_lazy_stack():
     kept[0]["a"].zero_()
     kept.sample(2)[0]["a"].zero_()
     assert kept[0]["a"].all()
+    plain = CompressedListStorage(3)
+    plain.set(0, {"b": ["text"], "c": np.zeros(1)})
+    plain.load_state_dict(plain.state_dict())
+    plain.get(0)["b"].append(1)
+    plain.get(0)["c"][:] = 1
+    assert plain.get(0) == {"b": ["text"], "c": np.zeros(1)}
     assert isinstance(buffer_of(flat_td([1, 2]))[:], LazyStackedTensorDict)
     check_same(buffer_of(plain_tensor([1, 2, 3]))[:], plain_tensor([1, 2, 3]))
     check_same(buffer_of([{"a": torch.ones(2)}] * 2)[:], {"a": torch.ones(2, 2)})
