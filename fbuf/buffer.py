@@ -62,18 +62,15 @@ class Buffer:
     def __post_init__(self) -> None:
         if not isinstance(self.lanes, tuple):
             raise TypeError(f"lanes must be a tuple of int, got {self.lanes!r}")
-        object.__setattr__(self, "capacity", checks.whole("capacity", self.capacity))
-        object.__setattr__(self, "lanes", tuple(checks.whole("lanes", lane) for lane in self.lanes))
+        object.__setattr__(self, "capacity", checks.as_int("capacity", self.capacity))
+        object.__setattr__(self, "lanes", tuple(checks.as_int("lanes", lane) for lane in self.lanes))
         if self.items_per_row * self.capacity > LARGEST:
             raise ValueError(f"at most {LARGEST} items, got {self.capacity} rows of {self.items_per_row}")
         if self.trajectories is not None:
             checks.rule("trajectories", self.trajectories, Trajectories)
         if isinstance(self.sampler, Slices):
             self.sampler.check(self.capacity)
-            if self.trajectories is None:
-                raise ValueError(
-                    "Slices need to know where trajectories end: build the buffer with trajectories=fbuf.Trajectories(...)"
-                )
+            self._require_trajectories("Slices")
         else:
             checks.rule("sampler", self.sampler, Sampler)
         checks.rule("writer", self.writer, Writer)
@@ -81,13 +78,16 @@ class Buffer:
         object.__setattr__(self, "frames", self._frames)
         for rule in self._frames:
             checks.rule("frames", rule, Frames)
-            if self.trajectories is None:
-                raise ValueError(
-                    "frames need to know where trajectories end: build the buffer with trajectories=fbuf.Trajectories(...)"
-                )
+            self._require_trajectories("frames")
+
+    def _require_trajectories(self, what: str) -> None:
+        if self.trajectories is None:
+            raise ValueError(
+                f"{what} need to know where trajectories end: build the buffer with trajectories=fbuf.Trajectories(...)"
+            )
 
     def _check_writer(self) -> None:
-        """ValueError for what needs the order of writing or lanes, with a writer that does not keep or take them."""
+        """ValueError for rules that need the order of writing, or lanes, with a writer that supports neither."""
         if not self.writer.keeps_order and (self.trajectories is not None or self.sampler.needs_order):
             what = f"{type(self.sampler).__name__} needs" if self.trajectories is None else "trajectories need"
             raise ValueError(f"{what} the order of writing in a ring, which {self.writer!r} does not keep")
@@ -169,13 +169,13 @@ class Buffer:
                 jax.tree.map(lambda leaf: leaf[count - kept :], rest),
             ),
             ring=ring,
-            sampler=self._told(state, slots, write),
+            sampler=self._sampler_written(state, slots, write),
             trajectories=index if write is None else write.after,
             frames=stored,
         ), slots
 
-    def _told(self, state: BufferState, slots: Array, write: Written | None) -> Any:
-        """The sampler's state after a write, None for one of no rows or without trajectories."""
+    def _sampler_written(self, state: BufferState, slots: Array, write: Written | None) -> Any:
+        """The sampler's state after a write; `write` is None without rows or without trajectories."""
         latest = slots[-self.capacity :].reshape(-1)
         if not isinstance(self.sampler, Slices):
             return self.sampler.written(state.sampler, slots.reshape(-1) if self.sampler.needs_order else latest)
@@ -189,7 +189,7 @@ class Buffer:
         having it donated copies all items.
         """
         self._check(state)
-        batch_size = checks.whole("batch_size", batch_size)
+        batch_size = checks.as_int("batch_size", batch_size)
         size = self.size(state)
         if isinstance(self.sampler, Slices):
             assert state.trajectories is not None
@@ -225,12 +225,12 @@ class Buffer:
         return frames.read(self._frames, state.frames, items, state.trajectories, state.ring, slots)
 
     def intact(self, state: BufferState, slots: Int[Array, "*shape"]) -> Bool[Array, "*shape"]:
-        """Whether the items at slots, which must be in range, are read as they were written; all but for `frames`."""
+        """Whether the items at slots, which must be in range, are read as they were written; False only with `frames`."""
         self._check(state)
         return frames.intact(state.frames, checks.slots(slots))
 
     def place(self, state: BufferState, slots: Int[Array, "*shape"]) -> Place:
-        """Where the items at slots, which must hold one, stand in their trajectories. O(slots)."""
+        """Positions in their trajectories of the items at slots, each of which must hold one. O(slots)."""
         self._check(state)
         if state.trajectories is None:
             raise ValueError("this buffer knows no trajectories: build it with trajectories=fbuf.Trajectories(...)")
@@ -241,7 +241,7 @@ class Buffer:
         return state.ring.size * self.items_per_row
 
     def clear(self, state: BufferState) -> BufferState:
-        """The same buffer with nothing in it; the memory of items is kept."""
+        """The buffer without items; their memory is kept."""
         self._check(state)
         known = state.trajectories
         return BufferState(
@@ -253,12 +253,12 @@ class Buffer:
         )
 
     def _whole(self, state: BufferState) -> Any:
-        """The items with the shape and dtype of all that a batch has."""
+        """The items with the shapes and dtypes of the leaves of a batch."""
         return frames.whole(self._frames, state.frames, state.items, (self.capacity, *self.lanes))
 
     @property
     def _sampled(self) -> tuple[int, ...]:
-        """What the sampler is made for: items, or rows and the items in each."""
+        """The arguments of the sampler's `init`: items, or rows and the items in each."""
         if isinstance(self.sampler, Slices):
             return self.capacity, self.items_per_row
         return (self.capacity * self.items_per_row,)
@@ -287,13 +287,13 @@ def _store_some(buffer: Buffer, state: BufferState, ring: Any, rows: Int[Array, 
     source = jnp.where(kept, own, jnp.argmax(kept).astype(jnp.int32))  # the others repeat one that is kept
     target = rows.at[source].get(mode="promise_in_bounds")
     source, target, some = computed_once((source, target, jnp.any(kept).astype(jnp.int32)))
-    slots, told = buffer._slots(target).reshape(-1), buffer.sampler
-    assert not isinstance(told, Slices)  # these need a ring
+    slots, sampler = buffer._slots(target).reshape(-1), buffer.sampler
+    assert not isinstance(sampler, Slices)  # these need a ring
 
     def store(_: int, held: tuple[Any, Any]) -> tuple[Any, Any]:
         new = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[source].get(mode="promise_in_bounds"), batch)
-        return storage.write(held[0], target, new, repeating=True), told.written(held[1], slots)
+        return storage.write(held[0], target, new, repeating=True), sampler.written(held[1], slots)
 
-    # One turn or none: a condition would copy all items.
-    items, sampler = jax.lax.fori_loop(0, some, store, (state.items, state.sampler))
-    return dataclasses.replace(state, items=items, sampler=sampler, ring=ring)
+    # One iteration or none: a condition would copy all items.
+    items, after = jax.lax.fori_loop(0, some, store, (state.items, state.sampler))
+    return dataclasses.replace(state, items=items, sampler=after, ring=ring)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
+def as_int(name: str, value: Any, least: int = 1) -> int:
     """The value as an int of at least `least`. TypeError for anything but Python's and NumPy's integers."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an int that is known before the program runs, got {value!r}")
@@ -100,7 +100,7 @@ def item_spec(example: Any) -> Any:
 
 
 def batch_length(items: Any, batch: Any, lanes: tuple[int, ...], at: int) -> int:
-    """How many rows `batch` has, in dim `at`. TypeError or ValueError, naming the leaf, if it does not fit the `items`."""
+    """The rows of a batch, in dim `at`. TypeError or ValueError, naming the leaf, if it does not fit the `items`."""
     stored: Any = jax.tree.structure(items)
     given: Any = jax.tree.structure(batch)
     if stored != given:

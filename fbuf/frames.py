@@ -11,8 +11,8 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from fbuf import checks, storage, trajectories
-from fbuf.fusion import computed_once
-from fbuf.paths import Path, leaf_at, path_of
+from fbuf.fusion import computed_once, two_or_more
+from fbuf.paths import Path, path_of, required_leaf
 from fbuf.priority_tree import LARGEST
 from fbuf.ring_places import backward, wrapped
 from fbuf.samplers.protocol import Draw
@@ -57,14 +57,14 @@ class Frames:
         finals: of how many ends the next frame is remembered; an eighth of the items by default, at least 8.
 
     What is read is bit for bit what was written, or the draw says that it is not: `valid` is False, or with `Slices`
-    `mask` from that step on, and the observations are zeros (`Buffer.intact` tells it of any item). This is so for
+    `mask` from that step on, and the observations are zeros (`Buffer.intact` says so of any item). This is so for
 
     - an item that ended a trajectory, once `finals` later ones have ended; with as many finals as items, never. An item
       whose next observation is not the observation of the item behind it counts as an end here.
     - an item whose stacks are not what the rule makes of the frames of its trajectory: among the first `stack - 1` where a
       recording began in the midst of an episode, after `clear` for instance. `FrameState.unlike` counts them.
 
-    Reading costs O(batch * stack) frames, and so does writing: what is written is read once, to tell.
+    Reading costs O(batch * stack) frames, and so does writing, which reads the rows again to compare them.
     """
 
     obs: Any = "obs"
@@ -77,12 +77,12 @@ class Frames:
     def __post_init__(self) -> None:
         for name in ("obs", "next_obs"):
             object.__setattr__(self, name, path_of(name, getattr(self, name)))
-        object.__setattr__(self, "stack", checks.whole("stack", self.stack))
-        object.__setattr__(self, "axis", checks.whole("axis", self.axis, least=-(2**31)))
+        object.__setattr__(self, "stack", checks.as_int("stack", self.stack))
+        object.__setattr__(self, "axis", checks.as_int("axis", self.axis, least=-(2**31)))
         if self.padding not in ("first", "zero"):
             raise ValueError(f"padding must be 'first' or 'zero', got {self.padding!r}")
         if self.finals is not None:
-            object.__setattr__(self, "finals", checks.whole("finals", self.finals))
+            object.__setattr__(self, "finals", checks.as_int("finals", self.finals))
 
     def init(self, capacity: int, lanes: int, obs: Any, next_obs: Any) -> FrameState:
         """No frames, for two leaves of an item. TypeError or ValueError where they are not as they must be."""
@@ -107,7 +107,7 @@ class Frames:
         )
 
     def entries(self, items: int) -> int:
-        """How many ends are remembered."""
+        """The number of ends whose next frame is kept."""
         return min(max(items // 8, 8), items) if self.finals is None else self.finals
 
     def _frame_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class Frames:
 
 
 def init(rules: tuple[Frames, ...], capacity: int, lanes: int, item: Any) -> tuple[Any, tuple[FrameState, ...]]:
-    """What of an item is kept as it is, and empty states. TypeError or ValueError where the rules do not fit."""
+    """The rest of an item, without the observations of the rules, and empty states. TypeError or ValueError otherwise."""
     rest, pairs = _apart(rules, item)
     return rest, tuple(rule.init(capacity, lanes, *pair) for rule, pair in zip(rules, pairs, strict=True))
 
@@ -172,7 +172,7 @@ def whole(rules: tuple[Frames, ...], states: tuple[FrameState, ...], rest: Any, 
 def write(
     rules: tuple[Frames, ...], states: tuple[FrameState, ...], batch: Any, write: Written | None
 ) -> tuple[Any, tuple[FrameState, ...]]:
-    """What of a batch is kept as it is, and the states after the write, None for one of no rows. O(rows * stack)."""
+    """The rest of a batch, and the states after the write; `write` is None without rows. O(rows * stack)."""
     rest, pairs = _apart(rules, batch)
     if write is not None:
         each = zip(rules, states, pairs, strict=True)
@@ -188,7 +188,7 @@ def read(
     ring: RingState,
     slots: Int[Array, "*shape"],
 ) -> Any:
-    """The items at slots, which must be in range, `rest` being what else they hold. O(slots * stack)."""
+    """The items at slots, which must be in range, from their rest and their frames. O(slots * stack)."""
     each = zip(rules, states, strict=True)
     slots = slots.astype(jnp.int32)
     return _together(rules, rest, [_read(rule, state, index, ring, slots) for rule, state in each])
@@ -203,7 +203,7 @@ def intact(states: tuple[FrameState, ...], slots: Int[Array, "*shape"]) -> Bool[
 
 
 def without(draw: Draw, lost: Bool[Array, "*shape"], burn_in: int) -> Draw:
-    """The draw as one in which the items that are lost were not drawn. A slice ends before the first of them."""
+    """The draw with lost items masked. A slice ends before the first of them."""
     if draw.mask is None:
         return dataclasses.replace(draw, valid=draw.valid & ~lost)
     mask = (draw.mask & ~lost).astype(jnp.int8)
@@ -221,7 +221,7 @@ def clear(states: tuple[FrameState, ...]) -> tuple[FrameState, ...]:
 def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write: Written) -> FrameState:
     """The state after rows of observations [n, *lanes, ...] were written, n at least 1."""
     capacity, lanes = state.final.shape
-    size, nobody = capacity + rule.stack, state.owner.size - 1
+    size, spare = capacity + rule.stack, state.owner.size - 1
     kept, stored = min(write.count, capacity), min(write.count, size - 1)
     obs, next_obs = (jnp.asarray(leaf).reshape(-1, lanes, *rule.leaf(state).shape) for leaf in (obs, next_obs))
     newest, following = (rule.frames(leaf, 2)[:, :, -1] for leaf in (obs, next_obs))
@@ -253,11 +253,11 @@ def _written(rule: Frames, state: FrameState, obs: Array, next_obs: Array, write
         state,
         table=_put(table, size * lanes + final, last),
         cursor=cursor,
-        owner=_put(state.owner, final, jnp.where(final < nobody, slots, -1)),
+        owner=_put(state.owner, final, jnp.where(final < spare, slots, -1)),
         free=free,
     )
 
-    final = jnp.where(ends, jnp.where(final < nobody, final, _LOST), _FOLLOWS)
+    final = jnp.where(ends, jnp.where(final < spare, final, _LOST), _FOLLOWS)
     before, final = final[: seen - kept], final[seen - kept :]
     places = _places(rule, state, write.after, write.ring, slots[seen - kept :], final)
     like = _are_frames(rule, state, obs, places[..., :-1]) & _are_frames(rule, state, next_obs, places[..., 1:])
@@ -281,7 +281,7 @@ def _read(
 def _places(
     rule: Frames, state: FrameState, index: TrajectoryState, ring: RingState, slots: Array, final: Array
 ) -> Int[Array, "*shape frames"]:
-    """Where in the table the frames of items are, the oldest first, and their next frame."""
+    """Places in the table of the frames of items, the oldest first, and of their next frame."""
     (capacity, lanes), stack = state.final.shape, rule.stack
     size, zeros = capacity + stack, state.table.shape[0] - 1
     row, lane = slots // lanes, (slots % lanes)[..., None]
@@ -296,7 +296,7 @@ def _places(
 
 
 def _are_frames(rule: Frames, state: FrameState, obs: Array, places: Int[Array, "rows lanes stack"]) -> Array:
-    """Which of the last of some observations are those of frames in the table, whose newest they are known to have."""
+    """Which of the last observations equal the frames in the table; that their newest does is known."""
     older = rule.frames(obs[obs.shape[0] - places.shape[0] :], 2)[:, :, :-1]
     return _equal(state.table.at[places[..., :-1]].get(mode="promise_in_bounds"), older, 2)
 
@@ -319,8 +319,10 @@ def _is_intact(state: FrameState, slots: Array, final: Array) -> Array:
 def _claimed(
     state: FrameState, ends: Bool[Array, "rows lanes"], at_once: Bool[Array, "rows lanes"]
 ) -> tuple[Int[Array, "rows lanes"], Int[Array, ""]]:
-    """Finals for the rows that end, nobody's for the others; and the one after. In the order in which it shows that a row
-    ends: with it, or with the next. Of more than there are the last get one."""
+    """Finals for the rows that end, an unused one for the others; and the next free one.
+
+    In the order in which ends are seen: with the row, or with the next one. Of too many the last get one.
+    """
     room = state.owner.size - 1
     turns = jnp.stack([ends & at_once, ends & ~at_once], 1)
     order = jnp.cumsum(turns.reshape(-1), dtype=jnp.int32).reshape(turns.shape)  # from 1 on
@@ -332,14 +334,12 @@ def _claimed(
 
 def _put(table: Array, entry: Int[Array, "rows lanes"], values: Array) -> Array:
     """The table with values at entries; those that come more than once mean nothing."""
-    at, values = entry.reshape(-1), values.reshape(entry.size, *values.shape[2:])
-    if at.size == 1:  # XLA makes a slice of a scatter of one entry, and then copies the table
-        at, values = jnp.repeat(at, 2, 0), jnp.repeat(values, 2, 0)
+    at, values = two_or_more((entry.reshape(-1), values.reshape(entry.size, *values.shape[2:])))
     return table.at[at].set(values, mode="promise_in_bounds")
 
 
 def _equal(left: Array, right: Array, dims: int) -> Array:
-    """Which of the arrays behind some leading dims are the same bits."""
+    """Which entries of the leading dims have the same bits."""
     if left.dtype == jnp.bool_:
         left, right = left.astype(jnp.uint8), right.astype(jnp.uint8)
     bits = (jnp.finfo if jnp.issubdtype(left.dtype, jnp.floating) else jnp.iinfo)(left.dtype).bits
@@ -368,7 +368,7 @@ def _apart(rules: tuple[Frames, ...], item: Any) -> tuple[Any, list[tuple[Any, A
 
 
 def _together(rules: tuple[Frames, ...], rest: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
-    """What `_apart` took apart."""
+    """The inverse of `_apart`."""
     if not rules:
         return rest
     leaves, structure = jax.tree.flatten(rest, is_leaf=lambda leaf: leaf is None)
@@ -378,7 +378,7 @@ def _together(rules: tuple[Frames, ...], rest: Any, pairs: Sequence[tuple[Any, A
 
 
 def _leaves(rules: tuple[Frames, ...], structure: Any) -> list[tuple[int, int]]:
-    """Which leaves of a structure the rules are about."""
+    """The numbers of the leaves that the rules name, two each."""
     numbered: Any = jax.tree.unflatten(structure, range(structure.num_leaves))
     found = [(_leaf(numbered, "obs", rule.obs), _leaf(numbered, "next_obs", rule.next_obs)) for rule in rules]
     if len({place for pair in found for place in pair}) < 2 * len(found):
@@ -387,10 +387,7 @@ def _leaves(rules: tuple[Frames, ...], structure: Any) -> list[tuple[int, int]]:
 
 
 def _leaf(numbered: Any, name: str, path: Path) -> int:
-    try:
-        place = leaf_at(numbered, path)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
+    place = required_leaf(name, numbered, path)
     if type(place) is not int:
         raise ValueError(f"{name}={path!r}: an item has no single array there")
     return place

@@ -24,17 +24,17 @@ def at(place: str) -> int | None:
 
 
 def of_machine() -> int | None:
-    """What this process can still have: free memory, caches that can be dropped, and swap, within the limits of its cgroups.
+    """What this process can still have: free memory, droppable caches and swap, within the limits of its cgroups.
 
-    Where the system does not tell what is free, all that there is.
+    All installed memory where the system does not report what is free.
     """
-    found = [_installed() if (told := _told()) is None else told, *_limits()]
-    known = [each for each in found if each is not None]
-    return min(known) if known else None
+    reported = _reported()
+    found = [_installed() if reported is None else reported, *_limits()]
+    return min((each for each in found if each is not None), default=None)
 
 
 def of_disk(folder: str) -> int:
-    """What a user can still write to the disk of a folder."""
+    """Bytes that a user can still write to the disk of a folder."""
     path = Path(folder)
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -42,7 +42,7 @@ def of_disk(folder: str) -> int:
 
 
 def place_of(device: jax.Device) -> str:
-    """The place that a device of JAX is."""
+    """The name of the memory of a device of JAX, see `at`."""
     return HOST if device.platform == "cpu" else str(device)
 
 
@@ -55,8 +55,8 @@ def _of_device(place: str) -> int | None:
     return None
 
 
-def _told() -> int | None:
-    """What Linux says is free."""
+def _reported() -> int | None:
+    """What Linux reports as free."""
     fields = _fields(Path("/proc/meminfo"))
     kilobytes = fields.get("MemAvailable:")
     return None if kilobytes is None else 1024 * (kilobytes + fields.get("SwapFree:", 0))
@@ -70,7 +70,7 @@ def _installed() -> int | None:
 
 
 def _limits() -> Iterator[int]:
-    """What each cgroup that this process is in, and each above it, leaves."""
+    """Bytes that each cgroup of this process, and each above it, leaves."""
     for folder in _folders():
         for limit, usage in _FILES:
             most, used = _number(folder / limit), _number(folder / usage)
@@ -80,11 +80,7 @@ def _limits() -> Iterator[int]:
 
 
 def _folders() -> Iterator[Path]:
-    try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _text(_OWN_CGROUPS).splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds == "" or "memory" in kinds.split(","):
             root = _CGROUPS / "memory" if kinds else _CGROUPS
@@ -94,17 +90,18 @@ def _folders() -> Iterator[Path]:
 
 def _number(path: Path) -> int | None:
     """The number in a file; None where there is none, or "max"."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Numbers behind names, a line each."""
+    """Numbers by name, a line each."""
+    lines = map(str.split, _text(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _text(path: Path) -> str:
     try:
-        lines = path.read_text().splitlines()
+        return path.read_text()
     except OSError:
-        return {}
-    split = [line.split() for line in lines]
-    return {words[0]: int(words[1]) for words in split if len(words) > 1 and words[1].isdigit()}
+        return ""

@@ -42,7 +42,7 @@ class HashTable:
     capacity: int
 
     def __post_init__(self) -> None:
-        if checks.whole("capacity", self.capacity) > _LARGEST:
+        if checks.as_int("capacity", self.capacity) > _LARGEST:
             raise ValueError(f"capacity must be at most {_LARGEST}, got {self.capacity}")
 
     def init(self, key: PyTree, item: PyTree) -> HashTableState:
@@ -194,9 +194,8 @@ def _probe(
     """The place in the entries of each active key, or an empty one if it is not stored.
 
     With `claims` a new key takes the empty entry: it is then `capacity` + its row. Rows that reach an empty entry in one
-    turn compete for it and the first wins. Rows with equal keys take the same steps, so all end where the first of them is.
-    The loops carry the arrays that they only read, behind a barrier: XLA copies what a loop closes over if it is written
-    later.
+    iteration compete for it and the first wins. Rows with equal keys take the same steps and end at the same place. The
+    loops carry the arrays that they only read, behind a barrier: XLA copies what a loop closes over if it is written later.
     """
     capacity, mask = state.hashes.shape[0], len(state.entries) - 1
     rows = jnp.arange(len(words), dtype=jnp.int32)
@@ -214,7 +213,7 @@ def _probe(
         places = jnp.where(moving, (places + steps) & mask, places)
         return *jax.lax.optimization_barrier((entries, kept)), places, steps, moving
 
-    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         entries, kept, keys, places, steps, left = carry
         entries, kept, places, steps, _ = jax.lax.while_loop(
             lambda carry: carry[-1].any(), move, (entries, kept, places, steps, left)
@@ -233,7 +232,7 @@ def _probe(
     start = (hashes & np.uint32(mask)).astype(jnp.int32)
     entries, kept, keys, places, *_ = jax.lax.while_loop(
         lambda carry: carry[-1].any(),
-        turn,
+        body,
         (state.entries, state.hashes, state.keys, start, jnp.zeros_like(rows), active),
     )
     return dataclasses.replace(state, entries=entries, hashes=kept, keys=keys), places

@@ -10,7 +10,8 @@ from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
 from fbuf.fusion import computed_once, two_or_more, zero_after
-from fbuf.paths import leaf_at, path_of
+from fbuf.paths import leaf_at, path_of, required_leaf
+from fbuf.ring_places import count_up
 from fbuf.writers import Writer
 
 FANOUT = 128
@@ -30,7 +31,7 @@ class HighestRankedState:
 
 @dataclasses.dataclass(frozen=True)
 class HighestRanked(Writer):
-    """Rows in turn until all are in use; then a new item takes the row of the lowest rank, if its own is higher.
+    """Rows in order until all are in use; then a new item takes the row of the lowest rank, if its own is higher.
 
     Of equal lowest ranks the lowest row is taken; an item of equal rank is not accepted, and one of rank NaN is refused
     (`state.refused`). Any number of items at once gives what one after the other would: `Buffer.extend` returns slot -1
@@ -38,7 +39,7 @@ class HighestRanked(Writer):
 
     `rank` is the path of a leaf that holds one real number an item: a key, or a tuple of keys, fields and places.
 
-    O(batch + log capacity for each item that displaces another), each of these in its turn. Inside `vmap` each turn
+    O(batch + log capacity for each item that displaces another), one after the other. Inside `vmap` each of these
     costs O(capacity).
     """
 
@@ -51,10 +52,7 @@ class HighestRanked(Writer):
 
     def init(self, capacity: int, item: Any) -> HighestRankedState:
         """State over `capacity` empty rows for items like `item`. ValueError or TypeError where it has no such rank."""
-        try:
-            leaf = leaf_at(item, self.rank)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"rank={self.rank!r}: an item has no such leaf") from error
+        leaf = required_leaf("rank", item, self.rank)
         if not hasattr(leaf, "dtype"):
             raise ValueError(f"rank={self.rank!r} must lead to a leaf, got {type(leaf).__name__}")
         if not jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.issubdtype(leaf.dtype, jnp.integer):
@@ -97,7 +95,7 @@ def _empty(capacity: int, dtype: Any) -> HighestRankedState:
 
 
 def _highest(dtype: Any) -> Any:
-    """What no rank is above; entries of it that belong to no item come behind those that do, and are never found."""
+    """The highest value of a rank. It fills the entries without an item, which are behind those of items and never found."""
     return np.asarray(np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max, dtype)
 
 
@@ -139,7 +137,7 @@ def _displace(
     def next_above(step: Array, lowest: Array) -> Array:
         return jax.lax.while_loop(lambda k: (k < last) & (given.at[k].get(mode=_CLIP) <= lowest), lambda k: k + 1, step)
 
-    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, taken, accepted, levels = carry
         row, levels = _replace_lowest(levels, given.at[step].get(mode=_CLIP))
         taken = jax.lax.dynamic_update_slice(taken, row[None], (step,))
@@ -147,7 +145,7 @@ def _displace(
 
     zero = zero_after(given)  # of the type of `given`, which may differ between the devices of a mesh
     start = (zero, zero + jnp.full(count, -1, jnp.int32), zero, state.ranks)
-    _, taken, accepted, levels = jax.lax.while_loop(lambda carry: carry[0] < last, turn, start)
+    _, taken, accepted, levels = jax.lax.while_loop(lambda carry: carry[0] < last, body, start)
     rows = jnp.where(asking, taken.at[jnp.maximum(place, 0)].get(mode=_CLIP), -1)
     return dataclasses.replace(_accepting(state, accepted, levels), size=state.size), rows
 
@@ -174,8 +172,6 @@ def _replace_lowest(levels: tuple[Array, ...], rank: Array) -> tuple[Int[Array, 
 
 
 def _accepting(state: HighestRankedState, accepted: Int[Array, ""], ranks: tuple[Array, ...]) -> HighestRankedState:
-    low = state.written[0] + accepted.astype(jnp.uint32)
-    carry = (low < state.written[0]).astype(jnp.uint32)
     return dataclasses.replace(
-        state, size=state.size + accepted, written=jnp.stack([low, state.written[1] + carry]), ranks=ranks
+        state, size=state.size + accepted, written=count_up(state.written, accepted), ranks=ranks
     )

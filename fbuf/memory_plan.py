@@ -1,8 +1,8 @@
-"""What memory a buffer will take, array by array, before any of it is taken."""
+"""Plan the memory of a buffer, array by array, before anything is allocated."""
 
 import dataclasses
 import errno
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -20,7 +20,7 @@ class NotEnoughMemoryError(MemoryError):
 
 
 class NotEnoughDiskError(NotEnoughMemoryError, OSError):
-    """The same of a disk; also an OSError, with `errno` ENOSPC."""
+    """A plan needs more than is free on a disk; also an OSError, with `errno` ENOSPC."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.ENOSPC, text)
@@ -46,6 +46,15 @@ class Share:
     def name(self) -> str:
         return f"{self.part} {self.key}".rstrip()
 
+    def row(self) -> tuple[str, ...]:
+        """The cells of its row in a table."""
+        shape, count = (
+            ("" if self.shape is None else str(list(self.shape))),
+            str("?" if self.bytes is None else self.bytes),
+        )
+        text = size_text(self.bytes) + ("" if self.counts == "always" else f" {self.counts}")
+        return self.part, self.key, shape, self.dtype, self.place, count, text
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -62,27 +71,27 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Bytes of all that is there from the first write on, as far as it is known."""
+        """Bytes of all that is allocated from the first write on, as far as they are known."""
         return sum(self.by_part.values())
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What takes memory that is known only when it is there: the total is without it."""
+        """Names of shares whose size is not known before they are written; the total does not include them."""
         return tuple(share.name for share in self.shares if share.bytes is None)
 
     @property
     def by_part(self) -> dict[str, int]:
-        """The same of items, sampler and so on."""
+        """Bytes of the items, of the sampler and so on."""
         return self._sums(lambda share: share.part, "always")
 
     @property
     def by_key(self) -> dict[str, int]:
-        """The same of each array, by part and path."""
+        """Bytes of each array, by part and path."""
         return self._sums(lambda share: share.name, "always")
 
     @property
     def needed(self) -> dict[str, int]:
-        """Bytes at each place, those among them that are needed only for the time of a call."""
+        """Bytes at each place, including those that are needed only during a call."""
         return self._sums(lambda share: share.place, "always", "in a call")
 
     def _sums(self, of: Callable[[Share], str], *counts: str) -> dict[str, int]:
@@ -115,10 +124,13 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        head = ("part", "key", "shape", "dtype", "at", "bytes", "")
-        rows = [_row(share) for share in self.shares]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [_line(each, widths) for each in (head, *rows)]
+        rows = [("part", "key", "shape", "dtype", "at", "bytes", ""), *map(Share.row, self.shares)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            cells[5] = row[5].rjust(widths[5])
+            lines.append("  ".join(cells).rstrip())
         most = self._sums(lambda share: share.place, "at most")
         for place, needed in {**dict.fromkeys(most, 0), **self.needed}.items():
             free = self.free.get(place)
@@ -132,7 +144,7 @@ class Plan:
 
 
 def plan(buffer: Any, example: Any, *, device: jax.Device | None = None) -> Plan:
-    """What `buffer.init(example)` would allocate, to the byte, on a device, by default where JAX makes arrays.
+    """The memory that `buffer.init(example)` would allocate, to the byte, on a device, by default where JAX makes arrays.
 
     Takes no memory itself. Of a `Mixture` too. A program that has the state donated takes no more than this and what it
     makes of its batch; without donation each write makes the whole state anew.
@@ -155,7 +167,7 @@ def shares_of(state: Any, place: str) -> list[Share]:
 
 
 def refuse_large(init: Callable[[], Any], example: Any, slots: int) -> None:
-    """NotEnoughMemoryError for a state that there is no memory for; not within a program, which may only ask for shapes."""
+    """NotEnoughMemoryError for a state that does not fit; not within a program, which may only ask for shapes."""
     item = checks.item_spec(example)
     about = slots * (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item)) + _A_SLOT)
     if about < _SMALL or isinstance(probe := jnp.zeros(()), jax.core.Tracer):
@@ -164,7 +176,7 @@ def refuse_large(init: Callable[[], Any], example: Any, slots: int) -> None:
 
 
 def size_text(count: int | None) -> str:
-    """Bytes to be read."""
+    """Bytes as people read them."""
     if count is None:
         return "?"
     size, unit = float(count), "B"
@@ -173,18 +185,3 @@ def size_text(count: int | None) -> str:
             break
         size, unit = size / 1024, larger
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def _row(share: Share) -> tuple[str, ...]:
-    shape = "" if share.shape is None else str(list(share.shape))
-    count = "?" if share.bytes is None else str(share.bytes)
-    text = size_text(share.bytes) + ("" if share.counts == "always" else f" {share.counts}")
-    return share.part, share.key, shape, share.dtype, share.place, count, text
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    aligned = [
-        cell.rjust(width) if place == 5 else cell.ljust(width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(aligned).rstrip()

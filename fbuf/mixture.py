@@ -80,7 +80,7 @@ class Mixture:
         if self.counts is not None:
             if self.shares is not None or self.drawn:
                 raise ValueError("counts are fixed and stand in place of shares: give neither shares nor drawn=True")
-            object.__setattr__(self, "counts", tuple(checks.whole("counts", count, least=0) for count in self.counts))
+            object.__setattr__(self, "counts", tuple(checks.as_int("counts", count, least=0) for count in self.counts))
         if self.shares is not None:
             object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
         given = [float(value) for value in self._weights]
@@ -105,7 +105,7 @@ class Mixture:
     ) -> tuple[tuple[BufferState, ...], Any, MixtureDraw]:
         """A copy of `batch_size` items, and how they were drawn. See `Buffer.sample`. O(batch), times members if drawn."""
         self._check(states)
-        batch_size = checks.whole("batch_size", batch_size)
+        batch_size = checks.as_int("batch_size", batch_size)
         unit = _unit(self.buffers[0].sampler)[0]
         if batch_size % unit:
             raise ValueError(f"batch_size={batch_size} is not a multiple of the slice length, {unit}")

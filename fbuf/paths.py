@@ -7,15 +7,23 @@ Path = tuple[str | int, ...]
 
 
 def path_of(name: str, given: Any, *, root: bool = False) -> Path:
-    """The path as a tuple. TypeError for what is none; () is one where the item itself may be the leaf (`root`)."""
+    """The path as a tuple. TypeError for anything else; () is a path where the item itself may be the leaf (`root`)."""
     path = given if isinstance(given, tuple) else (given,)
     if not ((path or root) and all(type(step) in (str, int) for step in path)):
         raise TypeError(f"{name} must be a key, or a tuple of keys, got {given!r}")
     return path
 
 
+def required_leaf(name: str, item: Any, path: Path) -> Any:
+    """The leaf at a path of an item. ValueError where there is none, naming the option that has the path."""
+    try:
+        return leaf_at(item, path)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
+
+
 def leaf_at(item: Any, path: Path) -> Any:
-    """What is at a path of an item."""
+    """The leaf, or the subtree, at a path of an item."""
     for step in path:
         item = item[step] if isinstance(item, dict) or isinstance(step, int) else operator.attrgetter(step)(item)
     return item

@@ -156,9 +156,9 @@ def update(
 
 def accepted(tree: PriorityTree, slots: Array, values: Array) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
     """Slots and values as `update_accepted` takes them: what is to be ignored goes to an entry that belongs to no slot."""
-    nobody, values = tree.leaves.size - 1, values.astype(tree.leaves.dtype)
-    at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, nobody), nobody)
-    return at, jnp.where(at < nobody, jnp.minimum(values, _highest_value(tree)), 0)
+    spare, values = tree.leaves.size - 1, values.astype(tree.leaves.dtype)
+    at = jnp.where(jnp.isfinite(values) & (values >= 0), in_range(slots, tree.capacity, spare), spare)
+    return at, jnp.where(at < spare, jnp.minimum(values, _highest_value(tree)), 0)
 
 
 @functools.partial(jax.jit, static_argnames="settled")
@@ -193,7 +193,7 @@ def fill(tree: PriorityTree, values: Float[Array, " capacity"]) -> PriorityTree:
 
 
 def _highest_value(tree: PriorityTree) -> float:
-    """What every slot could hold without the total becoming infinite."""
+    """The largest value of which every slot could hold one without an infinite total."""
     return float(np.finfo(tree.leaves.dtype).max) / (2 * tree.leaves.size)
 
 
@@ -309,7 +309,7 @@ def _choose_few(children: Array, node: Array, mass: Array, low: Array) -> tuple[
 
 
 def _choose_many(children: Array, node: Array, mass: Array, low: Array) -> tuple[Array, Array, Array]:
-    """The same as `_choose_few` by selections: half the time for many draws, in a loop that keeps steps apart."""
+    """`_choose_few` by selections: half the time for many draws, in a loop that keeps steps apart."""
     running, reach = children[:, 0], _reach(mass, low)
     child, before = jnp.zeros_like(node), jnp.zeros_like(mass)
     for k in range(1, FANOUT):

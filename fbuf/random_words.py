@@ -1,6 +1,6 @@
 """Random words from a key in one kernel: Threefry-2x32 (Salmon et al., 2011) with its rounds written out.
 
-`jax.random.bits` loops over the rounds on the CPU, seventeen kernels a turn: 75 microseconds for 512 words.
+`jax.random.bits` loops over the rounds on the CPU, seventeen kernels each: 75 microseconds for 512 words.
 """
 
 import jax
@@ -43,9 +43,9 @@ def threefry(key: UInt32[Array, "2"], first: UInt32[Array, "*n"], second: UInt32
     """The block cipher: two counters to two words, in 20 rounds."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = first + schedule[0], second + schedule[1]
-    for turn in range(5):
-        for distance in _ROTATIONS[turn % 2]:
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
             first = first + second
             second = first ^ ((second << np.uint32(distance)) | (second >> np.uint32(32 - distance)))
-        first, second = first + schedule[(turn + 1) % 3], second + schedule[(turn + 2) % 3] + np.uint32(turn + 1)
+        first, second = first + schedule[(group + 1) % 3], second + schedule[(group + 2) % 3] + np.uint32(group + 1)
     return first, second

@@ -17,7 +17,7 @@ from fbuf.writers import RingState
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStep:
-    """What a step is worth: `returns + discount * value` of the observation after the step `last`."""
+    """The return of a step: `returns + discount * value` of the observation after the step `last`."""
 
     returns: Array  # float: r[t] + gamma * r[t + 1] + ..., over `steps` rewards
     steps: Array  # int32: how many there are, from 1 to n; 0 where the step is not valid
@@ -50,7 +50,7 @@ def n_step(
 
     For windows of a buffer (`Slices(length=n, least=1)`) `valid` is their mask and the first column is what they are for.
     """
-    n = checks.whole("n", n)
+    n = checks.as_int("n", n)
     axis, held, gamma, ends, over, there = _along_time(rewards, ends, gamma, terminated, valid, axis)
     window = (
         jnp.where(there, held, 0),
@@ -86,7 +86,7 @@ def n_step_of_slots(
         n: steps, an int.
     """
     capacity, lanes = index.number.shape
-    n = min(checks.whole("n", n), capacity)
+    n = min(checks.as_int("n", n), capacity)
     gamma = jnp.asarray(gamma)
     for name, leaf in (("rewards", rewards), ("gamma", gamma)):
         if (leaf.ndim or leaf is rewards) and (leaf.shape[:1] != (capacity,) or leaf.size != capacity * lanes):
@@ -127,7 +127,7 @@ def returns_to_go(
     valid: Any = None,
     axis: int = -1,
 ) -> Array:
-    """What is still to be earned from every step on: G[t] = r[t] + gamma * G[t + 1], and r[t] where the trajectory ends.
+    """Discounted returns to go from every step on: G[t] = r[t] + gamma * G[t + 1], and r[t] where the trajectory ends.
 
     Arguments are as for `n_step`. With `values`, as large as the rewards, those of the observations after the steps,
     G[t] = r[t] + gamma * values[t] where a trajectory is cut short: at an end that did not terminate, before padding, and
@@ -147,7 +147,7 @@ def returns_to_go(
 def _one_by_one(earned: Array, gamma: Array, stops: Array) -> Array:
     """G[t] = earned[t] + gamma[t] * G[t + 1], the last term only where nothing stops."""
 
-    def turn(ahead: Array, step: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
+    def body(ahead: Array, step: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
         now, discount, stop = step
         found = now + jnp.where(stop, 0, (gamma if discount is None else discount) * ahead)
         return found, found
@@ -155,12 +155,12 @@ def _one_by_one(earned: Array, gamma: Array, stops: Array) -> Array:
     # A discount for all is no array of the loop: it would be read for every step.
     steps = (earned, None if gamma.ndim == 0 else gamma, stops)
     by_time = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), steps)
-    found = jax.lax.scan(turn, jnp.zeros(earned.shape[:-1], earned.dtype), by_time, reverse=True)[1]
+    found = jax.lax.scan(body, jnp.zeros(earned.shape[:-1], earned.dtype), by_time, reverse=True)[1]
     return jnp.moveaxis(found, 0, -1)
 
 
 def _by_halves(earned: Array, gamma: Array, stops: Array) -> Array:
-    """The same, for devices on which a step takes as long as an array."""
+    """`_one_by_one` in O(log steps) rounds, for devices on which a step takes as long as an array."""
 
     def join(later: tuple[Array, ...], earlier: tuple[Array, ...]) -> tuple[Array, ...]:
         found, discount, stop = earlier
@@ -175,7 +175,7 @@ def _by_halves(earned: Array, gamma: Array, stops: Array) -> Array:
 
 
 def _windows(one: tuple[Array, Array, Array, Array], n: int) -> tuple[Array, Array, Array, Array]:
-    """Windows of n steps, of those of one: what they earn, discount, count, and whether more steps could follow."""
+    """Windows of n steps from windows of one: return, discount, steps, and whether more steps could follow."""
 
     def join(first: tuple[Array, ...], second: tuple[Array, ...], by: int) -> tuple[Array, Array, Array, Array]:
         returns, discount, steps, goes_on = first
@@ -198,7 +198,7 @@ def _windows(one: tuple[Array, Array, Array, Array], n: int) -> tuple[Array, Arr
 
 
 def _shifted(leaf: Array, by: int, fill: Any) -> Array:
-    """What is `by` steps ahead; `fill` behind the end."""
+    """The entries `by` steps later; `fill` behind the end."""
     by = min(by, leaf.shape[-1])
     return jnp.concatenate([leaf[..., by:], jnp.full((*leaf.shape[:-1], by), fill, leaf.dtype)], -1)
 

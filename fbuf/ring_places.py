@@ -9,6 +9,12 @@ def wrapped(place: Array, size: int) -> Array:
     return jnp.where(place >= size, place - jnp.uint32(size), place).astype(jnp.int32)
 
 
+def count_up(written: Array, by: Array) -> Array:
+    """A count of [2] uint32, low and high word, after it grew by less than 2^32."""
+    low = written[0] + by.astype(jnp.uint32)
+    return jnp.stack([low, written[1] + (low < written[0]).astype(jnp.uint32)])
+
+
 def onward(place: Array, steps: Array, size: int) -> Array:
     """Places fewer than `size` steps on."""
     return jnp.where(steps >= size - place, steps - (size - place), place + steps)

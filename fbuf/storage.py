@@ -23,10 +23,10 @@ from fbuf.fusion import (
 )
 from fbuf.ring_places import wrapped
 
-_TURN = 192  # bytes of a row that one turn of a loop may read: XLA counts them four times, against its 1,024
-_BLOCK = 32  # rows that are asked for before they are copied
+_AT_ONCE = 192  # bytes of a row that one iteration may read: XLA counts them four times, against its 1,024
+_BLOCK = 32  # rows that are prefetched before they are copied
 _LINE = 64  # bytes the memory gives at once
-_FEW = 1024  # rows up to which one thread that asks ahead is the faster
+_FEW = 1024  # rows up to which one thread that prefetches is faster
 _MANY = 64  # rows from which on a loop that writes them is
 
 
@@ -57,7 +57,7 @@ def write_around(items: Any, first: Int[Array, ""], batch: Any) -> Any:
     few = bool(new) and _MANY <= new[0].shape[0] <= _FEW
     for group in _groups(leaves, ()):
         chosen, given = [leaves[i] for i in group], [new[i] for i in group]
-        small = few and _row_bytes(chosen[0], ()) <= _TURN
+        small = few and _row_bytes(chosen[0], ()) <= _AT_ONCE
         chosen = (one_kernel_loop(_put_around, _all_around) if small else _all_around)(chosen, first, given)
         for i, leaf in zip(group, chosen, strict=True):
             leaves[i] = leaf
@@ -71,11 +71,11 @@ def _all_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Arr
 
 
 def _put_around(leaves: list[Array], first: Array, new: list[Array]) -> list[Array]:
-    def turn(k: Array, held: list[Array]) -> list[Array]:
+    def body(k: Array, held: list[Array]) -> list[Array]:
         row = _around(loop_variant(first, k), k.astype(jnp.uint32), held[0].shape[0])
         return [put(leaf, entry(given, k), row) for leaf, given in zip(held, new, strict=True)]
 
-    return jax.lax.fori_loop(zero_after(first), new[0].shape[0], turn, leaves)
+    return jax.lax.fori_loop(zero_after(first), new[0].shape[0], body, leaves)
 
 
 def _around(first: Array, steps: Array, capacity: int) -> Array:
@@ -92,7 +92,7 @@ def read(items: Any, slots: Int[Array, " batch"], lanes: tuple[int, ...] = ()) -
     whole, loop = functools.partial(_gathered, lanes), functools.partial(_copied, lanes)
     for group in _groups(leaves, lanes):
         chosen = [leaves[i] for i in group]
-        if few and _row_bytes(chosen[0], lanes) <= _TURN:
+        if few and _row_bytes(chosen[0], lanes) <= _AT_ONCE:
             taken = one_kernel_loop(loop, whole)(chosen, at)
         else:  # the arithmetic behind the slots is not to be repeated in each gather
             taken = whole(chosen, computed_once(at))
@@ -109,7 +109,7 @@ def _groups(leaves: list[Array], lanes: tuple[int, ...]) -> list[list[int]]:
         size = max(_row_bytes(leaves[i], lanes), 1)
         if not groups or size > room:
             groups.append([])
-            room = _TURN
+            room = _AT_ONCE
         groups[-1].append(i)
         room -= size
     return groups
@@ -125,11 +125,11 @@ def _gathered(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list
 
 
 def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[Array]:
-    """The same row by row. Some rows are asked for at once before they are copied, so that many are on their way."""
+    """`_gathered` row by row; a block of rows is prefetched before it is copied, so that many reads are in flight."""
     count, zero = slots.shape[0], zero_after(slots)
     block = min(_BLOCK, count)
 
-    def turn(k: Array, out: list[Array]) -> list[Array]:
+    def body(k: Array, out: list[Array]) -> list[Array]:
         first = jnp.minimum(k * block, count - block)
 
         def ask(k: Array, seen: Array) -> Array:
@@ -145,7 +145,7 @@ def _copied(lanes: tuple[int, ...], leaves: list[Array], slots: Array) -> list[A
         return jax.lax.fori_loop(0, block, copy, out)
 
     empty = [jnp.full((count, *leaf.shape[1 + len(lanes) :]), zero.astype(leaf.dtype)) for leaf in leaves]
-    return jax.lax.fori_loop(zero, -(-count // block), turn, empty)
+    return jax.lax.fori_loop(zero, -(-count // block), body, empty)
 
 
 def _place(slot: Array, lanes: tuple[int, ...]) -> list[Array]:
@@ -170,7 +170,7 @@ def _at(number: int, place: list[Array]) -> Array:
 
 
 def _lines(leaf: Array, place: list[Array]) -> Array:
-    """A word that needs each line of memory of an item."""
+    """A word that depends on each cache line of an item."""
     shape, step = leaf.shape[len(place) :], max(_LINE // leaf.dtype.itemsize, 1)
     words = [jnp.uint32(0)]
     for offset in range(0, math.prod(shape), step):

@@ -25,7 +25,7 @@ _GROUP = 64  # words
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where rows go. Leaves are [rows, *lanes] but for the last one."""
+    """The places of rows. Leaves are [rows, *lanes] except for the last one."""
 
     places: Array  # int32: of a row; those of all rows and of what came after ends are 0 to used - 1
     after: Array  # int32: of what came after a row: the place behind; at a lane's last row without an end its own
@@ -34,7 +34,7 @@ class Layout:
 
 
 def layout(done: Bool[Array, "*rows"], ring: RingState, *, closed: Any = False) -> Layout:
-    """Where the rows of a ring go. O(rows).
+    """The places of the rows of a ring. O(rows).
 
     A trajectory ends where it is done, [rows, *lanes], and with the row that was written last, whether or not it is done.
     Rows of a ring that is not full come behind that one, as if they were a trajectory that goes on; `closed` ends it with
@@ -92,7 +92,7 @@ def flatten(layout: Layout, observations: Any, following: Any, ends: int | None 
             be, look whether `layout.used` is more than the rows and these.
     """
     items = layout.places.size
-    length = items + (items if ends is None else checks.whole("ends", ends, 0))
+    length = items + (items if ends is None else checks.as_int("ends", ends, 0))
     structure: Any = jax.tree.structure(observations)
     if structure != jax.tree.structure(following):
         raise ValueError(f"observations have the structure {structure}, following has {jax.tree.structure(following)}")
@@ -115,7 +115,7 @@ def flatten(layout: Layout, observations: Any, following: Any, ends: int | None 
 
 
 def unflatten(layout: Layout, flat: Any) -> tuple[Any, Any]:
-    """What was seen before each step and after it, [rows, *lanes, ...], from observations at their places.
+    """The observations before and after each step, [rows, *lanes, ...], from observations at their places.
 
     After a lane's last row, where no trajectory ends with that, it is the observation of the row itself.
     """
@@ -132,7 +132,7 @@ def unflatten(layout: Layout, flat: Any) -> tuple[Any, Any]:
 
 
 def lay_out(rows: Any, ring: RingState, lanes: int = 0) -> Any:
-    """What stands once a row, lane after lane and the oldest row first: [rows * lanes, ...] from [rows, *lanes, ...].
+    """Leaves with one entry a row, lane after lane and the oldest row first: [rows * lanes, ...] from [rows, *lanes, ...].
 
     `lanes` is the number of their dims.
     """

@@ -1,4 +1,4 @@
-"""Which stored rows follow each other in one trajectory: one index, kept as rows are written.
+"""An index of the trajectories in a ring of rows, updated as rows are written.
 
 A lane's rows in the order of writing are cut into trajectories, which are numbered. For each row the index knows the number;
 for each number that can be stored, when the trajectory began, when its latest row was written, and how it ended. So where
@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Int, UInt8
 
 from fbuf.fusion import divmod_unsigned, entry, loop_variant, map_entries, part, put, two_or_more, zero_after
-from fbuf.paths import leaf_at, path_of
+from fbuf.paths import leaf_at, path_of, required_leaf
 from fbuf.ring_places import backward, onward, wrapped
 from fbuf.writers import RingState
 
@@ -45,7 +45,7 @@ class TrajectoryState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where items stand in their trajectories. Each leaf has the shape of the slots."""
+    """Positions of items in their trajectories. Each leaf has the shape of the slots."""
 
     lane: Array  # int32, over all dims of lanes, row-major
     number: Array  # int32: of the trajectory in its lane
@@ -57,7 +57,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectories:
-    """Where items say to which trajectory they belong: paths of leaves, as a key or a tuple of keys, fields and places.
+    """The leaves that mark trajectories: paths into an item, as a key or a tuple of keys, fields and places.
 
     Args:
         terminated: bool or float; not zero: the trajectory ends with this item, in a terminal state.
@@ -114,9 +114,7 @@ class Trajectories:
         )
         for path, kind, mark in marks:
             if path is not None:
-                found = jnp.asarray(leaf_at(batch, path), jnp.bool_).reshape(
-                    shape
-                )  # of a float, whether it is not zero
+                found = jnp.asarray(leaf_at(batch, path), jnp.bool_).reshape(shape)  # of a float: not zero
                 ended = jnp.where(found if mark else ~found, jnp.uint8(kind), ended)
         return ended, None if self.id is None else jnp.asarray(leaf_at(batch, self.id)).reshape(shape)
 
@@ -124,10 +122,7 @@ class Trajectories:
         path = getattr(self, name)
         if path is None:
             return None
-        try:
-            leaf = leaf_at(item, path)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"{name}={path!r}: an item has no such leaf") from error
+        leaf = required_leaf(name, item, path)
         if not (hasattr(leaf, "dtype") and any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)):
             wanted = " or ".join(kind.__name__ for kind in kinds)
             raise TypeError(f"{name}={path!r} must be {wanted}, got {getattr(leaf, 'dtype', type(leaf))}")
@@ -192,7 +187,7 @@ def written_one_by_one(
     queued: Queued | None,
     _after: RingState,
 ) -> tuple[TrajectoryState, Array, Queued | None]:
-    """The same as `written` for fewer than `capacity - reach` rows, in a loop that is one kernel on the CPU.
+    """`written` for fewer than `capacity - reach` rows, in a loop that is one kernel on the CPU.
 
     And how many of the rows written over began `reach` + 1 stored rows of one trajectory; with `only_closed`, of one of
     which these were the last and which goes on no more. These leave the queue, if there is one, and the rows of which
@@ -202,7 +197,7 @@ def written_one_by_one(
     count = ended.shape[0]
     before = ring
 
-    def turn(step: Array, held: Any) -> Any:
+    def body(step: Array, held: Any) -> Any:
         state, seen, lost, queued = held
         ring = loop_variant(before, step)
         at, lane = divmod_unsigned(step, lanes)
@@ -248,7 +243,7 @@ def written_one_by_one(
         return state, seen, lost, queued
 
     zero = zero_after(ended)
-    held = jax.lax.fori_loop(zero, count * lanes, turn, (state, jnp.full(3, zero), zero, queued))
+    held = jax.lax.fori_loop(zero, count * lanes, body, (state, jnp.full(3, zero), zero, queued))
     return held[0], held[2], held[3]
 
 
@@ -269,7 +264,7 @@ def clear(state: TrajectoryState) -> TrajectoryState:
 
 @jax.jit
 def place(state: TrajectoryState, ring: RingState, slots: Int[Array, "*shape"]) -> Place:
-    """Where the items at slots, which must hold one, stand in their trajectories. O(slots)."""
+    """Positions in their trajectories of the items at slots, each of which must hold one. O(slots)."""
     found = map_entries(_place_of, slots.size, state, ring, slots.astype(jnp.int32).reshape(-1), most=_FEW)
     return jax.tree.map(lambda leaf: leaf.reshape(slots.shape), found)
 
@@ -295,12 +290,12 @@ def place_of_one(state: TrajectoryState, ring: RingState, row: Array, lane: Arra
 
 
 def time_of(ring: RingState, row: Array, capacity: int) -> Array:
-    """When the item in a row was written."""
+    """The time at which the item in a row was written."""
     return ring.written[0] - 1 - _age(ring, row, capacity).astype(jnp.uint32)
 
 
 def stored_before(ring: RingState, row: Array, capacity: int) -> Array:
-    """How many stored rows are older than a row."""
+    """The number of stored rows older than a row."""
     return ring.size - 1 - _age(ring, row, capacity)
 
 
@@ -310,7 +305,7 @@ def _age(ring: RingState, row: Array, capacity: int) -> Array:
 
 
 def _turn(capacity: int) -> int:
-    """Where numbers begin again: a multiple of the capacity, so that no two that are stored share an entry."""
+    """The modulus of trajectory numbers: a multiple of the capacity, so that no two stored ones share an entry."""
     return capacity * ((2**31 - 1) // capacity)
 
 

@@ -11,19 +11,19 @@ from jax import Array
 
 from fbuf.fusion import entry, part, put, word_of, zero_after, zero_after_reading
 
-_ABREAST = 4  # entries of one turn, which the processor computes side by side,
+_ABREAST = 4  # entries of one iteration, which the processor computes side by side,
 _MANY = 64  # from this many entries on
 
 Choice = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
 def set_in_order(table: Array, places: Array, values: Array) -> Array:
-    """The table with values at places, which are in range; of equal ones the last stays."""
+    """The table with values at places, which are in range; of equal places the last wins."""
 
-    def turn(k: Array, table: Array) -> Array:
+    def body(k: Array, table: Array) -> Array:
         return put(table, entry(values, k), entry(places, k))
 
-    return jax.lax.fori_loop(zero_after(places), places.shape[0], turn, table)
+    return jax.lax.fori_loop(zero_after(places), places.shape[0], body, table)
 
 
 def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, leaves: Array, place: tuple) -> Array:
@@ -31,7 +31,7 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
     count, kind = place[0].shape[0], place[1].dtype
     abreast = _ABREAST if count >= _MANY else 1
     padded = -(-count // abreast) * abreast  # with masses of zero, which are found like any other
-    # In one array: of three XLA would copy two in each turn.
+    # In one array: of three XLA would copy two in each iteration.
     held = jnp.stack([_as_float(place[0], kind), *place[1:]], 1)
     held = jnp.pad(held, ((0, padded - count), (0, 0)))
 
@@ -45,7 +45,7 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
         # The search itself waits for each of its reads.
         from_here = start + zero_after_reading(padded, first_child, zero_after(held))
 
-        def turn(group: Array, changed: Array) -> Array:
+        def body(group: Array, changed: Array) -> Array:
             here, *mass = part(changed if out is None else held, group * abreast, abreast).T
             node = _as_node(here)
             children = jnp.stack([part(families, from_here + node[k] * fanout, fanout) for k in range(abreast)])
@@ -53,7 +53,7 @@ def descend(fanout: int, below: Sequence[int], choose: Choice, nodes: Array, lea
             chosen = jnp.stack([_as_float(node, kind), *mass], 1) if out is None else node
             return jax.lax.dynamic_update_slice_in_dim(changed, chosen, (group * abreast).astype(jnp.uint32), 0)
 
-        return jax.lax.fori_loop(0, padded // abreast, turn, held if out is None else out)
+        return jax.lax.fori_loop(0, padded // abreast, body, held if out is None else out)
 
     if below:
         starts, first = jnp.asarray(below, jnp.int32), zero_after(place[1])
@@ -90,7 +90,7 @@ def climb(
     run = _is_run(slots) if many and count > fanout else jnp.bool_(False)
 
     def visited(height: Array) -> tuple[Array, Callable[[Array], Array]]:
-        """How many nodes of a level to recompute, and which is the k-th: of a run one for each that is above it."""
+        """The number of nodes of a level to recompute, and the k-th of them; a run needs each of its parents once."""
         bits = shift * (height + 1)
         number = jnp.where(run, jnp.minimum((count - 1 >> bits) + 2, count), count)
         step = jnp.where(run, bits, 0)
@@ -119,11 +119,11 @@ def climb(
             number, node_of = visited(height)
             below, here = entry(offsets, height - 1), entry(offsets, height)
 
-            def turn(k: Array, kinds: list[Array]) -> list[Array]:
+            def body(k: Array, kinds: list[Array]) -> list[Array]:
                 node = node_of(k)
                 return renewed(kinds, kinds, below + node * fanout, here + node)
 
-            return jax.lax.fori_loop(0, number, turn, kinds)
+            return jax.lax.fori_loop(0, number, body, kinds)
 
         kinds = jax.lax.fori_loop(1, len(many), middle, kinds)
     above = range(max(len(many), 1), len(levels))
@@ -140,7 +140,7 @@ def climb(
 
 
 def _is_run(slots: Array) -> Array:
-    """Whether each slot is one above the slot before it, as those of new rows are. Stops at the first that is not."""
+    """Whether slots are consecutive, as those of new rows are. Stops at the first that is not."""
     count = slots.shape[0]
 
     def follows(k: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Which rows of the ring new items take."""
+"""Writers: rules that name the rows of new items."""
 
 import dataclasses
 from abc import abstractmethod
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from fbuf.ring_places import wrapped
+from fbuf.ring_places import count_up, wrapped
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Writer(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RingState:
-    """Where the ring stands."""
+    """Cursor and size of a ring."""
 
     cursor: Array  # [] int32: the row that is written next
     size: Array  # [] int32: rows in use, always 0 to size - 1
@@ -64,19 +64,14 @@ class RoundRobin(Writer):
     def claim(self, state: RingState, batch: Any, count: int, capacity: int) -> tuple[RingState, Int[Array, " count"]]:
         """The rows that `count` new items take, one after the other; from `capacity` on they repeat."""
         # Unsigned: cursor + offset is below 2 * capacity, which may pass 2^31.
-        offsets = (
-            jnp.arange(count, dtype=jnp.uint32) % jnp.uint32(capacity)
-            if count > capacity
-            else (jnp.arange(count, dtype=jnp.uint32))
-        )
+        offsets = jnp.arange(count, dtype=jnp.uint32)
+        offsets = offsets % jnp.uint32(capacity) if count > capacity else offsets
         rows = wrapped(state.cursor.astype(jnp.uint32) + offsets, capacity)
-        low = state.written[0] + jnp.uint32(count)
-        carry = (low < state.written[0]).astype(jnp.uint32)
         after = RingState(
             cursor=wrapped(state.cursor.astype(jnp.uint32) + jnp.uint32(count % capacity), capacity),
             # size + count may pass 2^31, so it is compared before it is added
             size=jnp.where(state.size >= capacity - min(count, capacity), capacity, state.size + min(count, capacity)),
-            written=jnp.stack([low, state.written[1] + carry]),
+            written=count_up(state.written, jnp.uint32(count)),
         )
         return after, rows
 

@@ -48,7 +48,7 @@ def joined(pieces: list[np.ndarray]) -> np.ndarray:
 
 
 def write_new(path: Path, content: np.ndarray, flushed: bool = False) -> None:
-    """Make a file of bytes, [n] uint8, that nobody may write to. FileExistsError where there is one."""
+    """Make a read-only file of bytes, [n] uint8. FileExistsError if there is one."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
     try:
         whole = content.size // _ALIGNED * _ALIGNED
@@ -88,7 +88,7 @@ def read(handle: int, size: int) -> Iterator[np.ndarray]:
 
 
 def _switched(handle: int, on: bool) -> bool:
-    """Whether the file now goes past the page cache, or does not, as asked for."""
+    """Turn direct input and output on or off; whether that succeeded."""
     if not _FLAG:
         return not on
     flags = fcntl.fcntl(handle, fcntl.F_GETFL)

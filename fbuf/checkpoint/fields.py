@@ -1,4 +1,4 @@
-"""Reading a description that somebody else may have written: each entry is looked at before it is used."""
+"""Validated reading of a description: each entry is checked before it is used."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Fields:
         return name in self._saved
 
     def any(self, name: str) -> Any:
-        """Whatever is there."""
+        """The entry, of any type."""
         if name not in self._saved:
             raise CheckpointCorrupt(f"{self._where}: the entry {name!r} is missing")
         return self._saved[name]

@@ -1,4 +1,4 @@
-"""The one file that says what a checkpoint is: which files, how large, what they contain. There is none without it.
+"""The manifest of a checkpoint: its files, their sizes, checksums and contents. Without one there is no checkpoint.
 
 Its first line has the size and the digest of the rest, so that no byte of a checkpoint is without a check.
 """
@@ -34,7 +34,7 @@ class FileEntry:
 
 @dataclass
 class Manifest:
-    """What a checkpoint consists of.
+    """The content of a manifest.
 
     Args:
         folder: where its files are, below the folder of the manifest.
@@ -105,7 +105,7 @@ def unreadable(name: str, error: OSError) -> Exception:
 
 def _content(folder: Path) -> bytes:
     name = folder / NAME
-    try:  # without waiting for whoever is at the other end of a pipe
+    try:  # without waiting for the other end of a pipe
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(f"there is no checkpoint in {folder}: {NAME} is missing") from error

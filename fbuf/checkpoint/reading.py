@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 def load(path: str | os.PathLike[str], use: Callable[["Source"], _Result], verify: Verify = "full") -> _Result:
-    """What `use` makes of the checkpoint in a folder; begun anew where another one was put in its place meanwhile.
+    """The result of `use` on the checkpoint in a folder; repeated if the checkpoint was replaced meanwhile.
 
     Args:
         path: the folder.
@@ -100,7 +100,7 @@ class Source:
         os.close(self._handle)
 
     def superseded(self) -> bool:
-        """Whether another checkpoint was put in the place of this one."""
+        """Whether this checkpoint was replaced by another."""
         with contextlib.suppress(Exception):
             return Manifest.read(self.path).folder != self._folder
         return False
@@ -113,7 +113,7 @@ class Source:
         return self.path / self._folder / name
 
     def folder(self, name: str) -> Path:
-        """The same for a folder of files."""
+        """The path of a folder of such files; their bytes are checked."""
         manifest.plain(name, self._at(manifest.NAME))
         inside = [each for each in self._manifest.files if each.name.startswith(f"{name}/")]
         for each in inside:
@@ -132,7 +132,7 @@ class Source:
 
     def _open(self, entry: FileEntry) -> int:
         """A file of the right kind and size, open for reading."""
-        try:  # without waiting for whoever is at the other end of a pipe
+        try:  # without waiting for the other end of a pipe
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             handle = self._reached(entry.name, flags)
         except OSError as error:
@@ -198,7 +198,7 @@ class Source:
     # ------------------------------------------------------------------ arrays
 
     def _found(self, mark: str, described: Any) -> Any:
-        """What a description in the tree stands for."""
+        """The array that a description in the tree stands for."""
         try:
             if mark == "$array":
                 name, shape, offset = described

@@ -60,7 +60,7 @@ class Writing:
         self.path = Path(os.path.realpath(path, strict=os.path.lexists(path)))  # a link that leads nowhere is an error
         self._candidates = [self.path, *(Path(os.fspath(each)).absolute() for each in previous)]
         self._files: list[FileEntry] = []
-        self.files: list[str] = []  # files that somebody else writes
+        self.files: list[str] = []  # files that the caller writes
         self.folders: list[str] = []  # and folders of them
         self._tree: Any = None
         self._folder = self.path / (manifest.FOLDER + secrets.token_hex(8))  # the data folder
@@ -121,12 +121,12 @@ class Writing:
         self._tree = tree
 
     def file(self, name: str) -> Path:
-        """Where to write a file of one's own, before the context is left. It is part of the checkpoint."""
+        """The path for a file that the caller writes before the context is left. It is part of the checkpoint."""
         self.files.append(manifest.plain(name, "a file of a checkpoint"))
         return self._folder / name
 
     def folder(self, name: str) -> Path:
-        """The same for a folder, whose files can have any names. The folder is not made yet."""
+        """The path for a folder of such files, of any names. The caller makes the folder."""
         self.folders.append(manifest.plain(name, "a folder of a checkpoint"))
         return self._folder / name
 
@@ -142,7 +142,7 @@ class Writing:
 
     def _put(self, name: str, pieces: Sequence[np.ndarray]) -> FileEntry:
         """Make a file of these bytes, or link one that has them."""
-        # A copy: what is checked is what is written, whoever edits the memory meanwhile.
+        # A copy: the bytes that are checked are those that are written, even if the memory is edited meanwhile.
         content = direct.joined(list(pieces))
         entry = FileEntry(name, content.size, zlib.crc32(content.data))
         path = self._folder / name
@@ -187,7 +187,7 @@ class Writing:
             self._sweep(keep=self._folder.name)
 
     def _inside(self) -> tuple[list[Path], list[str]]:
-        """Folders that somebody else made, the deepest first, and the names of all files of theirs."""
+        """Folders that the caller made, the deepest first, and the names of all their files."""
         folders, names = [], list(self.files)
         for above in self.folders:
             for found, _, files in os.walk(self._folder / above, topdown=False, onerror=_raised):
@@ -215,7 +215,7 @@ class Writing:
             self._made = False  # another writer that failed has removed it meanwhile
 
     def _flush_above(self) -> None:
-        """Have the name of this folder on the disk: whoever made it may have been killed before."""
+        """Flush the name of this folder to the disk: the process that made it may have been killed before."""
         try:
             flush(self.path.parent)
         except PermissionError:
@@ -223,7 +223,7 @@ class Writing:
                 raise
 
     def _current(self) -> str | None:
-        """The data folder that counts; None where that cannot be told."""
+        """The current data folder; "" where there is none, None where it cannot be read."""
         try:
             return Manifest.read(self.path).folder
         except FileNotFoundError:
@@ -232,11 +232,11 @@ class Writing:
             return None
 
     def _sweep(self, keep: str | None) -> None:
-        """Remove what writers left that were killed, and data folders that count no more."""
+        """Remove the files of killed writers, and data folders that are no longer current."""
         left = [name for name in os.listdir(self._handle) if _OURS.fullmatch(name) and name != keep]
         if keep is None or not left:
             return
-        os.fsync(self._handle)  # the manifest that counts may be that of a writer that was killed before it did this
+        os.fsync(self._handle)  # the current manifest may be of a writer that was killed before it did this
         for name in left:
             if name.startswith("."):
                 with contextlib.suppress(OSError):
@@ -275,7 +275,7 @@ def _raised(error: OSError) -> None:
 
 
 def _holds(path: Path, content: np.ndarray) -> bool:
-    """Whether a file has just these bytes."""
+    """Whether a file has exactly these bytes."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -297,7 +297,7 @@ def _holds(path: Path, content: np.ndarray) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -306,7 +306,7 @@ def flush(path: Path) -> None:
 
 
 def _entry(folder: Path, name: str) -> FileEntry:
-    """The entry of a file that somebody else wrote."""
+    """The entry of a file that the caller wrote."""
     path, size, checksum = folder / name, 0, 0
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"{path}: a checkpoint consists of plain files")

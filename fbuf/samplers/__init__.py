@@ -1,4 +1,4 @@
-"""Which slots a batch is drawn from."""
+"""Samplers: rules that name the slots of a batch."""
 
 from fbuf.samplers.fifo import Fifo, FifoState
 from fbuf.samplers.prioritized import Prioritized, PrioritizedState

@@ -8,13 +8,13 @@ from jax import Array
 from jaxtyping import Int
 
 from fbuf.fusion import computed_once
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FifoState:
-    """Which items were not returned yet: the newest `unread` ones."""
+    """The items that were not returned yet: the newest `unread` ones."""
 
     head: Array  # [] int32: the slot behind that of the newest item
     unread: Array  # [] int32
@@ -64,14 +64,7 @@ class Fifo(Sampler):
         valid = row < taken
         back = first + jnp.where(valid, row, 0)  # negative before the ring's end; no sum passes 2^31
         slots = jnp.where(taken > 0, jnp.where(back < 0, back + state.capacity, back), 0)
-        chance = 1 / jnp.maximum(size, 1).astype(jnp.float32)
-        draw = Draw(
-            slots=computed_once(slots),
-            probability=jnp.broadcast_to(chance, (batch_size,)),
-            valid=valid,
-            smallest=chance,
-            size=size,
-        )
+        draw = equal_chances(computed_once(slots), valid, size)
         return dataclasses.replace(state, unread=state.unread - taken), draw
 
     def clear(self, state: FifoState) -> FifoState:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 from fbuf import priority_tree, random_words
 from fbuf.fusion import computed_once, gather, is_few, map_entries, one_kernel_loop, two_or_more
 from fbuf.priority_tree import PriorityTree, two_sum
-from fbuf.samplers import in_order
+from fbuf.samplers import priority_loops
 from fbuf.samplers.protocol import Draw, Sampler
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
@@ -22,7 +22,7 @@ _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PrioritizedState:
-    """What the items stand at. Priorities are kept as they were given, so alpha can change without loss."""
+    """Priorities, kept as they were given, so that alpha can change without loss; and the tree of their weights."""
 
     priorities: Array  # [width of the tree] as given; -1 where no item is; the last entry belongs to no slot
     tree: PriorityTree  # over (priority + eps) ** alpha
@@ -41,7 +41,7 @@ class Prioritized(Sampler):
     A new item gets the highest priority so far, 1 at first: with `new_items="highest_ever"` the highest ever given;
     with "highest_stored" that of one item, forgotten (1 again) when that item is overwritten, and looked up among all when
     its priority changes. There all rows of one `extend` get the same priority, and XLA copies the priorities in each
-    turn of a loop that both extends and updates.
+    iteration of a loop that both extends and updates.
 
     With `stratified`, draw i falls in the i-th of batch_size equal shares of the total (section 3.3 and B.2.1 of the
     paper): the same chances, less variance. A zero priority with eps 0 is never drawn. Priorities that are negative or
@@ -102,31 +102,38 @@ class Prioritized(Sampler):
         self,
         state: PrioritizedState,
         slots: Int[Array, " batch"],
-        told: Int[Array, " n"],
+        changed: Int[Array, " n"],
         allowed: Bool[Array, " n"],
     ) -> PrioritizedState:
         if not slots.shape[0]:
             return state
         slots = two_or_more(slots)
-        if self.new_items != "highest_ever" or state.excluded is None or not is_few(told.shape[0]):
-            return self.begun_excluding(state, slots, told, allowed)
-        return _few_begun(self, state, slots, told, allowed)
+        if self.new_items != "highest_ever" or state.excluded is None or not is_few(changed.shape[0]):
+            return self.begun_excluding(state, slots, changed, allowed)
+        return _few_begun(self, state, slots, changed, allowed)
 
-    def begun_excluding(self, state: PrioritizedState, slots: Array, told: Array, allowed: Array) -> PrioritizedState:
+    def begun_excluding(
+        self, state: PrioritizedState, slots: Array, changed: Array, allowed: Array
+    ) -> PrioritizedState:
         """`written_excluding` of any number of slots but none or one."""
-        return self.exclude(self._begun(state, slots), told, allowed)
+        return self.exclude(self._begun(state, slots), changed, allowed)
 
-    def exclude(self, state: PrioritizedState, told: Int[Array, " n"], allowed: Bool[Array, " n"]) -> PrioritizedState:
+    def exclude(
+        self, state: PrioritizedState, changed: Int[Array, " n"], allowed: Bool[Array, " n"]
+    ) -> PrioritizedState:
         """State in which items may be drawn from now on, or not. See `Excluding.written_excluding`."""
         if state.excluded is None:
             raise ValueError("the state was made for drawing every item: make it by init_excluding()")
-        nobody = state.priorities.size - 1
-        told, allowed = two_or_more(priority_tree.in_range(told, state.tree.capacity, nobody)), two_or_more(allowed)
-        excluded = state.excluded.at[told].set(~allowed & (told < nobody), mode="promise_in_bounds")
+        spare = state.priorities.size - 1
+        changed, allowed = (
+            two_or_more(priority_tree.in_range(changed, state.tree.capacity, spare)),
+            two_or_more(allowed),
+        )
+        excluded = state.excluded.at[changed].set(~allowed & (changed < spare), mode="promise_in_bounds")
         state = dataclasses.replace(state, excluded=excluded)
-        held = gather(state.priorities, told)
+        held = gather(state.priorities, changed)
         values = jnp.where(allowed & (held >= 0), self.value(jnp.maximum(held, 0), state.alpha), 0)
-        tree = priority_tree.update(state.tree, *computed_once((told, values)), settled=True)
+        tree = priority_tree.update(state.tree, *computed_once((changed, values)), settled=True)
         return dataclasses.replace(state, tree=tree)
 
     def written(
@@ -170,7 +177,7 @@ class Prioritized(Sampler):
     def draw(self, tree: PriorityTree, key: Array, batch_size: int, size: Int[Array, ""]) -> Draw:
         """A draw from a tree of what items weigh."""
         masses = placed_masses(key, batch_size, priority_tree.total(tree), self.stratified)
-        slots, probability, smallest, some = in_order.chances(tree, priority_tree.find_placed(tree, masses))
+        slots, probability, smallest, some = priority_loops.chances(tree, priority_tree.find_placed(tree, masses))
         return Draw(
             slots=slots,
             probability=probability,
@@ -193,16 +200,16 @@ class Prioritized(Sampler):
     def updated(self, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
         """`update` of any number of slots but none."""
         priorities, good = _checked(state, priorities)
-        nobody = state.priorities.size - 1
-        at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, nobody), nobody)
-        at = jnp.where(gather(state.priorities, at) >= 0, at, nobody)
+        spare = state.priorities.size - 1
+        at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, spare), spare)
+        at = jnp.where(gather(state.priorities, at) >= 0, at, spare)
         return self._assign(state, computed_once(at), priorities, good)
 
     def _assign(self, state: PrioritizedState, at: Array, priorities: Array, good: Array) -> PrioritizedState:
         """Set priorities at slots in range, or at the entry that belongs to none; count those that are not good."""
-        nobody = state.priorities.size - 1
+        spare = state.priorities.size - 1
         at, priorities = two_or_more(at), two_or_more(priorities)
-        held, settled = priority_tree.set_last(state.priorities, at, jnp.where(at < nobody, priorities, -1))
+        held, settled = priority_tree.set_last(state.priorities, at, jnp.where(at < spare, priorities, -1))
         state = dataclasses.replace(state, priorities=held, refused=state.refused + jnp.sum(~good, dtype=jnp.uint32))
         weighs = settled >= 0
         if state.excluded is not None:
@@ -235,7 +242,7 @@ class Prioritized(Sampler):
         return dataclasses.replace(state, alpha=alpha, tree=priority_tree.fill(state.tree, values))
 
     def value(self, priority: Array, alpha: Array) -> Array:
-        """What an item weighs, the one place where alpha is applied. Without any priority it keeps none under alpha 0."""
+        """The weight of an item, the one use of alpha. Priority 0 without eps weighs 0, also with alpha 0."""
         base = priority + jnp.asarray(self.eps, priority.dtype)
         return jnp.where(base > 0, jnp.minimum(base**alpha, np.finfo(base.dtype).max), 0)
 
@@ -257,15 +264,17 @@ class Prioritized(Sampler):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _few_updated(rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
-    return one_kernel_loop(functools.partial(in_order.updated, rule.value), rule.updated)(state, slots, priorities)
+    return one_kernel_loop(functools.partial(priority_loops.updated, rule.value), rule.updated)(
+        state, slots, priorities
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _few_begun(
-    rule: Prioritized, state: PrioritizedState, slots: Array, told: Array, allowed: Array
+    rule: Prioritized, state: PrioritizedState, slots: Array, changed: Array, allowed: Array
 ) -> PrioritizedState:
-    return one_kernel_loop(functools.partial(in_order.begun, rule.value), rule.begun_excluding)(
-        state, slots, told, allowed
+    return one_kernel_loop(functools.partial(priority_loops.begun, rule.value), rule.begun_excluding)(
+        state, slots, changed, allowed
     )
 
 

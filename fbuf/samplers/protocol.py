@@ -1,4 +1,4 @@
-"""What every sampler does, and what a draw says."""
+"""The contract of samplers, and the draw."""
 
 import dataclasses
 from abc import abstractmethod
@@ -25,6 +25,12 @@ class Draw:
     size: Int[Array, ""]  # items that can be drawn
     mask: Bool[Array, "batch time"] | None = None  # False: the slot repeats the nearest one of its trajectory
     starts: Int[Array, " batch"] | None = None  # the slots that were drawn, behind burn-in
+
+
+def equal_chances(slots: Int[Array, " batch"], valid: Bool[Array, " batch"], size: Int[Array, ""]) -> Draw:
+    """The draw of slots with probability 1 / size each."""
+    chance = 1 / jnp.maximum(size, 1).astype(jnp.float32)
+    return Draw(slots, jnp.broadcast_to(chance, slots.shape), valid, smallest=chance, size=size)
 
 
 @runtime_checkable
@@ -69,7 +75,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Excluding(Sampler, Protocol):
-    """A sampler that can be told which of its slots may be drawn."""
+    """A sampler that can exclude slots from being drawn."""
 
     @abstractmethod
     def init_excluding(self, capacity: int) -> Any:
@@ -77,11 +83,11 @@ class Excluding(Sampler, Protocol):
 
     @abstractmethod
     def written_excluding(
-        self, state: Any, slots: Int[Array, " batch"], told: Int[Array, " n"], allowed: Bool[Array, " n"]
+        self, state: Any, slots: Int[Array, " batch"], changed: Int[Array, " n"], allowed: Bool[Array, " n"]
     ) -> Any:
-        """State after new items came into slots; those at `told`, all new ones among them, may be drawn or not.
+        """State after new items came into slots; those at `changed`, which include all new ones, may be drawn or not.
 
-        Equal slots in `told` come with equal values of `allowed`; slots out of range are ignored.
+        Equal slots in `changed` come with equal values of `allowed`; slots out of range are ignored.
         """
 
 

@@ -33,14 +33,14 @@ def _pushed(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
 def _pushed_one_by_one(queue: Array, last: Array, entered: Array, entries: Array) -> Array:
     room = jnp.uint32(queue.size - 1)
 
-    def turn(k: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
+    def body(k: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
         queue, place = held
         enters = entry(entered, k)
         queue = put(queue, jnp.where(enters, entry(entries, k), 0), jnp.where(enters, place, room))
         place = place + enters
         return queue, jnp.where(place == room, 0, place)
 
-    return jax.lax.fori_loop(zero_after(last), entered.size, turn, (queue, last))[0]
+    return jax.lax.fori_loop(zero_after(last), entered.size, body, (queue, last))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -54,7 +54,7 @@ def _ends_one_by_one(shortest: int, queued: Queued, write: Any) -> Queued:
     after, rows = write.after, write.count + 1
     capacity, lanes = after.number.shape
 
-    def turn(k: Array, queued: Queued) -> Queued:
+    def body(k: Array, queued: Queued) -> Queued:
         ring, leaving = loop_variant((write.ring, write.leaving), k)
         step, lane = divmod_unsigned(k, lanes)
         row = moved(ring.cursor, step - rows, capacity)
@@ -71,4 +71,4 @@ def _ends_one_by_one(shortest: int, queued: Queued, write: Any) -> Queued:
             queued, jnp.where(k == 0, leaving, 0), entered.astype(jnp.int32), row * lanes + lane
         )
 
-    return jax.lax.fori_loop(zero_after(write.leaving), rows * lanes, turn, queued)
+    return jax.lax.fori_loop(zero_after(write.leaving), rows * lanes, body, queued)

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Int, UInt32
 
 from fbuf.fusion import computed_once
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 from fbuf.samplers.uniform import below
 
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
@@ -18,7 +18,7 @@ _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ShuffledState:
-    """How far the epoch has come.
+    """The position in the epoch.
 
     At first each position of an epoch holds the slot of its own number. `moved` says which ones hold another slot, and
     since which epoch: what another epoch moved is forgotten without being touched.
@@ -40,7 +40,7 @@ class Shuffled(Sampler):
     holds fewer than batch_size. With `shuffle=False` items come in the order of their slots.
 
     An epoch begins anew when the number of stored items changes, so until the ring is full each write begins one. Later
-    writes do not: the new item takes the turn of the one it replaced. `draw.probability` is 1 / size throughout.
+    writes do not: the new item takes the position of the one it replaced. `draw.probability` is 1 / size throughout.
 
     O(batch * log batch) at any capacity; 8 bytes a slot.
     """
@@ -85,14 +85,7 @@ class Shuffled(Sampler):
         if moved is not None:
             moved, slots = take(moved, epoch, key, batch_size, position, left)
         valid = jnp.arange(batch_size) < left
-        chance = 1 / jnp.maximum(size, 1).astype(jnp.float32)
-        draw = Draw(
-            slots=computed_once(jnp.where(valid, slots, 0)),
-            probability=jnp.broadcast_to(chance, (batch_size,)),
-            valid=valid,
-            smallest=chance,
-            size=size,
-        )
+        draw = equal_chances(computed_once(jnp.where(valid, slots, 0)), valid, size)
         emptied = (left > 0) & (left <= batch_size)
         after = ShuffledState(
             moved=moved,
@@ -125,21 +118,21 @@ def take(
     Where `left` is less than `count` the last of the slots mean nothing. In place when `moved` is donated.
     O(count * log count).
     """
-    nobody = moved.shape[0] - 1
-    sources, holes, fillers = swaps(key, count, left, nobody.bit_length())
-    # Epochs are numbered modulo 2^32. Before a number comes again, each entry had its turn to forget it.
-    turn = (epoch % max(nobody, 1)).astype(jnp.int32)[None]
+    spare = moved.shape[0] - 1
+    sources, holes, fillers = swaps(key, count, left, spare.bit_length())
+    # Epochs are numbered modulo 2^32. Before a number comes again, each entry was cleared of it once.
+    cleared = (epoch % max(spare, 1)).astype(jnp.int32)[None]
     origin = jnp.concatenate([sources, fillers])
-    origin = jnp.concatenate([jnp.where(origin < left, start + origin, nobody), turn])
+    origin = jnp.concatenate([jnp.where(origin < left, start + origin, spare), cleared])
     target = jnp.concatenate([jnp.arange(count, dtype=jnp.int32), holes])
-    target = jnp.where(target < left, start + target, nobody)
+    target = jnp.where(target < left, start + target, spare)
     held = moved.at[origin].get(mode=_CLIP)
     slots = jnp.where(held[:, 1] == epoch, held[:, 0], origin.astype(jnp.uint32))
-    stays = jnp.any(target == turn) | (held[-1, 1] == epoch)
-    target = jnp.concatenate([target, jnp.where(stays, nobody, turn)])
+    stays = jnp.any(target == cleared) | (held[-1, 1] == epoch)
+    target = jnp.concatenate([target, jnp.where(stays, spare, cleared)])
     entries = jnp.stack([slots, jnp.broadcast_to(epoch, slots.shape).at[-1].add(0xFFFFFFFF)], axis=1)
     # What is read is settled before the write: fused into it, the read would cost a copy of all entries.
-    target, entries = computed_once((target, jnp.where((target < nobody)[:, None], entries, 0)))
+    target, entries = computed_once((target, jnp.where((target < spare)[:, None], entries, 0)))
     return moved.at[target].set(entries, mode=_CLIP), entries[:count, 0].astype(jnp.int32)
 
 
@@ -147,7 +140,7 @@ def take(
 def swaps(
     key: Array, count: int, left: Int[Array, ""], bits: int
 ) -> tuple[Int[Array, " count"], Int[Array, " count"], Int[Array, " count"]]:
-    """What `count` steps of Durstenfeld's shuffle do to `left` entries, found without doing them one by one.
+    """The swaps of `count` steps of Durstenfeld's shuffle of `left` entries, found all at once.
 
     Step i exchanges entry i with a random one at or behind it. Afterwards entry i is what stood at sources[i], and what
     stood at fillers[j] is at holes[j] >= count; a hole that is not below `left`, which has at most `bits` bits, is none.
@@ -171,7 +164,7 @@ def swaps(
 
 
 def _followed_to_the_end(pointers: Int[Array, " count"]) -> Int[Array, " count"]:
-    """Where each entry leads when pointers are followed until one points to itself. O(count * log of the longest way)."""
+    """The end of each chain of pointers, which points to itself. O(count * log of the longest chain)."""
 
     def further(pointers: Array) -> Array:
         return pointers.at[pointers].get(mode=_CLIP)

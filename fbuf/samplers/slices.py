@@ -22,7 +22,7 @@ from fbuf.writers import RingState
 
 @dataclasses.dataclass(frozen=True)
 class PerTrajectory:
-    """Which slices: each trajectory with `least` stored items equally often, then each whole slice in it equally often.
+    """Starts: each trajectory with `least` stored items equally often, then each whole slice in it equally often.
 
     One that is shorter than a slice is drawn from its first stored item on. `trajectories` draws among them: `Uniform()`,
     or `Shuffled()` for each once an epoch. A write begins another epoch. `draw.size` counts trajectories, and
@@ -57,7 +57,7 @@ class Written:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlicesState:
-    """Which slices can be drawn. Starts come to be drawn in the order of their rows, and are overwritten in that order."""
+    """The starts that can be drawn. They enter in the order of their rows, and are overwritten in that order."""
 
     starts: Any  # of the rule that draws among them
     queue: Array | None  # [items + 1] int32: a ring of slots that can be drawn: starts, or the ends of trajectories
@@ -96,18 +96,18 @@ class Slices:
     burn_in: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", checks.whole("length", self.length))
-        object.__setattr__(self, "least", self.length if self.least is None else checks.whole("least", self.least))
+        object.__setattr__(self, "length", checks.as_int("length", self.length))
+        object.__setattr__(self, "least", self.length if self.least is None else checks.as_int("least", self.least))
         if self.shortest > self.length:
             raise ValueError(f"least={self.least} is more than length={self.length}")
-        object.__setattr__(self, "burn_in", checks.whole("burn_in", self.burn_in, least=0))
+        object.__setattr__(self, "burn_in", checks.as_int("burn_in", self.burn_in, least=0))
         if not isinstance(self.starts, PerTrajectory):
             _refuse_slots("starts", self.starts, InEpochs | Excluding)
 
     @classmethod
     def by_count(cls, count: int, batch_size: int, **others: Any) -> "Slices":
         """Slices of the length of which `count` make a batch of `batch_size` items."""
-        count, batch_size = checks.whole("count", count), checks.whole("batch_size", batch_size)
+        count, batch_size = checks.as_int("count", count), checks.as_int("batch_size", batch_size)
         if batch_size % count:
             raise ValueError(f"batch_size={batch_size} is not a multiple of count={count}")
         return cls(batch_size // count, **others)
@@ -128,17 +128,17 @@ class Slices:
 
     @property
     def _queues(self) -> bool:
-        """Whether what can be drawn is kept in a queue; otherwise it is every item, or known to `starts`."""
+        """Whether starts, or ends, are in a queue; otherwise every item is a start, or the rule `starts` keeps them."""
         return isinstance(self.starts, PerTrajectory) or not (isinstance(self.starts, Excluding) or self.shortest == 1)
 
     @property
     def counts(self) -> bool:
-        """Whether what can be drawn is counted, because it is not every item."""
+        """Whether starts are counted, because not every item is one."""
         return self._queues or self.shortest > 1
 
     @property
     def queues_starts(self) -> bool:
-        """Whether it is starts that the queue keeps."""
+        """Whether the queue is one of starts."""
         return self._queues and not isinstance(self.starts, PerTrajectory)
 
     @property
@@ -174,8 +174,8 @@ class Slices:
             return dataclasses.replace(state, starts=self._places.written(state.starts, slots))
         if isinstance(self.starts, Excluding):
             entered, entries = self._begun(write)
-            told, allowed = self._told(slots, entries, entered, write)
-            starts = self.starts.written_excluding(state.starts, slots, told, allowed)
+            changed, allowed = self._changed_starts(slots, entries, entered, write)
+            starts = self.starts.written_excluding(state.starts, slots, changed, allowed)
             return dataclasses.replace(
                 state, starts=starts, count=state.count - write.leaving + jnp.sum(entered, dtype=jnp.int32)
             )
@@ -202,7 +202,7 @@ class Slices:
         return queues.push_ends(self, queued, write)
 
     def pushed_together(self, queued: Queued, write: Written) -> Queued:
-        """The same for writes of any number of rows."""
+        """`pushed` for any number of rows."""
         queue, head, count = queued
         entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
         room = jnp.uint32(queue.size - 1)
@@ -213,7 +213,7 @@ class Slices:
         return queue, begin.astype(jnp.int32), count + jnp.sum(entered, dtype=jnp.int32)
 
     def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""]:
-        """How many entries a write of `count` rows will take away, where they are counted. Before the write."""
+        """The number of counted entries that a write of `count` rows will remove. Called before the write."""
         capacity, lanes = index.number.shape
         kept, reach = min(count, capacity), self.shortest - 1
         over = _rows_from(ring.cursor, 0, kept, capacity)
@@ -228,7 +228,7 @@ class Slices:
         return jnp.sum(left, dtype=jnp.int32)
 
     def _begun(self, write: Written) -> tuple[Array, Array]:
-        """Which rows became starts, by the last of the rows that they need: one for each new row."""
+        """Which rows became starts with each new row, the last that they need; and their slots."""
         capacity, lanes = write.after.number.shape
         kept, reach = min(write.count, capacity), self.shortest - 1
         number = write.after.number
@@ -237,20 +237,20 @@ class Slices:
         entered = _is_stored(write.ring, kept + reach, kept)[:, None] & (number[back] == number[new])
         return entered, back[:, None] * lanes + jnp.arange(lanes, dtype=jnp.int32)[None]
 
-    def _told(
+    def _changed_starts(
         self, slots: Array, entries: Array, entered: Bool[Array, "rows lanes"], write: Written
     ) -> tuple[Array, Array]:
         """The slots of new rows and of those that became starts, and whether each is a start."""
         kept, reach = entered.shape[0], self.shortest - 1
-        nobody = jnp.where(_is_stored(write.ring, kept + reach, kept)[:, None], entries, -1)
+        spare = jnp.where(_is_stored(write.ring, kept + reach, kept)[:, None], entries, -1)
         new_is = jnp.zeros(entered.shape, jnp.bool_)
         if kept > reach:  # the first of the new rows have those behind them that make them starts
             new_is = new_is.at[: kept - reach].set(entered[reach:])
-        told = jnp.concatenate([nobody.reshape(-1), slots])
-        return told, jnp.concatenate([entered.reshape(-1), new_is.reshape(-1)])
+        changed = jnp.concatenate([spare.reshape(-1), slots])
+        return changed, jnp.concatenate([entered.reshape(-1), new_is.reshape(-1)])
 
     def _closed(self, write: Written) -> tuple[Array, Array]:
-        """Which rows, of the new ones and the one before, close a trajectory that is long enough."""
+        """Which rows, of the new ones and the previous one, end a trajectory that is long enough; and their slots."""
         capacity, lanes = write.after.number.shape
         kept = min(write.count, capacity)
         after, lane = write.after, jnp.arange(lanes, dtype=jnp.int32)[None]
@@ -383,7 +383,7 @@ def _rows_from(cursor: Array, offset: int, count: int, capacity: int) -> Int[Arr
 
 
 def _is_stored(ring: RingState, age: int, count: int) -> Bool[Array, " count"]:
-    """Which of `count` rows, the first of them written `age` rows ago, are stored."""
+    """Which of `count` rows are stored; the first was written `age` rows ago."""
     return jnp.asarray(age - np.arange(count) <= np.iinfo(np.int32).max) & (
         jnp.asarray(np.minimum(age - np.arange(count), 2**31 - 1), jnp.int32) <= ring.size
     )

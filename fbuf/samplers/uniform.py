@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt32
 
 from fbuf import random_words
 from fbuf.fusion import map_entries
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.protocol import Draw, Sampler, equal_chances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +27,8 @@ class Uniform(Sampler):
         return state
 
     def sample(self, state: tuple[()], key: Array, batch_size: int, size: Int[Array, ""]) -> tuple[tuple[()], Draw]:
-        stored = jnp.maximum(size, 1)
-        chance = 1 / stored.astype(jnp.float32)
-        draw = Draw(
-            slots=below(key, batch_size, stored),
-            probability=jnp.broadcast_to(chance, (batch_size,)),
-            valid=jnp.broadcast_to(size > 0, (batch_size,)),
-            smallest=chance,
-            size=size,
-        )
-        return state, draw
+        slots = below(key, batch_size, jnp.maximum(size, 1))
+        return state, equal_chances(slots, jnp.broadcast_to(size > 0, (batch_size,)), size)
 
     def clear(self, state: tuple[()]) -> tuple[()]:
         return state

@@ -1,4 +1,4 @@
-"""The slots that slices cover."""
+"""The slots and masks of slices."""
 
 import functools
 from typing import Any
@@ -52,7 +52,7 @@ def of(
 
 
 def in_queue(queue: Array, head: Array, place: Array) -> Array:
-    """Which element of the queue is a number of entries behind its oldest."""
+    """The element of the queue that is a number of entries behind its oldest."""
     room = jnp.uint32(queue.size - 1)
     return (head.astype(jnp.uint32) + place.astype(jnp.uint32)) % room
 

@@ -1,4 +1,4 @@
-"""Where slices begin within trajectories that were drawn: at each of their whole slices equally often."""
+"""Starts of slices within drawn trajectories: each whole slice equally often."""
 
 import functools
 from typing import Any

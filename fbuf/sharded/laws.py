@@ -11,8 +11,9 @@ from fbuf import priority_tree
 from fbuf.buffer import Buffer, BufferState
 from fbuf.fusion import computed_once
 from fbuf.samplers import Draw, Fifo, Prioritized
-from fbuf.samplers.in_order import chance
 from fbuf.samplers.prioritized import placed_masses
+from fbuf.samplers.priority_loops import chance
+from fbuf.samplers.protocol import equal_chances
 from fbuf.samplers.uniform import below
 from fbuf.sharded.exchange import of_all
 
@@ -36,10 +37,8 @@ def _uniformly(part: Buffer, state: BufferState, key: Array, count: int, axis: s
     ends, stored = jnp.cumsum(sizes, dtype=jnp.int32), jnp.sum(sizes, dtype=jnp.int32)
     places = below(key, count, jnp.maximum(stored, 1)) - (ends - sizes)[jax.lax.axis_index(axis)]
     own = (places >= 0) & (places < part.size(state))
-    every = 1 / jnp.maximum(stored, 1).astype(jnp.float32)
     slots = computed_once(jnp.where(own, places, 0))
-    probability, valid = (jnp.broadcast_to(each, (count,)) for each in (every, stored > 0))
-    return Draw(slots, probability, valid, every, stored), own
+    return equal_chances(slots, jnp.broadcast_to(stored > 0, (count,)), stored), own
 
 
 def _by_priority(part: Buffer, state: BufferState, key: Array, count: int, axis: str) -> Found:

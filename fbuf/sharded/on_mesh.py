@@ -41,7 +41,7 @@ class OnMesh:
 
     @property
     def devices(self) -> int:
-        """How many parts the buffer has."""
+        """The number of parts of the buffer."""
         return int(self.mesh.shape[self.sharded.axis])
 
     def init(self, example: Any) -> BufferState:
@@ -85,7 +85,7 @@ class OnMesh:
         return self._run("size", (state,), P(), P())
 
     def clear(self, state: BufferState) -> BufferState:
-        """The same buffer with nothing in it; the memory of items is kept."""
+        """The buffer without items; their memory is kept."""
         return self._run("clear", (state,), P(), self._by_device)
 
     def local_part(self, state: BufferState) -> BufferState:

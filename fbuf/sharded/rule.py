@@ -117,7 +117,7 @@ class Sharded:
         part, local = self._part(), self._local(state)
         devices = self.buffer.capacity // part.capacity
         least = devices * (part.sampler.length if isinstance(part.sampler, Slices) else 1)
-        if checks.whole("batch_size", batch_size) % least:
+        if checks.as_int("batch_size", batch_size) % least:
             raise ValueError(f"batch_size={batch_size} must be a multiple of {least}: whole rows for {devices} devices")
         move: Callable[[Any], Any] = functools.partial(exchange.of_all, axis=self.axis)
         if self.law == "global":
@@ -172,7 +172,7 @@ class Sharded:
         return jax.lax.psum(self._part().size(self._local(state)), self.axis)
 
     def clear(self, state: BufferState) -> BufferState:
-        """The same buffer with nothing in it; the memory of items is kept."""
+        """The buffer without items; their memory is kept."""
         return self._stacked(self._part().clear(self._local(state)))
 
     def _part(self) -> Buffer:

@@ -46,9 +46,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     What a transition reaches is stored under ("next", *achieved_goal_key); where that is not stored, `achieved_goal_key`
     itself is taken, which is what was reached before the action. Episodes end where `end_key`, or "terminated" beside it,
     is true, at the newest stored transition, and where the ring has overwritten their beginning. What was written since the
-    last draw is looked at once; a draw then costs O(batch * log episodes), in a list O(batch * length of episodes). An edit
-    of a stored end is noticed where torch or the buffer can see it: not through NumPy or `.data`. Transforms see batches
-    after relabelling.
+    last draw is looked at once; a draw then costs O(batch * log episodes). An edit of a stored end counts if it is made by
+    `set_`, `update_` or `rb[...] =`, not through a view. Transforms see batches after relabelling.
 
     Args:
         reward_fn: the rewards of relabelled transitions, [n] or [n, 1], of a tensordict [n] of them. It may also return a

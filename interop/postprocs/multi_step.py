@@ -45,7 +45,7 @@ class MultiStep(nn.Module):
 
     def __init__(self, gamma: float, n_steps: int, *, last_flags: bool = False) -> None:
         super().__init__()
-        self._gamma, n_steps = returns.as_discount(gamma), checks.whole("n_steps", n_steps)
+        self._gamma, n_steps = returns.as_discount(gamma), checks.as_int("n_steps", n_steps)
         powers = torch.tensor([self._gamma**i for i in range(n_steps + 1)], dtype=torch.float32, device="cpu")
         self.register_buffer("gammas", powers.view(1, 1, -1))
         self.done_key: Any = "done"

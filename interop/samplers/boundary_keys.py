@@ -76,13 +76,10 @@ class BoundaryKeys:
 
     def read(self, storage: Storage, rows: np.ndarray | slice, lanes: int) -> np.ndarray:
         """Ids, int64, or flags, bool, of stored rows: [n, lanes]."""
-        first, *others = (_column(storage, key, rows, lanes) for key in self.found)
-        if self.are_ids:
-            return first.astype(np.int64, copy=False)
-        flags: np.ndarray = first.astype(np.bool_, copy=False)
-        for each in others:
-            flags = flags | each.astype(np.bool_, copy=False)
-        return flags
+        found = _column(storage, self.found[0], rows, lanes).astype(np.int64 if self.are_ids else np.bool_, copy=False)
+        for key in self.found[1:]:
+            found = found | _column(storage, key, rows, lanes).astype(np.bool_, copy=False)
+        return found
 
 
 def _has_keys(storage: Storage) -> bool:

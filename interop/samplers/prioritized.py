@@ -322,8 +322,10 @@ class PrioritizedSampler(DrawingSampler):
         Where priorities, index and sampler are on one accelerator it is not waited for: what would be an IndexError or a
         ValueError is a ValueError of a later call, and nothing of that update was taken.
         """
-        if self._kept is None and self._held.update_async(index, priority):
-            return
+        with self._lock:
+            self._prepare(storage)
+            if self._kept is None and self._held.update_async(index, priority):
+                return
         slots, low, high = flat_slots(index, storage)
         values, top = good_priorities(priority, self.rule.dtype)
         values = one_for_each(slots, values)
@@ -336,7 +338,6 @@ class PrioritizedSampler(DrawingSampler):
             slots, values = slots[slots >= 0], values[slots >= 0]
             top = values.max()
         with self._lock:
-            self._prepare(storage)
             self._set(slots, values, top)
 
     def _set(self, slots: np.ndarray, values: np.ndarray, top: Any) -> None:

@@ -38,7 +38,8 @@ class SliceSampler(DrawingSampler):
         end_key: bool entry that is True in the last item of a trajectory.
         end_keys: several of them, taken together.
         traj_key: integer entry that is the same for all items of a trajectory; counts before `end_key`. In a storage of
-            one item dim the items of several trajectories may be interleaved, one of each at a time.
+            one item dim the items of several trajectories may be interleaved, one of each at a time; the first draw after a
+            write then takes O(stored items), which `ndim=2` avoids.
         ends, trajectories: the same as tensors for a storage that is full and never written again, of one item dim; they
             need `cache_values`.
         cache_values: accepted; what is known of the trajectories is always kept, and brought up to date.
@@ -50,7 +51,7 @@ class SliceSampler(DrawingSampler):
             most so many items, or a pair of these.
         use_gpu: accepted; boundaries are kept on the host.
 
-    An edit of a stored marker is noticed where torch or the buffer can see it: not through NumPy or `.data`. Without a key
+    An edit of a stored marker counts if it is made by `set_`, `update_` or `rb[...] =`, not through a view. Without a key
     `("collector", "traj_ids")`, "episode" and ("next", "done") are looked for.
     """
 

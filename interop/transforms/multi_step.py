@@ -75,7 +75,7 @@ class MultiStepTransform(Transform):
 
     @n_steps.setter
     def n_steps(self, value: int) -> None:
-        self._n_steps = checks.whole("n_steps", value)
+        self._n_steps = checks.as_int("n_steps", value)
 
     @property
     def gamma(self) -> float:
@@ -155,7 +155,7 @@ class MultiStepTransform(Transform):
             raise TypeError(
                 f"the state of a MultiStepTransform has n_steps, gamma, batch, frames and nested, got {state!r}"
             )
-        n, gamma = checks.whole("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
+        n, gamma = checks.as_int("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
         batch, found = state["batch"], {}
         for each in state["frames"]:
             path, values = tuple(each["path"]), each["values"]

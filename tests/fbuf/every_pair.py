@@ -24,6 +24,7 @@ from fbuf import (
     Trajectories,
     Uniform,
 )
+from tests.fbuf.compiled import jit
 
 ROWS, LANES, CHUNK, LENGTH, DRAWS = 12, 2, 6, 2, 6
 BATCH = 2 * LENGTH
@@ -105,17 +106,17 @@ def check_items(got: Any, ids: np.ndarray) -> None:
 # ------------------------------------------------------------------ what is run
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _init(buffer: Buffer) -> BufferState:
     return buffer.init(items(0))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _write(buffer: Buffer, state: BufferState, batch: Any) -> tuple[BufferState, jax.Array]:
     return buffer.extend(state, batch)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def _turn(buffer: Buffer, state: BufferState, batch: Any, priorities: Any, keys: jax.Array) -> Any:
     """A write, priorities for all slots where the sampler has some, and several draws."""
     state, slots = buffer.extend(state, batch)
@@ -312,7 +313,7 @@ def run_mixture(names: tuple[str, ...], drawn: bool) -> None:
         assert draw.size == sum(int(h.buffer.size(h.state)) for h in histories) or names[0].startswith("Slices")
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
+@functools.partial(jit, static_argnums=(0, 3))
 def _of_mixture(mixture: Mixture, states: Any, key: jax.Array, size: int) -> Any:
     states, got, draw = mixture.sample(states, key, size)
     return mixture.update(states, draw, jnp.ones(draw.valid.shape)), got, draw

@@ -10,11 +10,7 @@ import numpy as np
 
 from fbuf import Buffer, BufferState, Frames, Trajectories
 from fbuf.trajectories import OPEN, TERMINATED, TRUNCATED
-
-compiled = functools.partial(  # many small programs: what they do counts, not how fast
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
-init = jax.jit(Buffer.init, static_argnums=0)
+from tests.fbuf.compiled import init, jit
 
 
 def whole(buffer: Buffer, state: BufferState) -> Any:
@@ -23,14 +19,14 @@ def whole(buffer: Buffer, state: BufferState) -> Any:
     return buffer.read(state, slots), buffer.intact(state, slots)
 
 
-@functools.partial(compiled, static_argnums=0)
+@functools.partial(jit, static_argnums=0)
 def extended(buffer: Buffer, state: BufferState, batch: Any) -> tuple[BufferState, Any]:
     """The buffer after one more batch, and the whole of it."""
     state, _ = buffer.extend(state, batch)
     return state, whole(buffer, state)
 
 
-@functools.partial(compiled, static_argnums=(0, 3))
+@functools.partial(jit, static_argnums=(0, 3))
 def played(buffer: Buffer, state: BufferState, batch: Any, draws: int = 0) -> tuple[BufferState, Any, Any]:
     """The buffer after the rows of a batch, one by one; the whole of it; and a sample."""
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf import Buffer, Fifo, FifoState, Slices, Trajectories
-from tests.fbuf.compiled import extend, init, sample
+from tests.fbuf.compiled import extend, init, jit, sample
 
 pytestmark = pytest.mark.usefixtures("device")
 
-draw_from = jax.jit(Fifo.sample, static_argnums=(0, 3))
-written = jax.jit(Fifo.written, static_argnums=0)
+draw_from = jit(Fifo.sample, static_argnums=(0, 3))
+written = jit(Fifo.written, static_argnums=0)
 
 
 class QueueModel:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf import HashTable, hash_table
+from tests.fbuf.compiled import jit
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -40,7 +41,7 @@ def methods(request, monkeypatch):
     if request.param == "equal hashes":
         monkeypatch.setattr(hash_table, "_hashed", one_of_two)
     jax.clear_caches()
-    yield [jax.jit(method, static_argnums=0) for method in (HashTable.insert, HashTable.update, HashTable.find)]
+    yield [jit(method, static_argnums=0) for method in (HashTable.insert, HashTable.update, HashTable.find)]
     jax.clear_caches()
 
 
@@ -127,8 +128,8 @@ def test_under_vmap_and_scan_it_is_the_same():
 
         return jax.lax.scan(step, table.init(np.int32(0), np.float32(0)), (keys, items))
 
-    together = jax.jit(jax.vmap(run))(keys, items)
-    apart = [jax.jit(run)(*each) for each in zip(keys, items, strict=True)]
+    together = jit(jax.vmap(run))(keys, items)
+    apart = [jit(run)(*each) for each in zip(keys, items, strict=True)]
     jax.tree.map(lambda one, *others: np.testing.assert_array_equal(one, np.stack(others)), together, *apart)
 
 

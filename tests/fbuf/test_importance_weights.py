@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf import Draw, Uniform, importance_weights
+from tests.fbuf.compiled import jit
 
 pytestmark = pytest.mark.usefixtures("device")
 
 NORMALIZE = ["buffer", "batch", "none"]
 
-weights = jax.jit(importance_weights, static_argnums=2)
+weights = jit(importance_weights, static_argnums=2)
 
 
 def draw_of(probability: Any, smallest: float, size: int, valid: Any = True) -> Draw:

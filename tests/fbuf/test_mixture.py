@@ -26,7 +26,7 @@ from fbuf import (
     importance_weights,
 )
 from fbuf.mixture import _apportioned
-from tests.fbuf.compiled import extend, init, update
+from tests.fbuf.compiled import extend, init, jit, update
 from tests.fbuf.compiled import sample_mixture as sample
 from tests.fbuf.compiled import update_mixture as update_all
 from tests.fbuf.model import assert_same
@@ -106,7 +106,7 @@ def test_items_are_drawn_as_often_as_the_draw_says(shares: Any, drawn: bool) -> 
     states = filled(mixture, 3, 3)
     states = (states[0], update(mixture.buffers[1], states[1], np.arange(3), np.asarray([1, 2, 3], np.float32)))
     keys = jax.random.split(jax.random.key(3), 4_000)
-    _, items, draw = jax.jit(jax.vmap(lambda key: mixture.sample(states, key, 8)))(keys)
+    _, items, draw = jit(jax.vmap(lambda key: mixture.sample(states, key, 8)))(keys)
     draw = jax.tree.map(lambda leaf: leaf.reshape(-1) if leaf.ndim == 2 else leaf[0], draw)
     assert draw.valid.all()
     np.testing.assert_array_equal(items.reshape(-1), 1000 * draw.member + draw.slots)

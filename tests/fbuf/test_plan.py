@@ -193,7 +193,7 @@ def test_limits_of_cgroups_count_with_caches_that_can_be_dropped(tmp_path, monke
 
 
 def test_a_system_that_tells_nothing_has_all_its_memory(monkeypatch) -> None:
-    monkeypatch.setattr(free_memory, "_told", lambda: None)
+    monkeypatch.setattr(free_memory, "_reported", lambda: None)
     monkeypatch.setattr(free_memory, "_limits", lambda: iter(()))
     assert free_memory.of_machine() == free_memory._installed()
     monkeypatch.setattr(free_memory, "_installed", lambda: None)

@@ -16,13 +16,13 @@ from scipy import stats
 from fbuf import Buffer, Draw, Shuffled, ShuffledState
 from fbuf.samplers.shuffled import swaps
 from fbuf.samplers.uniform import below
-from tests.fbuf.compiled import extend, init, sample
+from tests.fbuf.compiled import extend, init, jit, sample
 from tests.fbuf.model import assert_same
 
 pytestmark = pytest.mark.usefixtures("device")
 
-draw_from = jax.jit(Shuffled.sample, static_argnums=(0, 3))
-start_of = jax.jit(Shuffled.init, static_argnums=(0, 1))
+draw_from = jit(Shuffled.sample, static_argnums=(0, 3))
+start_of = jit(Shuffled.init, static_argnums=(0, 1))
 RULES = [Shuffled(), Shuffled(drop_last=True), Shuffled(shuffle=False), Shuffled(True, False)]
 
 
@@ -118,7 +118,7 @@ def test_each_place_of_a_long_epoch_holds_each_item_equally_often() -> None:
     assert stats.chisquare(pairs[~np.eye(37, dtype=bool)]).pvalue > 1e-4
 
 
-@functools.partial(jax.jit, static_argnums=(1, 3))
+@functools.partial(jit, static_argnums=(1, 3))
 def swaps_and_targets(key: jax.Array, count: int, left: jax.Array, bits: int) -> tuple[Any, jax.Array]:
     rows = jnp.arange(count)
     return swaps(key, count, left, bits), rows + below(key, count, jnp.maximum(left - rows, 1))

@@ -150,7 +150,9 @@ def test_a_write_of_rows_begins_another_epoch(rule: Slices) -> None:
     assert play.draw(play.drawable()).valid.all()
 
 
-LONG = pytest.mark.parametrize("buffer", [CASES[0][0], CASES[3][0], CASES[4][0]], ids=name)
+LONG = pytest.mark.parametrize(
+    "buffer", [*(pytest.param(CASES[i][0], marks=pytest.mark.slow) for i in (0, 3)), CASES[4][0]], ids=name
+)
 
 
 def write_codes(play: Play, codes: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf import RingState, RoundRobin, storage
+from tests.fbuf.compiled import jit
 from tests.fbuf.model import RingModel, assert_same
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -22,11 +23,11 @@ ITEM = {
 }
 
 
-write = jax.jit(storage.write)
-read = jax.jit(storage.read, static_argnums=2)
+write = jit(storage.write)
+read = jit(storage.read, static_argnums=2)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(jit, static_argnums=(1, 2))
 def claim(ring: RingState, count: int, capacity: int) -> tuple[RingState, jax.Array]:
     return RoundRobin().claim(ring, None, count, capacity)
 

@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf import RingState, ted
+from tests.fbuf.compiled import jit
 
 pytestmark = pytest.mark.usefixtures("device")
 
 SHAPES = [(1,), (5,), (3, 2, 2)]  # rows and lanes
-layout = jax.jit(ted.layout)
-flatten = jax.jit(ted.flatten, static_argnames="ends")
-unflatten = jax.jit(ted.unflatten)
-lay_out = jax.jit(ted.lay_out, static_argnames="lanes")
-take_back = jax.jit(ted.take_back, static_argnames="shape")
+layout = jit(ted.layout)
+flatten = jit(ted.flatten, static_argnames="ends")
+unflatten = jit(ted.unflatten)
+lay_out = jit(ted.lay_out, static_argnames="lanes")
+take_back = jit(ted.take_back, static_argnames="shape")
 
 
 def ring(cursor: int, size: int) -> RingState:

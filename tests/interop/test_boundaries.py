@@ -1,6 +1,5 @@
 """Where trajectories start and stop in a storage, whoever wrote it and however: against lists of items."""
 
-import copy
 import itertools
 import pickle
 
@@ -244,14 +243,6 @@ def test_another_process_writes(method):
         assert whole(buffer) == model.trajectories()
 
 
-def test_lanes_are_more_than_a_table_has_room_for_at_first():
-    model = SliceModel(3, (200,))
-    buffer = reader(LazyTensorStorage(600, ndim=2))
-    for chance in (0, 0, 1, 0.5, 0):
-        buffer.extend(model.write_some(1, chance))
-        assert whole(buffer) == model.trajectories()
-
-
 def test_what_is_new_is_read_and_nothing_else(monkeypatch):
     read = []
     reading = BoundaryKeys.read
@@ -370,15 +361,3 @@ def test_a_storage_that_is_set_on_a_buffer():
     second.extend(other.write_some(8, 0.3))
     buffer.set_storage(second.storage)
     assert whole(buffer) == other.trajectories()
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_copies_know_the_same(copied):
-    model = SliceModel(10)
-    buffer = reader(LazyTensorStorage(10))
-    for _ in range(5):
-        buffer.extend(model.write_some(4, 0.3))
-        other = copied(buffer)
-        assert whole(buffer) == whole(other) == model.trajectories()
-    other.extend(SliceModel(10).write_some(3, 1))
-    assert whole(buffer) == model.trajectories() != whole(other)

@@ -20,7 +20,6 @@ from interop import (
     RoundRobinWriter,
     SamplerWithoutReplacement,
     Sequence,
-    TensorDictReplayBuffer,
     Transition,
 )
 from tests.interop.rows import check_same, refused
@@ -153,24 +152,6 @@ def test_keys_may_be_others():
 # ------------------------------------------------------------------ episodes in a ring
 
 
-@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_goals_never_come_from_across_the_newest_row(strategy):
-    buffer = buffer_of(34, [9, 19, 29], capacity=16, strategy=strategy)  # 18 to 33 are stored, 34 would be in row 2
-    episode = {time: (18, 19) if time < 20 else (20, 29) if time < 30 else (30, 33) for time in range(18, 34)}
-    found = set(goals_of(buffer, 3000))
-    for time, goal in found:
-        first, last = episode[time]
-        assert goal in {"future": range(time, last + 1), "final": [last], "episode": range(first, last + 1)}[strategy]
-    assert {time for time, _ in found} == set(range(18, 34))
-
-
-def test_a_long_episode_is_looked_through_as_a_whole():
-    buffer = buffer_of(5000, [], capacity=4096, strategy="episode")
-    goals = np.array(goals_of(buffer, 2000))[:, 1]
-    assert goals.min() >= 904 and goals.max() <= 4999
-    assert stats.kstest((goals - 904) / 4096, "uniform").pvalue > 1e-4
-
-
 @pytest.mark.parametrize("flag", ["done", "terminated"])
 def test_one_flag_is_enough(flag):
     buffer = HERReplayBuffer(arrived, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(8))
@@ -225,19 +206,6 @@ def test_priorities_and_generations_go_along():
     batch["td_error"] = torch.full((5,), 9.0)
     buffer.update_tensordict_priority(batch)
     assert (buffer.sampler.priorities[batch["index"]] == 9).all()
-
-
-def test_copies_relabel_alike():
-    buffer = buffer_of(10, [4])
-    twin = copy.deepcopy(buffer)
-    for _ in range(3):
-        check_same(buffer.sample(6), twin.sample(6))
-
-
-def test_rows_are_read_as_they_are():
-    buffer = buffer_of(10, [4])
-    assert isinstance(buffer, TensorDictReplayBuffer)
-    assert (buffer[:]["desired_goal"] == -1).all() and (buffer[3]["desired_goal"] == -1).all()
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])

@@ -1,7 +1,5 @@
 """Which entries of stored items say to which trajectory they belong, and in which forms."""
 
-import weakref
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -93,15 +91,3 @@ def test_an_item_of_several_agents_has_one_id():
     last = torch.arange(64) % 2 == 1
     stored = data["next", "done"][batch["x"]]
     assert torch.equal(batch["next", "done"], stored | last[:, None, None])
-
-
-def test_a_sampler_keeps_no_other_entries_of_a_storage_that_is_gone():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=2, traj_key="id"))
-    buffer.extend(marked(id=IDS))
-    buffer.sample(4)
-    sampler, storage = buffer.sampler, buffer.storage
-    other = weakref.ref(storage._rows._numpy[storage._layout.places["x",]])
-    assert other() is not None
-    del buffer, storage
-    assert other() is None
-    assert sampler.slice_len == 2

@@ -178,18 +178,6 @@ def test_two_lengths_and_two_kinds_of_sampler_in_turn():
         assert {each for _ in range(60) for each in drawn(buffer, 8 * length)} == legal
 
 
-def test_emptied_and_filled_again():
-    model, data = filled()
-    buffer = buffer_of(model, data, slice_len=2)
-    buffer.update_priority(torch.arange(16), PRIORITIES)
-    buffer.sample(16)
-    buffer.empty()
-    model.clear()
-    buffer.extend(model.write_some(6, 0.3))
-    legal = starts(model.trajectories(), 2)
-    check_law([each for _ in range(30) for each in drawn(buffer, 2 * 16)], dict.fromkeys(legal.values(), 1.0))
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_copies_and_equal_generators(copied):
     model, data = filled()
@@ -230,29 +218,12 @@ def test_given_boundaries():
     check_law([each for _ in range(60) for each in drawn(buffer, 24)], dict.fromkeys(legal.values(), 1.0))
 
 
-def test_batches_drawn_ahead():
-    model, data = filled()
-    sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=2)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(16), sampler=sampler, batch_size=16, prefetch=2)
-    buffer.extend(data)
-    legal = set(starts(model.trajectories(), 2).values())
-    assert {each for _ in range(40) for each in drawn(buffer)} == legal
-
-
 def test_a_span_on_the_left_counts_for_nothing():
     with pytest.warns(UserWarning, match="no span on the left"):
         sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=4, span=True)
     assert sampler.span == (False, True)
     with pytest.warns(UserWarning, match="no span on the left"):
         assert PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=4, span=2).span == (False, 2)
-
-
-def test_what_is_told():
-    model, data = filled()
-    buffer = buffer_of(model, data, slice_len=2)
-    _, info = buffer.sample(8, return_info=True)
-    names = ("truncated", "done", "terminated")
-    assert set(info) == {"index", "priority_weight", *(("next", name) for name in names)}
 
 
 @pytest.mark.parametrize("strict", [True, False])

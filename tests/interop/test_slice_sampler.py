@@ -9,8 +9,6 @@ import torch
 from tensordict import TensorDict
 
 from interop import (
-    LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
     ReplayBuffer,
     SliceSampler,
@@ -76,15 +74,6 @@ def test_the_law_over_several_lanes(lanes):
     batch = buffer.sample(300)
     assert batch["index"].shape == (300, 1 + len(lanes))
     assert torch.equal(storage[tuple(batch["index"].unbind(-1))]["x"], batch["x"])
-
-
-@pytest.mark.parametrize("make", [LazyMemmapStorage, LazyStackStorage])
-def test_the_law_in_other_storages(make):
-    torch.manual_seed(0)
-    model, data = filled()
-    buffer = ReplayBuffer(storage=make(14), sampler=SliceSampler(slice_len=2, strict_length=False, traj_key="id"))
-    buffer.extend(data)
-    check_law(drawn(buffer, 2 * 3000), shares(model.trajectories(), 2, strict=False))
 
 
 def test_a_slice_that_is_as_long_as_the_storage():

@@ -1,18 +1,13 @@
 """What loops do around slice samplers: single writes between draws, copies, samplers that are passed around."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 from interop import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSliceSampler,
     SliceSampler,
-    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 
@@ -47,37 +42,6 @@ def test_single_writes_are_taken_in_one_by_one(marker, prioritized):
         buffer.add(row)
         assert whole(buffer.sample(), 3)
     assert sampler.trajectories(buffer.storage) is index
-
-
-def test_boundaries_that_were_given_are_for_data_that_no_add_changes():
-    rows = episodes([4, 6])
-    sampler = SliceSampler(slice_len=2, ends=rows["next", "done"].squeeze(-1), cache_values=True)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
-    buffer.extend(rows)
-    buffer.sample()
-    for row in episodes([1] * 10):
-        buffer.add(row)
-    with pytest.raises(RuntimeError, match="written to"):
-        buffer.sample()
-    buffer.empty()
-    buffer.extend(rows)
-    assert whole(buffer.sample(), 2)
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
-def test_a_buffer_that_has_drawn_can_be_copied(storage, kind, tmp_path):
-    first = (100, 0.7, 0.5) if kind is PrioritizedSliceSampler else ()
-    held = storage(100, scratch_dir=str(tmp_path)) if storage is LazyMemmapStorage else storage(100)
-    sampler = kind(*first, slice_len=2)
-    buffer = TensorDictReplayBuffer(storage=held, sampler=sampler, batch_size=4)
-    buffer.extend(episodes([3, 4]))
-    buffer.sample()
-    pickle.loads(pickle.dumps(sampler))
-    for twin in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
-        twin.extend(episodes([5]))
-        assert all(whole(each.sample(), 2) for each in (twin, buffer))
-        assert len(twin) == 12 and len(buffer) == 7
 
 
 def test_priorities_of_one_storage_do_not_serve_another():

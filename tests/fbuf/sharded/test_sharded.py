@@ -23,15 +23,16 @@ TIMEOUT = 600
 
 
 def on_devices(count: int, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """A module of this folder in a process with so many devices of the CPU."""
-    variables = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}", "JAX_PLATFORMS": "cpu"}
+    """A module of this folder in a process with so many devices of the CPU; most of its time goes to compiling."""
+    flags = f"--xla_force_host_platform_device_count={count} --xla_backend_optimization_level=0"
+    variables = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", f"tests.fbuf.sharded.{module}", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=variables, cwd=ROOT, text=True, **pipes)
 
 
 def failures(checks: tuple[Callable[[], None], ...]) -> str:
-    """What went wrong in checks, all of them in one process: compiling is what they cost."""
+    """What went wrong in checks, all of them in one process."""
     process = on_devices(on_eight_devices.DEVICES, "on_eight_devices", *(check.__name__ for check in checks))
     out, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, errors

@@ -50,7 +50,7 @@ def _all_chances(tree: PriorityTree, slots: Array) -> Chances:
 
 
 def _chances(tree: PriorityTree, slots: Array) -> Chances:
-    def turn(k: Array, out: Chances) -> Chances:
+    def body(k: Array, out: Chances) -> Chances:
         slot, total = entry(slots, k), loop_variant(priority_tree.total(tree), k)
         smallest = chance(loop_variant(priority_tree.minimum(tree), k), total)
         return put(out[0], slot, k), put(out[1], chance(entry(tree.leaves, slot), total), k), smallest, total > 0
@@ -58,39 +58,39 @@ def _chances(tree: PriorityTree, slots: Array) -> Chances:
     zero = zero_after(slots)
     none = zero.astype(tree.leaves.dtype)
     empty = jnp.full(slots.shape, zero), jnp.full(slots.shape, none), none, zero > 0
-    return jax.lax.fori_loop(zero, slots.shape[0], turn, empty)
+    return jax.lax.fori_loop(zero, slots.shape[0], body, empty)
 
 
-def begun(value: Value, state: Any, slots: Array, told: Array, allowed: Array) -> Any:
+def begun(value: Value, state: Any, slots: Array, changed: Array, allowed: Array) -> Any:
     """The state of `Prioritized` after items came into slots, and others may be drawn from now on, or not."""
-    nobody, count = state.priorities.size - 1, told.shape[0]
-    zero = zero_after(told)
+    spare, count = state.priorities.size - 1, changed.shape[0]
+    zero = zero_after(changed)
 
     def begin(k: Array, held: Array) -> Array:
         return put(held, state.highest, entry(slots, k))
 
     held = jax.lax.fori_loop(zero, slots.shape[0], begin, state.priorities)
 
-    def tell(k: Array, out: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def exclude(k: Array, out: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         excluded, at, values = out
-        slot = priority_tree.in_range(entry(told, k), state.tree.capacity, nobody)
+        slot = priority_tree.in_range(entry(changed, k), state.tree.capacity, spare)
         priority, may = entry(held, slot), entry(allowed, k)
         new = jnp.where(may & (priority >= 0), value(jnp.maximum(priority, 0), loop_variant(state.alpha, k)), 0)
         slot, new = priority_tree.accepted(state.tree, slot, new)
-        return put(excluded, ~may & (slot < nobody), slot), put(at, slot, k), put(values, new, k)
+        return put(excluded, ~may & (slot < spare), slot), put(at, slot, k), put(values, new, k)
 
     empty = jnp.full(count, zero), jnp.full(count, zero.astype(held.dtype))
-    excluded, at, values = jax.lax.fori_loop(zero, count, tell, (state.excluded, *empty))
+    excluded, at, values = jax.lax.fori_loop(zero, count, exclude, (state.excluded, *empty))
     tree = priority_tree.update_accepted(state.tree, at, values, settled=True)
     return dataclasses.replace(state, priorities=held, excluded=excluded, tree=tree)
 
 
 def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
     """The state of `Prioritized` after an update. Of equal slots the last counts."""
-    nobody, count = state.priorities.size - 1, slots.shape[0]
+    spare, count = state.priorities.size - 1, slots.shape[0]
 
     def kept(k: Array) -> Array:
-        return word_of(entry(state.priorities, priority_tree.in_range(entry(slots, k), state.tree.capacity, nobody)))
+        return word_of(entry(state.priorities, priority_tree.in_range(entry(slots, k), state.tree.capacity, spare)))
 
     zero = zero_after_reading(count, kept, zero_after(slots))
 
@@ -98,11 +98,11 @@ def updated(value: Value, state: Any, slots: Array, priorities: Array) -> Any:
         table, at, refused = held
         priority = entry(priorities, k)
         good = jnp.isfinite(priority) & (priority >= 0)
-        slot = jnp.where(good, priority_tree.in_range(entry(slots, k), state.tree.capacity, nobody), nobody)
-        slot = jnp.where(entry(table, slot) >= 0, slot, nobody)
+        slot = jnp.where(good, priority_tree.in_range(entry(slots, k), state.tree.capacity, spare), spare)
+        slot = jnp.where(entry(table, slot) >= 0, slot, spare)
         at = put(at, slot, k)
         slot = entry(at, k)  # so that XLA reads the table for it before it writes there, and copies none
-        return put(table, jnp.where(slot < nobody, priority, -1), slot), at, refused + ~good
+        return put(table, jnp.where(slot < spare, priority, -1), slot), at, refused + ~good
 
     held = state.priorities, jnp.full(count, zero), state.refused
     held, at, refused = jax.lax.fori_loop(zero, count, note, held)
