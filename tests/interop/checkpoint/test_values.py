@@ -20,6 +20,7 @@ from interop.checkpoint.values import decode, encode, load_items, save_items
 from tests.interop.checkpoint import saved_values as every
 from tests.interop.checkpoint.saved_values import STACKS, Pair, Step, same, tensor_of, through_json
 
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 TRUSTED = Rule(allow_pickle=True)
 
 
@@ -54,7 +55,6 @@ def test_lists_of_several_structures(count):
     assert same(items_of(save_items(items)), items)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", every.every_dtype(), ids=str)
 def test_tensors_of_every_dtype(dtype):
     tensors = [tensor_of(dtype, *shape) for shape in [(), (0,), (3,), (2, 0, 3), (2, 3), (3, 2), (2, 3)]]
