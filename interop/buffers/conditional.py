@@ -213,4 +213,4 @@ def _write(storage: TensorStorage, slots: Tensor, entries: Mapping[tuple[Any, ..
         held[tuple(place.to(held.device) for place in places)] = values
     if isinstance(storage._rows, JaxRows):
         storage._rows._settle()
-    storage._ledger.edit(places[0].numpy())
+    storage.ring.edited(places[0].numpy())

@@ -80,7 +80,7 @@ class Editable(Joined):
                 held[place] = value
             if defined_outside(self._storage, "get"):  # what it returned may be copies
                 self._storage[:] = swapped(rows, dim)
-            self._storage._ledger.edit(slice(None))
+            self._storage.ring.edited(slice(None))
             settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
             if settle is not None:
                 settle()

@@ -317,14 +317,10 @@ class Joined(Saveable):
         for those `beside`, which do."""
         if isinstance(self._sampler, PrioritizedSampler):
             self._sampler._keep(self._storage)
-        if isinstance(self._writer, RoundRobinWriter) and self._storage._journal is not None:
-            self._storage._journal.wrote(self._writer)
         for buffer in self._storage.attached():
             if isinstance(buffer, Joined) and all(buffer is not each for each in (self, *beside)):
                 buffer._sampler._empty()
                 buffer._sampler.take_over(self._storage)
-                if isinstance(buffer._writer, RoundRobinWriter):
-                    buffer._writer._follow(self._storage)
                 buffer._drop_ahead()
 
     def _drop_ahead(self) -> None:

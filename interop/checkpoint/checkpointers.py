@@ -76,7 +76,6 @@ class StorageCheckpointerBase:
     def _put_in(storage: Any, put: Callable[[], None]) -> None:
         with uninterrupted(), storage._step():
             put()
-            storage._writers_follow()
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 
@@ -114,14 +113,14 @@ class StorageCheckpointerBase:
             if hasattr(hook, "is_full"):
                 hook.is_full = storage._is_full
             if hasattr(hook, "shift"):
-                ledger = storage._ledger
-                if not ledger.written and not ledger.edits and len(storage):
+                ring = storage.ring
+                if not ring.written and not ring.version and len(storage):
                     warnings.warn(
                         "where the storage was written last is not known: its first row is taken to be the oldest",
                         UserWarning,
                         stacklevel=2,
                     )
-                hook.shift = ledger.end
+                hook.shift = ring.cursor
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):

@@ -88,8 +88,8 @@ class _Restored:
                     target[...] = array
             storage._rows._latest[:] = self._rows._latest
             storage._rows._counts[:] = self._rows._counts
-        storage._length.value = ring.filled * storage._per_row
-        storage._ledger.restored(ring.written, ring.end % ring.capacity)
+        storage.ring.size = ring.filled
+        storage.ring.restored(ring.written, ring.end % ring.capacity)
 
 
 def _parts(rows: Any, counts: Sequence[int]) -> dict[str, list[np.ndarray]]:

@@ -24,8 +24,8 @@ def saved_ring(storage: Any) -> dict[str, Any]:
         "lanes": list(storage._lanes),
         "capacity": storage._row_count,
         "filled": storage._filled_rows,
-        "written": storage._ledger.written,
-        "end": storage._ledger.end,
+        "written": storage.ring.written,
+        "end": storage.ring.cursor,
     }
 
 
@@ -252,8 +252,8 @@ class Restored:
             storage._adopt(self._layout, self._rows)
         if self._held and ring.filled:
             storage._own_rows().write_run(0, self._held)
-        storage._length.value = ring.filled * storage._per_row
-        storage._ledger.restored(ring.written, ring.end % ring.capacity)
+        storage.ring.size = ring.filled
+        storage.ring.restored(ring.written, ring.end % ring.capacity)
 
     def _keep(self, journal: Any) -> None:
         """Have what is stored come back if this process is killed. It is empty then, where that is too much to be kept."""
@@ -265,8 +265,7 @@ class Restored:
             storage._empty()
         else:
             storage._empty()
-            for writer in list(storage._counting):
-                writer._cursor = writer._write_count = 0
+            storage.ring.cursor = storage.ring.count = 0
             journal.cut()
 
     def abandon(self) -> None:

@@ -186,8 +186,8 @@ class Access:
                 )
         elif storage._compilable and not storage._is_shared():
             if self._at_fork:  # what it has is its own: from now on that is counted apart, too
-                storage._ledger = copy.deepcopy(storage._ledger)
-                storage._ledger.restored(*self._at_fork[:2])
+                storage.ring = copy.deepcopy(storage.ring)
+                storage.ring.restored(*self._at_fork[:2])
                 self._at_fork = ()
         elif storage._counts() != self._at_fork:
             raise RuntimeError(

@@ -26,7 +26,7 @@ from interop.storages import planning
 DESCRIPTION, STATE, LOCK, PRIORITIES = "storage.json", "storage.state", "storage.lock", "storage.priorities"
 VALUES = "storage.values"  # a folder
 OWN = (DESCRIPTION, STATE, LOCK, PRIORITIES, VALUES)
-_FORMAT = 1
+_FORMAT = 2
 _LONGEST = 1 << 26  # bytes of a description
 
 

@@ -1,4 +1,4 @@
-"""What of a tensor storage a killed process may leave half-done: its counters, those of its writers, and its rows."""
+"""What a killed process may leave half-done of a tensor storage: its counters and its rows."""
 
 import weakref
 from typing import Any
@@ -6,19 +6,17 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import CheckpointCorrupt
+from interop.host.ring import CELLS, EMPTIED
 from interop.shared.saved_rows import Rows
-from interop.shared.undo import EXTRAS, Cell, Memory, Undo, settle
+from interop.shared.undo import EXTRAS, Memory, Undo, settle
 
-LENGTH, WRITTEN, END, EDITS, WRITER, EMPTIED = range(6)  # cells; WRITER is where those of the last one to write are
-_WRITERS, _CELLS = 8, 1024  # cells of writers are from here to there: a cursor and a count each
 _LARGEST = 8 << 20  # bytes of rows in a record, where a row is not larger
 _PAGE = 4096
-_MANY = 2**63 - 2**40  # what counters are below, so that there is more to be counted
 PRIORITIES = 1  # a further column
 
 
 class Journal(Undo):
-    """The undo record of a storage, of its rows on the host and of the writers that were registered on it.
+    """The undo record of a storage: of its counters, and of its rows on the host.
 
     Until it is started, with the memory of the rows, a step records nothing: there is nothing to be undone.
     """
@@ -27,16 +25,13 @@ class Journal(Undo):
         self.memory: Memory | None = None
         self._of: Any = None  # the storage, by a weak reference
         self.shared = False  # whether other processes may have its cells
-        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # writers
-        self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._resumes = False  # whether the next writer goes on where another one was
 
     @staticmethod
     def size(row: int, leaves: int, per_row: int, rows: int) -> int:
         """Bytes of memory for rows of so many bytes, leaves and items."""
         row += 8 * (per_row + 1)  # with priorities, and its number
         log = max(min(_LARGEST, rows * row), row) + 16 * (leaves + 8)
-        return -(-(Undo.before_log(_CELLS) + log) // _PAGE) * _PAGE
+        return -(-(Undo.before_log(CELLS) + log) // _PAGE) * _PAGE
 
     @staticmethod
     def size_for(storage: Any) -> int:
@@ -48,66 +43,36 @@ class Journal(Undo):
         return Journal.size(row, len(leaves), storage._per_row, storage._row_count)
 
     def start(self, storage: Any, memory: Memory) -> None:
-        """Keep the counters of the storage and of its writers here from now on, and guard its rows."""
-        held = storage._length.value, storage._ledger.written, storage._ledger.end, storage._ledger.edits
+        """Keep the counters of the storage here from now on, and guard its rows."""
         self._open(storage, memory)
-        for place, value in enumerate(held):
-            self._cells[place] = value
-        self._count(storage)
-        for writer in list(self._waiting):
-            self.enlist(writer)
+        storage.ring.use(self._cells, copy=True)
         if self._inside:  # in the first write
             self._arm()
 
     def resume(self, storage: Any, memory: Memory) -> None:
-        """The same with counters as a storage before left them. What it was killed in is put back."""
+        """The same with the counters that a storage before this one left. The write in which it was killed is undone."""
         self._open(storage, memory)
         self._only_extras_here()
         self.recover()
-        last = int(self._cells[WRITER])
-        if last and not _WRITERS <= last < self._counted - 1:
-            raise CheckpointCorrupt(f"{memory.path}: the counters are damaged")
-        with self:
-            self._cells[_WRITERS], self._cells[_WRITERS + 1] = self.writer
-            self._cells[WRITER] = _WRITERS if last else 0
-        self._use(_WRITERS + 2 if last else _WRITERS)
-        self._resumes = last > 0
-        self._count(storage)
-        self._check(storage)
+        self._count_for(storage)
 
     def read(self, storage: Any, memory: Memory) -> None:
-        """Give a storage the counters as they are now, between two steps, of memory and for rows that are private."""
-        settle(memory, _CELLS)
-        self._open(storage, memory)
-        self._only_extras_here()
-        self.recover()
-        last = int(self._cells[WRITER])
-        if last and not _WRITERS <= last < self._counted - 1:
-            raise CheckpointCorrupt(f"{memory.path}: the counters are damaged")
-        storage._length.value = self._cells[LENGTH]
-        storage._ledger.restored(self._cells[WRITTEN], self._cells[END])
-        self._check(storage)
+        """Give a storage the counters between two steps, of memory and for rows that are private."""
+        settle(memory, CELLS)
+        self.resume(storage, memory)
 
-    def _check(self, storage: Any) -> None:
-        """CheckpointCorrupt for counters that no storage of this size has."""
+    def _count_for(self, storage: Any) -> None:
+        """Have the storage count here. CheckpointCorrupt for counters that no storage of this size has."""
         assert self.memory is not None
-        length, rows, per_row = storage._length.value, storage._row_count, storage._per_row
-        (cursor, count), end = self.writer, storage._ledger.end
-        fits = 0 <= length <= rows * per_row and length % per_row == 0 and max(cursor, end) < max(rows, 1)
-        grow = count, *(self._cells[place] for place in (WRITTEN, EDITS, EMPTIED))
-        if not (fits and min(cursor, end, count, storage._ledger.written) >= 0 and max(grow) < _MANY):
+        storage.ring.use(self._cells, copy=False)
+        if not storage.ring.fits(storage.row_capacity(None)):
             raise CheckpointCorrupt(f"{self.memory.path}: the counters are damaged")
-
-    @property
-    def writer(self) -> tuple[int, int]:
-        """The cursor and the count of the writer that wrote last."""
-        last = self._cells[WRITER]
-        return (self._cells[last], self._cells[last + 1]) if last else (0, 0)
 
     def attach(self, storage: Any) -> None:
         """Guard the rows of a storage in a worker, which has the counters already."""
         assert self.memory is not None
         self._open(storage, self.memory)
+        storage.ring.use(self._cells, copy=False)
 
     def guard(self, storage: Any) -> None:
         """The storage has rows now."""
@@ -120,8 +85,8 @@ class Journal(Undo):
 
     def _open(self, storage: Any, memory: Memory) -> None:
         self.memory = memory
-        self._begin(memory.bytes, _CELLS)
-        self._use(max(self._counted, _WRITERS))
+        self._begin(memory.bytes, CELLS)
+        self._use(CELLS)
         self._take(storage)
 
     def _take(self, storage: Any) -> None:
@@ -142,11 +107,6 @@ class Journal(Undo):
             storage._find_priorities()
         super()._find()
 
-    def _count(self, storage: Any) -> None:
-        assert self.memory is not None
-        storage._length, *counts = (Cell(self.memory, place) for place in (LENGTH, WRITTEN, END, EDITS))
-        storage._ledger.keep(*counts)
-
     def _look(self) -> None:
         """See to it that the columns are those of the rows: their memory may have moved."""
         held = None if self._rows is None else self._rows._numpy
@@ -154,51 +114,11 @@ class Journal(Undo):
             self._seen = held
             self._watch(list(held))
 
-    # ------------------------------------------------------------------ writers
-
-    def enlist(self, writer: Any) -> None:
-        """Keep the counters of a writer here. RuntimeError where there have been too many."""
-        if self.memory is None:
-            self._waiting.add(writer)
-            return
-        held = writer._cursor_cell
-        if isinstance(held, Cell) and held.memory is self.memory:
-            return
-        values = None if self._resumes else (writer._cursor, writer.write_count)
-        place = _WRITERS if self._resumes else self._free()
-        self._resumes = False
-        self._places[place] = writer
-        if values is not None:
-            self._cells[place], self._cells[place + 1] = values
-            if place == self._counted:
-                self._use(place + 2)
-        writer._count_in(Cell(self.memory, place), Cell(self.memory, place + 1))
-
-    def _free(self) -> int:
-        counted: int = self._head[3]  # by any process
-        if not self.shared:
-            for place in range(_WRITERS, counted, 2):
-                if place not in self._places:
-                    return place
-        if counted + 2 > _CELLS:
-            raise RuntimeError("too many writers were registered on the storage: use the same one again")
-        return counted
-
-    def wrote(self, writer: Any) -> None:
-        """This writer was the last to write."""
-        if self.memory is not None:
-            self._cells[WRITER] = writer._cursor_cell.place
-
     @property
     def emptied(self) -> int:
         """How often the storage was emptied."""
         found: int = self._cells[EMPTIED] if self.memory is not None else 0
         return found
-
-    def empty(self) -> None:
-        """Count that it was."""
-        if self.memory is not None:
-            self._cells[EMPTIED] += 1
 
     # ------------------------------------------------------------------ rows
 
@@ -231,7 +151,6 @@ class ReadOnly:
     def __init__(self, folder: str, journal: Journal, *, closed: bool = False) -> None:
         assert journal.memory is not None
         self._folder, self._closed = folder, closed
-        self._cursor, self._count = self.writer = journal.writer
         self.file = journal.memory.file  # whatever is at its path later
 
     def part(self) -> "ReadOnly":
@@ -253,10 +172,6 @@ class ReadOnly:
 
     def begin_turn(self) -> None:
         """Nothing was begun."""
-
-    def enlist(self, writer: Any) -> None:
-        """Tell a writer where the one stands that wrote the rows."""
-        writer._cursor, writer._write_count = self._cursor, self._count
 
 
 def counted(rows: Any, filled: int) -> Rows:

@@ -19,9 +19,7 @@ from tensordict import MemoryMappedTensor
 
 from fbuf.checkpoint.errors import CheckpointCorrupt
 from interop.host import maps
-from interop.shared.processes import starting_a_worker
 from interop.shared.saved_rows import Column, Rows
-from interop.shared.shared_int import SharedInt
 from interop.shared.thread_lock import renew_in_children
 
 # Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
@@ -90,26 +88,6 @@ class Memory:
             self.path = self.file = self.read_only = None
             self.reserved = state["reserved"]
             self._hold(state["tensor"])
-
-
-class Cell(SharedInt):
-    """A counter in such memory. Copies and pickles of it are counters of their own; workers that are started share it."""
-
-    def __init__(self, memory: Memory, place: int) -> None:
-        self.memory, self.place = memory, place
-        self._view: Any = memoryview(memory.bytes.data)[8 * (_HEAD + place) :][:8].cast("q")
-
-    @property
-    def value(self) -> int:
-        found: int = self._view[0]
-        return found
-
-    @value.setter
-    def value(self, value: int) -> None:
-        self._view[0] = value
-
-    def __reduce__(self) -> Any:
-        return (Cell, (self.memory, self.place)) if starting_a_worker() else (SharedInt, (self.value,))
 
 
 class Undo:

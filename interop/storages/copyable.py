@@ -1,6 +1,5 @@
 """What checkpoints, copies and other processes have of a tensor storage."""
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from interop.host.device_rows import JaxRows, rows_in_jax
 from interop.host.rows import Rows, TorchRows
 from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import starting_a_worker
-from interop.shared.shared_int import LocalInt, SharedInt
 from interop.storages.storage import Storage
 
 
@@ -25,7 +23,6 @@ class Copyable(Storage):
     _rows: Rows | None
     _layout: Layout | None
     _lanes: tuple[int, ...]
-    _length: SharedInt | LocalInt
     _per_row: int
     _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
@@ -54,7 +51,6 @@ class Copyable(Storage):
             put = self._from_dict(state_dict)
             with uninterrupted(), self._step():
                 put()
-                self._writers_follow()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         return tensor_states.restoring_state(self, given)
@@ -65,14 +61,13 @@ class Copyable(Storage):
         state = super().__getstate__()
         rows = state.pop("_rows")
         if rows is None:
-            length = self._length if starting_a_worker() else copy.copy(self._length)
-            return {**state, "_length": length, "_tensors": None}
+            return {**state, "_tensors": None}
         in_jax, layout = isinstance(rows, JaxRows), self._layout
         if not starting_a_worker() and layout is not None and layout.values is not None:
             state["_layout"] = layout.keeping(layout.values.copied())
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
-            tensors = rows.copies(self._length.value // self._per_row)
-            return {**state, "_length": copy.copy(self._length), "_tensors": tensors, "_in_jax": in_jax}
+            tensors = rows.copies(self.ring.size)
+            return {**state, "_tensors": tensors, "_in_jax": in_jax}
         with self._access.turn():
             rows.share()
         return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}

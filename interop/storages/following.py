@@ -25,9 +25,9 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     if standing(storage) == before:  # of a first write that failed nothing says how many rows there are
         return
     written, _, _, length = before
-    ledger, rows = storage._ledger, storage.row_capacity(None)
-    count = min(ledger.written - written, rows)
-    new = torch.arange(ledger.end - count, ledger.end, device="cpu") % max(rows, 1)
+    ring, rows = storage.ring, storage.row_capacity(None)
+    count = min(ring.written - written, rows)
+    new = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(rows, 1)
     new = new[new < storage._filled_rows]
     for buffer in followers(storage):
         if len(storage) < length:
@@ -42,14 +42,14 @@ def edited(storage: "Storage", known: int | None) -> tuple[int, np.ndarray]:
 
     These are all slots where `known` is None, or what was edited is not known row by row.
     """
-    ledger, length, rows = storage._ledger, len(storage), storage._filled_rows
-    edits: int = ledger.edits
+    ring, length, rows = storage.ring, len(storage), storage._filled_rows
+    edits: int = ring.version
     if edits == known or not length:
         return edits, np.zeros(0, np.int64)
-    named = None if known is None else ledger.since(known)
+    named = None if known is None else ring.since(known)
     changed = np.full(rows, named is None)
     for each in named or ():
         changed[each] = True
-    places = (np.flatnonzero(np.roll(changed, -ledger.end)) + ledger.end) % rows
+    places = (np.flatnonzero(np.roll(changed, -ring.cursor)) + ring.cursor) % rows
     lanes = length // rows
     return edits, (places[:, None] * lanes + np.arange(lanes)).reshape(-1)

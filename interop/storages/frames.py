@@ -1,6 +1,5 @@
 """Tensordicts whose observations are frames, each stored once."""
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -199,7 +198,6 @@ class LazyFrameStorage(TensorStorage):
                 rows.share()
             memory = rows.memory
         else:  # a pickle or copy is a storage of its own
-            state["_length"] = copy.copy(self._length)
             memory = [tensor.clone() for tensor in rows.memory]
         return {**state, "_rows": None, "_tensors": None, "_scheme": rows.scheme, "_memory": memory}
 

@@ -25,7 +25,7 @@ def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor],
         if start >= storage._filled_rows and start + count <= capacity:
             _write_part(storage, start, count, start, count, (), leaves)
             if advance is not None:
-                advance(index, count, count)
+                advance(index, count, start + count)
             return
         done = 0
         while True:
@@ -46,7 +46,7 @@ def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor],
                 part = [leaf[first:stop] for leaf in leaves]
             _write_part(storage, (start + done) % capacity, stop - done, row, stop - first, over, part)
             if advance is not None:
-                advance(index[done:stop], stop - done, stop - done)
+                advance(index[done:stop], stop - done, start + stop)
             if stop == count:
                 return
             journal.cut()
@@ -60,7 +60,7 @@ def _write_part(
     capacity = storage._row_count
     for each in over:
         storage._journal.save(each)
-    storage._ledger.run(start, moved, capacity)
+    storage.ring.wrote_run(start, moved, capacity)
     storage._rows.write_run(row, leaves)
     storage._grow(min(row + count, capacity))
     if storage._priorities is not None:
@@ -80,7 +80,7 @@ def write_at(storage: Any, places: Any, leaves: Sequence[Tensor], reached: int |
     rows, filled = storage._own_rows(), storage._filled_rows
     over = counted(places[0] if isinstance(places, tuple) else places, filled)
     with journal.part():
-        storage._enter(places, reached is not None, storage._row_count)
+        storage._enter(places, reached, storage._row_count)
         if journal.fits(len(over)):
             journal.reserve(len(over))
             journal.save(over)
@@ -125,8 +125,6 @@ def started(storage: Any) -> Journal | None:
         return None
     try:
         journal = Journal()
-        for writer in list(storage._counting):
-            journal.enlist(writer)
         journal.start(storage, Memory(Journal.size_for(storage)))
         journal.shared = True
         return journal

@@ -124,7 +124,7 @@ class ListStorage(Storage):
             raise RuntimeError(
                 f"{len(changed)} items are past the maximum capacity of {self.max_size}; nothing was written"
             )
-        self._ledger.replaced(places.start, places.start + len(places), len(items), self.max_size)
+        self.ring.replaced(places.start, places.start + len(places), len(items), self.max_size)
         self._storage = changed
 
     def _check(self, places: Sequence[int]) -> None:
@@ -144,12 +144,12 @@ class ListStorage(Storage):
         """Note a write: of a run around the ring, or elsewhere."""
         places = [place + len(self._storage) if place < 0 else place for place in places]
         first = places[0] if places else 0
-        if set_cursor and all(place == (first + n) % self.max_size for n, place in enumerate(places)):
-            self._ledger.run(first, len(places), self.max_size)
-        elif set_cursor:
-            self._ledger.scattered(np.array(places), self.max_size)
+        if set_cursor:
+            runs = all(place == (first + n) % self.max_size for n, place in enumerate(places))
+            rows = range(first, first + len(places)) if runs else np.array(places)
+            self.ring.wrote_elsewhere(rows, self.max_size, max(places, default=0) >= len(self._storage))
         else:
-            self._ledger.edit(list(places))
+            self.ring.edited(list(places))
 
     def _to_keep(self, item: Any) -> Any:
         """What is put in the list for an item."""
@@ -184,7 +184,7 @@ class ListStorage(Storage):
         return item
 
     def _empty(self) -> None:
-        self._ledger.renewed(0)
+        self.ring.renewed(0)
         self._storage = []
 
     # ------------------------------------------------------------------ checkpoints
@@ -222,7 +222,7 @@ class ListStorage(Storage):
     def _putting(self, items: list[Any], written: int, end: int, cursor: Any) -> Callable[[], None]:
         def put() -> None:
             self._hold(items)
-            self._ledger.restored(written, end)
+            self.ring.restored(written, end)
             self._last_cursor = cursor
 
         return put
@@ -251,7 +251,6 @@ class ListStorage(Storage):
         """
         with self._still():
             self._from_dict(state_dict)()
-            self._writers_follow()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         where = f"the state_dict of a {type(self).__name__}"
@@ -259,7 +258,7 @@ class ListStorage(Storage):
         return self._putting(self._checked(items, where), written, end, None)
 
     def _ring(self) -> dict[str, Any]:
-        return {"capacity": self.max_size, "written": self._ledger.written, "end": self._ledger.end}
+        return {"capacity": self.max_size, "written": self.ring.written, "end": self.ring.cursor}
 
     def _setting(self) -> dict[str, Any]:
         """What a checkpoint must have in common with the storage."""

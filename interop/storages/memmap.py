@@ -275,8 +275,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._files = self._owner = self._priorities = self._ending = None
         if self.scratch_dir is not None:
             self._journal = Journal()
-            for writer in list(self._counting):
-                self._journal.enlist(writer)
 
     def _journal_memory(self) -> Memory:
         assert self.scratch_dir is not None

@@ -1,6 +1,7 @@
 """What every storage does."""
 
 import contextlib
+import copy
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,10 +16,11 @@ from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.component import Component
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
-from interop.host.ledger import Ledger
+from interop.host.ring import CELLS, Ring
 from interop.host.ring_state import RingState
 from interop.shared.access import Access
 from interop.shared.processes import starting_a_worker
+from interop.shared.shared_int import in_shared_memory
 from interop.storages import following, planning
 
 _NOT_GUARDED = contextlib.nullcontext()
@@ -45,6 +47,7 @@ class Storage(Component):
     _rng: torch.Generator | None = None
     _generations: Any = None  # of its rows, where a writer counts them
     _journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
+    _counters: torch.Tensor | None = None  # memory of the ring, where processes share it and there is no journal
     _priorities: Any = None  # of its items, where they are kept beside them
     _reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether samplers are told of what other processes write
@@ -52,15 +55,13 @@ class Storage(Component):
     _pid: int  # of the process that made it
     _access: Access
     _listeners: "_Listeners"
-    _ledger: Ledger
-    _counting: weakref.WeakSet[Any]  # writers with a cursor of their own
+    ring: Ring  # where it stands: rows in use, cursor, what was written
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
         storage._access = Access(storage)
         storage._listeners = _Listeners()
-        storage._ledger = Ledger()
-        storage._counting = weakref.WeakSet()
+        storage.ring = Ring()
         storage._pid = os.getpid()
         return storage
 
@@ -120,13 +121,6 @@ class Storage(Component):
         """Check what `state_dict` gave; what is returned puts it in. Here the storage of a user checks it then."""
         return partial(self.load_state_dict, given)
 
-    def _writers_follow(self) -> None:
-        """Have writers that go around the ring go on behind the newest row: the storage was loaded by itself."""
-        for buffer in self.attached():
-            follow = getattr(getattr(buffer, "_writer", None), "_follow", None)
-            if follow is not None:
-                follow(self)
-
     def _still(self) -> Any:
         return self._access.turn()
 
@@ -167,6 +161,9 @@ class Storage(Component):
 
     def _start_sharing(self) -> None:
         self._start_journal()
+        if self._journal is None and self._counters is None and not self._compilable:
+            self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
+            self.ring.use(self._counters.numpy().data, copy=True)
         self._access.share()
 
     def _start_journal(self) -> None:
@@ -203,27 +200,27 @@ class Storage(Component):
 
     def _counts(self) -> tuple[int, ...]:
         """What changes with every write."""
-        return self._ledger.counts
+        return self.ring.counts
 
     @property
     def write_counts(self) -> tuple[int, int, int]:
         """Numbers of which one changes with every write that `RingState` calls tracked."""
-        return self._ledger.counts
+        return self.ring.counts
 
     def ring_state(self) -> RingState:
         """Where the ring of rows stands. The lock of the storage is held."""
-        written, end, edits = self._ledger.counts
-        filled, breaks = self._filled_rows, tuple(self._ledger.seams())
+        written, end, edits = self.ring.counts
+        filled, breaks = self._filled_rows, tuple(self.ring.discontinuities())
         lanes = len(self) // filled if filled else 1
         return RingState(self.row_capacity(None), lanes, filled, end, written, edits, breaks, self._notes_writes)
 
     def edited_since(self, edits: int) -> list[Any] | None:
         """The rows of each edit after the first `edits`, as `RingState` counts them; None where one is not known."""
-        return self._ledger.since(edits)
+        return self.ring.since(edits)
 
     @property
     def _notes_writes(self) -> bool:
-        """Whether every write is in the ledger."""
+        """Whether the ring knows of every write."""
         return False
 
     @property
@@ -350,9 +347,9 @@ class Storage(Component):
             self._share()
             kept: dict[str, Any] = {"_turns": self._access.give()}
         else:
-            kept = {"_journal": None, "_priorities": None}
+            kept = {"_journal": None, "_counters": None, "_priorities": None, "ring": copy.deepcopy(self.ring)}
         state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
-        del state["_access"], state["_counting"]
+        del state["_access"]
         return state
 
     def _refuse_to_share(self) -> None:
@@ -369,6 +366,8 @@ class Storage(Component):
         self.__dict__.update(state, _pid=os.getpid(), _access=self._access)
         if turns is not None:
             self._access.take(turns)
+        if self._counters is not None:
+            self.ring.use(self._counters.numpy().data, copy=False)
 
 
 class _Listeners(list[Callable[[], Any]]):

@@ -22,7 +22,6 @@ from interop.data.numbers import whole
 from interop.data.packed import PackedValues
 from interop.host.rows import Rows, TorchRows
 from interop.shared.interrupts import uninterrupted
-from interop.shared.shared_int import counter
 from interop.specs.spec import TensorSpec
 from interop.storages import guarded, planning
 from interop.storages.reading import Readable
@@ -68,7 +67,6 @@ class TensorStorage(Readable):
         self._rows: Rows | None = None
         self._lanes: tuple[int, ...] = ()
         self._per_row = 1  # items
-        self._length = counter(compilable)
         if storage is None:
             super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked above
             return
@@ -86,7 +84,7 @@ class TensorStorage(Readable):
         super().__init__(math.prod(shape), compilable=compilable)
         self.device = tensors[0].device if device == "auto" else torch.device(device)
         self._adopt(layout, TorchRows([_given(tensor).to(self.device) for tensor in tensors], tuple(shape[1:])))
-        self._length.value = self.max_size
+        self.ring.size = tensors[0].shape[0]
 
     def _adopt(self, layout: Layout, rows: Rows) -> None:
         if layout.varied:
@@ -181,7 +179,7 @@ class TensorStorage(Readable):
 
     @property
     def _filled_rows(self) -> int:
-        return self._length.value // self._per_row
+        return self.ring.size
 
     @property
     def shape(self) -> torch.Size | None:
@@ -196,7 +194,7 @@ class TensorStorage(Readable):
     @property
     def fixed_layout(self) -> Layout | None:
         """The layout that new items must have; None where the next write fixes it."""
-        fixed = self._length.value or self._keeps_layout or not self.may_renew()
+        fixed = self.ring.size or self._keeps_layout or not self.may_renew()
         return self._layout if fixed else None
 
     def may_renew(self) -> bool:
@@ -230,7 +228,7 @@ class TensorStorage(Readable):
         return tuple(shape[batch:][: self.ndim - 1])
 
     def __len__(self) -> int:
-        return self._length.value
+        return self.ring.size * self._per_row
 
     @property
     def _storage(self) -> Any:
@@ -415,7 +413,7 @@ class TensorStorage(Readable):
             self._layout = layout
             if guard is not None:
                 guard.guard(self)
-            self._ledger.edit(slice(None))
+            self.ring.edited(slice(None))
             for buffer in self.attached():
                 getattr(buffer, "_drop_ahead", bool)()  # batches that lack the keys
 
@@ -425,14 +423,14 @@ class TensorStorage(Readable):
         planning.refuse(self._planned(Layout(layout.root, tuple(new)), lead))
         rows = self._fresh(tuple(new), lead)
         rows.reserve(self._filled_rows)
-        if self._length.value:
+        if self.ring.size:
             rows.write_run(0, list(new.values()))
         return rows
 
     def set_run(self, start: int, index: Tensor, data: Any, advance: guarded.Advance | None = None) -> None:
         """Write rows one after the other from `start`, around the ring; `index` names them.
 
-        `advance(index, count, count)` is called for those that were written, in parts where the whole is large.
+        `advance(index, count, cursor)` is called for those that were written, in parts where the whole is large.
         """
         data = self._stacked(data)
         new = self._needs_memory(data, self.ndim)
@@ -446,11 +444,11 @@ class TensorStorage(Readable):
         else:
             capacity, rows = self._row_count, self._rows
             assert rows is not None
-            self._ledger.run(start, count, capacity)  # before: a write that breaks off has happened in part
+            self.ring.wrote_run(start, count, capacity)  # before: a write that breaks off has happened in part
             rows.write_run(start, leaves)
             self._grow(min(start + count, capacity))
             if advance is not None:
-                advance(index, count, count)
+                advance(index, count, start + count)
         self._last_run = range(start, start + count)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -491,22 +489,23 @@ class TensorStorage(Readable):
         if self._journal is not None:
             guarded.write_at(self, places, leaves, reached)
         else:
-            self._enter(places, reached is not None, rows)
+            self._enter(places, reached, rows)
             self._own_rows().write_at(places, leaves)
             if reached is not None:
                 self._grow(reached)
 
-    def _enter(self, places: Any, set_cursor: bool, rows: int) -> None:
-        """Enter a write in the ledger."""
+    def _enter(self, places: Any, reached: int | None, rows: int) -> None:
+        """Count a write at resolved places: an edit of stored rows, or rows up to the one that is reached."""
         row = places[0] if isinstance(places, tuple) else places
-        if not set_cursor:
-            self._ledger.edit(row)
-        elif isinstance(row, int) and whole_rows(places):
-            self._ledger.run(row, 1, rows)
-        elif isinstance(row, slice) and row.step in (None, 1) and row.start < row.stop and whole_rows(places):
-            self._ledger.run(row.start, row.stop - row.start, rows)
-        else:
-            self._ledger.scattered(_named(row), rows)
+        if reached is None:
+            self.ring.edited(row)
+            return
+        named: range | np.ndarray = range(row, row + 1) if isinstance(row, int) else _named(row)
+        if isinstance(row, slice) and row.step in (None, 1) and row.start < row.stop:
+            named = range(row.start, row.stop)
+        if isinstance(named, range) and not whole_rows(places):
+            named = np.array(named)
+        self.ring.wrote_elsewhere(named, rows, reached > self.ring.size)
 
     def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
         """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
@@ -529,8 +528,8 @@ class TensorStorage(Readable):
         self._last, self._last_run = cursor, None
 
     def _grow(self, reached: int) -> None:
-        if reached * self._per_row > self._length.value:
-            self._length.value = reached * self._per_row
+        if reached > self.ring.size:
+            self.ring.size = reached
 
     def flatten(self) -> Storage:
         """A storage over a copy of the content with the item dims merged into one; self where there is only one."""
@@ -546,10 +545,9 @@ class TensorStorage(Readable):
 
     def _empty(self) -> None:
         with self._part():
-            self._ledger.renewed(0)
-            self._length.value = 0
-            if self._journal is not None:
-                self._journal.empty()
+            self.ring.renewed(0)
+            self.ring.size = 0
+            self.ring.emptied += 1
         self._last_cursor = None
 
     def _start_journal(self) -> None:

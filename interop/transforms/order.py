@@ -24,7 +24,7 @@ class Order:
         self, storage: Any, index: Any, info: dict[Any, Any] | None, sampler: Any, dim_extend: int = 0
     ) -> None:
         self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
-        self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage._ledger.end
+        self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage.ring.cursor
         self._sampler = sampler
 
     @classmethod

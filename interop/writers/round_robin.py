@@ -14,7 +14,7 @@ from interop.checkpoint.stateful import Entries, integers
 from interop.data.index import as_int, as_tensor
 from interop.data.layout import Layout, entries_of, of_entries, shallow, stack_items
 from interop.data.pytrees import each_leaf, lead_of
-from interop.shared.shared_int import SharedInt, counter
+from interop.host.ring import Ring
 from interop.storages import Storage, TensorStorage
 from interop.storages.lists import unbind
 from interop.writers.generations import Generations
@@ -39,7 +39,7 @@ class RoundRobinWriter(Writer):
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
-        self._cursor_cell, self._count_cell = _counters(compilable)
+        self._unregistered = Ring()  # of a writer without a storage
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
@@ -49,62 +49,44 @@ class RoundRobinWriter(Writer):
                 "how often rows were written is not kept in files: use a writer without track_generations on a storage that "
                 "was opened"
             )
-        before = getattr(self, "_storage", storage)
-        if before is not storage:
-            before._counting.discard(self)
-            count, self._cursor_cell, self._count_cell = self.write_count, *_counters(self._compilable)
-            self._write_count = count
+        registered = hasattr(self, "_storage")
         super().register_storage(storage)
         if self.tracks_generations and storage._generations is None:
             storage._generations = Generations(storage)
-        storage._counting.add(self)
-        if storage._journal is not None:
-            storage._journal.enlist(self)
-
-    def _count_in(self, cursor: SharedInt, count: SharedInt) -> None:
-        """Have these be the cursor and the count."""
-        self._cursor_cell, self._count_cell = cursor, count
+        loaded = self._unregistered
+        if not registered and loaded.count and not storage.ring.count:
+            storage.ring.cursor, storage.ring.count = loaded.cursor, loaded.count
 
     @property
-    def _cursor(self) -> int:
-        return self._cursor_cell.value
-
-    @_cursor.setter
-    def _cursor(self, value: int) -> None:
-        self._cursor_cell.value = value
-
-    def _follow(self, storage: Any) -> None:
-        """Go on behind the row of the storage that was written last."""
-        self._cursor = storage._ledger.end
+    def _ring(self) -> Ring:
+        return self._storage.ring if hasattr(self, "_storage") else self._unregistered
 
     @property
     def cursor(self) -> int:
-        """The row that is written next."""
-        return self._cursor
+        """The row that is written next: that of the storage, where all its round-robin writers go on."""
+        return self._ring.cursor
+
+    @cursor.setter
+    def cursor(self, row: int) -> None:
+        self._ring.go_on_at(row, self._storage.row_capacity(None))
+
+    _cursor = cursor  # its name in torchrl
 
     @property
     def write_count(self) -> int:
-        """Rows ever written; never capped by the capacity."""
-        return self._count_cell.value
-
-    @property
-    def _write_count(self) -> int:
-        return self._count_cell.value
-
-    @_write_count.setter
-    def _write_count(self, value: int) -> None:
-        self._count_cell.value = value
+        """Rows ever written to the storage by round-robin writers; never capped by the capacity."""
+        return self._ring.count
 
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
         self._refuse_a_stranger()
-        row = self._cursor
+        row = cursor = self.cursor
         vacant = _NONE if self._vacant is None else self._vacant(1)
         if vacant.size:
             row = int(vacant[0])
         with self._storage._step():
             self._storage.set(row, self._stamped(data, row))
-            self._advance(row, 1, 1 - vacant.size)
+            self._advance(row, 1, cursor + 1 - vacant.size)
         return self._replicate_index(row)
 
     def extend(self, data: Any) -> Tensor:
@@ -116,7 +98,7 @@ class RoundRobinWriter(Writer):
             return self._nothing()
         self._refuse_a_stranger()
         count = dims[0]
-        cursor = self._cursor
+        cursor = self.cursor
         capacity = self._storage.row_capacity(data)
         vacant = _NONE if self._vacant is None else self._vacant(count)
         fresh = count - vacant.size
@@ -130,7 +112,7 @@ class RoundRobinWriter(Writer):
         with self._storage._step():
             if vacant.size:
                 self._storage.set(index, stamped)
-                self._advance(index, count, fresh)
+                self._advance(index, count, cursor + fresh)
             else:
                 _write_run(self._storage, cursor, capacity, index, stamped, self._advance)
         device = getattr(data, "device", None)
@@ -159,10 +141,10 @@ class RoundRobinWriter(Writer):
                 raise IndexError(f"rows to write at are counted from 0, got {index!r}")
             highest = rows if isinstance(rows, int) else int(rows.max()) if len(rows) else -1
             grows = highest >= (len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0])
-            stamped = self._stamped(data, rows)
+            stamped, cursor = self._stamped(data, rows), self.cursor
             with storage._step():
                 storage.set(rows, stamped, set_cursor=grows)
-                self._advance(rows, 1 if isinstance(rows, int) else len(rows), 0)
+                self._advance(rows, 1 if isinstance(rows, int) else len(rows), cursor)
                 if storage._priorities is not None:
                     storage._priorities.forget(rows)
             named = self._replicate_index(rows)
@@ -190,23 +172,23 @@ class RoundRobinWriter(Writer):
         if self._storage._generations is not None:
             self._storage._generations.refuse_a_stranger()
 
-    def _advance(self, rows: Any, count: int, fresh: int) -> None:
-        """Count the rows that were written; by the last `fresh` of them the cursor moves."""
-        if self._storage._generations is not None:
-            self._storage._generations.written(self._storage, rows)
-        if fresh:
-            cell = self._cursor_cell
-            cell.value = (cell.value + fresh) % self._storage.row_capacity(None)
-            if not self._storage._notes_writes:  # so that where its newest row is can be known
-                self._storage._ledger.edit(None, end=self._cursor)
-        self._count_cell.value += count
-        if self._storage._journal is not None:
-            self._storage._journal.wrote(self)
+    def _advance(self, rows: Any, count: int, cursor: int) -> None:
+        """Count the rows that were written, and have the next write begin at the cursor, around the ring."""
+        storage, ring = self._storage, self._ring
+        if storage._generations is not None:
+            storage._generations.written(storage, rows)
+        capacity = storage.row_capacity(None)
+        if storage._notes_writes:
+            ring.go_on_at(cursor % capacity, capacity)
+        else:
+            ring.edited(None)
+            ring.cursor = cursor % capacity
+        ring.count += count
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        self._cursor = 0
+        self._ring.cursor = 0
         if empty_write_count:
-            self._write_count = 0
+            self._ring.count = 0
         if self.tracks_generations and self._storage._generations is not None:
             self._storage._generations.emptied()
 
@@ -216,8 +198,8 @@ class RoundRobinWriter(Writer):
         storage = getattr(self, "_storage", None)
         counted = None if storage is None else storage._generations
         return {
-            "cursor": self._cursor,
-            "write_count": self._write_count,
+            "cursor": self.cursor,
+            "write_count": self.write_count,
             "ring": None if storage is None else _ring(storage),
             "generations": None if counted is None else counted.saved(),
             "tracks_generations": self.tracks_generations,
@@ -240,7 +222,7 @@ class RoundRobinWriter(Writer):
             put_generations = counted.loading(kept, storage)
 
         def put() -> None:
-            self._cursor, self._write_count = cursor, count
+            self._ring.cursor, self._ring.count = cursor, count
             if put_generations is not None:
                 self._storage._generations = counted
                 put_generations()
@@ -277,7 +259,7 @@ class RoundRobinWriter(Writer):
 
     def __repr__(self) -> str:
         full = self._storage._is_full if hasattr(self, "_storage") else False
-        return f"{type(self).__name__}(cursor={self._cursor}, full_storage={full})"
+        return f"{type(self).__name__}(cursor={self.cursor}, full_storage={full})"
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
@@ -343,10 +325,6 @@ def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
     return tuple(shape[:ndim])
 
 
-def _counters(compilable: bool) -> tuple[Any, Any]:
-    return counter(compilable), counter(compilable)
-
-
 def _write_run(
     storage: Storage, start: int, capacity: int, index: Tensor, data: Any, advance: Callable[[Any, int, int], None]
 ) -> None:
@@ -361,7 +339,7 @@ def _write_run(
             storage.set(index[-keep:][order], [data[-keep:][place] for place in order])
         else:
             storage.set(index[-keep:][order], each_leaf(data, lambda leaf: leaf[-keep:][order]))
-        storage._ledger.renewed((int(index[-1]) + 1) % capacity)  # not where the highest row is
+        storage.ring.renewed((int(index[-1]) + 1) % capacity)  # not where the highest row is
     else:
         storage.set(index, data)
-    advance(index, index.shape[0], index.shape[0])
+    advance(index, index.shape[0], start + index.shape[0])

@@ -120,7 +120,7 @@ def test_another_storage_is_drawn_from(before, after, sampler, count):
 
 @each_sampler
 @each_storage
-def test_another_writer_leaves_draws_alone(sampler, storage):
+def test_another_writer_goes_on_where_the_ring_stands(sampler, storage):
     buffer = buffer_of(sampler, storage, range(1, 11))
     buffer.sample(2)
     if sampler == "prioritized":
@@ -131,11 +131,12 @@ def test_another_writer_leaves_draws_alone(sampler, storage):
         assert buffer.sampler.priorities[0] == 50
     elif sampler == "without replacement":
         assert len(buffer.sample(512)) == len(buffer) - 2
-    buffer.extend(rows(buffer.storage, range(201, 205)))  # from the start again
-    assert buffer.write_count == 4 // buffer.storage.ndim
-    assert collated(buffer.storage[: 4 // buffer.storage.ndim]).reshape(-1).tolist() == list(range(201, 205))
+    buffer.extend(rows(buffer.storage, range(201, 205)))
+    ndim = buffer.storage.ndim
+    assert buffer.write_count == 14 // ndim
+    assert collated(buffer.storage[10 // ndim : 14 // ndim]).reshape(-1).tolist() == list(range(201, 205))
     if sampler == "prioritized":
-        assert set(buffer.sampler.priorities[:4].tolist()) == {50.0}
+        assert set(buffer.sampler.priorities[10:14].tolist()) == {50.0}
 
 
 @pytest.mark.parametrize("first", ["storage", "sampler", "writer"])
@@ -201,14 +202,15 @@ def test_priorities_of_several_buffers_are_their_own():
     check_same(one.sampler.priorities, torch.tensor([5.0, 0.5, 1.0, 1.0]))
     check_same(two.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 1.0]))
     ReplayBuffer(storage=one.storage, writer=RoundRobinWriter()).extend(torch.tensor([7, 8]))
-    check_same(one.sampler.priorities, torch.tensor([5.0, 5.0, 1.0, 1.0]))
-    check_same(two.sampler.priorities, torch.tensor([3.0, 3.0, 3.0, 1.0]))
+    check_same(one.sampler.priorities, torch.tensor([5.0, 0.5, 1.0, 1.0, 5.0, 5.0]))
+    check_same(two.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 1.0, 3.0, 3.0]))
 
 
 def test_growth_through_another_buffer_begins_an_epoch_and_overwriting_does_not():
     buffer = buffer_of("without replacement", "memory", range(20), batch_size=8)
     other = ReplayBuffer(storage=buffer.storage)
     first = buffer.sample()
+    other.writer.cursor = 0
     other.extend(torch.arange(20))
     assert set(first.tolist()).isdisjoint(torch.cat(list(buffer)).tolist())
     buffer.sample()

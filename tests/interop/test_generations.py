@@ -141,7 +141,7 @@ def test_rows_that_were_there_before_have_the_first_generation():
     plain.set_writer(RoundRobinWriter(track_generations=True))
     check_same(plain.writer.generations_of(ALL), torch.tensor([0, 0, 0, -1, -1, -1]))
     plain.add(plain_tensor([7])[0])
-    check_same(plain.writer.generations_of(ALL), torch.tensor([1, 0, 0, -1, -1, -1]))
+    check_same(plain.writer.generations_of(ALL), torch.tensor([0, 0, 0, 0, -1, -1]))
 
 
 def test_a_list_without_bound_is_counted():

@@ -175,7 +175,7 @@ def test_a_sampler_hears_of_every_write_of_every_buffer(storage):
     beside.set_writer(buffer.writer)
     beside.extend([torch.ones(2)] * 2)
     beside.empty()
-    assert sampler.heard == [[0, 1], 0, [2, 3], "empty"]
+    assert sampler.heard == [[0, 1], 2, [3, 4], "empty"]  # the second writer goes on where the ring stands
 
 
 def test_a_sampler_hears_of_the_items_that_were_there_before_it():

@@ -36,7 +36,7 @@ def large(count: int = 3) -> TensorDict:
 def standing(buffer: ReplayBuffer) -> tuple[Any, ...]:
     storage: Any = buffer.storage
     counts = len(buffer), buffer.write_count, buffer.writer._cursor, storage.initialized  # type: ignore[attr-defined]
-    return (*counts, storage._ledger.written, storage._ledger.edits)
+    return (*counts, storage.ring.written, storage.ring.version)
 
 
 @pytest.mark.parametrize(

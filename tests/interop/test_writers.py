@@ -126,11 +126,11 @@ def test_a_write_to_a_given_storage_starts_at_its_first_row():
 
 def test_counts_go_past_two_to_the_thirty_one():
     buffer = ReplayBuffer(storage=LazyTensorStorage(5))
-    buffer.writer._write_count = 2**31 - 2
+    buffer.storage.ring.count = 2**31 - 2
     buffer.extend(plain_tensor([0, 1, 2]))
     buffer.add(plain_tensor([3])[0])
     assert buffer.write_count == 2**31 + 2 and len(buffer) == 4
-    buffer.writer._write_count = 2**62
+    buffer.storage.ring.count = 2**62
     buffer.extend(plain_tensor([0, 1, 2]))
     assert buffer.write_count == 2**62 + 3 and pickle.loads(pickle.dumps(buffer)).write_count == 2**62 + 3
     assert buffer.sample(4).shape == (4, 3)
@@ -155,9 +155,10 @@ def test_copies_count_on_their_own(copier, compilable):
     writer.extend(plain_tensor([0, 1]))
     twin = copier(writer)
     assert twin._cursor == 2 and twin.write_count == 2
-    twin.register_storage(LazyTensorStorage(5))
     twin.extend(plain_tensor([0]))
     assert twin.write_count == 3 and writer.write_count == 2 and writer._cursor == 2
+    twin.register_storage(LazyTensorStorage(5))
+    assert (twin.write_count, twin._cursor) == (0, 0)
 
 
 def test_the_representation_shows_cursor_and_fullness():

@@ -39,7 +39,7 @@ def filled(kind, items, capacity=20, **kwargs):
 def fingerprint(storage):
     """All that a storage is."""
     state = storage._held(), list(storage._storage) if not storage._AROUND else None
-    return state, storage._last_cursor, storage._ledger.end, storage._ledger.written, storage._ledger.edits
+    return state, storage._last_cursor, storage.ring.cursor, storage.ring.written, storage.ring.version
 
 
 def unchanged(storage, before):

@@ -47,8 +47,8 @@ def test_a_storage_comes_back(kind, content, tmp_path):
     back.loads(tmp_path / "c")
     assert len(back) == len(storage) == min(len(items), 20)
     assert all(same(back.get(n), storage.get(n)) for n in range(len(storage)))
-    assert (back._last_cursor, back._ledger.end, back._ledger.written) == (
-        storage._last_cursor, storage._ledger.end, storage._ledger.written,
+    assert (back._last_cursor, back.ring.cursor, back.ring.written) == (
+        storage._last_cursor, storage.ring.cursor, storage.ring.written,
     )  # fmt: skip
     twin = kind(20)
     twin._restoring(through_json(storage._saved()))()
@@ -69,7 +69,7 @@ def test_a_state_dict_comes_back_through_a_file(kind, content):
     back.load_state_dict(torch.load(file, weights_only=True))
     assert len(back) == len(storage)
     assert all(same(back.get(n), storage.get(n)) for n in range(len(storage)))
-    assert (back._ledger.end, back._ledger.written) == (storage._ledger.end, storage._ledger.written)
+    assert (back.ring.cursor, back.ring.written) == (storage.ring.cursor, storage.ring.written)
 
 
 def test_the_documented_keys():
@@ -88,7 +88,7 @@ def test_a_state_dict_as_others_write_it():
     data = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2])
     storage = ListStorage(5)
     storage.load_state_dict({"_storage": [data.state_dict(), torch.ones(1), "text"]})
-    assert same(storage[0], data) and storage[2] == "text" and storage._ledger.end == 3
+    assert same(storage[0], data) and storage[2] == "text" and storage.ring.cursor == 3
 
 
 @each_kind

@@ -208,7 +208,7 @@ def standing(buffer):
     storage, writer = buffer.storage, buffer._writer
     items = None if isinstance(storage, LazyTensorStorage) else [*map(id, storage._storage)]
     rows = storage[:]["x"].sum().item() if items is None else 0
-    return items, rows, len(storage), storage._ledger.written, storage._ledger.edits, writer._cursor, buffer._batch_size
+    return items, rows, len(storage), storage.ring.written, storage.ring.version, writer._cursor, buffer._batch_size
 
 
 KINDS = [ListStorage, LazyStackStorage, CompressedListStorage, LazyTensorStorage]

@@ -79,7 +79,7 @@ def test_content_comes_back(kind: Any, rows: int, data: Any, tmp_path: Path) -> 
             target.loads(tmp_path / "c")
             assert _equal(target[:], saved[:])
             assert len(target) == min(rows, 10)
-            assert target._ledger.end == saved._ledger.end == rows % 10
+            assert target.ring.cursor == saved.ring.cursor == rows % 10
     state = saved.state_dict()
     _filled(kind, data, 9)
     torch.save(state, tmp_path / "state.pt")
@@ -331,7 +331,7 @@ def test_frame_storages(tmp_path: Path) -> None:
         for target in (fresh, used, copied):
             assert (target[:] == buffer.storage[:]).all()
             follower = ReplayBuffer(storage=target)
-            follower.writer._cursor = target._ledger.end
+            follower.writer._cursor = target.ring.cursor
             follower.extend(data(at, 6))
             assert (target[:]["pixels"] != 255).any()
     with pytest.raises(CheckpointMismatch, match="zeros"):

@@ -59,7 +59,7 @@ def clear() -> None:
 def of(buffer: ReplayBuffer) -> tuple[Any, ...]:
     """All of a buffer that a write changes."""
     writer, storage = buffer.writer, buffer.storage
-    return (ids(buffer), len(buffer), writer._cursor, writer.write_count, storage._ledger.written, storage._ledger.end)
+    return (ids(buffer), len(buffer), writer._cursor, writer.write_count, storage.ring.written, storage.ring.cursor)
 
 
 def ids(buffer: ReplayBuffer) -> list[int]:

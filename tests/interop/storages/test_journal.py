@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, RoundRobinWriter, TensorStorage
+from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.shared import journal, saved_rows
 from interop.shared.journal import Journal
-from interop.shared.undo import Cell, Memory, Undo
+from interop.shared.undo import Memory, Undo
 from tests.interop.rows import KINDS, check_same, nested_td
 
 
@@ -164,8 +164,8 @@ def guarded(kind, tmp_path, capacity):
 
 
 def state(buffer):
-    ledger = buffer.storage._ledger
-    counts = (len(buffer), buffer._writer._cursor, buffer.write_count, ledger.written, ledger.end)
+    ring = buffer.storage.ring
+    counts = (len(buffer), ring.cursor, buffer.write_count, ring.written)
     rows = buffer[:].clone().unlock_() if len(buffer) else None
     return counts, rows
 
@@ -215,13 +215,13 @@ def test_a_write_that_breaks_off_anywhere_leaves_what_was(kind, in_parts, tmp_pa
             finally:
                 sys.settrace(None)
             break
-        assert number > 3
+        assert number > 2
 
 
 _WITHIN = {
     "guarded.py": ("_write_part", "_write_parts"),
     "rows.py": ("write_run", "write_at", "_copy"),
-    "ledger.py": ("run", "edit"),
+    "ring.py": ("wrote_run", "edited"),
     "tensors.py": ("_grow", "_enter"),
     "undo.py": ("save",),
     "round_robin.py": ("_advance",),
@@ -292,47 +292,19 @@ def test_private_storages_have_no_journal():
     assert compilable._journal is None
 
 
-def test_counters_move_into_the_journal_with_what_they_stand_at(tmp_path):
+def test_the_counters_move_into_the_journal_and_copies_have_their_own():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     second = ReplayBuffer(storage=buffer.storage)
     buffer.extend(torch.arange(3))
     second.extend(torch.arange(1))
     buffer.storage._start_journal()
-    cells = buffer._writer._cursor_cell, second._writer._cursor_cell, buffer.storage._length
-    assert all(isinstance(cell, Cell) for cell in cells) and [cell.value for cell in cells] == [3, 1, 3]
     third = ReplayBuffer(storage=buffer.storage)
     third.extend(torch.arange(2))
-    assert (third._writer._cursor, second._writer._cursor, buffer._writer._cursor) == (2, 1, 3)
+    assert [each.writer.cursor for each in (buffer, second, third)] == [2, 2, 2] and buffer.write_count == 6
     twin = copy.deepcopy(buffer)
     twin.extend(torch.arange(1))
-    assert twin.storage._journal is None and (buffer._writer._cursor, twin._writer._cursor) == (3, 0)
-    assert pickle.loads(pickle.dumps(buffer))._writer._cursor == 3
-
-
-def test_a_writer_that_leaves_takes_its_count_along(tmp_path):
-    buffer = ReplayBuffer(storage=named(tmp_path, 4))
-    buffer.extend(torch.arange(3))
-    writer = buffer._writer
-    buffer.set_storage(LazyTensorStorage(4))
-    buffer.extend(torch.arange(2))
-    assert (writer._cursor, writer.write_count) == (2, 5) and not isinstance(writer._cursor_cell, Cell)
-
-
-def test_many_writers_come_and_go(tmp_path):
-    storage = named(tmp_path, 4)
-    ReplayBuffer(storage=storage).extend(torch.arange(3))
-    for _ in range(1000):
-        RoundRobinWriter().register_storage(storage)
-    assert storage._journal._head[3] < 100
-
-
-def test_places_of_writers_that_others_may_have_are_not_given_twice():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    buffer.extend(torch.arange(3))
-    buffer.storage._start_journal()
-    with pytest.raises(RuntimeError, match="too many writers"):
-        for _ in range(1000):
-            RoundRobinWriter().register_storage(buffer.storage)
+    assert twin.storage._journal is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
+    assert pickle.loads(pickle.dumps(buffer)).writer.cursor == 2
 
 
 def test_a_large_row_has_room(tmp_path):
@@ -348,7 +320,7 @@ def test_a_large_row_has_room(tmp_path):
 def _killed_in_a_write(buffer, pipe):
     with buffer.storage._access.turn(), buffer.storage._step():
         buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
-        buffer.storage._length.value = 1
+        buffer.storage.ring.size = 1
         pipe.send("written")
         multiprocessing.Event().wait()
 

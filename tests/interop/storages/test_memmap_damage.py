@@ -28,7 +28,7 @@ NOTED = {
     "priorities": 0,
     "none": 0,
 }  # words of the log before the bytes of rows, which nothing checks
-HEAD, CELLS = 8, 1024
+HEAD, CELLS = 8, 8
 
 
 @pytest.fixture(autouse=True)
@@ -148,8 +148,7 @@ def test_every_byte_of_the_description_counts(flip: int, folders: dict[str, Path
 @pytest.mark.parametrize("step", STEPS)
 def test_words_of_the_state_are_right_or_told(step: str, folders: dict[str, Path], tmp_path: Path) -> None:
     content = (folders[step] / "storage.state").read_bytes()
-    words = [*range(HEAD), *range(HEAD, HEAD + 12), *range(HEAD + CELLS, HEAD + CELLS + 12)]
-    words += range(HEAD + 2 * CELLS, HEAD + 2 * CELLS + NOTED[step])
+    words = [*range(HEAD + 2 * CELLS + NOTED[step])]
     rng, opened = random.Random(step), []
     for word in words:
         for value in rng.sample(EXTREMES, 2):

@@ -142,7 +142,7 @@ def test_a_reader_sees_nothing_of_a_step_that_a_killed_process_was_in(in_a_fork,
             buffer.extend(flat_td(range(5)))
             with buffer.storage._step():
                 buffer.storage.set_run(1, torch.arange(1, 3), flat_td([8, 9]))
-                buffer.storage._length.value = 1
+                buffer.storage.ring.size = 1
                 os.kill(os.getpid(), signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]) == -signal.SIGKILL
         """,

@@ -38,7 +38,7 @@ class Writing(threading.Thread):
                     storage._journal.save(range(start, start + count))
                     time.sleep(5e-3)
                 storage._rows.tensors[0][:] = self.steps
-                storage._ledger.run(storage._ledger.end, 4, 8)
+                storage.ring.wrote_run(storage.ring.cursor, 4, 8)
                 storage._journal.cut()
                 self.steps += 1
 
@@ -57,8 +57,8 @@ def test_a_reader_comes_through_beside_one_that_writes_without_pause(tmp_path):
         for _ in range(4):
             before = writing.steps
             reader = LazyMemmapStorage.open(tmp_path, "r")
-            assert len(reader) == 8 and reader._ledger.written % 4 == 0
-            assert 8 + 4 * before <= reader._ledger.written <= 8 + 4 * writing.steps
+            assert len(reader) == 8 and reader.ring.written % 4 == 0
+            assert 8 + 4 * before <= reader.ring.written <= 8 + 4 * writing.steps
     assert writing.steps > 4
 
 
@@ -69,12 +69,12 @@ def test_a_step_that_goes_on_does_not_count_and_one_that_stands_still_is_put_bac
     def halves():
         storage._journal.save(range(4))
         storage._rows.tensors[0][:4] = 7.0
-        storage._ledger.run(0, 4, 8)
+        storage.ring.wrote_run(0, 4, 8)
 
     with storage._step():
         halves()
         reader = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path, "r"))
-        assert not reader[:].any() and (reader.storage._ledger.written, reader.write_count) == (8, 8)
+        assert not reader[:].any() and (reader.storage.ring.written, reader.write_count) == (8, 8)
         looks = []
 
         def looked(seconds):
@@ -82,14 +82,14 @@ def test_a_step_that_goes_on_does_not_count_and_one_that_stands_still_is_put_bac
                 storage._journal.cut()
                 storage._journal.save(np.array([6, 1]))
                 storage._rows.tensors[0][6] = 8.0
-                storage._ledger.run(4, 3, 8)
+                storage.ring.wrote_run(4, 3, 8)
             looks.append(seconds)
 
         monkeypatch.setattr(time, "sleep", looked)
         reader = LazyMemmapStorage.open(tmp_path, "r")
         monkeypatch.undo()
-        assert looks and reader._ledger.written == 12 and reader[:].tolist() == [7.0] * 4 + [0.0] * 2 + [8.0, 0.0]
-    assert buffer.storage._ledger.written == 15
+        assert looks and reader.ring.written == 12 and reader[:].tolist() == [7.0] * 4 + [0.0] * 2 + [8.0, 0.0]
+    assert buffer.storage.ring.written == 15
 
 
 @pytest.mark.parametrize("armed", [-5, 3, 10**15])

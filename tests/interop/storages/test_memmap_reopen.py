@@ -41,7 +41,7 @@ def test_rows_length_cursor_and_count_are_those_of_before(kind, count, tmp_path)
             other.write_count,
             other._writer._cursor,
         )
-        assert buffer.storage._ledger.end == other.storage._ledger.end
+        assert buffer.storage.ring.cursor == other.storage.ring.cursor
         for each in (buffer, other):
             each.extend(rows([20, 21]))
             each.extend(rows([22]))
@@ -92,20 +92,20 @@ def test_the_highest_ranks_are_of_what_is_stored(tmp_path):
     assert buffer.extend(ranked([0.5, 1.5])).tolist() == [-1, 1] and buffer[1]["rank"] == 1.5
 
 
-def test_the_next_writer_starts_anew_as_in_memory(tmp_path):
+def test_the_next_writer_goes_on_where_the_ring_stands(tmp_path):
     made(tmp_path, plain_tensor([1, 2]))
     buffer = reopened(tmp_path)
     buffer.set_writer(RoundRobinWriter())
-    assert buffer._writer._cursor == 0 and buffer.write_count == 0
+    assert buffer.writer.cursor == 2 and buffer.write_count == 2
 
 
-def test_it_is_the_writer_that_wrote_last_whose_cursor_goes_on(tmp_path):
+def test_several_writers_have_one_cursor(tmp_path):
     first = made(tmp_path, plain_tensor([1, 2, 3]))
     second = ReplayBuffer(storage=first.storage)
     second.extend(plain_tensor([4]))
     first.extend(plain_tensor([5]))
     del first, second
-    assert (reopened(tmp_path)._writer._cursor, reopened(tmp_path).write_count) == (4, 4)
+    assert (reopened(tmp_path).writer.cursor, reopened(tmp_path).write_count) == (0, 5)
 
 
 def test_an_empty_buffer_stays_empty(tmp_path):

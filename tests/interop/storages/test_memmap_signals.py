@@ -16,7 +16,7 @@ from interop.shared.interrupts import uninterrupted
 from tests.interop.storages.signals import raising, reopened, sent, standing
 
 CAPACITY = 6
-GUARDS = ("storages/guarded", "storages/journal", "storages/undo", "storages/rows", "storages/ledger", "writers/")
+GUARDS = ("storages/guarded", "shared/journal", "shared/undo", "host/rows", "host/ring", "writers/")
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_signals_at_any_time_lose_nothing_that_returned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "within", ["storages/folder", "storages/files", "storages/memmap", "storages/journal", "storages/tensors"]
+    "within", ["shared/folder", "shared/files", "storages/memmap", "shared/journal", "storages/tensors"]
 )
 def test_the_first_write_is_done_or_not(within: str, tmp_path: Path) -> None:
     moment = 1
@@ -176,7 +176,7 @@ def test_a_signal_beside_the_turn_keeps_no_thread_waiting(tmp_path: Path) -> Non
             access._held.release()
 
     moment = 1
-    while line := sent(lambda: buffer.extend(torch.tensor([21])), moment, ("storages/access", "buffers/turn")):
+    while line := sent(lambda: buffer.extend(torch.tensor([21])), moment, ("shared/access", "buffers/turn")):
         thread = threading.Thread(target=take)
         thread.start()
         thread.join()
@@ -236,7 +236,7 @@ def test_handlers_do_what_they_did_whenever_a_signal_comes() -> None:
 
     try:
         moment = 1
-        while (line := sent(guarded, moment, ("interrupts",))) is not None:
+        while (line := sent(guarded, moment, ("shared/interrupts",))) is not None:
             before_this = len(came)
             signal.raise_signal(signal.SIGUSR1)
             assert len(came) == before_this + 1, line

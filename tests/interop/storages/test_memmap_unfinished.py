@@ -107,7 +107,7 @@ def test_damaged_files_are_told_by_name(name, damage, tmp_path):
         lambda d: d.update(capacity="5"),
         lambda d: d.update(rows=2**60),
         lambda d: d.update(lanes=[2]),
-        lambda d: d.update(format=2),
+        lambda d: d.update(format=3),
         lambda d: d["files"].pop("obs.memmap"),
         lambda d: d["layout"]["leaves"].pop(),
         lambda d: d["layout"]["leaves"][0].__setitem__(2, "__import__('os')"),
@@ -136,8 +136,7 @@ def test_counters_out_of_range_are_refused(cell, value, tmp_path):
     buffer.storage._journal._cells[cell] = value
     del buffer
     gc.collect()
-    harmless = {(1, 7), (1, 2**62), (3, -1), (3, 7), (3, 2**62), (5, -1), (5, 7), (5, 2**62)}
-    if (cell, value) in harmless:
+    if cell > 1 and value > 0:  # counts may be any
         LazyMemmapStorage.open(tmp_path)
         return
     with pytest.raises(CheckpointCorrupt):

@@ -1,0 +1,162 @@
+"""Where a storage stands: its rows in use, the row that is written next, and which rows were written in between."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from interop.host.discontinuities import Discontinuities, pieces
+
+CELLS = 8  # int64 in the block of counters
+_SIZE, _CURSOR, _WRITTEN, _VERSION, _COUNT, EMPTIED = range(6)
+_LARGEST = 2**63 - 2**40  # counters of a file are below, so that there is more to be counted
+_REMEMBERED = 64  # edits of which the rows are known
+_PIECES = 16  # of a write in any order, of which the discontinuities are known
+
+
+def _counter(place: int, meaning: str) -> property:
+    def read(ring: "Ring") -> int:
+        found: int = ring.cells[place]
+        return found
+
+    def write(ring: "Ring", value: int) -> None:
+        ring.cells[place] = value
+
+    return property(read, write, doc=meaning)
+
+
+class Ring:
+    """The counters of a storage, and what is known of writes that did not go around the ring.
+
+    The counters are one block of int64, which can lie in memory that processes share or in a file: see `use`. Rows of edits
+    and discontinuities are known to the process that made them.
+    """
+
+    size = _counter(_SIZE, "Rows in use, always 0 to size - 1; of storages with preallocated rows.")
+    cursor = _counter(_CURSOR, "The row behind the last one written: the next write takes it.")
+    written = _counter(
+        _WRITTEN, "Rows ever written one after the other around the ring. Never falls but by `restored`."
+    )
+    version = _counter(_VERSION, "How often rows were written otherwise, or replaced as a whole.")
+    count = _counter(_COUNT, "Rows ever written by writers.")
+    emptied = _counter(EMPTIED, "How often the storage was emptied.")
+
+    def __init__(self) -> None:
+        self.cells: Any = np.zeros(CELLS, np.int64).data
+        self._edits: deque[tuple[int, Any]] = deque(maxlen=_REMEMBERED)  # version, rows
+        self._broken: Discontinuities | None = None  # once there was one
+
+    def use(self, cells: memoryview, *, copy: bool) -> None:
+        """Count in this block from now on, beginning with the counts of now where they are to be copied."""
+        if copy:
+            cells[:] = self.cells
+        self.cells = cells
+
+    def fits(self, rows: int) -> bool:
+        """Whether the counters can be those of a storage of so many rows."""
+        positions = 0 <= self.size <= rows and 0 <= self.cursor < max(rows, 1)
+        return positions and all(0 <= count < _LARGEST for count in self.cells[_WRITTEN : EMPTIED + 1])
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """`written`, `cursor` and `version`: they differ after any write."""
+        cells = self.cells
+        return cells[_WRITTEN], cells[_CURSOR], cells[_VERSION]
+
+    def wrote_run(self, start: int, count: int, capacity: int) -> None:
+        """Rows were written from `start` on, around the ring."""
+        if start != self.cursor or self._broken:
+            if not count:
+                return
+            self._part(start, count, capacity, self._settled())
+        self.cursor = (start + count) % capacity
+        self.written += count
+
+    def wrote_rows(self, rows: np.ndarray, capacity: int) -> None:
+        """Rows were written in this order, wherever they are. Of many pieces only the end of the last one is noted: a
+        writer of those, such as one that keeps the highest-ranked items, makes no stream of rows."""
+        counts, parts = self._settled(), pieces(rows, capacity)
+        if len(parts) > _PIECES:
+            parts = []
+            self.cursor = (int(rows[-1]) + 1) % capacity
+        for start, count in parts:
+            self._part(start, count, capacity, counts)
+            self.cursor = (start + count) % capacity
+        self.edited(None)
+
+    def wrote_elsewhere(self, rows: range | np.ndarray, capacity: int, grew: bool) -> None:
+        """Rows were written by other means than a writer. The cursor stays, or is behind rows that were added."""
+        cursor, written = self.cursor, self.written
+        if isinstance(rows, np.ndarray):
+            self.wrote_rows(rows, capacity)
+        else:
+            self.wrote_run(rows.start, len(rows), capacity)
+        if not grew and len(rows) and rows[0] != cursor:
+            self.go_on_at(cursor, capacity)
+            self.written = written
+
+    def go_on_at(self, cursor: int, capacity: int) -> None:
+        """Have the next write take this row, after rows elsewhere were written."""
+        if cursor != self.cursor:
+            self._part(cursor, 0, capacity, self._settled())
+            self.cursor = cursor
+
+    def replaced(self, start: int, stop: int, count: int, capacity: int) -> None:
+        """So many rows were written where those from `start` to `stop` were, and the rows behind moved."""
+        counts, cursor, by = self._settled(), self.cursor, count - (stop - start)
+        if self._broken is not None:
+            self._broken.move(start, stop, by)
+        if cursor > start:
+            self.cursor = cursor + by if cursor >= stop else start + count
+        self._part(start, count, capacity, counts)
+        self.cursor = (start + count) % capacity
+        self.edited(None)
+
+    def edited(self, rows: Any) -> None:
+        """Rows were changed where they are; None where it is not known which."""
+        self.version += 1
+        self._edits.append((self.version, rows))
+
+    def renewed(self, cursor: int) -> None:
+        """All rows are others, or none are there any more."""
+        self.edited(None)
+        self.cursor, self._broken = cursor, None
+
+    def restored(self, written: int, cursor: int) -> None:
+        """All rows are others, as they were when these were the counters."""
+        self.renewed(cursor)
+        self.written = written
+
+    def since(self, version: int) -> list[Any] | None:
+        """The rows of every edit after this version; None where those of one are not known."""
+        rows = [each for number, each in self._edits if number > version]
+        return rows if len(rows) == self.version - version and all(each is not None for each in rows) else None
+
+    def discontinuities(self) -> Iterable[int]:
+        """Rows other than the cursor that do not continue the row before them, as far as this process knows."""
+        self._settled()
+        return () if self._broken is None else self._broken
+
+    def _settled(self) -> tuple[int, int]:
+        """What distinguishes one state of the ring from another. A write that was rolled back leaves no discontinuity."""
+        counts = self.written, self.version
+        if self._broken is not None:
+            self._broken.settle(counts)
+        return counts
+
+    def _part(self, start: int, count: int, capacity: int, counts: tuple[int, int]) -> None:
+        if start != self.cursor:
+            self.edited(None)
+            self._broken = Discontinuities() if self._broken is None else self._broken
+        if self._broken is not None and not self._broken.write(start, count, self.cursor, capacity, counts):
+            self.edited(None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"counters": self.cells.tolist(), "broken": self._broken}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        for place, value in enumerate(state["counters"]):
+            self.cells[place] = value
+        self._broken = state["broken"]
