@@ -182,9 +182,6 @@ def test_a_draw_that_was_put_in_the_place_of_ours_is_asked(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(RandomSampler, "sample", last)
     assert set(buffer.sample(9)[:, 0].tolist()) == {2.0}
-    monkeypatch.undo()
-    monkeypatch.setattr(buffer.storage, "get", lambda index: index)
-    assert buffer.sample(9).shape == (9,)
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])

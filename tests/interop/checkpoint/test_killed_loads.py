@@ -118,7 +118,7 @@ STEPS = {
     "checkpoint/tensor_states": 5,
     "storages/": 19,
     "samplers/": 13,
-    "host/priorities": 11,
+    "host/priorities": 5,
 }  # files, lines apart
 
 

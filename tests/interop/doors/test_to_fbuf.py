@@ -216,15 +216,24 @@ def one_trajectory():
 def test_a_write_elsewhere_ends_a_trajectory_for_the_state_too():
     torch_side, data = one_trajectory()
     torch_side.storage.set(torch.arange(8, 11), data[8:11])  # these do not follow row 7, nor does row 11 follow them
-    with pytest.raises(ValueError, match=r"newest one before row 11, and the next write is at 0"):
-        torch_side.to_fbuf(narrow=True)
-    torch_side.storage.set(torch.tensor([11]), data[11:])
     buffer, state = torch_side.to_fbuf(narrow=True)
     within = [tuple(range(CAPACITY))[first : first + 3] for first in range(CAPACITY - 2)]
+    wanted_now = {each: 1 / 6 if each[2] < 8 else 1.0 for each in within if each[2] < 8 or each == (8, 9, 10)}
+    check_law(drawn(buffer, state, 4000), wanted_now)
+    torch_side.storage.set(torch.tensor([11]), data[11:])  # this one does
+    buffer, state = torch_side.to_fbuf(narrow=True)
     check_law(
         drawn(buffer, state, 4000),
         {each: 1 / 6 if each[2] < 8 else 1 / 2 for each in within if each[2] < 8 or each[0] > 7},
     )
+
+
+def test_a_cursor_among_the_rows_of_a_ring_that_is_not_full_is_refused():
+    torch_side = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=SliceSampler(slice_len=LENGTH))
+    torch_side.extend(SliceModel(CAPACITY).write_some(3, 0.0))
+    torch_side.writer.cursor = 0
+    with pytest.raises(ValueError, match=r"newest one before row \d+, and the next write is at 0"):
+        torch_side.to_fbuf(narrow=True)
 
 
 def test_terminated_and_truncated_trajectories_end_by_their_own_keys():
