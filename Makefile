@@ -31,7 +31,7 @@ examples: $(STAMP)  ## some minutes each: whole pipelines, which fail where noth
 # The tests compile thousands of small programs; XLA's emitters without MLIR need about half the time for each. XLA ends
 # the process if it does not know a flag: this one is for the jaxlib of constraints.txt. `make test-slow` and plain
 # `pytest` compile as users do.
-QUICK_XLA := --xla_cpu_use_fusion_emitters=false
+QUICK_XLA := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
 
 test: style  ## what CI runs; the collection beside mypy leaves compiled modules for the workers
 	$(BIN)/python -m pytest --collect-only -qq >/dev/null & $(BIN)/mypy && wait
