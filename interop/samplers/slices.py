@@ -235,10 +235,12 @@ class SliceSampler(DrawingSampler):
         lane, first, last = chosen[:, 0], chosen[:, 1], chosen[:, 2]
         if index.lanes > 1:
             first = np.maximum(first, index.oldest)
-        if self.strict_length and self.span == (False, False):
-            start = first + (shares * (last - first - (length - 2))).astype(np.int64)
-            slots, begins = index.windows(start, lane, length)
-            return Slices(slots.reshape(-1), length, begins)
+        if self.span == (False, False):
+            spare = last - first - (length - 1)
+            if self.strict_length or spare.item(spare.argmin()) >= 0:
+                start = first + (shares * (spare + 1)).astype(np.int64)
+                slots, begins = index.windows(start, lane, length)
+                return Slices(slots.reshape(-1), length, begins)
         left, right = (length - 1 if each is True else int(each) for each in self.span)
         room = np.minimum(np.maximum(last - first - (length - 1), 0) + right, last - first)
         start = first + (shares * (room + (left + 1))).astype(np.int64) - left
