@@ -58,7 +58,6 @@ class TorchRows:
         plain = [tensor.detach().as_subclass(Tensor) for tensor in self.tensors]
         self._plain = plain
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
-        self.views: dict[Any, Any] = {}  # of these arrays, by what asked for them; dropped when the memory moves
         self._dense = [_place(tensor) for tensor in plain]
         self._items = [_Items(tensor, self.lanes) for tensor in plain]
         simple = all(items._take is not None and not items._halves for items in self._items)
@@ -86,7 +85,7 @@ class TorchRows:
         if self.device.type != "cpu" or self.shared:
             return
         self._numpy, self._items, self._plain, self._dense = None, [], [], []
-        self.runs, self.views = None, {}
+        self.runs = None
         self._moves.value += 1
         try:
             self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]

@@ -79,7 +79,7 @@ class SliceInfo:
         self._keys: list[Any] = [] if truncated_key is None else [(*parent, name) if parent else name for name in flags]
         self._ends: tuple[Any, np.ndarray] = None, np.zeros(0, np.bool_)
         self._truncated_key, self._read = truncated_key, [*self._keys, _INIT]
-        self._paths = tuple(as_path(key) for key in self._read)
+        self._paths = [as_path(key) for key in self._read]
 
     def of(self, storage: Storage, slices: Slices) -> dict[Any, Any]:
         """Flags by key, bool [n, 1]; [n, ...] where items have several. O(slots)."""

@@ -4,8 +4,8 @@ To be called while the lock of the storage is held. A key is a name or a tuple o
 """
 
 import math
-from collections.abc import Iterable
-from typing import Any, TypeGuard, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def _place(storage: TensorStorage, path: KeyPath) -> int:
     return place
 
 
-def arrays(storage: Storage, paths: tuple[KeyPath, ...]) -> list[np.ndarray | None] | None:
+def arrays(storage: Storage, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
     """Entries in memory on the host, [items, ...] each: views, and None for what is not stored.
 
     None in the place of all where NumPy cannot view them so. Not to be kept: the next write may move them.
@@ -63,8 +63,6 @@ def arrays(storage: Storage, paths: tuple[KeyPath, ...]) -> list[np.ndarray | No
     if type(storage).get is not TensorStorage.get and not all(path in storage.AS_STORED for path in paths):
         return None
     rows, places, found = storage._rows, storage._layout.places, list[np.ndarray | None]()
-    if (known := rows.views.get(paths)) is not None:
-        return cast("list[np.ndarray | None]", known)
     for path in paths:
         if (place := places.get(path)) is None:
             found.append(None)
@@ -74,7 +72,6 @@ def arrays(storage: Storage, paths: tuple[KeyPath, ...]) -> list[np.ndarray | No
             return None
         dims = storage.ndim
         found.append(held if dims == 1 else held.reshape(math.prod(held.shape[:dims]), *held.shape[dims:]))
-    rows.views[paths] = found
     return found
 
 
