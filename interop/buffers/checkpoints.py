@@ -116,7 +116,7 @@ class Saveable(Aliases):
     def _step(self) -> Any:
         """A time, of which all that is stored counts at its end, or nothing."""
         storage = self._storage  # type: ignore[attr-defined]
-        return storage._step() if storage.checkpointer.changes_rows else contextlib.nullcontext()
+        return storage.transaction() if storage.checkpointer.changes_rows else contextlib.nullcontext()
 
     # ------------------------------------------------------------------ trees
 
@@ -306,7 +306,7 @@ class SaveableEnsemble(Saveable):
         with contextlib.ExitStack() as steps:
             for storage in (member._storage for member in self._members):
                 if storage.checkpointer.changes_rows:
-                    steps.enter_context(storage._part())  # two of them may have one storage
+                    steps.enter_context(storage.part())  # two of them may have one storage
             return steps.pop_all()
 
     def _saved_with(self, out: Writing) -> dict[str, Any]:

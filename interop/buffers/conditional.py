@@ -68,7 +68,7 @@ def update_if_present(
     """
     with Turn(self):
         storage = self._storage
-        storage._recover()
+        storage.recover()
         if not isinstance(storage, TensorStorage):
             raise RuntimeError(f"update_if_present() needs a storage of tensors by key, got {type(storage).__name__}")
         if not self._writer.tracks_generations:
@@ -211,6 +211,6 @@ def _write(storage: TensorStorage, slots: Tensor, entries: Mapping[tuple[Any, ..
         held = _held(storage, path)
         values = values.detach().to(held.device).reshape(len(slots), *held.shape[storage.ndim :])
         held[tuple(place.to(held.device) for place in places)] = values
-    if isinstance(storage._rows, JaxRows):
-        storage._rows._settle()
+    if isinstance(storage.rows, JaxRows):
+        storage.rows._settle()
     storage.ring.edited(places[0].numpy())

@@ -40,7 +40,7 @@ class Editable(Joined):
         """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay. Of all rows: adds keys."""
         if end is None:
             end = length_of(data)
-            if self._storage._is_full:
+            if self._storage.is_full:
                 self[:] = data
                 return
         self[:end] = data
@@ -81,7 +81,7 @@ class Editable(Joined):
             if defined_outside(self._storage, "get"):  # what it returned may be copies
                 self._storage[:] = swapped(rows, dim)
             self._storage.ring.edited(slice(None))
-            settle = getattr(getattr(self._storage, "_rows", None), "_settle", None)
+            settle = getattr(getattr(self._storage, "rows", None), "_settle", None)
             if settle is not None:
                 settle()
         return self

@@ -72,7 +72,7 @@ class Gathering:
     def _read(
         self, place: int, storage: TensorStorage, slots: Tensor, info: dict[Any, Any], leaves: list[Tensor]
     ) -> Part:
-        rows, layout, number = storage._rows, storage._layout, len(self.parts)
+        rows, layout, number = storage.rows, storage.layout, len(self.parts)
         assert rows is not None and layout is not None  # something was drawn
         if leaves:
             return Part(place, info, storage=storage, leaves=leaves)
@@ -98,7 +98,7 @@ class Gathering:
         told = None if leaves is None else _columns([part.info for part in self.parts])
         if storage is None or leaves is None or told is None:
             return None
-        layout, lead = storage._layout, tuple(leaves[0].shape[:2])  # an epoch may have had fewer left in all members
+        layout, lead = storage.layout, tuple(leaves[0].shape[:2])  # an epoch may have had fewer left in all members
         assert layout is not None
         if not (isinstance(layout.root, Branch) and layout.root.kind is TensorDict):
             return storage.build(leaves, lead)
@@ -117,10 +117,10 @@ class Gathering:
             return self._leaves
         found, layouts = [], []
         for part in self.parts:
-            if part.storage is None or part.leaves is None or part.storage._layout is None:
+            if part.storage is None or part.leaves is None or part.storage.layout is None:
                 return None
             found.append(part.leaves)
-            layouts.append(part.storage._layout)
+            layouts.append(part.storage.layout)
         heads = {(leaves[0].shape[0], leaves[0].device) for leaves in found}
         if len(heads) > 1 or not all(_same(layout, layouts[0]) for layout in layouts):
             return None

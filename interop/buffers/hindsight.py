@@ -170,7 +170,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _entries(self) -> "_Found":
         """Which of the entries that matter items have. KeyError for one that they must have."""
-        layout = getattr(self._storage, "_layout", None)
+        layout = getattr(self._storage, "layout", None)
         if self._found is not None and layout is not None and self._found[0] is layout:
             return self._found[1]
         stored = partial(columns.has, self._storage)

@@ -101,7 +101,7 @@ class Joined(Saveable):
             sampler.check_batch_size(self._batch_size)
             chain = as_chain(transform_factory() if transform_factory is not None else transform)
             collate_fn = collate_fn or collate.default_for(storage)
-            with storage._access.turn():
+            with storage.lock.turn():
                 self._join(storage, sampler, writer, _transform=chain, _collate_fn=collate_fn)
                 if self._checkpointer is not None:
                     storage.checkpointer = self._checkpointer
@@ -231,7 +231,7 @@ class Joined(Saveable):
         chosen = _a_function(collate_fn) or collate.default_for(new)
         while True:
             before = self._storage
-            first, second = sorted((before._access, new._access), key=id)  # in one order, whoever exchanges with whom
+            first, second = sorted((before.lock, new.lock), key=id)  # in one order, whoever exchanges with whom
             with first.turn(), second.turn(), Turn(self):
                 if self._storage is before:
                     self._exchange_storage(new, chosen)
@@ -284,7 +284,7 @@ class Joined(Saveable):
         """
         self._asks_to_share(shared)
         if self.initialized:
-            self._storage._share() if shared else self._storage._access.unshare()
+            self._storage._share() if shared else self._storage.lock.unshare()
         return self
 
     def _asks_to_share(self, shared: bool) -> None:
@@ -295,11 +295,11 @@ class Joined(Saveable):
     @property
     def _process_lock(self) -> Any:
         """The lock among processes, of the storage; None where they take no turns."""
-        return self._storage._access.processes
+        return self._storage.lock.processes
 
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
         """A turn for what one step reads: only where a process that ended may have left it half done, or a fork."""
-        return Turn(self) if self._storage._access.more else contextlib.nullcontext()
+        return Turn(self) if self._storage.lock.more else contextlib.nullcontext()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
@@ -364,7 +364,7 @@ class Joined(Saveable):
             state["_rng"] = torch.Generator(rng[1])
             state["_rng"].set_state(rng[0])
         self.__dict__.update(state, _parts=None)
-        with self._storage._access.turn():
+        with self._storage.lock.turn():
             self._join(self._storage, self._sampler, self._writer)
 
     def __repr__(self) -> str:

@@ -49,7 +49,7 @@ class Part:
         storage, sampler, drawn = self.storage, self.sampler, self.reservation
         assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
         if drawn is None:
-            arrays = storage._rows.arrays if isinstance(storage._rows, JaxRows) else []
+            arrays = storage.rows.arrays if isinstance(storage.rows, JaxRows) else []
             slots, info, leaves = sampler._draw(storage, self.size, self.key, arrays)
         else:
             slots, info, leaves = drawn.slots, drawn.info, []

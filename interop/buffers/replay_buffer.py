@@ -176,7 +176,7 @@ class ReplayBuffer(Writable):
             if part.reservation is None and (batch := sampler._batch(storage, part.size, part.key, marks)) is not None:
                 return batch
             slots, info, leaves = part.draw_slots()
-            rows = storage._rows
+            rows = storage.rows
             assert rows is not None  # an empty storage was refused by the sampler
             if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
                 return self._assemblies.read(storage, slots, (None, 1), info, marks)
@@ -336,7 +336,7 @@ class ReplayBuffer(Writable):
             return
         with Turn(self):
             self._storage.refuse_a_stranger()
-            self._storage._recover()
+            self._storage.recover()
             assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)
 
     def __len__(self) -> int:

@@ -115,7 +115,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if include_info is not False:
             self._include(data, info, apart=return_info)
         elif type(info) is Told and info.lies_in(data):
-            stored = self._storage._layout.places  # type: ignore[attr-defined]  # it was built with
+            stored = self._storage.layout.places  # type: ignore[attr-defined]  # it was built with
             for key in info:
                 if as_path(key) not in stored:
                     del data[key]

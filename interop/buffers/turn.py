@@ -16,14 +16,14 @@ class Turn(Holding):
     __slots__ = ("_buffer",)
 
     def __init__(self, buffer: Any) -> None:
-        super().__init__(buffer._storage._access)
+        super().__init__(buffer._storage.lock)
         self._buffer = buffer
 
     def __enter__(self) -> Any:
-        self._take(self._buffer._storage._access)
-        while self._access is not self._buffer._storage._access:  # it was exchanged while this thread waited
+        self._take(self._buffer._storage.lock)
+        while self._access is not self._buffer._storage.lock:  # it was exchanged while this thread waited
             self.__exit__()
-            self._take(self._buffer._storage._access)
+            self._take(self._buffer._storage.lock)
 
 
 @contextlib.contextmanager
@@ -40,4 +40,4 @@ def turns(buffers: Sequence[Any]) -> Iterator[None]:
 
 
 def _accesses(buffers: Sequence[Any]) -> list[Access]:
-    return sorted((each._storage._access for each in buffers), key=id)
+    return sorted((each._storage.lock for each in buffers), key=id)

@@ -92,8 +92,8 @@ class Writable(Editable):
 
     def _write(self, stored: Any, many: bool) -> Any:
         storage = self._storage
-        if storage._journal is not None:
-            storage._recover()  # what an interrupt has left, of which the writer must not know
+        if storage.journal is not None:
+            storage.recover()  # what an interrupt has left, of which the writer must not know
         listeners, before = storage.attached(), None
         for buffer in listeners:  # who could not be told of the write refuses it
             sampler = getattr(buffer, "_sampler", None)
@@ -117,7 +117,7 @@ class Writable(Editable):
         except BaseException:  # such as a signal's, when rows were written that have the priorities of those before
             if before is not None:
                 with uninterrupted():
-                    storage._recover()
+                    storage.recover()
                     following.follow(storage, before)
             raise
         (self._sampler.extend if many else self._sampler.add)(index)
@@ -150,13 +150,13 @@ class Writable(Editable):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
         with Turn(self):
-            self._storage._recover()
+            self._storage.recover()
             self._storage.refuse_a_stranger()
             for buffer in self._storage.attached():
                 writer = getattr(buffer, "_writer", None)
                 if writer is not None:
                     writer.refuse("empty")
-            with self._storage._step():
+            with self._storage.transaction():
                 self._storage._empty()
                 for buffer in self._storage.attached():
                     forget = getattr(buffer, "_forget", None)

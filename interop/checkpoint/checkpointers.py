@@ -74,7 +74,7 @@ class StorageCheckpointerBase:
 
     @staticmethod
     def _put_in(storage: Any, put: Callable[[], None]) -> None:
-        with uninterrupted(), storage._step():
+        with uninterrupted(), storage.transaction():
             put()
 
     # ------------------------------------------------------------------ as a part of a checkpoint
@@ -111,7 +111,7 @@ class StorageCheckpointerBase:
         """Tell the save hooks that want to know where the ring begins."""
         for hook in self._save_hooks:
             if hasattr(hook, "is_full"):
-                hook.is_full = storage._is_full
+                hook.is_full = storage.is_full
             if hasattr(hook, "shift"):
                 ring = storage.ring
                 if not ring.written and not ring.version and len(storage):

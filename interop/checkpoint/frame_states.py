@@ -17,12 +17,12 @@ _NEXT, _STORED, _CURSOR, _FREE, _USED = range(5)
 
 def saved_frames(storage: Any) -> dict[str, Any]:
     """What is kept of the rows, views of memory."""
-    rows = storage._rows
+    rows = storage.rows
     if rows is None:
         return {"layout": None}
     parts = _parts(rows, [int(count) for count in rows._counts])
     return {
-        "layout": saved_layout(storage._layout),
+        "layout": saved_layout(storage.layout),
         "ring": saved_ring(storage),
         "scheme": _described(rows.scheme),
         "counts": rows._counts,
@@ -46,7 +46,7 @@ def restoring_frames(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]
         )
     fresh = fixed is None
     rows = storage._allocate(layout, (ring.capacity, *ring.lanes))
-    ours, theirs = _described(rows.scheme if fresh else storage._rows.scheme), fields.any("scheme")
+    ours, theirs = _described(rows.scheme if fresh else storage.rows.scheme), fields.any("scheme")
     if not isinstance(theirs, dict) or ours != theirs or storage._max_size > ring.capacity * rows.scheme.per_row:
         named = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]] or [
             "max_size"
@@ -82,12 +82,12 @@ class _Restored:
             storage._adopt(self._layout, self._rows)
         else:
             counts = [int(count) for count in self._rows._counts]
-            held, found = _parts(storage._rows, counts), _parts(self._rows, counts)
+            held, found = _parts(storage.rows, counts), _parts(self._rows, counts)
             for name, arrays in held.items():
                 for target, array in zip(arrays, found[name], strict=True):
                     target[...] = array
-            storage._rows._latest[:] = self._rows._latest
-            storage._rows._counts[:] = self._rows._counts
+            storage.rows._latest[:] = self._rows._latest
+            storage.rows._counts[:] = self._rows._counts
         storage.ring.size = ring.filled
         storage.ring.restored(ring.written, ring.end % ring.capacity)
 

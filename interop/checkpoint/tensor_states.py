@@ -22,8 +22,8 @@ def saved_ring(storage: Any) -> dict[str, Any]:
     return {
         "ndim": storage.ndim,
         "lanes": list(storage._lanes),
-        "capacity": storage._row_count,
-        "filled": storage._filled_rows,
+        "capacity": storage.row_count,
+        "filled": storage.filled_rows,
         "written": storage.ring.written,
         "end": storage.ring.cursor,
     }
@@ -31,13 +31,13 @@ def saved_ring(storage: Any) -> dict[str, Any]:
 
 def saved_rows(storage: Any) -> dict[str, Any]:
     """The rows of a storage, views of its memory where that is on the host."""
-    if storage._rows is None:
+    if storage.rows is None:
         return {"layout": None}
-    filled = storage._filled_rows
-    leaves = [as_array(leaf) for leaf in storage._rows.at(filled, slice(None))]
-    layout = storage._layout
+    filled = storage.filled_rows
+    leaves = [as_array(leaf) for leaf in storage.rows.at(filled, slice(None))]
+    layout = storage.layout
     values = {"values": packed_leaves(layout, leaves)} if layout.varied else {}
-    columns = Columns(leaves, storage._row_count)
+    columns = Columns(leaves, storage.row_count)
     return {"layout": saved_layout(layout), "ring": saved_ring(storage), "columns": columns, **values}
 
 
@@ -134,7 +134,7 @@ class Plan:
     def __init__(self, storage: Any, layout: Layout, ring: Ring, rule: Rule, where: str) -> None:
         self._storage, self._saved, self._ring, self._where = storage, layout, ring, where
         self._fresh = storage.fixed_layout is None and not storage.takes(layout, ring.lanes)
-        self._layout = layout if self._fresh else storage._layout
+        self._layout = layout if self._fresh else storage.layout
         differences = self._differences(rule)
         if differences:
             raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
@@ -211,7 +211,7 @@ class Plan:
                 arrays.append(as_array(rows.tensors[place])[:filled])
             else:
                 arrays.append(np.empty((filled, *self._ring.lanes, *spec.shape), _array_dtype(spec.dtype)))
-        (self._storage._rows if rows is None else rows).reserve(filled)
+        (self._storage.rows if rows is None else rows).reserve(filled)
         fill(arrays)
         if values is not None and self._layout.values is not None:
             wanted = [each for each in self._saved.spans(arrays).values() if each is not None]
@@ -244,8 +244,8 @@ class Restored:
 
     def __call__(self) -> None:
         storage, ring = self._storage, self._ring
-        if storage._journal is not None and storage._journal.active:
-            self._keep(storage._journal)
+        if storage.journal is not None and storage.journal.active:
+            self._keep(storage.journal)
         else:
             storage._empty()
         if self._rows is not None:
@@ -258,7 +258,7 @@ class Restored:
     def _keep(self, journal: Any) -> None:
         """Have what is stored come back if this process is killed. It is empty then, where that is too much to be kept."""
         storage = self._storage
-        stored = storage._filled_rows
+        stored = storage.filled_rows
         if journal.fits(stored):
             journal.reserve(stored)
             journal.save(range(stored))
@@ -279,10 +279,10 @@ class Restored:
 
 def state_of(storage: Any) -> dict[str, Any]:
     """A `state_dict`: copies of the filled rows."""
-    if storage._rows is None:
+    if storage.rows is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
-    leaves = [leaf.clone() for leaf in storage._rows.at(storage._filled_rows, slice(None))]
-    layout, values = storage._layout, {}
+    leaves = [leaf.clone() for leaf in storage.rows.at(storage.filled_rows, slice(None))]
+    layout, values = storage.layout, {}
     if layout.varied:
         spans = [as_array(leaf) for leaf in leaves]
         values["_values"] = torch.from_numpy(packed_leaves(layout, spans).copy())

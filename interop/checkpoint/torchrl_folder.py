@@ -203,7 +203,7 @@ class TorchrlDump:
         given = np.minimum(given.astype(dtype), dtype(highest))  # by a rounding it may be more than the highest
         trees = {key: tree.astype(dtype) for key, tree in trees.items()}
         top = {"_schema_version": 1, "_max_capacity": capacity, "_max_priority": [highest, slot]}
-        return {**top, **parameters, **trees, "_priorities": given}
+        return {**top, **parameters, **trees, "priorities": given}
 
     def _writer_state(self, folder: Folder) -> dict[str, Any]:
         if not folder.kind("metadata.json"):

@@ -93,7 +93,7 @@ class MCTSForest:
         self._data_map, self._lock = data_map, Lock()
         self._copy: TensorDictMap | None = None  # of the entries of the nodes
         self._nodes: NodeMap | None = None
-        self._is_shared = bool(data_map or node_map)  # whether the maps are seen from outside: then nothing waits
+        self.is_shared = bool(data_map or node_map)  # whether the maps are seen from outside: then nothing waits
         self._pending: PendingSteps | None = None
         if isinstance(node_map, NodeMap):
             self._nodes = node_map
@@ -192,7 +192,7 @@ class MCTSForest:
             before = keys.select(*self.observation_keys)
             self._copy[before] = nodes[before]
         self._data_map, self._nodes = data_map, nodes
-        if self._pending is None and not self._is_shared:
+        if self._pending is None and not self.is_shared:
             self._pending = PendingSteps.like(whole)
 
     def _flush(self) -> None:
@@ -208,7 +208,7 @@ class MCTSForest:
     def _share(self) -> None:
         with self._lock:
             self._flush()
-            self._pending, self._is_shared = None, True
+            self._pending, self.is_shared = None, True
 
     def _made_maps(self) -> tuple[TensorDictMap, NodeMap]:
         nodes = NodeMap(self.observation_keys) if self._nodes is None else self._nodes

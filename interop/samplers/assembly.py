@@ -122,7 +122,7 @@ class Assemblies:
 
         `runs` are the rows where those runs of rows begin that the slots are, None if they are none, and their length.
         """
-        rows, layout = storage._rows, storage._layout
+        rows, layout = storage.rows, storage.layout
         assert isinstance(rows, TorchRows) and layout is not None
         assembly = self._for(layout, tuple(info) if marks else ())
         told = _entries(info) if marks else {}

@@ -104,7 +104,7 @@ class SamplerEnsemble(Sampler):
         keys = randomness.generator_of(key ^ _FOR_MEMBERS).integers(2**32, size=(len(places), 2), dtype=np.uint32)
         for place, own in zip(places, keys, strict=True):
             member = storage._storages[place]
-            with member._access.turn():
+            with member.lock.turn():
                 slots, info = draw_by(self._samplers[place], member, each, own)
             rows.append((place, torch.stack(slots, -1) if isinstance(slots, tuple) else torch.as_tensor(slots)))
             infos.append(TensorDict(info, []))
@@ -179,7 +179,7 @@ class SamplerEnsemble(Sampler):
             return
         for place, slots, values in self.parts(index, priority, storage._storages):
             member = storage._storages[place]
-            with member._access.turn():
+            with member.lock.turn():
                 self._samplers[place].update_priority(slots, values, storage=member)
 
     def parts(self, index: Any, priority: Any, storages: Sequence[Any]) -> list[tuple[int, Tensor, Any]]:

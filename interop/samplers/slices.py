@@ -164,7 +164,7 @@ class SliceSampler(DrawingSampler):
     def _batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
-        rows = storage._rows
+        rows = storage.rows
         if not isinstance(rows, TorchRows) or rows.runs is None:
             return None
         slices, weights = self._slices(storage, batch_size, key)

@@ -150,12 +150,12 @@ class Access:
         if storage is None:
             return
         before, self._at_fork = self._at_fork, ()  # the child refuses where this does not work
-        if storage._is_shared():
+        if storage.is_shared():
             if self._lock is None:
                 storage._start_sharing()
             self.given, self._at_fork = True, None
         else:
-            self._at_fork = before if self._forked else storage._counts()
+            self._at_fork = before if self._forked else storage.ring.counts
 
     def after_fork(self) -> None:
         """Let threads go on."""
@@ -179,17 +179,17 @@ class Access:
         """RuntimeError where what this process has is not what is counted."""
         kind = type(storage).__name__
         if self._at_fork is None:
-            if not storage._is_shared():
+            if not storage.is_shared():
                 raise RuntimeError(
                     f"the memory of this {kind} has moved since the process was forked, which has the old: start workers "
                     "by one method, or fork after spawning"
                 )
-        elif storage._compilable and not storage._is_shared():
+        elif storage._compilable and not storage.is_shared():
             if self._at_fork:  # what it has is its own: from now on that is counted apart, too
                 storage.ring = copy.deepcopy(storage.ring)
                 storage.ring.restored(*self._at_fork[:2])
                 self._at_fork = ()
-        elif storage._counts() != self._at_fork:
+        elif storage.ring.counts != self._at_fork:
             raise RuntimeError(
                 f"what this {kind} holds has changed since the process was forked, in memory that it does not share: use "
                 "LazyMemmapStorage, or the spawn start method, and write to it before workers start"

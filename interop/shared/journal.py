@@ -36,11 +36,11 @@ class Journal(Undo):
     @staticmethod
     def size_for(storage: Any) -> int:
         """The same for a storage; for one of which nothing is known yet, for rows of up to 64 MiB."""
-        if storage._rows is None:
+        if storage.rows is None:
             return Journal.size(8 * _LARGEST, 1000, 1, 1)
-        leaves = storage._rows.tensors
+        leaves = storage.rows.tensors
         row = max(sum(leaf[:1].nbytes for leaf in leaves), _LARGEST if storage.may_renew() else 0)
-        return Journal.size(row, len(leaves), storage._per_row, storage._row_count)
+        return Journal.size(row, len(leaves), storage._per_row, storage.row_count)
 
     def start(self, storage: Any, memory: Memory) -> None:
         """Keep the counters of the storage here from now on, and guard its rows."""
@@ -91,8 +91,8 @@ class Journal(Undo):
 
     def _take(self, storage: Any) -> None:
         self._of = weakref.ref(storage)
-        self._rows, self._seen = storage._rows, None
-        kept = storage._priorities
+        self._rows, self._seen = storage.rows, None
+        kept = storage.priorities
         self.add(PRIORITIES, 8 * storage._per_row, None if kept is None else kept.by_row)
         self._look()
 
@@ -103,7 +103,7 @@ class Journal(Undo):
 
     def _find(self) -> None:
         storage = self._of()
-        if self._head[EXTRAS] and storage is not None and storage._priorities is None:
+        if self._head[EXTRAS] and storage is not None and storage.priorities is None:
             storage._find_priorities()
         super()._find()
 

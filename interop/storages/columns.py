@@ -33,14 +33,14 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
     path = as_path(key)
     if not _in_rows(storage, path):
         return None
-    place, rows = _place(storage, path), storage._rows
+    place, rows = _place(storage, path), storage.rows
     assert rows is not None
     return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
 
 
 def _place(storage: TensorStorage, path: KeyPath) -> int:
     """The leaf of an entry."""
-    layout, key = storage._layout, path if len(path) > 1 else path[0]
+    layout, key = storage.layout, path if len(path) > 1 else path[0]
     if layout is None:
         raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
     place = layout.places.get(path)
@@ -58,11 +58,11 @@ def arrays(storage: Storage, paths: Sequence[KeyPath]) -> list[np.ndarray | None
 
     None in the place of all where NumPy cannot view them so. Not to be kept: the next write may move them.
     """
-    if not isinstance(storage, TensorStorage) or storage._layout is None or not isinstance(storage._rows, TorchRows):
+    if not isinstance(storage, TensorStorage) or storage.layout is None or not isinstance(storage.rows, TorchRows):
         return None
     if type(storage).get is not TensorStorage.get and not all(path in storage.AS_STORED for path in paths):
         return None
-    rows, places, found = storage._rows, storage._layout.places, list[np.ndarray | None]()
+    rows, places, found = storage.rows, storage.layout.places, list[np.ndarray | None]()
     for path in paths:
         if (place := places.get(path)) is None:
             found.append(None)
@@ -78,8 +78,8 @@ def arrays(storage: Storage, paths: Sequence[KeyPath]) -> list[np.ndarray | None
 def has(storage: Storage, key: Any) -> bool:
     """Whether the items, of which there is one at least, have a tensor under the key."""
     path = as_path(key)
-    if _in_rows(storage, path) and storage._layout is not None:
-        return path in storage._layout.places
+    if _in_rows(storage, path) and storage.layout is not None:
+        return path in storage.layout.places
     try:
         if memory(storage, key) is None:
             _within(storage.get(0), key)

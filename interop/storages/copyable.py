@@ -20,8 +20,8 @@ from interop.storages.storage import Storage
 class Copyable(Storage):
     """Rows that are saved, loaded, copied, pickled and shared. See `TensorStorage`."""
 
-    _rows: Rows | None
-    _layout: Layout | None
+    rows: Rows | None
+    layout: Layout | None
     _lanes: tuple[int, ...]
     _per_row: int
     _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
@@ -42,14 +42,14 @@ class Copyable(Storage):
 
         It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
-        with self._access.turn():
+        with self.lock.turn():
             return tensor_states.state_of(self)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed."""
-        with self._access.turn():
+        with self.lock.turn():
             put = self._from_dict(state_dict)
-            with uninterrupted(), self._step():
+            with uninterrupted(), self.transaction():
                 put()
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
@@ -59,44 +59,44 @@ class Copyable(Storage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        rows = state.pop("_rows")
+        rows = state.pop("rows")
         if rows is None:
             return {**state, "_tensors": None}
-        in_jax, layout = isinstance(rows, JaxRows), self._layout
+        in_jax, layout = isinstance(rows, JaxRows), self.layout
         if not starting_a_worker() and layout is not None and layout.values is not None:
-            state["_layout"] = layout.keeping(layout.values.copied())
+            state["layout"] = layout.keeping(layout.values.copied())
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
             tensors = rows.copies(self.ring.size)
             return {**state, "_tensors": tensors, "_in_jax": in_jax}
-        with self._access.turn():
+        with self.lock.turn():
             rows.share()
         return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
 
-    def _is_shared(self) -> bool:
-        return self._rows is not None and self._rows.forked
+    def is_shared(self) -> bool:
+        return self.rows is not None and self.rows.forked
 
     def _refuse_to_share(self) -> None:
         super()._refuse_to_share()
-        if self._rows is None and not self._is_shared():
+        if self.rows is None and not self.is_shared():
             raise RuntimeError(
                 f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
                 "allocate their own. Call extend() or add() first, or build it with shared_init=True where it has that"
             )
-        if isinstance(self._rows, JaxRows):
+        if isinstance(self.rows, JaxRows):
             raise RuntimeError(
-                f"Cannot share a {type(self).__name__} on {self._rows.device} between processes, they would not see each "
+                f"Cannot share a {type(self).__name__} on {self.rows.device} between processes, they would not see each "
                 "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
         super().__setstate__(state)
-        self._rows = None
+        self.rows = None
         if tensors is not None:
             in_jax = in_jax and rows_in_jax(tensors[0].device)
-            self._rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self._lanes)
-        if self._journal is not None:
-            self._journal.attach(self)
+            self.rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self._lanes)
+        if self.journal is not None:
+            self.journal.attach(self)
 
     def _in_own_memory(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Unpickled rows in the kind of memory of this storage."""

@@ -92,7 +92,7 @@ class StorageEnsemble(Storage):
 
     def _read(self, place: int, slots: Any) -> Any:
         storage = self._storages[place]
-        with storage._access.turn():
+        with storage.lock.turn():
             data = storage.get(slots)
         chain = self._transforms[place] if self._transforms is not None else None
         return data if chain is None or not len(chain) else chain(data)

@@ -16,7 +16,7 @@ def followers(storage: Any) -> list[Any]:
 
 def standing(storage: Any) -> tuple[int, ...]:
     """What this process knows of the rows at the end of its turn."""
-    return (*storage._counts(), len(storage))
+    return (*storage.ring.counts, len(storage))
 
 
 def follow(storage: Any, before: tuple[int, ...]) -> None:
@@ -28,11 +28,11 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     ring, rows = storage.ring, storage.row_capacity(None)
     count = min(ring.written - written, rows)
     new = torch.arange(ring.cursor - count, ring.cursor, device="cpu") % max(rows, 1)
-    new = new[new < storage._filled_rows]
+    new = new[new < storage.filled_rows]
     for buffer in followers(storage):
         if len(storage) < length:
             buffer._sampler._empty()
-            new = torch.arange(storage._filled_rows, device="cpu")
+            new = torch.arange(storage.filled_rows, device="cpu")
         if len(new):
             buffer.mark_update(buffer._writer._replicate_index(new))
 
@@ -42,7 +42,7 @@ def edited(storage: "Storage", known: int | None) -> tuple[int, np.ndarray]:
 
     These are all slots where `known` is None, or what was edited is not known row by row.
     """
-    ring, length, rows = storage.ring, len(storage), storage._filled_rows
+    ring, length, rows = storage.ring, len(storage), storage.filled_rows
     edits: int = ring.version
     if edits == known or not length:
         return edits, np.zeros(0, np.int64)

@@ -90,7 +90,7 @@ class LazyFrameStorage(TensorStorage):
         return self._scheme(layout, lead).planned()
 
     def may_renew(self) -> bool:
-        return self._access.processes is None
+        return self.lock.processes is None
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         scheme = self._scheme(layout, lead)
@@ -149,7 +149,7 @@ class LazyFrameStorage(TensorStorage):
         return layout
 
     def refuse_edit(self, paths: Iterable[Path]) -> None:
-        rows = self._rows
+        rows = self.rows
         if isinstance(rows, FrameRows):
             fixed = {rows.scheme.leaves[place].path: rows.scheme.leaves[place].name for place in rows.scheme.fixed}
             hit = [fixed[path] for path in paths if path in fixed]
@@ -160,20 +160,20 @@ class LazyFrameStorage(TensorStorage):
                 )
 
     def editable(self, given: Any) -> Any:
-        rows, layout = self._own_rows(), self._layout
+        rows, layout = self._own_rows(), self.layout
         assert isinstance(rows, FrameRows) and layout is not None and self.shape is not None
         if not layout.is_tensordict:
             return super().editable(given)
         self.refuse_edit(_path(path) for path, _ in entries_below(given))
         views = TensorDict({}, self.shape)
         for place in rows.scheme.rest:
-            views.set(layout.leaves[place].path, rows._plain[place][: self._filled_rows])
+            views.set(layout.leaves[place].path, rows._plain[place][: self.filled_rows])
         return views
 
     def _empty(self) -> None:
         super()._empty()
-        if isinstance(self._rows, FrameRows):
-            self._rows.clear()
+        if isinstance(self.rows, FrameRows):
+            self.rows.clear()
 
     def _saved(self) -> dict[str, Any]:
         return saved_frames(self)
@@ -182,30 +182,30 @@ class LazyFrameStorage(TensorStorage):
         return restoring_frames(self, saved, rule)
 
     def state_dict(self) -> dict[str, Any]:
-        with self._access.turn():
+        with self.lock.turn():
             return frames_of(self)
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
         return restoring_frames_of(self, given)
 
     def __getstate__(self) -> dict[str, Any]:
-        rows = self._rows
+        rows = self.rows
         if not isinstance(rows, FrameRows):
             return super().__getstate__()
         state = Storage.__getstate__(self)
         if starting_a_worker():
-            with self._access.turn():
+            with self.lock.turn():
                 rows.share()
             memory = rows.memory
         else:  # a pickle or copy is a storage of its own
             memory = [tensor.clone() for tensor in rows.memory]
-        return {**state, "_rows": None, "_tensors": None, "_scheme": rows.scheme, "_memory": memory}
+        return {**state, "rows": None, "_tensors": None, "_scheme": rows.scheme, "_memory": memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         scheme, memory = state.pop("_scheme", None), state.pop("_memory", None)
         super().__setstate__(state)
         if scheme is not None:
-            self._rows = FrameRows(scheme, memory)
+            self.rows = FrameRows(scheme, memory)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(key[0] if len(key) == 1 else key) for key in self._obs_keys)

@@ -19,17 +19,17 @@ Advance = Callable[[Tensor, int, int], None]
 
 def write_run(storage: Any, start: int, index: Tensor, leaves: Sequence[Tensor], advance: Advance | None) -> None:
     """`TensorStorage.set_run` in steps, of as many rows as fit into the journal: after each the writer's counters move."""
-    journal: Journal = storage._journal
-    count, capacity, rows = index.shape[0], storage._row_count, storage._own_rows()
+    journal: Journal = storage.journal
+    count, capacity, rows = index.shape[0], storage.row_count, storage._own_rows()
     with journal.part():
-        if start >= storage._filled_rows and start + count <= capacity:
+        if start >= storage.filled_rows and start + count <= capacity:
             _write_part(storage, start, count, start, count, (), leaves)
             if advance is not None:
                 advance(index, count, start + count)
             return
         done = 0
         while True:
-            filled, stop = storage._filled_rows, count
+            filled, stop = storage.filled_rows, count
             first = max(done, count - capacity)  # of the rows before it nothing stays
             row = (start + first) % capacity
             over = _around(row, stop - first, capacity, filled)
@@ -57,15 +57,15 @@ def _write_part(
     storage: Any, start: int, moved: int, row: int, count: int, over: Sequence[range], leaves: Sequence[Tensor]
 ) -> None:
     """Write rows from `row` on, of those `moved` from `start` on the last; those that this writes over are saved before."""
-    capacity = storage._row_count
+    capacity = storage.row_count
     for each in over:
-        storage._journal.save(each)
+        storage.journal.save(each)
     storage.ring.wrote_run(start, moved, capacity)
-    storage._rows.write_run(row, leaves)
+    storage.rows.write_run(row, leaves)
     storage._grow(min(row + count, capacity))
-    if storage._priorities is not None:
+    if storage.priorities is not None:
         for each in _around(row, count, capacity, capacity):
-            storage._priorities.forget(each)
+            storage.priorities.forget(each)
 
 
 def _around(row: int, count: int, capacity: int, below: int) -> list[range]:
@@ -76,11 +76,11 @@ def _around(row: int, count: int, capacity: int, below: int) -> list[range]:
 
 def write_at(storage: Any, places: Any, leaves: Sequence[Tensor], reached: int | None) -> None:
     """`TensorStorage.set` at resolved places, in steps; with `reached` it is in order, and the length grows to it."""
-    journal: Journal = storage._journal
-    rows, filled = storage._own_rows(), storage._filled_rows
+    journal: Journal = storage.journal
+    rows, filled = storage._own_rows(), storage.filled_rows
     over = counted(places[0] if isinstance(places, tuple) else places, filled)
     with journal.part():
-        storage._enter(places, reached, storage._row_count)
+        storage._enter(places, reached, storage.row_count)
         if journal.fits(len(over)):
             journal.reserve(len(over))
             journal.save(over)
@@ -88,8 +88,8 @@ def write_at(storage: Any, places: Any, leaves: Sequence[Tensor], reached: int |
         else:
             _write_parts(journal, rows, places, leaves, filled)
         if reached is not None:
-            if storage._priorities is not None:
-                storage._priorities.forget(places[0] if isinstance(places, tuple) else places)
+            if storage.priorities is not None:
+                storage.priorities.forget(places[0] if isinstance(places, tuple) else places)
             storage._grow(reached)
 
 
@@ -111,8 +111,8 @@ def _write_parts(journal: Journal, rows: TorchRows, places: Any, leaves: Sequenc
 
 def can_guard(storage: Any) -> bool:
     """Whether writes to a storage can be guarded: its rows are in torch's memory on the host."""
-    rows = storage._rows
-    return storage._is_shared() if rows is None else rows.in_place
+    rows = storage.rows
+    return storage.is_shared() if rows is None else rows.in_place
 
 
 def started(storage: Any) -> Journal | None:
@@ -120,7 +120,7 @@ def started(storage: Any) -> Journal | None:
 
     None where another thread is writing just now.
     """
-    threads = storage._access._held
+    threads = storage.lock._held
     if not threads.acquire(timeout=_PATIENCE):
         return None
     try:

@@ -90,7 +90,7 @@ class LazyTensorStorage(TensorStorage):
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._first is None:
             return self._allocate(layout, lead)
-        with self._access.turn():
+        with self.lock.turn():
             found, self._epoch = self._first.found(), self._first.epoch.value
             if found is None:
                 rows = self._allocate(layout, lead)
@@ -107,7 +107,7 @@ class LazyTensorStorage(TensorStorage):
         if self._epoch != self._first.epoch.value:
             self._disown()
             self._epoch = self._first.epoch.value
-        if self._rows is None and (found := self._first.found()) is not None:
+        if self.rows is None and (found := self._first.found()) is not None:
             layout, lead, tensors = found
             self._adopt(layout, TorchRows(tensors, lead[1:]))
 
@@ -115,10 +115,10 @@ class LazyTensorStorage(TensorStorage):
         return None if self._first is None else self._first.values
 
     def may_renew(self) -> bool:
-        return self._first is not None or self._access.processes is None
+        return self._first is not None or self.lock.processes is None
 
     def give_up_memory(self) -> None:
-        if self._rows is not None:
+        if self.rows is not None:
             self.refuse_edit(())
             if self._first is not None:  # before there are other files: a kill leaves nobody with those from before
                 self._first.renew()
@@ -155,15 +155,15 @@ class LazyTensorStorage(TensorStorage):
         self._look()
         return super().initialized
 
-    def _is_shared(self) -> bool:
-        return self._first is not None if self._rows is None else super()._is_shared()
+    def is_shared(self) -> bool:
+        return self._first is not None if self.rows is None else super().is_shared()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         if starting_a_worker() or self._first is None:
             return state
         # A copy has memory of its own.
-        return {**state, "_first": None, "shared_init": self.shared_init and self._rows is None}
+        return {**state, "_first": None, "shared_init": self.shared_init and self.rows is None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -173,10 +173,10 @@ class LazyTensorStorage(TensorStorage):
     # ------------------------------------------------------------------ memory
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        if self._first is not None and (self._rows is None or self.shared_init):
+        if self._first is not None and (self.rows is None or self.shared_init):
             return planning.arrays("items", layout.leaves, lead, str(self._first.folder))
         shares = super()._planned(layout, lead, found)
-        if self._consolidated and self._rows is None:  # they are made apart, and then copied together
+        if self._consolidated and self.rows is None:  # they are made apart, and then copied together
             shares += [dataclasses.replace(share, part="copy", counts="in a call") for share in shares]
         return shares
 
@@ -196,7 +196,7 @@ class LazyTensorStorage(TensorStorage):
     def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         device = torch.device(self.device)
         shapes, dtypes = [(*lead, *spec.shape) for spec in leaves], [spec.dtype for spec in leaves]
-        if self._first is not None and self._rows is None:  # columns that come later are of those who have the others
+        if self._first is not None and self.rows is None:  # columns that come later are of those who have the others
             return TorchRows(self._first.allocate(shapes, dtypes), lead[1:])
         if rows_in_jax(device):
             return JaxRows.zeros(shapes, dtypes, lead[1:], device)

@@ -93,12 +93,12 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._owner: Owner | None = None
         self._ending: Any = None
         if self.scratch_dir is not None:
-            self._journal = Journal()
+            self.journal = Journal()
             if shared_init:
                 self._own(Path(self.scratch_dir), _OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)), {}, {})
                 self._finish()
-                self._journal.start(self, self._journal_memory())
-                self._access.more = True
+                self.journal.start(self, self._journal_memory())
+                self.lock.more = True
 
     @classmethod
     def open(cls, scratch_dir: str | os.PathLike[str], mode: Literal["r", "r+"] = "r+") -> Self:
@@ -128,14 +128,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         Reading goes on. Views that `buffer[:]` and the like gave, before or after, are maps of the files: edits of them
         are seen by whoever opens the folder, so have none of them left that is written to.
         """
-        with self._access.turn():
-            ends = self._ending is not None and isinstance(self._journal, Journal) and self._journal.memory is not None
+        with self.lock.turn():
+            ends = self._ending is not None and isinstance(self.journal, Journal) and self.journal.memory is not None
             if ends and self.scratch_dir is not None:
-                self._journal = ReadOnly(self.scratch_dir, self._journal, closed=True)
+                self.journal = ReadOnly(self.scratch_dir, self.journal, closed=True)
                 self._ending()
 
     def _look(self) -> None:
-        if not isinstance(self._journal, ReadOnly):
+        if not isinstance(self.journal, ReadOnly):
             super()._look()
 
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
@@ -144,7 +144,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
         if self.scratch_dir is None:
-            if self._first is not None and (self._rows is None or self.shared_init):
+            if self._first is not None and (self.rows is None or self.shared_init):
                 return super()._planned(layout, lead, found)
             size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, lead, ""))
             return planning.arrays("items", layout.leaves, lead, planning.shared_memory(size))
@@ -190,9 +190,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
         if self._owner is None or self._files is None:
             return super()._columns(layout, new)
-        lead, rows = (self._row_count, *self._lanes), list[Rows]()
+        lead, rows = (self.row_count, *self._lanes), list[Rows]()
         sizes, texts = self._contents(layout, lead)
-        described = {**self._described(layout, lead), "files": {**sizes, STATE: self._journal.memory.bytes.size}}
+        described = {**self._described(layout, lead), "files": {**sizes, STATE: self.journal.memory.bytes.size}}
         sizes = {name: sizes[name] for name in file_names(tuple(new))}
         root, write = self._owner.folder(), super()._columns
         made = make(root, sizes, texts, described, False, self._owner, lambda: rows.append(write(layout, new)))[1]
@@ -219,10 +219,10 @@ class LazyMemmapStorage(LazyTensorStorage):
             shutil.rmtree(root / VALUES, ignore_errors=True)  # of the items that these replace
         self._files = self._files or made
         self._files.contents = root / VALUES
-        self._journal = self._journal or Journal()
+        self.journal = self.journal or Journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
-            self._priorities = KeptPriorities(memory, math.prod(lead[1:]), self._journal, self._owner)
+            self.priorities = KeptPriorities(memory, math.prod(lead[1:]), self.journal, self._owner)
 
     def _values_folder(self) -> Path | None:
         if self._owner is not None and self._owner.is_open:
@@ -232,8 +232,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _vacate(self) -> None:
         """Remove the files of the rows, of which none is stored: what is left is a storage of items without leaves."""
         if self._owner is not None:
-            self._journal.drop_priorities()
-            self._own(self._owner.folder(), _OF_NOTHING, (self._row_count, *self._lanes), {}, {})
+            self.journal.drop_priorities()
+            self._own(self._owner.folder(), _OF_NOTHING, (self.row_count, *self._lanes), {}, {})
             self._know_files()
 
     def _adopt(self, layout: Layout, rows: Rows) -> None:
@@ -245,8 +245,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._files is not None and self._owner is not None and self._owner.is_here:
             self._files.adopt(files_below(self._owner.path.parent, self._owner.noted()))
 
-    def _is_shared(self) -> bool:
-        return super()._is_shared() and (self._rows is not None or self.scratch_dir is None or self._owner is not None)
+    def is_shared(self) -> bool:
+        return super().is_shared() and (self.rows is not None or self.scratch_dir is None or self._owner is not None)
 
     def _beside(self, row: int, leaves: int, lead: tuple[int, ...]) -> dict[str, int]:
         """The bytes of the files beside those of the leaves, for rows of so many bytes."""
@@ -262,7 +262,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _release(self) -> None:
         if self._first is not None and self._owner is not None:  # the folder is still for whoever writes first
             self._first.withdraw()
-        if self._owner is not None and self._journal.memory is not None:
+        if self._owner is not None and self.journal.memory is not None:
             self._vacate()
         else:
             if self._files is not None:
@@ -272,9 +272,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _leave(self) -> None:
         """Give up the folder, for another storage to have."""
         _end(None, self._owner)
-        self._files = self._owner = self._priorities = self._ending = None
+        self._files = self._owner = self.priorities = self._ending = None
         if self.scratch_dir is not None:
-            self._journal = Journal()
+            self.journal = Journal()
 
     def _journal_memory(self) -> Memory:
         assert self.scratch_dir is not None
@@ -283,29 +283,29 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def kept_priorities(self) -> Any:
         if self._owner is None:
-            return self._priorities  # of a storage that is only read, if any
+            return self.priorities  # of a storage that is only read, if any
         if not self._owner.is_here:
             return None  # they are those of a sampler of the owner
-        if self._priorities is None and self._rows is not None:
-            self._priorities = self._with_priorities(self._owner)
-        return self._priorities
+        if self.priorities is None and self.rows is not None:
+            self.priorities = self._with_priorities(self._owner)
+        return self.priorities
 
     def _find_priorities(self) -> None:
         """Have those that the owner keeps, for what this worker writes over."""
-        assert isinstance(self._journal, Journal) and self._owner is not None
+        assert isinstance(self.journal, Journal) and self._owner is not None
         memory = Memory(KeptPriorities.size(self.max_size), self._owner.folder() / PRIORITIES)
-        self._priorities = KeptPriorities(memory, self._per_row, self._journal, self._owner)
-        self._journal.add(journal.PRIORITIES, 8 * self._per_row, self._priorities.by_row)
+        self.priorities = KeptPriorities(memory, self._per_row, self.journal, self._owner)
+        self.journal.add(journal.PRIORITIES, 8 * self._per_row, self.priorities.by_row)
 
     def _with_priorities(self, owner: Owner) -> KeptPriorities:
-        assert self._journal is not None and self._files is not None
+        assert self.journal is not None and self._files is not None
         path, size = owner.folder() / PRIORITIES, KeptPriorities.size(self.max_size)
         owner.list(sorted({*owner.listed, PRIORITIES}))
         self._files.claim(path.parent, PRIORITIES, existsok=True, aside=True)
         self._files.reserve(path, size)
         self._files.put_in_place()
-        kept = KeptPriorities(Memory(size, path), self._per_row, self._journal, owner)
-        self._journal.add(journal.PRIORITIES, 8 * self._per_row, kept.by_row)
+        kept = KeptPriorities(Memory(size, path), self._per_row, self.journal, owner)
+        self.journal.add(journal.PRIORITIES, 8 * self._per_row, kept.by_row)
         return kept
 
     def editable(self, given: Any) -> Any:
@@ -313,8 +313,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         return super().editable(given)
 
     def refuse_edit(self, paths: Iterable[tuple[Any, ...]]) -> None:
-        if isinstance(self._journal, ReadOnly):
-            with self._journal:
+        if isinstance(self.journal, ReadOnly):
+            with self.journal:
                 pass
         super().refuse_edit(paths)
 
@@ -344,7 +344,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
         if self._owner is None:
             return state
-        state["_priorities"] = None  # it finds them
+        state["priorities"] = None  # it finds them
         return self._where_they_are(state, self._owner)
 
     def _where_they_are(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
@@ -352,11 +352,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         root = owner.folder()
         if root == owner.path.parent:
             return state
-        self._journal.memory.path = str(root / STATE)
-        if self._layout is None or state["_tensors"] is None:
+        self.journal.memory.path = str(root / STATE)
+        if self.layout is None or state["_tensors"] is None:
             return {**state, "scratch_dir": f"{root}/"}
-        named = zip(file_names(self._layout.leaves), state["_tensors"], strict=True)
-        state["_layout"] = self._layout.keeping(self.values_for(self._layout))
+        named = zip(file_names(self.layout.leaves), state["_tensors"], strict=True)
+        state["layout"] = self.layout.keeping(self.values_for(self.layout))
         state["_tensors"] = [from_file(root / name, tuple(held.shape), held.dtype) for name, held in named]
         return {**state, "scratch_dir": f"{root}/"}
 
@@ -371,8 +371,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             weakref.finalize(self, _end, None, owner)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if starting_a_worker() and isinstance(self._journal, ReadOnly):
-            return opened_again, (type(self), self.scratch_dir, self._journal.file)
+        if starting_a_worker() and isinstance(self.journal, ReadOnly):
+            return opened_again, (type(self), self.scratch_dir, self.journal.file)
         return super().__reduce_ex__(protocol)
 
     def cleanup(self) -> bool:

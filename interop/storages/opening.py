@@ -58,7 +58,7 @@ def _stays(root: Path, before: os.stat_result) -> bool:
 def opened_again(kind: type[Any], folder: str, before: os.stat_result) -> Any:
     """In a worker, a storage that another process has open to be read."""
     storage = opened(kind, Path(folder), False)
-    if not os.path.samestat(storage._journal.file, before):
+    if not os.path.samestat(storage.journal.file, before):
         raise RuntimeError(
             f"{folder} holds another storage by now than the one that this worker was given: it was renamed"
         )
@@ -114,22 +114,22 @@ def _names(layout: Layout, root: Path) -> list[str]:
 
 def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows | None, root: Path) -> None:
     """Put rows into a storage, with the counters and priorities that are in its folder."""
-    storage._journal, storage._reopened = None, True
+    storage.journal, storage._reopened = None, True
     if rows is not None:
         storage._adopt(layout, rows)
     size, found = KeptPriorities.size(storage.max_size), Journal()
     if os.path.lexists(root / PRIORITIES):
         check_size(root / PRIORITIES, size)
         memory = Memory(size, root / PRIORITIES, private=owner is None)
-        storage._priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
+        storage.priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
     if owner is None:
         if storage.packs:
-            storage._layout.values.map()
+            storage.layout.values.map()
         found.read(storage, state)
-        storage._journal = ReadOnly(str(root), found)
+        storage.journal = ReadOnly(str(root), found)
         return
     found.resume(storage, state)
-    storage._journal, storage._owner = found, owner
-    storage._access.more = True  # a turn begins with what an interrupt has left
+    storage.journal, storage._owner = found, owner
+    storage.lock.more = True  # a turn begins with what an interrupt has left
     storage._finish()

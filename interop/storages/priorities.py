@@ -31,7 +31,7 @@ class KeptPriorities(Undo):
         self, memory: Memory, per_row: int, journal: Journal, owner: Owner | None, *, opened: bool = False
     ) -> None:
         self.memory = memory
-        self._journal, self._owner = journal, owner
+        self.journal, self._owner = journal, owner
         self._per_row = per_row
         self._unread = opened  # whether nobody has taken up what a process before this one has left
         self._of: weakref.ref[object] | None = None
@@ -66,8 +66,8 @@ class KeptPriorities(Undo):
     def read(self, length: int) -> PriorityValues:
         """The priorities of the first items."""
         highest, slot = 1.0, -1
-        which = self._journal.emptied % 2
-        if length and self._cells[_TOP * which + _SINCE] == self._journal.emptied + 1:
+        which = self.journal.emptied % 2
+        if length and self._cells[_TOP * which + _SINCE] == self.journal.emptied + 1:
             highest, slot = float(self._tops[which][0]), int(self._cells[_TOP * which + _SLOT])
         values = (~self._values[:length]).view(np.float64)
         values[np.isnan(values)] = highest
@@ -118,9 +118,9 @@ class KeptPriorities(Undo):
                     part = slice(start, start + self._most)
                     self.save(slots[part])
                     self._values[slots[part]] = bits[part]
-            which = self._journal.emptied % 2
+            which = self.journal.emptied % 2
             self._tops[which][0], self._cells[_TOP * which + _SLOT] = highest, highest_slot
-            self._cells[_TOP * which + _SINCE] = self._journal.emptied + 1
+            self._cells[_TOP * which + _SINCE] = self.journal.emptied + 1
 
     def _writes_for(self, sampler: object) -> bool:
         """Whether it is the last sampler that was bound, and the folder belongs to this process."""

@@ -22,7 +22,7 @@ class Readable(Copyable):
 
         RuntimeError before the first write, IndexError out of range.
         """
-        rows, filled = self._own_rows(), (self._filled_rows, *self._lanes)
+        rows, filled = self._own_rows(), (self.filled_rows, *self._lanes)
         if isinstance(index, tuple):
             index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
             if self.ndim > 1 and len(index) == self.ndim and all(map(_is_long, index)):
@@ -65,28 +65,28 @@ class Readable(Copyable):
         return self._build(leaves, batch_size)
 
     def _build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], locked: bool = False) -> Any:
-        assert self._layout is not None
+        assert self.layout is not None
         device = self.device if isinstance(self.device, torch.device) else None
-        built = self._layout.build(leaves, batch_size, device)
+        built = self.layout.build(leaves, batch_size, device)
         if locked and is_tensor_collection(built):
             built.lock_()
         return built
 
     def _own_rows(self) -> Rows:
-        if self._rows is None:
+        if self.rows is None:
             raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
-        return self._rows
+        return self.rows
 
     def contains(self, index: Any) -> Any:
         if self.ndim == 1:
             return super().contains(index)
-        rows = self._filled_rows
+        rows = self.filled_rows
         if isinstance(index, Tensor):
             return (index >= -rows) & (index < rows)
         return -rows <= index < rows if isinstance(index, int) else super().contains(index)
 
     def __iter__(self) -> Iterator[Any]:
-        for row in range(self._filled_rows):
+        for row in range(self.filled_rows):
             yield self[row]
 
 

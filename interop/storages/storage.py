@@ -45,21 +45,21 @@ class Storage(Component):
     _compilable = False
     _last_cursor: Any = None
     _rng: torch.Generator | None = None
-    _generations: Any = None  # of its rows, where a writer counts them
-    _journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
+    generations: Any = None  # of its rows, where a writer counts them
+    journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
     _counters: torch.Tensor | None = None  # memory of the ring, where processes share it and there is no journal
-    _priorities: Any = None  # of its items, where they are kept beside them
+    priorities: Any = None  # of its items, where they are kept beside them
     _reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether samplers are told of what other processes write
     _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
     _pid: int  # of the process that made it
-    _access: Access
+    lock: Access
     _listeners: "_Listeners"
     ring: Ring  # where it stands: rows in use, cursor, what was written
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
-        storage._access = Access(storage)
+        storage.lock = Access(storage)
         storage._listeners = _Listeners()
         storage.ring = Ring()
         storage._pid = os.getpid()
@@ -122,7 +122,7 @@ class Storage(Component):
         return partial(self.load_state_dict, given)
 
     def _still(self) -> Any:
-        return self._access.turn()
+        return self.lock.turn()
 
     @property
     def shape(self) -> torch.Size | None:
@@ -130,14 +130,14 @@ class Storage(Component):
         return torch.Size([self.max_size])
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self) == self.max_size
 
     def refuse_a_stranger(self) -> None:
         """RuntimeError in a forked child whose writes the parent would not see, or not count."""
         if os.getpid() == self._pid:
             return
-        shared = self._is_shared()
+        shared = self.is_shared()
         if self._compilable and shared:
             raise RuntimeError(
                 f"this {type(self).__name__} is compilable: it counts for each process apart, which would write over each "
@@ -149,49 +149,49 @@ class Storage(Component):
                 "the spawn start method, or build the buffer in the process that writes to it"
             )
 
-    def _is_shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
         return False
 
     def _share(self) -> None:
         """Have processes take turns from now on. O(1) once they do."""
-        if self._access.processes is None:
-            with self._access.turn():
+        if self.lock.processes is None:
+            with self.lock.turn():
                 self._start_sharing()
 
     def _start_sharing(self) -> None:
         self._start_journal()
-        if self._journal is None and self._counters is None and not self._compilable:
+        if self.journal is None and self._counters is None and not self._compilable:
             self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
             self.ring.use(self._counters.numpy().data, copy=True)
-        self._access.share()
+        self.lock.share()
 
     def _start_journal(self) -> None:
         """Have what a process was writing when it ended be taken back by the next one."""
 
     def _begin_turn(self) -> None:
         """This process has the turn, after another one perhaps: know what that one did."""
-        self._recover()
+        self.recover()
         if self._seen is not None and os.getpid() == self._pid and self._seen != following.standing(self):
             following.follow(self, self._seen)
 
     def _end_turn(self) -> None:
         """Another process may have the next turn."""
-        shared = self._watched and self._access.processes is not None
+        shared = self._watched and self.lock.processes is not None
         self._seen = following.standing(self) if shared else None
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Take back what a process was writing when it ended. For a turn that is within no other."""
-        if self._journal is not None:
-            self._journal.begin_turn()
+        if self.journal is not None:
+            self.journal.begin_turn()
 
-    def _step(self) -> contextlib.AbstractContextManager[Any]:
+    def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""
-        return _NOT_GUARDED if self._journal is None else self._journal
+        return _NOT_GUARDED if self.journal is None else self.journal
 
-    def _part(self) -> contextlib.AbstractContextManager[Any]:
+    def part(self) -> contextlib.AbstractContextManager[Any]:
         """The same, and a part of the step that it is in."""
-        return _NOT_GUARDED if self._journal is None else self._journal.part()
+        return _NOT_GUARDED if self.journal is None else self.journal.part()
 
     def kept_priorities(self) -> Any:
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
@@ -210,7 +210,7 @@ class Storage(Component):
     def ring_state(self) -> RingState:
         """Where the ring of rows stands. The lock of the storage is held."""
         written, end, edits = self.ring.counts
-        filled, breaks = self._filled_rows, tuple(self.ring.discontinuities())
+        filled, breaks = self.filled_rows, tuple(self.ring.discontinuities())
         lanes = len(self) // filled if filled else 1
         return RingState(self.row_capacity(None), lanes, filled, end, written, edits, breaks, self._notes_writes)
 
@@ -224,7 +224,7 @@ class Storage(Component):
         return False
 
     @property
-    def _filled_rows(self) -> int:
+    def filled_rows(self) -> int:
         """Rows that were written, along the first dim."""
         return len(self)
 
@@ -251,7 +251,7 @@ class Storage(Component):
         In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated. RuntimeError without
         data where that is needed to tell, and the errors of the write.
         """
-        with self._access.turn():
+        with self.lock.turn():
             return planning.plan(self._shares(data))
 
     def _shares(self, data: Any) -> list[Share]:
@@ -286,7 +286,7 @@ class Storage(Component):
 
     def empty(self) -> None:
         """Forget all items; the memory is kept. A storage with buffers is emptied by the `empty` of a buffer instead."""
-        with self._access.turn(), self._step():
+        with self.lock.turn(), self.transaction():
             self.refuse_a_stranger()
             self._empty()
 
@@ -345,11 +345,11 @@ class Storage(Component):
         if starting_a_worker():
             self._refuse_to_share()
             self._share()
-            kept: dict[str, Any] = {"_turns": self._access.give()}
+            kept: dict[str, Any] = {"_turns": self.lock.give()}
         else:
-            kept = {"_journal": None, "_counters": None, "_priorities": None, "ring": copy.deepcopy(self.ring)}
+            kept = {"journal": None, "_counters": None, "priorities": None, "ring": copy.deepcopy(self.ring)}
         state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
-        del state["_access"]
+        del state["lock"]
         return state
 
     def _refuse_to_share(self) -> None:
@@ -363,9 +363,9 @@ class Storage(Component):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         turns = state.pop("_turns", None)
-        self.__dict__.update(state, _pid=os.getpid(), _access=self._access)
+        self.__dict__.update(state, _pid=os.getpid(), lock=self.lock)
         if turns is not None:
-            self._access.take(turns)
+            self.lock.take(turns)
         if self._counters is not None:
             self.ring.use(self._counters.numpy().data, copy=False)
 

@@ -63,8 +63,8 @@ class TensorStorage(Readable):
             raise ValueError("TensorStorage needs the memory to use (storage=...), or a max_size")
         self.ndim = ndim = whole("ndim", ndim)
         self.device: torch.device | str = device if device == "auto" else torch.device(device)
-        self._layout: Layout | None = None
-        self._rows: Rows | None = None
+        self.layout: Layout | None = None
+        self.rows: Rows | None = None
         self._lanes: tuple[int, ...] = ()
         self._per_row = 1  # items
         if storage is None:
@@ -89,11 +89,11 @@ class TensorStorage(Readable):
     def _adopt(self, layout: Layout, rows: Rows) -> None:
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
-        self._layout, self._rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
-        if self._journal is not None:
-            self._journal.guard(self)
-            self._access.more = True  # a turn begins with what an interrupt has left
-        elif self._access.processes is not None:
+        self.layout, self.rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
+        if self.journal is not None:
+            self.journal.guard(self)
+            self.lock.more = True  # a turn begins with what an interrupt has left
+        elif self.lock.processes is not None:
             try:
                 self._start_journal()
             except BaseException:  # there is no memory for it
@@ -103,19 +103,19 @@ class TensorStorage(Readable):
     @property
     def packs(self) -> bool:
         """Whether items have text or ragged rows, which are kept apart from those of other storages."""
-        return self._layout is not None and bool(self._layout.varied)
+        return self.layout is not None and bool(self.layout.varied)
 
     def spans(self) -> dict[KeyPath, np.ndarray]:
         """The spans of these of all stored rows, [rows, *lanes, ..., 2], by path."""
-        assert self._layout is not None
-        leaves = self._own_rows().at(self._filled_rows, slice(None))
-        return {path: _spans(held) for path, held in self._layout.spans(leaves).items()}
+        assert self.layout is not None
+        leaves = self._own_rows().at(self.filled_rows, slice(None))
+        return {path: _spans(held) for path, held in self.layout.spans(leaves).items()}
 
     def columns(self) -> dict[KeyPath, Tensor]:
         """Views of all stored rows of each leaf, [rows, *lanes, ...], by path."""
-        assert self._layout is not None
-        held = self._own_rows().at(self._filled_rows, slice(None))
-        return {spec.path: leaf for spec, leaf in zip(self._layout.leaves, held, strict=True)}
+        assert self.layout is not None
+        held = self._own_rows().at(self.filled_rows, slice(None))
+        return {spec.path: leaf for spec, leaf in zip(self.layout.leaves, held, strict=True)}
 
     def values_for(self, layout: Layout) -> PackedValues | None:
         """Where text and ragged rows of items of this layout are kept."""
@@ -129,14 +129,14 @@ class TensorStorage(Readable):
         return None
 
     def _start_sharing(self) -> None:
-        if self._layout is not None and self._layout.values is not None:
+        if self.layout is not None and self.layout.values is not None:
             folder = self._values_folder()
             if folder is None:
                 raise RuntimeError(
                     f"text and ragged rows of this {type(self).__name__} are in memory of this process: use a "
                     "LazyMemmapStorage, or a LazyTensorStorage with compilable=False, to share them"
                 )
-            self._layout.values.move_to(folder)
+            self.layout.values.move_to(folder)
         super()._start_sharing()
 
     def editable(self, given: Any) -> Any:
@@ -145,7 +145,7 @@ class TensorStorage(Readable):
         return super().editable(given)
 
     def refuse_edit(self, paths: Iterable[KeyPath]) -> None:
-        hit = [path for path in paths if path in self._layout.varied] if self._layout is not None else []
+        hit = [path for path in paths if path in self.layout.varied] if self.layout is not None else []
         if hit:
             raise RuntimeError(
                 f"{', '.join(map(str, hit))}: text and ragged rows are not edited in place: write whole items, by "
@@ -162,48 +162,48 @@ class TensorStorage(Readable):
 
     def _disown(self) -> None:
         """Give back the rows."""
-        self._layout, self._rows, self._lanes, self._per_row, self._priorities = None, None, (), 1, None
+        self.layout, self.rows, self._lanes, self._per_row, self.priorities = None, None, (), 1, None
 
     @property
     def initialized(self) -> bool:
         """Whether memory is there."""
-        return self._rows is not None
+        return self.rows is not None
 
     @property
     def max_size(self) -> int:
-        return self._row_count * self._per_row  # the rows are whole
+        return self.row_count * self._per_row  # the rows are whole
 
     @property
-    def _row_count(self) -> int:
+    def row_count(self) -> int:
         return -(-self._max_size // self._per_row)
 
     @property
-    def _filled_rows(self) -> int:
+    def filled_rows(self) -> int:
         return self.ring.size
 
     @property
     def shape(self) -> torch.Size | None:
         """The filled part: [rows, *lanes]; None before the first write."""
-        return torch.Size([self._filled_rows, *self._lanes]) if self._rows is not None else None
+        return torch.Size([self.filled_rows, *self._lanes]) if self.rows is not None else None
 
     @property
     def item_layout(self) -> Layout | None:
         """The layout of the items in memory; None before the first write."""
-        return self._layout
+        return self.layout
 
     @property
     def fixed_layout(self) -> Layout | None:
         """The layout that new items must have; None where the next write fixes it."""
         fixed = self.ring.size or self._keeps_layout or not self.may_renew()
-        return self._layout if fixed else None
+        return self.layout if fixed else None
 
     def may_renew(self) -> bool:
         """Whether memory for other items can take the place of this memory, when nothing is stored."""
-        return self._allocates and self._access.processes is None
+        return self._allocates and self.lock.processes is None
 
     def takes(self, layout: Layout, lanes: tuple[int, ...]) -> bool:
         """Whether items of this layout and these lanes go into the memory there is, where nothing is stored."""
-        return self._layout is not None and self._lanes == lanes and self._layout.alike(layout)
+        return self.layout is not None and self._lanes == lanes and self.layout.alike(layout)
 
     def _needs_memory(self, data: Any, dims: int) -> bool:
         """Whether memory is to be allocated for items like those of data, which has so many leading dims."""
@@ -213,7 +213,7 @@ class TensorStorage(Readable):
 
     def row_capacity(self, data: Any) -> int:
         if self.ndim == 1 or data is None or not self._needs_memory(data, self.ndim):
-            return self._row_count
+            return self.row_count
         return _rows_for(self._max_size, math.prod(self._lanes_of(data, batch=True)))
 
     def _lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
@@ -233,9 +233,9 @@ class TensorStorage(Readable):
     @property
     def _storage(self) -> Any:
         """The whole memory as the user's type."""
-        if self._rows is None or self._layout is None:
+        if self.rows is None or self.layout is None:
             return None
-        return self._build(self._rows.tensors, (self._row_count, *self._lanes))
+        return self._build(self.rows.tensors, (self.row_count, *self._lanes))
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
@@ -267,7 +267,7 @@ class TensorStorage(Readable):
             ValueError: a dim is dynamic (-1).
             NotEnoughMemoryError, OSError: there is less than all items take; nothing was allocated.
         """
-        with self._access.turn(), self._step():
+        with self.lock.turn(), self.transaction():
             self.refuse_a_stranger()
             if self.fixed_layout is not None:
                 raise RuntimeError(
@@ -277,13 +277,13 @@ class TensorStorage(Readable):
             self.give_up_memory()
             planning.plan(self._shares(row)).check()
             self.admit(row, self.ndim, True)
-            self._own_rows().reserve(self._row_count)
+            self._own_rows().reserve(self.row_count)
             self._keeps_layout = True
 
     def _shares(self, data: Any) -> list[Share]:
-        if self._rows is not None and self._layout is not None:
-            shares = self._planned(self._layout, (self._row_count, *self._lanes))
-            values = self._layout.values
+        if self.rows is not None and self.layout is not None:
+            shares = self._planned(self.layout, (self.row_count, *self._lanes))
+            values = self.layout.values
             return shares if values is None else [*shares, _share(values.folder, values.bytes)]
         if data is None:
             raise RuntimeError("nothing was written yet: give plan() the data that will be, as extend() takes it")
@@ -307,7 +307,7 @@ class TensorStorage(Readable):
         """A list of items as one batch of them."""
         if not isinstance(data, list):
             return data
-        return stack_items(data, self._ragged if self._layout is None else {*self._ragged, *self._layout.varied})
+        return stack_items(data, self._ragged if self.layout is None else {*self._ragged, *self.layout.varied})
 
     def admit(
         self, data: Any, dims: int, new: bool, lead: tuple[int, ...] | None = None, whole: bool = False
@@ -318,7 +318,7 @@ class TensorStorage(Readable):
         TypeError or RuntimeError where data does not fit, or its leading dims are not `lead`. What is stored does not
         change.
         """
-        layout = self._layout_of(data, dims) if new or self._layout is None else self._layout
+        layout = self._layout_of(data, dims) if new or self.layout is None else self.layout
         if layout.values is not None and not new:
             self.refuse_edit(())  # before anything is appended
             if layout.values.due:
@@ -353,7 +353,7 @@ class TensorStorage(Readable):
                 raise
         elif lead is None and lanes != self._lanes:
             raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
-        if layout is not self._layout:
+        if layout is not self.layout:
             self._widen(layout, leaves if whole else None)
         return leaves
 
@@ -362,13 +362,13 @@ class TensorStorage(Readable):
         return wider.keeping(self.values_for(wider))
 
     def add_columns(self, data: TensorDictBase) -> None:
-        assert self._layout is not None
-        layout = self._wider(self._layout, data, self.ndim)
+        assert self.layout is not None
+        layout = self._wider(self.layout, data, self.ndim)
         self._widen(layout, layout.flatten(data, self.ndim))
 
     def _reclaim(self, values: PackedValues) -> None:
         """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
-        layout, rows, filled, spans = self._layout, self._own_rows(), self._filled_rows, self.spans()
+        layout, rows, filled, spans = self.layout, self._own_rows(), self.filled_rows, self.spans()
         assert layout is not None
         sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
         if self._OF_FRAMES or not sparse.size:
@@ -380,11 +380,11 @@ class TensorStorage(Readable):
             held = leaves[layout.places[path]]
             moved = torch.from_numpy(values.again(_spans(held).reshape(-1, 2)))
             leaves[layout.places[path]] = moved.reshape(held.shape).to(held.device)
-        self._write_at(places, leaves, None, self._row_count, False)
+        self._write_at(places, leaves, None, self.row_count, False)
 
     def _filling(self, spec: LeafSpec) -> Tensor:
         """What stored rows get under a new key."""
-        value, lead = (self._fill or {})[spec.path], (self._filled_rows, *self._lanes)
+        value, lead = (self._fill or {})[spec.path], (self.filled_rows, *self._lanes)
         if not torch.can_cast(value.dtype, spec.dtype):
             raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")
         return value.to(spec.dtype).expand(spec.shape).expand(*lead, *spec.shape)
@@ -394,12 +394,12 @@ class TensorStorage(Readable):
 
         RuntimeError where other processes have the rows, or they are frames.
         """
-        held, rows, guard = self._layout, self._own_rows(), self._journal
+        held, rows, guard = self.layout, self._own_rows(), self.journal
         assert held is not None
         self.refuse_edit(())
         size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
         small = guard is not None and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
-        others = self._access.given or getattr(self, "_first", None) is not None
+        others = self.lock.given or getattr(self, "_first", None) is not None
         if self._OF_FRAMES or small or (others and (rows.shared or os.getpid() != self._pid)):
             raise RuntimeError(
                 f"no keys can be added to this {type(self).__name__}: rows that other processes have, frames, and rows that "
@@ -409,8 +409,8 @@ class TensorStorage(Readable):
         new = {layout.leaves[at]: leaves[at] if leaves else self._filling(layout.leaves[at]) for at in added}
         places = {spec: place for place, spec in enumerate((*held.leaves, *new))}
         with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
-            self._rows = rows.beside(self._columns(layout, new), [places[spec] for spec in layout.leaves])
-            self._layout = layout
+            self.rows = rows.beside(self._columns(layout, new), [places[spec] for spec in layout.leaves])
+            self.layout = layout
             if guard is not None:
                 guard.guard(self)
             self.ring.edited(slice(None))
@@ -419,10 +419,10 @@ class TensorStorage(Readable):
 
     def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
         """Rows of new leaves with these values; `layout` is that of all."""
-        lead = self._row_count, *self._lanes
+        lead = self.row_count, *self._lanes
         planning.refuse(self._planned(Layout(layout.root, tuple(new)), lead))
         rows = self._fresh(tuple(new), lead)
-        rows.reserve(self._filled_rows)
+        rows.reserve(self.filled_rows)
         if self.ring.size:
             rows.write_run(0, list(new.values()))
         return rows
@@ -439,10 +439,10 @@ class TensorStorage(Readable):
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
         count = leaves[0].shape[0]
         self._refuse(range(start, start + count), leaves, True, new)
-        if self._journal is not None:
+        if self.journal is not None:
             guarded.write_run(self, start, index, leaves, advance)
         else:
-            capacity, rows = self._row_count, self._rows
+            capacity, rows = self.row_count, self.rows
             assert rows is not None
             self.ring.wrote_run(start, count, capacity)  # before: a write that breaks off has happened in part
             rows.write_run(start, leaves)
@@ -458,9 +458,9 @@ class TensorStorage(Readable):
         rows that were never written, and the errors of `admit`: then nothing was written. O(batch).
         """
         data, dims = self._stacked(data), self.ndim - (as_int(cursor) is not None)
-        new = self._rows is None if type(cursor) is tuple else self._needs_memory(data, dims)
+        new = self.rows is None if type(cursor) is tuple else self._needs_memory(data, dims)
         lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
-        rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self._filled_rows
+        rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self.filled_rows
         if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
             self._write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
             self._last_cursor = cursor
@@ -486,7 +486,7 @@ class TensorStorage(Readable):
     def _write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
         """Write at resolved places; with `reached` it is in order, and the length grows to it."""
         self._refuse(places, leaves, reached is not None, new)
-        if self._journal is not None:
+        if self.journal is not None:
             guarded.write_at(self, places, leaves, reached)
         else:
             self._enter(places, reached, rows)
@@ -520,7 +520,7 @@ class TensorStorage(Readable):
     def _last_cursor(self) -> Any:
         """What the last write named."""
         if self._last_run is not None:  # its index is the caller's to change; another is made when asked for
-            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop, device="cpu") % self._row_count
+            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop, device="cpu") % self.row_count
         return self._last
 
     @_last_cursor.setter
@@ -536,7 +536,7 @@ class TensorStorage(Readable):
         rows = self._own_rows()
         if self.ndim == 1:
             return self
-        kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self._filled_rows, slice(None))]
+        kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self.filled_rows, slice(None))]
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
     @property
@@ -544,20 +544,20 @@ class TensorStorage(Readable):
         return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
 
     def _empty(self) -> None:
-        with self._part():
+        with self.part():
             self.ring.renewed(0)
             self.ring.size = 0
             self.ring.emptied += 1
         self._last_cursor = None
 
     def _start_journal(self) -> None:
-        if self._journal is not None:
-            self._journal.shared = True
+        if self.journal is not None:
+            self.journal.shared = True
         elif not self._compilable and guarded.can_guard(self):
-            self._journal = guarded.started(self)
+            self.journal = guarded.started(self)
 
     def __repr__(self) -> str:
-        data = "<empty>" if self._rows is None else self[:]
+        data = "<empty>" if self.rows is None else self[:]
         body = f"data={data},\nshape={self.shape},\nlen={len(self)},\nmax_size={self.max_size}"
         return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
 

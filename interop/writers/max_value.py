@@ -363,7 +363,7 @@ class TensorDictMaxValueWriter(Writer):
         self.__dict__.update(state, _pid=os.getpid())
 
     def __repr__(self) -> str:
-        full = self._storage._is_full if hasattr(self, "_storage") else False
+        full = self._storage.is_full if hasattr(self, "_storage") else False
         return (
             f"{type(self).__name__}(cursor={self._cursor}, full_storage={full}, rank_key={self.rank_key}, "
             f"reduction={self.reduction})"

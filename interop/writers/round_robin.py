@@ -44,15 +44,15 @@ class RoundRobinWriter(Writer):
 
     def register_storage(self, storage: Storage) -> None:
         """Write to this storage from now on; into another one than before from its first row."""
-        if self.tracks_generations and storage._reopened and storage._generations is None and len(storage):
+        if self.tracks_generations and storage._reopened and storage.generations is None and len(storage):
             raise RuntimeError(
                 "how often rows were written is not kept in files: use a writer without track_generations on a storage that "
                 "was opened"
             )
         registered = hasattr(self, "_storage")
         super().register_storage(storage)
-        if self.tracks_generations and storage._generations is None:
-            storage._generations = Generations(storage)
+        if self.tracks_generations and storage.generations is None:
+            storage.generations = Generations(storage)
         loaded = self._unregistered
         if not registered and loaded.count and not storage.ring.count:
             storage.ring.cursor, storage.ring.count = loaded.cursor, loaded.count
@@ -84,7 +84,7 @@ class RoundRobinWriter(Writer):
         vacant = _NONE if self._vacant is None else self._vacant(1)
         if vacant.size:
             row = int(vacant[0])
-        with self._storage._step():
+        with self._storage.transaction():
             self._storage.set(row, self._stamped(data, row))
             self._advance(row, 1, cursor + 1 - vacant.size)
         return self._replicate_index(row)
@@ -109,7 +109,7 @@ class RoundRobinWriter(Writer):
         if vacant.size:
             index = torch.cat((torch.from_numpy(vacant), index))
         stamped = self._stamped(data, index)
-        with self._storage._step():
+        with self._storage.transaction():
             if vacant.size:
                 self._storage.set(index, stamped)
                 self._advance(index, count, cursor + fresh)
@@ -126,7 +126,7 @@ class RoundRobinWriter(Writer):
         TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
         """
         storage = self._storage
-        with storage._access.turn():
+        with storage.lock.turn():
             self._refuse_a_stranger()
             listeners = storage.attached()
             for buffer in listeners:
@@ -142,11 +142,11 @@ class RoundRobinWriter(Writer):
             highest = rows if isinstance(rows, int) else int(rows.max()) if len(rows) else -1
             grows = highest >= (len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0])
             stamped, cursor = self._stamped(data, rows), self.cursor
-            with storage._step():
+            with storage.transaction():
                 storage.set(rows, stamped, set_cursor=grows)
                 self._advance(rows, 1 if isinstance(rows, int) else len(rows), cursor)
-                if storage._priorities is not None:
-                    storage._priorities.forget(rows)
+                if storage.priorities is not None:
+                    storage.priorities.forget(rows)
             named = self._replicate_index(rows)
             for buffer in listeners:
                 buffer.mark_update(named)
@@ -155,8 +155,8 @@ class RoundRobinWriter(Writer):
     def generations_of(self, index: Any) -> Tensor:
         if not self.tracks_generations:
             return super().generations_of(index)
-        assert self._storage._generations is not None
-        return self._storage._generations.of(self._rows_of(index))
+        assert self._storage.generations is not None
+        return self._storage.generations.of(self._rows_of(index))
 
     def _nothing(self) -> Tensor:
         raise RuntimeError("Expected at least one element in extend.")
@@ -164,19 +164,19 @@ class RoundRobinWriter(Writer):
     def _refuse_a_stranger(self) -> None:
         """RuntimeError in a process whose writes others would not see, while they would count them."""
         self._storage.refuse_a_stranger()
-        if self._compilable and os.getpid() != self._storage._pid and self._storage._is_shared():
+        if self._compilable and os.getpid() != self._storage._pid and self._storage.is_shared():
             raise RuntimeError(
                 f"this {type(self).__name__} is compilable: its cursor is that of one process, and a forked one would write "
                 "over the rows of the other. Build it with compilable=False"
             )
-        if self._storage._generations is not None:
-            self._storage._generations.refuse_a_stranger()
+        if self._storage.generations is not None:
+            self._storage.generations.refuse_a_stranger()
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
         """Count the rows that were written, and have the next write begin at the cursor, around the ring."""
         storage, ring = self._storage, self._ring
-        if storage._generations is not None:
-            storage._generations.written(storage, rows)
+        if storage.generations is not None:
+            storage.generations.written(storage, rows)
         capacity = storage.row_capacity(None)
         if storage._notes_writes:
             ring.go_on_at(cursor % capacity, capacity)
@@ -189,14 +189,14 @@ class RoundRobinWriter(Writer):
         self._ring.cursor = 0
         if empty_write_count:
             self._ring.count = 0
-        if self.tracks_generations and self._storage._generations is not None:
-            self._storage._generations.emptied()
+        if self.tracks_generations and self._storage.generations is not None:
+            self._storage.generations.emptied()
 
     # ------------------------------------------------------------------ checkpoints
 
     def _entries(self) -> dict[str, Any]:
         storage = getattr(self, "_storage", None)
-        counted = None if storage is None else storage._generations
+        counted = None if storage is None else storage.generations
         return {
             "cursor": self.cursor,
             "write_count": self.write_count,
@@ -214,7 +214,7 @@ class RoundRobinWriter(Writer):
             )
         storage, found = getattr(self, "_storage", None), entries.any("generations")
         kept = None if found is None or storage is None else integers(entries, "generations", None, 0, 2**62)
-        counted = None if storage is None else storage._generations
+        counted = None if storage is None else storage.generations
         put_generations: Any = None
         if counted is not None or (kept is not None and self.tracks_generations):
             assert storage is not None
@@ -224,7 +224,7 @@ class RoundRobinWriter(Writer):
         def put() -> None:
             self._ring.cursor, self._ring.count = cursor, count
             if put_generations is not None:
-                self._storage._generations = counted
+                self._storage.generations = counted
                 put_generations()
 
         return put
@@ -258,7 +258,7 @@ class RoundRobinWriter(Writer):
         return {**super().__getstate__(), "_vacant": None}
 
     def __repr__(self) -> str:
-        full = self._storage._is_full if hasattr(self, "_storage") else False
+        full = self._storage.is_full if hasattr(self, "_storage") else False
         return f"{type(self).__name__}(cursor={self.cursor}, full_storage={full})"
 
 
@@ -299,7 +299,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 def _ring(storage: Storage) -> dict[str, Any] | None:
     """Rows that there can be and that are in use; None as long as nothing says how many items a row has."""
-    if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage._rows is None:
+    if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage.rows is None:
         return None
     filled = len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
     return {"capacity": storage.row_capacity(None), "filled": filled}

@@ -141,7 +141,7 @@ def _extend_for_ever(buffer: Any, size: int) -> None:
 
 
 def _die_in_turn(buffer: Any) -> None:
-    with buffer.storage._access.turn():
+    with buffer.storage.lock.turn():
         os.kill(os.getpid(), signal.SIGKILL)
 
 

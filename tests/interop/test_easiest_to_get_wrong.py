@@ -182,7 +182,7 @@ def test_a_slice_is_a_view_and_a_sample_a_copy(make):
 
 def test_memory_that_was_filled_before_is_full_and_written_from_the_start():
     buffer = ReplayBuffer(storage=TensorStorage(torch.arange(4)))
-    assert len(buffer) == 4 and buffer.storage._is_full and buffer.write_count == 0
+    assert len(buffer) == 4 and buffer.storage.is_full and buffer.write_count == 0
     assert buffer.extend(torch.tensor([9])).tolist() == [0]
     assert buffer[:].tolist() == [9, 1, 2, 3]
 

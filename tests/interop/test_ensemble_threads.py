@@ -42,11 +42,11 @@ def test_one_member_at_a_time_is_locked():
 
     class Watching(PrioritizedSampler):
         def sample(self, storage, batch_size):
-            held.append([each.storage._access._held._is_owned() for each in members])
+            held.append([each.storage.lock._held._is_owned() for each in members])
             return super().sample(storage, batch_size)
 
     def watch(data):
-        held.append([each.storage._access._held._is_owned() for each in members])
+        held.append([each.storage.lock._held._is_owned() for each in members])
         return data
 
     members = [member(sampler=Watching(8, 1, 1), transform=watch) for _ in range(3)]
@@ -59,8 +59,8 @@ def test_one_member_at_a_time_is_locked():
 def test_turns_are_taken_in_the_order_in_which_storages_are_exchanged(how):
     """Whatever the order of the storages: who has both locks of an exchange waits for nobody that has one of them."""
     storages = sorted((LazyTensorStorage(8), LazyTensorStorage(8)), key=id)
-    locks = sorted((each._access for each in storages), key=id)
-    storages[0]._access, storages[1]._access = reversed(locks)
+    locks = sorted((each.lock for each in storages), key=id)
+    storages[0].lock, storages[1].lock = reversed(locks)
     members = [member(storage=lambda _, held=each: held) for each in storages]
     for each in members:
         each.set_sampler(SliceSamplerWithoutReplacement(slice_len=1))
@@ -89,9 +89,9 @@ def test_turns_are_those_of_a_storage_that_came_while_they_were_waited_for():
 
     def both():
         with turns([one]):
-            taken.append([each._access._held._is_owned() for each in (before, other)])
+            taken.append([each.lock._held._is_owned() for each in (before, other)])
 
-    with before._access.turn():
+    with before.lock.turn():
         waiting = threading.Thread(target=both)
         waiting.start()
         waiting.join(0.05)

@@ -192,7 +192,7 @@ def test_the_last_frames_take_as_many_places_as_there_are_ends_stored():
         both.extend(stream.steps(random_kinds(rng, 10, 0.2)))
         most = max(most, int(both.whole[:]["next", "done"].sum()))
     both.check()
-    assert most <= both.frames._storage._rows._counts[4] <= most + 10  # those of a write are there before others go
+    assert most <= both.frames._storage.rows._counts[4] <= most + 10  # those of a write are there before others go
 
 
 def test_frames_of_a_game_take_less_than_a_seventh_of_the_memory():
@@ -202,8 +202,8 @@ def test_frames_of_a_game_take_less_than_a_seventh_of_the_memory():
     for storage in (once, plain):
         storage.set(0, step)
     whole = 2 * 2000 * 4 * 84 * 84
-    assert sum(tensor.nbytes for tensor in plain._rows.tensors) == whole + 2000
-    assert 7 * (sum(tensor.nbytes for tensor in once._rows.memory) - 2000) < whole
+    assert sum(tensor.nbytes for tensor in plain.rows.tensors) == whole + 2000
+    assert 7 * (sum(tensor.nbytes for tensor in once.rows.memory) - 2000) < whole
 
 
 # ---------------------------------------------------------------------- whole programs

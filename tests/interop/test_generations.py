@@ -130,7 +130,7 @@ def test_without_tracking_nothing_is_told():
     assert "index_generation" not in set(buffer.sample(3).keys())
     check_same(buffer.writer.generations_of(ALL), torch.full((6,), -1))
     check_same(ImmutableDatasetWriter.generations_of(buffer.writer, ALL), torch.full((6,), -1))
-    assert not buffer.writer.tracks_generations and buffer.storage._generations is None
+    assert not buffer.writer.tracks_generations and buffer.storage.generations is None
 
 
 def test_rows_that_were_there_before_have_the_first_generation():

@@ -53,7 +53,7 @@ def test_the_capacity_is_rounded_up_to_whole_rows(make):
     buffer.extend(stream())
     assert buffer.storage.max_size == 102
     buffer.extend(stream(4, 40))
-    assert len(buffer) == 102 and buffer.storage._is_full and buffer.storage.shape == torch.Size([34, 3])
+    assert len(buffer) == 102 and buffer.storage.is_full and buffer.storage.shape == torch.Size([34, 3])
     assert buffer.write_count == 44 and buffer.writer._cursor == 10
     check_same(values(buffer[:])[1], 100 + torch.cat([torch.arange(34, 44), torch.arange(10, 34)]))
 

@@ -89,9 +89,9 @@ def test_a_capacity_that_is_no_int_is_refused(size):
 def test_a_partly_filled_full_and_emptied_storage_tells_its_shape():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(plain_tensor([0, 1]))
-    assert buffer.storage.shape == torch.Size([2]) and not buffer.storage._is_full
+    assert buffer.storage.shape == torch.Size([2]) and not buffer.storage.is_full
     buffer.extend(plain_tensor([0, 1, 2]))
-    assert buffer.storage.shape == torch.Size([4]) and buffer.storage._is_full
+    assert buffer.storage.shape == torch.Size([4]) and buffer.storage.is_full
     memory = buffer.storage[:].data_ptr()
     buffer.empty()
     assert buffer.storage.shape == torch.Size([0]) and buffer.storage.initialized

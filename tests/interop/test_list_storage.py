@@ -163,7 +163,7 @@ def test_a_list_has_no_bound_by_default():
     assert storage.max_size == sys.maxsize
     buffer = ReplayBuffer(storage=storage, collate_fn=as_they_are)
     buffer.extend(range(1500))
-    assert len(buffer) == 1500 and not storage._is_full
+    assert len(buffer) == 1500 and not storage.is_full
 
 
 def test_containment_iteration_and_length():

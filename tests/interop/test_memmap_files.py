@@ -152,7 +152,7 @@ def test_a_spawned_worker_writes_where_everyone_reads(tmp_path, named):
 def test_given_memory_maps_stay_the_files_that_they_are(tmp_path):
     given = TensorDict({"a": torch.zeros(4)}, [4]).memmap_(tmp_path)
     storage = TensorStorage(given)
-    assert storage._is_shared() and isinstance(storage._rows.tensors[0], MemoryMappedTensor)
+    assert storage.is_shared() and isinstance(storage.rows.tensors[0], MemoryMappedTensor)
     storage[1] = TensorDict({"a": torch.tensor(7.0)}, [])
     assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 7, 0, 0]
 
@@ -177,7 +177,7 @@ def test_a_child_forked_before_the_memory_moved_does_not_write_to_the_old():
                     os._exit(1)
                 os._exit(0)
             if moved:
-                buffer.storage._rows.share()  # as for a worker that is spawned
+                buffer.storage.rows.share()  # as for a worker that is spawned
                 os.write(writing, b"x")
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), buffer[:].tolist())
     """
@@ -188,7 +188,7 @@ def test_a_child_forked_before_the_memory_moved_does_not_write_to_the_old():
 
 
 def test_a_storage_that_is_not_written_is_not_shared():
-    assert not LazyTensorStorage(4)._is_shared() and not LazyMemmapStorage(4)._is_shared()
+    assert not LazyTensorStorage(4).is_shared() and not LazyMemmapStorage(4).is_shared()
 
 
 def test_a_private_map_may_be_larger_than_the_memory_of_the_machine(tmp_path):

@@ -76,7 +76,7 @@ def test_rows_in_memory(make, data) -> None:
     plan = buffer.plan(given)
     assert not buffer.storage.initialized and len(buffer) == 0 and buffer.write_count == 0
     buffer.extend(given)
-    rows = buffer.storage._rows.tensors
+    rows = buffer.storage.rows.tensors
     assert plan.total == nbytes(rows) == plan.by_part["items"] and not plan.unknown
     assert [(share.shape, share.dtype) for share in plan.shares] == [
         (tuple(row.shape), str(row.dtype).removeprefix("torch.")) for row in rows
@@ -104,12 +104,12 @@ def test_several_item_dims(ndim) -> None:
     data = steps(4, shape)
     plan = buffer.plan(data)
     buffer.extend(data)
-    assert plan.total == nbytes(buffer.storage._rows.tensors) >= 545 * CAPACITY
+    assert plan.total == nbytes(buffer.storage.rows.tensors) >= 545 * CAPACITY
     across = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY, ndim=2), dim_extend=1)
     data = steps(5, (3,))  # [lanes, time]
     plan = across.plan(data)
     across.extend(data)
-    assert plan.total == nbytes(across.storage._rows.tensors)
+    assert plan.total == nbytes(across.storage.rows.tensors)
 
 
 def test_files(tmp_path) -> None:
@@ -136,7 +136,7 @@ def test_files_that_processes_agree_on(tmp_path) -> None:
         plan = buffer.plan(steps())
         buffer.extend(steps())
         (place,) = plan.needed
-        assert nbytes(storage._rows.tensors) == in_folder(Path(place), ".memmap")
+        assert nbytes(storage.rows.tensors) == in_folder(Path(place), ".memmap")
         assert plan.total == in_folder(Path(place), ".memmap", ".state")
 
 
@@ -149,7 +149,7 @@ def test_frames(stack, finals) -> None:
     )
     plan = buffer.plan(steps(4, (2,)))
     buffer.extend(steps(4, (2,)))
-    memory = buffer.storage._rows.memory
+    memory = buffer.storage.rows.memory
     frame = 256 // stack
     assert plan.total == nbytes(memory) - frame * (CAPACITY if finals is None else finals)
     assert nbytes(memory) == sum(share.bytes or 0 for share in plan.shares)
@@ -215,7 +215,7 @@ def test_other_samplers_and_writers() -> None:
     )
     plan = ranking.plan(steps())
     ranking.extend(steps())
-    assert plan.by_part["items"] == nbytes(ranking.storage._rows.tensors)
+    assert plan.by_part["items"] == nbytes(ranking.storage.rows.tensors)
 
 
 # ------------------------------------------------------------------ what cannot be told
@@ -259,7 +259,7 @@ def test_what_transforms_make_is_planned_and_what_they_keep_stays() -> None:
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), transform=MultiStepTransform(3, 0.9))
     for turn in range(3):
         plan = buffer.plan(steps(8))
-        assert turn == 0 or plan.total == nbytes(buffer.storage._rows.tensors)
+        assert turn == 0 or plan.total == nbytes(buffer.storage.rows.tensors)
         rows = buffer.extend(steps(8)), other.extend(steps(8))
         assert torch.equal(*rows) and len(buffer) == len(other)
     assert plan.by_part == other.plan().by_part

@@ -193,7 +193,7 @@ def test_what_starts_after_a_change_does_not_draw():
 
     buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=2)
     buffer.extend(plain_tensor([1, 2]))
-    with buffer.storage._access.turn():
+    with buffer.storage.lock.turn():
         buffer.sample()
         buffer.set_sampler(Noting())
     assert buffer.sample().shape == (2, 3)
@@ -271,7 +271,7 @@ def test_a_forked_child_waits_for_a_turn_of_its_parent_not_for_a_thread_that_it_
         from interop import LazyMemmapStorage, ReplayBuffer
 
         def hold():
-            with buffer.storage._access.turn():
+            with buffer.storage.lock.turn():
                 held.set()
                 done.wait()
 

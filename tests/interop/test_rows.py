@@ -175,9 +175,9 @@ def test_rows_of_jax_are_not_shared_with_workers(monkeypatch):
         monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
     buffer.extend(torch.arange(3))
-    assert isinstance(buffer.storage._rows, JaxRows) and not buffer.storage._is_shared()
+    assert isinstance(buffer.storage.rows, JaxRows) and not buffer.storage.is_shared()
     with pytest.raises(RuntimeError, match="Cannot share"):
         for_a_worker(buffer)
     twin = pickle.loads(pickle.dumps(buffer))
     twin.extend(torch.arange(2))
-    assert isinstance(twin.storage._rows, JaxRows) and (len(buffer), len(twin)) == (3, 5)
+    assert isinstance(twin.storage.rows, JaxRows) and (len(buffer), len(twin)) == (3, 5)

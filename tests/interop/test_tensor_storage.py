@@ -50,7 +50,7 @@ def storage(request):
 def test_given_memory_is_full(kind):
     rows = KINDS[kind]
     storage = TensorStorage(rows([1, 2, 3]))
-    assert storage.initialized and len(storage) == storage.max_size == 3 and storage._is_full
+    assert storage.initialized and len(storage) == storage.max_size == 3 and storage.is_full
     assert storage.shape == torch.Size([3])
     check_same(storage[:], rows([1, 2, 3]))
     check_same(storage.get(torch.tensor([2, 0])), rows([3, 1]))

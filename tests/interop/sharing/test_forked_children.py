@@ -108,7 +108,7 @@ def test_counters_of_one_process_are_not_used_by_two(in_a_fork):
         apart = ReplayBuffer(storage=ListStorage(10, compilable=True), writer=RoundRobinWriter(compilable=True))
         for buffer in (*shared, apart):
             buffer.extend(torch.arange(4))
-        told = apart.storage._counts()
+        told = apart.storage.ring.counts
         child = os.fork()
         if child == 0:
             for buffer in shared:
@@ -121,7 +121,7 @@ def test_counters_of_one_process_are_not_used_by_two(in_a_fork):
             assert len(apart) == 6
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert [len(buffer) for buffer in (*shared, apart)] == [4, 4, 4] and apart.storage._counts() == told
+        assert [len(buffer) for buffer in (*shared, apart)] == [4, 4, 4] and apart.storage.ring.counts == told
     """)
 
 
@@ -179,8 +179,8 @@ def test_a_child_whose_memory_has_moved_reads_nothing_old(in_a_fork):
                 except RuntimeError as error:
                     assert "moved" in str(error)
             os._exit(0)
-        with buffer.storage._access.turn():
-            buffer.storage._rows.share()  # as for a worker that is spawned
+        with buffer.storage.lock.turn():
+            buffer.storage.rows.share()  # as for a worker that is spawned
         buffer.extend(torch.arange(3))
         os.write(go, b"x")
         assert os.waitpid(child, 0)[1] == 0
@@ -306,7 +306,7 @@ def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
             thread.join(20)
             assert not thread.is_alive()
         for buffer in buffers:
-            held = buffer.storage._access._held
+            held = buffer.storage.lock._held
             assert held.acquire(timeout=60)
             held.release()
     """)

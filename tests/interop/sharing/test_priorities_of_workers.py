@@ -54,13 +54,13 @@ def test_a_worker_puts_back_the_priorities_too_of_a_write_in_which_the_owner_was
             if worker == 0:
                 os.read(to_worker, 1)
                 plain[0]  # a turn
-                os.write(told, b"x" if not storage._journal.active else b"y")
+                os.write(told, b"x" if not storage.journal.active else b"y")
                 signal.pause()
             os.write(told, worker.to_bytes(8, "little"))
             sampler = PrioritizedSampler(8, 1.0, 1.0, eps=0.0)
             buffer = ReplayBuffer(storage=storage, sampler=sampler, writer=plain.writer)
             buffer.update_priority(torch.arange(8), torch.arange(8.0) + 5)
-            with storage._access.turn(), storage._step():
+            with storage.lock.turn(), storage.transaction():
                 storage.set_run(0, torch.arange(4), torch.arange(100, 104))
                 os.kill(os.getpid(), signal.SIGKILL)
         worker = int.from_bytes(os.read(heard, 8), "little")

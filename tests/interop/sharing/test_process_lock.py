@@ -80,7 +80,7 @@ def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(
         (reading, writing), parent = os.pipe(), os.getpid()
         child = os.fork()
         if child == 0:
-            with buffer.storage._access.turn():
+            with buffer.storage.lock.turn():
                 os.write(writing, b"x")
                 for _ in range(2):
                     time.sleep(0.2)
@@ -222,6 +222,6 @@ def test_a_turn_costs_little():
             best = min(best, (time.thread_time() - start) / count)
         return best
 
-    least, alone = cost(threading.RLock), cost(buffer.storage._access.turn)
+    least, alone = cost(threading.RLock), cost(buffer.storage.lock.turn)
     buffer.share()
-    assert alone < 100 * least and cost(buffer.storage._access.turn) < 300 * least
+    assert alone < 100 * least and cost(buffer.storage.lock.turn) < 300 * least

@@ -138,7 +138,7 @@ def test_sharing_that_nobody_uses_yet_can_be_taken_back():
     buffer.share()
     assert TensorDictReplayBuffer(storage=buffer.storage)._process_lock is buffer._process_lock  # of the storage
     before = buffer.set_storage(other.storage)
-    assert buffer._process_lock is other._process_lock is not None and before._access.processes is not None
+    assert buffer._process_lock is other._process_lock is not None and before.lock.processes is not None
 
 
 def test_a_buffer_that_is_made_late_is_shared_when_it_is_made():
@@ -151,4 +151,4 @@ def test_a_buffer_that_is_made_late_is_shared_when_it_is_made():
     buffer = ReplayBuffer(storage=make, shared=True, delayed_init=True)
     assert not made and buffer.share() is buffer and not made
     buffer.extend(torch.arange(3))
-    assert made[0]._access.processes is not None
+    assert made[0].lock.processes is not None

@@ -41,7 +41,7 @@ def make(request, tmp_path) -> Any:
 
 
 def memory_of(storage: Any) -> list[tuple[int, torch.Size]]:
-    return [(each.data_ptr(), each.shape) for each in storage._rows.tensors]
+    return [(each.data_ptr(), each.shape) for each in storage.rows.tensors]
 
 
 class Arm(gymnasium.Env):
@@ -165,7 +165,7 @@ def test_several_dims_of_items(dim_extend, make) -> None:
         storage.allocate(ITEM)
     storage.allocate(row)
     before, rows = memory_of(storage), row.rand((3,))
-    assert storage.max_size == 12 and plan.by_part["items"] == sum(t.nbytes for t in storage._rows.tensors)
+    assert storage.max_size == 12 and plan.by_part["items"] == sum(t.nbytes for t in storage.rows.tensors)
     buffer.extend(rows.transpose(0, 1) if dim_extend else rows)
     assert memory_of(storage) == before and (storage[:] == rows).all()
 
@@ -217,7 +217,7 @@ def test_a_refused_spec_leaves_the_storage_as_it_was(spec, error, text, make) ->
 def test_anonymous_maps_have_all_their_space() -> None:
     storage = LazyMemmapStorage(10)
     storage.allocate(Unbounded((2**20,), dtype=torch.uint8))
-    assert storage._rows._space is None  # no row is without
+    assert storage.rows._space is None  # no row is without
 
 
 def test_memory_of_the_user_is_not_allocated() -> None:

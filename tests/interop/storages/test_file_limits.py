@@ -65,11 +65,11 @@ def tensors() -> TensorDictReplayBuffer:
 def test_memory_that_moves_to_where_processes_share_it(make):
     buffer = make()
     with limited(), pytest.raises(OSError, match="/dev/shm") as raised:
-        buffer.storage._rows.share()
+        buffer.storage.rows.share()
     assert raised.value.errno == errno.EFBIG
     assert (buffer[:]["obs"] == 1).all() and len(buffer) == 4
-    buffer.storage._rows.share()
-    assert buffer.storage._rows.shared and (buffer.sample()["obs"] == 1).all()
+    buffer.storage.rows.share()
+    assert buffer.storage.rows.shared and (buffer.sample()["obs"] == 1).all()
 
 
 def test_other_errors_stay_what_they_are():

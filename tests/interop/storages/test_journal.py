@@ -254,7 +254,7 @@ def test_writes_in_parts_are_those_of_a_storage_without_a_journal(writes, larges
             fresh += count
             assert state(plain)[0] == state(other)[0]
             check_same(state(plain)[1], state(other)[1])
-            assert not other.storage._journal.active
+            assert not other.storage.journal.active
     finally:
         journal._LARGEST, journal._PAGE = largest, page
 
@@ -264,7 +264,7 @@ def test_rows_and_lanes_are_put_back(tmp_path):
     buffer = ReplayBuffer(storage=named(tmp_path, 12, ndim=2))
     buffer.extend(data)
     before = buffer.storage[:].clone()
-    with pytest.raises(Stop), buffer.storage._step():
+    with pytest.raises(Stop), buffer.storage.transaction():
         buffer.storage[1, 1] = TensorDict({"a": torch.zeros(3)}, [])
         buffer.storage[torch.tensor([0, 2]), torch.tensor([1, 0])] = TensorDict({"a": torch.ones(2, 3)}, [2])
         raise Stop
@@ -276,7 +276,7 @@ def test_rows_of_any_kind_are_put_back(kind, tmp_path):
     rows = KINDS[kind]
     buffer = ReplayBuffer(storage=named(tmp_path, 4))
     buffer.extend(rows([0, 1, 2, 3]))
-    with pytest.raises(Stop), buffer.storage._step():
+    with pytest.raises(Stop), buffer.storage.transaction():
         buffer.storage.set_run(0, torch.arange(2), rows([7, 8]))
         raise Stop
     check_same(buffer[:], rows([0, 1, 2, 3]))
@@ -285,11 +285,11 @@ def test_rows_of_any_kind_are_put_back(kind, tmp_path):
 def test_private_storages_have_no_journal():
     for storage in (LazyTensorStorage(4), LazyMemmapStorage(4), TensorStorage(torch.zeros(4, 2))):
         ReplayBuffer(storage=storage).extend(torch.ones(2, 2))
-        assert storage._journal is None
+        assert storage.journal is None
     compilable = LazyTensorStorage(4, compilable=True)
     ReplayBuffer(storage=compilable).extend(torch.ones(2, 2))
     compilable._start_journal()
-    assert compilable._journal is None
+    assert compilable.journal is None
 
 
 def test_the_counters_move_into_the_journal_and_copies_have_their_own():
@@ -303,22 +303,22 @@ def test_the_counters_move_into_the_journal_and_copies_have_their_own():
     assert [each.writer.cursor for each in (buffer, second, third)] == [2, 2, 2] and buffer.write_count == 6
     twin = copy.deepcopy(buffer)
     twin.extend(torch.arange(1))
-    assert twin.storage._journal is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
+    assert twin.storage.journal is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
     assert pickle.loads(pickle.dumps(buffer)).writer.cursor == 2
 
 
 def test_a_large_row_has_room(tmp_path):
     storage = named(tmp_path, 3)
     storage.set(slice(0, 3), torch.zeros(3, journal._LARGEST // 4 + 10))
-    assert storage._journal.most == 1
-    with pytest.raises(Stop), storage._step():
+    assert storage.journal.most == 1
+    with pytest.raises(Stop), storage.transaction():
         storage.set(1, torch.ones(journal._LARGEST // 4 + 10))
         raise Stop
     assert not storage[:].any()
 
 
 def _killed_in_a_write(buffer, pipe):
-    with buffer.storage._access.turn(), buffer.storage._step():
+    with buffer.storage.lock.turn(), buffer.storage.transaction():
         buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
         buffer.storage.ring.size = 1
         pipe.send("written")
@@ -334,7 +334,7 @@ def test_the_parent_puts_back_what_a_started_worker_was_killed_in(kind, tmp_path
     worker = context.Process(target=_killed_in_a_write, args=(buffer, there))
     worker.start()
     assert here.recv() == "written"
-    assert buffer.storage._journal.active and isinstance(buffer.storage._journal, Journal)
+    assert buffer.storage.journal.active and isinstance(buffer.storage.journal, Journal)
     worker.kill()
     worker.join(60)
     check_same(buffer[:], nested_td([0, 1, 2, 3]))

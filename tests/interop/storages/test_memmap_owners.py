@@ -140,7 +140,7 @@ def test_a_reader_sees_nothing_of_a_step_that_a_killed_process_was_in(in_a_fork,
         if not (owner := os.fork()):
             buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=folder))
             buffer.extend(flat_td(range(5)))
-            with buffer.storage._step():
+            with buffer.storage.transaction():
                 buffer.storage.set_run(1, torch.arange(1, 3), flat_td([8, 9]))
                 buffer.storage.ring.size = 1
                 os.kill(os.getpid(), signal.SIGKILL)

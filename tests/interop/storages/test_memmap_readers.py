@@ -32,14 +32,14 @@ class Writing(threading.Thread):
 
     def run(self):
         storage = self.storage
-        with storage._access.turn(), storage._step():
+        with storage.lock.turn(), storage.transaction():
             while not self.over:
                 for start, count in ((0, 4), (4, 1), (5, 3))[:: 1 + self.steps % 2 * 2]:
-                    storage._journal.save(range(start, start + count))
+                    storage.journal.save(range(start, start + count))
                     time.sleep(5e-3)
-                storage._rows.tensors[0][:] = self.steps
+                storage.rows.tensors[0][:] = self.steps
                 storage.ring.wrote_run(storage.ring.cursor, 4, 8)
-                storage._journal.cut()
+                storage.journal.cut()
                 self.steps += 1
 
     def __enter__(self):
@@ -67,11 +67,11 @@ def test_a_step_that_goes_on_does_not_count_and_one_that_stands_still_is_put_bac
     storage = buffer.storage
 
     def halves():
-        storage._journal.save(range(4))
-        storage._rows.tensors[0][:4] = 7.0
+        storage.journal.save(range(4))
+        storage.rows.tensors[0][:4] = 7.0
         storage.ring.wrote_run(0, 4, 8)
 
-    with storage._step():
+    with storage.transaction():
         halves()
         reader = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path, "r"))
         assert not reader[:].any() and (reader.storage.ring.written, reader.write_count) == (8, 8)
@@ -79,9 +79,9 @@ def test_a_step_that_goes_on_does_not_count_and_one_that_stands_still_is_put_bac
 
         def looked(seconds):
             if not looks:  # it goes on with another step, of which other rows are saved
-                storage._journal.cut()
-                storage._journal.save(np.array([6, 1]))
-                storage._rows.tensors[0][6] = 8.0
+                storage.journal.cut()
+                storage.journal.save(np.array([6, 1]))
+                storage.rows.tensors[0][6] = 8.0
                 storage.ring.wrote_run(4, 3, 8)
             looks.append(seconds)
 
@@ -132,7 +132,7 @@ def test_priorities_beside_one_that_goes_on_giving_some(tmp_path):
 def test_priorities_in_the_middle_of_being_given(tmp_path):
     owner = made(tmp_path, torch.arange(4), sampler=prioritized())
     owner.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    kept = owner.storage._priorities
+    kept = owner.storage.priorities
     with kept:
         kept.save(np.arange(2))
         kept._values[:2] = ~np.full(2, 9.0).view(np.int64)
@@ -166,7 +166,7 @@ def test_a_storage_that_was_closed_says_so_and_writes_nothing(tmp_path):
         with pytest.raises(RuntimeError, match="was closed here"):
             write()
     buffer.set_sampler(prioritized())
-    buffer.storage._priorities.forget(slice(None))
+    buffer.storage.priorities.forget(slice(None))
     again = prioritized()
     ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path), sampler=again, batch_size=2).sample()
     assert again.priorities.tolist()[:4] == [1.0, 2.0, 3.0, 4.0]

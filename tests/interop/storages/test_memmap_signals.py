@@ -167,7 +167,7 @@ def test_priorities_in_memory_and_in_the_folder_are_those_of_before_or_after(nam
 
 def test_a_signal_beside_the_turn_keeps_no_thread_waiting(tmp_path: Path) -> None:
     buffer = wrapped(tmp_path)
-    access = buffer.storage._access
+    access = buffer.storage.lock
     got: list[bool] = []
 
     def take() -> None:

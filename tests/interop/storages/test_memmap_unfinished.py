@@ -72,7 +72,7 @@ def test_names_in_the_list_lead_nowhere_else(tmp_path):
 
 def test_a_storage_that_was_never_written_can_be_made_again(tmp_path):
     buffer = made(tmp_path, flat_td([1]))
-    buffer.storage._journal._head[4] = 0  # as if the first step had not been ended
+    buffer.storage.journal._head[4] = 0  # as if the first step had not been ended
     del buffer
     check_same(made(tmp_path, flat_td([2]))[:], flat_td([2]))
 
@@ -133,7 +133,7 @@ def test_descriptions_that_do_not_fit_are_refused(change, tmp_path):
 @pytest.mark.parametrize("value", [-1, 7, 2**62])
 def test_counters_out_of_range_are_refused(cell, value, tmp_path):
     buffer = made(tmp_path, flat_td(range(4)))
-    buffer.storage._journal._cells[cell] = value
+    buffer.storage.journal._cells[cell] = value
     del buffer
     gc.collect()
     if cell > 1 and value > 0:  # counts may be any

@@ -79,8 +79,8 @@ def disk(monkeypatch):
 def settle(buffer):
     """Read what is in memory until it is taken to be there."""
     for _ in range(paging._PATIENCE):
-        buffer.storage._rows.read(torch.arange(3))
-    assert not buffer.storage._rows._paging.cold
+        buffer.storage.rows.read(torch.arange(3))
+    assert not buffer.storage.rows._paging.cold
 
 
 def maps_of(file):
@@ -267,7 +267,7 @@ def test_rows_in_memory_are_not_asked_for(tmp_path, disk):
         buffer = ReplayBuffer(storage=storage, batch_size=4)
         buffer.extend(many_leaves(range(40)))
         buffer.sample()
-        assert storage._rows._paging is None
+        assert storage.rows._paging is None
     assert not disk.asked
 
 
@@ -275,8 +275,8 @@ def test_a_leaf_that_is_known_is_not_asked_for(tmp_path, disk):
     buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"))
     rows = many_leaves(range(40)).select("large", "torch.int64")
     buffer.extend(rows)
-    storage_rows, at = buffer.storage._rows, torch.tensor([7])
-    place = buffer.storage._layout.places["large",]
+    storage_rows, at = buffer.storage.rows, torch.tensor([7])
+    place = buffer.storage.layout.places["large",]
     told = torch.zeros(1, 3, 700)
     assert storage_rows.read(at, {place: told})[place] is told
     assert len(disk.ranges[-1]) == 1
@@ -295,8 +295,7 @@ def test_nothing_is_read_ahead_through_the_second_map_which_goes_with_the_need(t
     read_ahead = sorted("rr" in part.split("VmFlags:")[1].split("\n")[0].split() for part in after)
     assert read_ahead == [False, True]  # the map of the views is as it was
     assert (
-        buffer[:]["large"].data_ptr()
-        == buffer.storage._rows.tensors[buffer.storage._layout.places["large",]].data_ptr()
+        buffer[:]["large"].data_ptr() == buffer.storage.rows.tensors[buffer.storage.layout.places["large",]].data_ptr()
     )
     disk.busy = False
     settle(buffer)
@@ -379,7 +378,7 @@ def test_rows_that_are_not_in_memory_are_noticed_and_asked_for(tmp_path, monkeyp
         if paging._disk_reads() == before:
             pytest.skip("this folder is kept in memory")
         buffer, at = opened(), torch.arange(0, 400, 7)
-        paged = buffer.storage._rows._paging
+        paged = buffer.storage.rows._paging
         before = paging._disk_reads()
         check_same(buffer[at], rows[at])
         assert paging._disk_reads() > before and paged._without_disk == 0
@@ -390,7 +389,7 @@ def test_rows_that_are_not_in_memory_are_noticed_and_asked_for(tmp_path, monkeyp
         del buffer
         gc.collect()
         buffer = opened()  # maps of the first are gone, so nothing is left in memory
-        paged = buffer.storage._rows._paging
+        paged = buffer.storage.rows._paging
         paged.cold = False
         monkeypatch.setattr(paging, "_LOOKS", 1)
         at = torch.arange(0, 400, 40)
