@@ -9,7 +9,6 @@ from torch import Tensor
 
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
-from interop.host.ring_state import RingState
 from interop.storages import Storage, columns
 
 _BOUNDARIES = ("pad", "stop", "include_reset")
@@ -92,13 +91,13 @@ class Sequence(SampleUnit):
         anchors = _coordinates(index, storage)
         rows, count = anchors[0], anchors[0].size
         steps = np.arange(-self.burn_in, self.length + self.bootstrap)
-        ring = storage.ring_state()
-        before, after = self._room(anchors, storage, ring)
+        filled = storage.filled_rows
+        before, after = self._room(anchors, storage)
         offsets = np.broadcast_to(steps * self.dilation, (count, steps.size))
         if self.episode_boundary == "stop":
             offsets = offsets - np.minimum(np.maximum(steps[-1] * self.dilation - after, 0), before)[:, None]
         inside = np.clip(offsets, -before[:, None], after[:, None])
-        found = (rows[:, None] + inside) % ring.filled
+        found = (rows[:, None] + inside) % filled
         each = steps.size
         new: dict[Any, Any] = {key: _repeated(value, count, each) for key, value in info.items()}
         drawn = np.stack(anchors, -1) if len(anchors) > 1 else rows
@@ -115,14 +114,13 @@ class Sequence(SampleUnit):
         new["index"] = named if len(named) > 1 else named[0]
         return new["index"], new
 
-    def _room(
-        self, anchors: tuple[np.ndarray, ...], storage: Storage, ring: RingState
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _room(self, anchors: tuple[np.ndarray, ...], storage: Storage) -> tuple[np.ndarray, np.ndarray]:
         """How many rows before and after each anchor its window may use."""
         rows = anchors[0]
         furthest = (self.length + self.bootstrap - 1) * self.dilation
         earliest = self.burn_in * self.dilation + (furthest if self.episode_boundary == "stop" else 0)
-        before, after = ring.around(rows)
+        filled = storage.filled_rows
+        before, after = storage.ring.around(rows, filled, storage.row_capacity(None))
         before, after = np.minimum(before, earliest), np.minimum(after, furthest)
         if self.done_key is None or self.episode_boundary == "include_reset":
             return before, after
@@ -130,7 +128,7 @@ class Sequence(SampleUnit):
         if not steps.size:
             return before, after
         near = np.clip(steps, -before[:, None], after[:, None])
-        slots = (rows[:, None] + near) % ring.filled
+        slots = (rows[:, None] + near) % filled
         for size, lane in zip((storage.shape or ())[1:], anchors[1:], strict=True):
             slots = slots * size + lane[:, None]
         ended = columns.flags(storage, self.done_key, slots)

@@ -138,6 +138,17 @@ class Ring:
         self._settled()
         return () if self._broken is None else self._broken
 
+    def around(self, rows: np.ndarray, filled: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+        """How many of `filled` rows precede and follow each row without a discontinuity. O(rows * log discontinuities)."""
+        breaks = {row for row in (self.cursor, *self.discontinuities()) if row < filled}
+        if filled == capacity:
+            first = np.array(sorted(breaks))
+            behind = first.searchsorted(rows, "right")
+            return (rows - first[behind - 1]) % filled, (first[behind % first.size] - 1 - rows) % filled
+        first = np.array(sorted({0, filled, *breaks}))
+        behind = first.searchsorted(rows, "right")
+        return rows - first[behind - 1], first[behind] - 1 - rows
+
     def _settled(self) -> tuple[int, int]:
         """What distinguishes one state of the ring from another. A write that was rolled back leaves no discontinuity."""
         counts = self.written, self.version

@@ -191,7 +191,8 @@ class ConsumingSampler(Sampler):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
+        super().__setstate__(state)
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_sample_count={self._most}, sampleable={self._live})"

@@ -196,6 +196,13 @@ class PrioritizedSampler(DrawingSampler):
     def _draw(
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        slots, weights, leaves = self.draw_by_priority(storage, batch_size, key, items)
+        return slots, {"priority_weight": weights}, leaves
+
+    def draw_by_priority(
+        self, storage: Storage, count: int, key: np.ndarray, items: Sequence[jax.Array] = ()
+    ) -> tuple[Tensor, Tensor, list[jax.Array]]:
+        """Slots of items, their weights, and copies of the items where the same program could read them."""
         size = stored(storage)
         with self._lock:
             if size > self._held.size:
@@ -207,8 +214,7 @@ class PrioritizedSampler(DrawingSampler):
                 )
             self._prepare(storage)
             lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
-            slots, weights, leaves = self._held.sample(key, batch_size, size, self._beta, items, lanes)
-        return slots, {"priority_weight": weights}, leaves
+            return self._held.sample(key, count, size, self._beta, items, lanes)
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The sum and the smallest of (priority + eps) ** alpha. Waits for the device where the priorities are."""
@@ -401,7 +407,8 @@ class PrioritizedSampler(DrawingSampler):
             return {**super().__getstate__(), "_held": copy.copy(self._held), "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
+        super().__setstate__(state)
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return (

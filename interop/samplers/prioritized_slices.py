@@ -3,15 +3,13 @@
 import dataclasses
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, together
 from interop.host.priorities import Priorities
 from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
@@ -108,21 +106,16 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._of: weakref.ref[Storage] | None = None  # the storage whose items have the priorities
         self._allow_all()
 
-    def _empty(self) -> None:
-        SliceSampler._empty(self)
-        PrioritizedSampler._empty(self)
-
     def _drawn(self, storage: Storage, count: int, length: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
         self._bind(storage)
         index = self.trajectories(storage)
         self._candidates(index, length)
         with self._lock:
             self._allow(storage, index, length)
-            drawn, info, _ = PrioritizedSampler._draw(self, storage, count, key)
+            drawn, weights, _ = self.draw_by_priority(storage, count, key)
         starts = drawn.cpu().numpy()
         times, lengths = index.times_of(starts // index.lanes), self._items[starts]
         slices = slices_at(index, times, starts % index.lanes, length, lengths)
-        weights = info["priority_weight"]
         counts = slices.row_counts()
         repeats: Any = length if counts is None else torch.from_numpy(counts).to(weights.device)
         return slices, {"priority_weight": weights.repeat_interleave(repeats)}
@@ -167,24 +160,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
-        return {**SliceSampler._entries(self), **PrioritizedSampler._entries(self)}
-
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        return together((SliceSampler._loading(self, entries, rule), PrioritizedSampler._loading(self, entries, rule)))
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        return PrioritizedSampler._as_dict(self, SliceSampler._as_dict(self, state))
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        return {"slices": None, **PrioritizedSampler._of_dict(self, given)}
-
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in ("_of", "_starts", "_items")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        PrioritizedSampler.__setstate__(self, state)
-        self._forget()
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"

@@ -134,8 +134,6 @@ def of_dict(given: Mapping[str, Any], here: Mapping[str, Any], name: str) -> dic
     sums, minima = fields.array("_sum_tree", shape=(None,)), fields.array("_min_tree", shape=(None,))
     if "_priorities" in fields:
         found["priorities"] = fields.any("_priorities")
-    else:
-        found["priorities"] = _given_of(fields, np.asarray(sums), np.asarray(minima))
     most = fields.any("_max_capacity") if "_max_capacity" in fields else here["max_capacity"]
     found |= {"max_capacity": most, "capacity": fields.any("_capacity") if "_capacity" in fields else most}
     highest, slot = fields.items("_max_priority", 2)
@@ -144,6 +142,9 @@ def of_dict(given: Mapping[str, Any], here: Mapping[str, Any], name: str) -> dic
     if highest.size != 1 or highest.dtype.kind not in "fiu" or slot.size != 1 or slot.dtype.kind not in "iu":
         raise fields.wrong("_max_priority", "a priority and the slot of its item", given["_max_priority"])
     found |= {"highest": float(highest.reshape(())), "highest_slot": int(slot.reshape(()))}
+    if "priorities" not in found:
+        given = _given_of(fields, np.asarray(sums), np.asarray(minima))
+        found["priorities"] = np.where(np.isclose(given, found["highest"]), given.dtype.type(found["highest"]), given)
     if found["new_items"] == "highest_ever":
         found["highest_slot"] = -1
     return found

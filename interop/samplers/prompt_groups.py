@@ -239,7 +239,8 @@ class PromptGroupSampler(DrawingSampler):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
+        super().__setstate__(state)
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return (

@@ -169,6 +169,9 @@ class Sampler(Stateful, ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
 
 def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any]:
     """What a sampler draws with a key: by its `sample` where that was overridden, or replaced, by its `draw` otherwise."""

@@ -1,23 +1,19 @@
 """Slices of trajectories, each trajectory once before any comes again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointMismatch
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries
 from interop.data import randomness
+from interop.host.epochs import Epoch, EpochState
 from interop.host.trajectories import Trajectories
 from interop.samplers.shares import Share
 from interop.samplers.slice_info import Slices
 from interop.samplers.slices import SliceSampler
 from interop.samplers.without_replacement import SamplerWithoutReplacement
 from interop.storages import Storage
-
-_UNKNOWN, _OUTDATED, _RESTORED = -1, -2, -3
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
@@ -70,28 +66,24 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def _forget(self) -> None:
         super()._forget()
-        self._version = _UNKNOWN  # of the trajectories that the epoch is over
+        self._version: int | None = None  # of the trajectories that the epoch is over; None where none were read yet
         self._order: np.ndarray | None = None
 
-    def _empty(self) -> None:
-        SliceSampler._empty(self)
-        SamplerWithoutReplacement._empty(self)
-
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        if self._version == _RESTORED:  # nothing was read since, by which the write would be noticed
-            self._version = _OUTDATED
+        if self._version is None:  # a write between a load and the next draw, which nothing else would show
+            self._epoch.restart()
 
     def trajectories(self, storage: Storage) -> Trajectories:
         index = super().trajectories(storage)
         if self._source.version != self._version:
-            if self._version not in (_UNKNOWN, _RESTORED):
+            if self._version is not None:
                 self._epoch.restart()  # reserved slices are stale: their rows may hold other items now
             self._version, self._order = self._source.version, None
         return index
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         """The trajectories of which one slice each is drawn in an epoch."""
-        return self._in_epochs(SliceSampler.share(self, storage, batch_size), self._source.version)
+        return self._in_epochs(super().share(storage, batch_size), self._source.version)
 
     @property
     def reads_to_reserve(self) -> bool:
@@ -118,50 +110,17 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
-        return {
-            **SliceSampler._entries(self),
-            **SamplerWithoutReplacement._entries(self),
-            "outdated": self._is_outdated(),
-        }
+    def _epoch_state(self) -> EpochState:
+        """That of a new epoch where trajectories have changed since the last draw."""
+        known = self._version
+        if known is None or (self._source.refresh() and self._source.version == known):
+            return super()._epoch_state()
+        return EpochState(ran_out=self.ran_out)
 
     def __getstate__(self) -> dict[str, Any]:
-        version = self._version if self._version < 0 else _OUTDATED if self._is_outdated() else _RESTORED
-        return {**super().__getstate__(), "_version": version}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._version = min(state["_version"], _UNKNOWN)
-
-    def _is_outdated(self) -> bool:
-        """Whether trajectories have changed since the epoch began: the next draw begins another."""
-        if self._version < 0 or self.is_static:
-            return self._version == _OUTDATED
-        return not self._source.refresh() or self._source.version != self._version
-
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        puts = SliceSampler._loading(self, entries, rule), SamplerWithoutReplacement._loading(self, entries, rule)
-        outdated = entries.flag("outdated")
-
-        def put() -> None:
-            for each in puts:
-                each()
-            self._version = _OUTDATED if outdated else _RESTORED
-
-        return put
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        epoch = {name: value for name, value in state.items() if name not in ("slices", "outdated")}
-        return {**SamplerWithoutReplacement._as_dict(self, epoch), "_outdated": state["outdated"]}
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        if ("_outdated" in given) != ("_epoch" in given):
-            raise CheckpointMismatch(f"the state is of items without replacement, not that of a {type(self).__name__}")
-        rest = {key: value for key, value in given.items() if key != "_outdated"}
-        epoch = SamplerWithoutReplacement._of_dict(self, rest)
-        if not isinstance(epoch, dict):
-            return epoch
-        return {**epoch, "slices": None, "outdated": given.get("_outdated", False)}
+        epoch = Epoch(self.shuffle, self.drop_last)
+        epoch.with_state(self._epoch_state())
+        return {**super().__getstate__(), "_epoch": epoch}
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {SamplerWithoutReplacement.__repr__(self).partition('(')[2]}"

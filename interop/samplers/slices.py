@@ -118,6 +118,7 @@ class SliceSampler(DrawingSampler):
         self._lengths: np.ndarray | None = None
 
     def _empty(self) -> None:
+        super()._empty()
         self._forget()
 
     def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
@@ -256,7 +257,7 @@ class SliceSampler(DrawingSampler):
 
     def _entries(self) -> dict[str, Any]:
         choices = {name: key_of(getattr(self, name)) for name in _CHOICES}
-        return {"slices": {**choices, "static": self.is_static}}
+        return {**super()._entries(), "slices": {**choices, "static": self.is_static}}
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
         found = {} if entries.any("slices") is None else _choices(entries.fields("slices"))
@@ -264,24 +265,27 @@ class SliceSampler(DrawingSampler):
             entries.refuse("only one of the two was given the ends of trajectories")
         for name, value in found.items():
             entries.parameter(name, value, getattr(self, name))
+        rest = super()._loading(entries, rule)
 
         def put() -> None:
             self.__dict__.update(found)
             self._forget()
+            rest()
 
         return put
 
     def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in state.items() if key != "slices"}
+        return super()._as_dict({key: value for key, value in state.items() if key != "slices"})
 
     def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        return {**given, "slices": None}
+        found = super()._of_dict(given)
+        return {**found, "slices": None} if isinstance(found, Mapping) else found
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in _NOT_KEPT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._forget()
 
     def __repr__(self) -> str:

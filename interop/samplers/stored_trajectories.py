@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from interop.host.ring_state import RingState
 from interop.host.trajectories import RecentIds, Trajectories
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import stored
 from interop.storages import Storage
 
-_NOTHING = RingState(1, 1, 0, 0, 0, 0, (), False)
 _NONE = np.zeros(0, np.int64)
 _AT_ONCE = 1 << 20  # items whose markers are read
 
@@ -30,7 +28,12 @@ class StoredTrajectories:
         self.version = 0  # another one after trajectories have changed
         self.index = Trajectories(1)
         self._of: weakref.ref[Storage] | None = None
-        self._ring, self._counts = _NOTHING, (-1, 0, 0)
+        self._counts = 0, 0, 0  # of the ring, when it was read last
+        self._capacity, self._lanes, self._filled = (
+            1,
+            1,
+            0,
+        )  # rows at most, items in each, and rows that were stored then
         self._markers: np.ndarray = np.zeros((0, 1))  # of all rows
         self._now = 0  # rows read; the one of time t is t % capacity
         self._recent = RecentIds()
@@ -41,19 +44,18 @@ class StoredTrajectories:
 
         RuntimeError for an empty storage; RuntimeError or TypeError where it does not say where trajectories end.
         """
-        counts, known = storage.write_counts, self._ring
-        same = self._of is not None and self._of() is storage
-        if same and counts == self._counts and (known.tracked or self._are_as_read(storage)):
+        same, counts = self._of is not None and self._of() is storage, storage.ring.counts
+        if same and counts == self._counts and (storage.tracks_writes or self._are_as_read(storage)):
             return self.index
-        stored(storage)
-        ring = storage.ring_state()
-        count = ring.written - known.written
-        follows = same and ring.tracked and self._follow(storage, ring, count)
+        size, filled, capacity = stored(storage), storage.filled_rows, storage.row_capacity(None)
+        lanes, count = size // filled, counts[0] - self._counts[0]
+        same = same and storage.tracks_writes and (capacity, lanes) == (self._capacity, self._lanes)
+        follows = same and self._only_continued(storage, count, capacity)
         self._of = None  # an update that is interrupted is made anew
-        self._ring, self._counts = ring, counts
+        self._counts, self._filled = counts, filled
         if not follows:
-            self._begin(storage)
-            self._read(storage, ring.filled, self._breaks())
+            self._begin(storage, capacity, lanes)
+            self._read(storage, filled, self._breaks(storage))
         elif count:
             self._read(storage, count, _NONE)
         self._of = weakref.ref(storage)
@@ -70,66 +72,61 @@ class StoredTrajectories:
             return False
         return True
 
-    def _follow(self, storage: Storage, ring: RingState, count: int) -> bool:
+    def _only_continued(self, storage: Storage, count: int, capacity: int) -> bool:
         """Whether all that happened is that `count` rows were written behind the newest one that is known."""
-        known = self._ring
-        if (ring.capacity, ring.lanes) != (known.capacity, known.lanes) or count >= ring.capacity:
+        ring, known = storage.ring, self._counts[2]
+        if count >= capacity or (count and (self._now + count - ring.cursor) % capacity):
             return False
-        if count and (self._now + count - ring.end) % ring.capacity:
-            return False
-        edited = [] if ring.edits == known.edits else storage.edited_since(known.edits)
+        edited = [] if ring.version == known else ring.since(known)
         return edited is not None and all(self._is_as_before(storage, rows, count) for rows in edited)
 
     def _is_as_before(self, storage: Storage, rows: Any, count: int) -> bool:
         """Whether the markers of edited rows are unchanged, except those of the `count` rows that are not read yet."""
-        ring = self._ring
-        at = np.arange(*rows.indices(ring.filled)) if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
-        at = at[(at < ring.filled) & ((at - self._now) % ring.capacity >= count)]
-        return not at.size or np.array_equal(self.keys.read(storage, at, ring.lanes), self._markers[at])
+        filled, capacity, lanes = self._filled, self._capacity, self._lanes
+        at = np.arange(*rows.indices(filled)) if isinstance(rows, slice) else np.atleast_1d(np.asarray(rows))
+        at = at[(at < filled) & ((at - self._now) % capacity >= count)]
+        return not at.size or np.array_equal(self.keys.read(storage, at, lanes), self._markers[at])
 
     def _are_as_read(self, storage: Storage) -> bool:
         """Whether the markers of all rows are unchanged. O(all rows)."""
         found, ids = self.keys.found, self.keys.are_ids
         self.keys.find(storage)
-        rows = np.arange(self._ring.filled)
-        if storage.ring_state() != self._ring:
-            return False
-        return (found, ids) == (self.keys.found, self.keys.are_ids) and self._is_as_before(storage, rows, 0)
+        same = storage.filled_rows == self._filled and (found, ids) == (self.keys.found, self.keys.are_ids)
+        return same and self._is_as_before(storage, slice(None), 0)
 
-    def _begin(self, storage: Storage) -> None:
-        ring = self._ring
+    def _begin(self, storage: Storage, capacity: int, lanes: int) -> None:
         self.keys.find(storage)
-        self._now = ring.end if ring.filled == ring.capacity else 0
-        self.index = Trajectories(ring.capacity, ring.lanes, self._now)
-        self._markers = np.zeros((0, ring.lanes), np.int64 if self.keys.are_ids else np.bool_)
+        self._now = storage.ring.cursor if self._filled == capacity else 0
+        self.index, self._capacity, self._lanes = Trajectories(capacity, lanes, self._now), capacity, lanes
+        self._markers = np.zeros((0, lanes), np.int64 if self.keys.are_ids else np.bool_)
         self._recent, self._interleaved = RecentIds(), False
 
-    def _breaks(self) -> np.ndarray:
+    def _breaks(self, storage: Storage) -> np.ndarray:
         """Which stored rows, counted from the oldest, do not continue the row before them."""
-        ring = self._ring
-        oldest = ring.end if ring.filled == ring.capacity else 0
-        steps = (np.array([ring.end, *ring.breaks]) - oldest) % ring.capacity
-        return np.unique(steps[(steps > 0) & (steps < ring.filled)])
+        ring, capacity = storage.ring, self._capacity
+        oldest = ring.cursor if self._filled == capacity else 0
+        steps = (np.array([ring.cursor, *ring.discontinuities()]) - oldest) % capacity
+        return np.unique(steps[(steps > 0) & (steps < self._filled)])
 
     def _read(self, storage: Storage, count: int, breaks: np.ndarray) -> None:
         """Enter the next rows; of all stored ones those at `breaks` begin a trajectory."""
-        ring, step, stop = self._ring, max(_AT_ONCE // self._ring.lanes, 1), self._now + count
+        step, stop = max(_AT_ONCE // self._lanes, 1), self._now + count
         self.version += 1
         breaks = breaks + self._now
         while self._now < stop:
             self._enter(storage, min(step, stop - self._now), breaks)
         if self._interleaved:
-            rows = np.arange(stop - ring.filled, stop) % ring.capacity
-            self.index = Trajectories.interleaved(self._markers[rows, 0], rows, self._breaks())
+            rows = np.arange(stop - self._filled, stop) % self._capacity
+            self.index = Trajectories.interleaved(self._markers[rows, 0], rows, self._breaks(storage))
 
     def _enter(self, storage: Storage, count: int, breaks: np.ndarray) -> None:
-        ring, ids, now = self._ring, self.keys.are_ids, self._now
-        start, stop = now % ring.capacity, now % ring.capacity + count
-        rows = slice(start, stop) if stop <= ring.capacity else np.arange(start, stop) % ring.capacity
-        found = self.keys.read(storage, rows, ring.lanes)
-        if len(self._markers) < (need := min(stop, ring.capacity)):
-            more = min(max(need, 2 * len(self._markers)), ring.capacity) - len(self._markers)
-            self._markers = np.concatenate([self._markers, np.zeros((more, ring.lanes), found.dtype)])
+        ids, now, capacity, lanes = self.keys.are_ids, self._now, self._capacity, self._lanes
+        start, stop = now % capacity, now % capacity + count
+        rows = slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
+        found = self.keys.read(storage, rows, lanes)
+        if len(self._markers) < (need := min(stop, capacity)):
+            more = min(max(need, 2 * len(self._markers)), capacity) - len(self._markers)
+            self._markers = np.concatenate([self._markers, np.zeros((more, lanes), found.dtype)])
         starts = np.empty(found.shape, np.bool_)
         if now == self.index.oldest:  # the first row of all
             starts[0] = True
@@ -173,13 +170,13 @@ class GivenTrajectories:
 
     def of(self, storage: Storage) -> Trajectories:
         """The index. RuntimeError for another number of items, and where rows were written since the first call."""
-        size, many, ring = stored(storage), self.index.capacity, storage.ring_state()
+        size, many, ring = stored(storage), self.index.capacity, storage.ring
         if size != many or storage.ndim > 1:
             raise RuntimeError(
                 f"ends and trajectories tell of {many} items of one dim, {size} of {storage.ndim} dims are stored: they are "
                 "for a storage that is full and not written any more"
             )
-        written = ring.written, ring.end
+        written = ring.written, ring.cursor
         if self._written not in (None, written):
             raise RuntimeError(
                 "the storage was written to, which ends and trajectories know nothing of: they are for static data. Give "

@@ -98,15 +98,13 @@ class SamplerWithoutReplacement(DrawingSampler):
     # ------------------------------------------------------------------ checkpoints
 
     def _entries(self) -> dict[str, Any]:
-        return {"shuffle": self.shuffle, "drop_last": self.drop_last, **self._epoch.state()._asdict()}
+        return {"shuffle": self.shuffle, "drop_last": self.drop_last, **self._epoch_state()._asdict()}
+
+    def _epoch_state(self) -> EpochState:
+        return self._epoch.state()
 
     def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
         epoch = self._epoch
-        if "standing" in entries:
-            raise CheckpointMismatch(
-                f"the state of a {type(self).__name__} is of a version that saved prefetched batches: load it there, finish "
-                "the epoch, and save its rows alone"
-            )
         shuffle = entries.parameter("shuffle", entries.flag("shuffle"), epoch.shuffle)
         drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
         length, over, ran_out = entries.whole("length", most=2**48), entries.flag("over"), entries.flag("ran_out")

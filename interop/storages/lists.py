@@ -104,7 +104,7 @@ class ListStorage(Storage):
         return self._taken(places)
 
     @property
-    def _notes_writes(self) -> bool:
+    def tracks_writes(self) -> bool:
         return type(self).set is ListStorage.set
 
     def __len__(self) -> int:

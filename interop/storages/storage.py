@@ -17,7 +17,6 @@ from interop.checkpoint.component import Component
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.host.ring import CELLS, Ring
-from interop.host.ring_state import RingState
 from interop.shared.access import Access
 from interop.shared.processes import starting_a_worker
 from interop.shared.shared_int import in_shared_memory
@@ -203,23 +202,7 @@ class Storage(Component):
         return self.ring.counts
 
     @property
-    def write_counts(self) -> tuple[int, int, int]:
-        """Numbers of which one changes with every write that `RingState` calls tracked."""
-        return self.ring.counts
-
-    def ring_state(self) -> RingState:
-        """Where the ring of rows stands. The lock of the storage is held."""
-        written, end, edits = self.ring.counts
-        filled, breaks = self.filled_rows, tuple(self.ring.discontinuities())
-        lanes = len(self) // filled if filled else 1
-        return RingState(self.row_capacity(None), lanes, filled, end, written, edits, breaks, self._notes_writes)
-
-    def edited_since(self, edits: int) -> list[Any] | None:
-        """The rows of each edit after the first `edits`, as `RingState` counts them; None where one is not known."""
-        return self.ring.since(edits)
-
-    @property
-    def _notes_writes(self) -> bool:
+    def tracks_writes(self) -> bool:
         """Whether the ring knows of every write."""
         return False
 
@@ -293,7 +276,7 @@ class Storage(Component):
     def attach(self, buffer: Any) -> None:
         """Have `buffer.mark_update(index)` called at each write through any buffer. Does not keep the buffer alive."""
         self._listen_to(buffer)
-        self._watched = self._notes_writes and bool(following.followers(self))
+        self._watched = self.tracks_writes and bool(following.followers(self))
 
     def _listen_to(self, buffer: Any) -> None:
         if any(each is buffer for each in self.attached()):

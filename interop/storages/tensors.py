@@ -540,7 +540,7 @@ class TensorStorage(Readable):
         return TensorStorage(self._build(kept, (len(self),)), device=self.device)
 
     @property
-    def _notes_writes(self) -> bool:
+    def tracks_writes(self) -> bool:
         return type(self).set is TensorStorage.set and type(self).set_run is TensorStorage.set_run
 
     def _empty(self) -> None:

@@ -178,7 +178,7 @@ class RoundRobinWriter(Writer):
         if storage.generations is not None:
             storage.generations.written(storage, rows)
         capacity = storage.row_capacity(None)
-        if storage._notes_writes:
+        if storage.tracks_writes:
             ring.go_on_at(cursor % capacity, capacity)
         else:
             ring.edited(None)

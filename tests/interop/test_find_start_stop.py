@@ -139,7 +139,7 @@ def test_rows_around_a_row_are_those_written_around_it(capacity, lanes, writes, 
         for _ in range(count):
             held[cursor], cursor, time = time, (cursor + 1) % capacity, time + 1
     rows = np.array(sorted(held))
-    before, after = storage.ring_state().around(rows)
+    before, after = around(storage, rows)
     for row, low, high in zip(rows, before, after, strict=True):
         ways = []
         for step in (-1, 1):
@@ -148,6 +148,10 @@ def test_rows_around_a_row_are_those_written_around_it(capacity, lanes, writes, 
                 far += 1
             ways.append(far)
         assert [low, high] == ways
+
+
+def around(storage, rows):
+    return storage.ring.around(rows, storage.filled_rows, storage.row_capacity(None))
 
 
 class Own(ListStorage):
@@ -163,14 +167,14 @@ def test_the_newest_row_is_known_whoever_wrote_it(make):
     buffers = [ReplayBuffer(storage=storage) for _ in range(2)]  # two writers
     buffers[0].extend(torch.arange(3.0))
     buffers[0].extend(torch.arange(4.0))
-    assert [each.tolist() for each in storage.ring_state().around(np.arange(5))] == [[3, 4, 0, 1, 2], [1, 0, 4, 3, 2]]
+    assert [each.tolist() for each in around(storage, np.arange(5))] == [[3, 4, 0, 1, 2], [1, 0, 4, 3, 2]]
     buffers[1].add(torch.tensor(1.0))
     follow = [2, 1, 0, 4, 3]  # the second writer goes on behind the first
-    assert storage.ring_state().around(np.arange(5))[1].tolist() == follow
+    assert around(storage, np.arange(5))[1].tolist() == follow
     buffers[0].writer.write_at(torch.tensor([2, 3]), torch.ones(2))  # the ring does not go on there
     buffers[0][4] = torch.tensor(1.0)
     if make is not Own:
-        assert storage.ring_state().around(np.arange(5))[1].tolist() == follow
+        assert around(storage, np.arange(5))[1].tolist() == follow
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
@@ -182,13 +186,13 @@ def test_a_batch_longer_than_the_ring_ends_where_it_ends(make, before):
         buffer.extend(torch.arange(float(before)))
     buffer.extend(torch.arange(7.0))
     newest = (before + 6) % 5
-    assert storage[newest] == 6 and storage.ring_state().around(np.array([newest]))[1].tolist() == [0]
+    assert storage[newest] == 6 and around(storage, np.array([newest]))[1].tolist() == [0]
 
 
 def test_given_rows_end_with_the_last():
     for writer in (RoundRobinWriter(), ImmutableDatasetWriter()):
         buffer = ReplayBuffer(storage=TensorStorage(torch.arange(4)), writer=writer)
-        before, after = buffer.storage.ring_state().around(np.arange(4))
+        before, after = around(buffer.storage, np.arange(4))
         assert before.tolist() == [0, 1, 2, 3] and after.tolist() == [3, 2, 1, 0]
 
 

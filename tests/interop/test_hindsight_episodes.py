@@ -39,11 +39,11 @@ def buffer_of(storage, strategy="final", **choices):
 
 def walked_around(storage, rows):
     """How many rows of its episode are stored before and after each row, by a walk over all that is stored."""
-    held, ring, filled = storage[:], storage.ring_state(), len(storage)
-    full = filled == ring.capacity
+    held, ring, filled = storage[:], storage.ring, len(storage)
+    full = filled == storage.row_capacity(None)
     flags = [held[key].bool().reshape(-1) for key in KEYS if key in held.keys(True)]
     ends = torch.stack(flags).any(0).numpy().copy()
-    for row in (ring.end, *ring.breaks, *([] if full else [filled])):
+    for row in (ring.cursor, *ring.discontinuities(), *([] if full else [filled])):
         if full or row <= filled:
             ends[row - 1] = True
     before, after = [], []

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from fbuf.checkpoint import CheckpointMismatch
 from interop import (
     LazyTensorStorage,
     ListStorage,
@@ -161,12 +160,6 @@ def test_a_request_from_before_loading_is_undone_once(tmp_path: Path) -> None:
     pending.drop()
     assert not pending.is_current
     assert sorted(torch.cat([batch["x"] for batch in buffer]).tolist()) == list(range(24))
-
-
-def test_a_state_of_the_older_layout_is_refused() -> None:
-    buffer = made("without replacement", 0, None)
-    with pytest.raises(CheckpointMismatch, match="prefetched batches"):
-        buffer.sampler._restoring({**buffer.sampler._saved(), "standing": {}})
 
 
 def stopping(go: threading.Event) -> Callable[[Any], Any]:

@@ -76,7 +76,11 @@ PARTS = [
 
 
 # Of which state dicts say the same.
-ALIKE = [{"RandomSampler", "SliceSampler"}, {"PrioritizedSampler", "PrioritizedSliceSampler"}]
+ALIKE = [
+    {"RandomSampler", "SliceSampler"},
+    {"PrioritizedSampler", "PrioritizedSliceSampler"},
+    {"SamplerWithoutReplacement", "SliceSamplerWithoutReplacement"},
+]
 
 
 @pytest.mark.parametrize("name", PARTS)
