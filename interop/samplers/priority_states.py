@@ -143,8 +143,8 @@ def of_dict(given: Mapping[str, Any], here: Mapping[str, Any], name: str) -> dic
         raise fields.wrong("_max_priority", "a priority and the slot of its item", given["_max_priority"])
     found |= {"highest": float(highest.reshape(())), "highest_slot": int(slot.reshape(()))}
     if "priorities" not in found:
-        given = _given_of(fields, np.asarray(sums), np.asarray(minima))
-        found["priorities"] = np.where(np.isclose(given, found["highest"]), given.dtype.type(found["highest"]), given)
+        computed, top = _given_of(fields, np.asarray(sums), np.asarray(minima)), found["highest"]
+        found["priorities"] = np.where(np.isclose(computed, top), computed.dtype.type(top), computed)
     if found["new_items"] == "highest_ever":
         found["highest_slot"] = -1
     return found
