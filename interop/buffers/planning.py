@@ -39,12 +39,12 @@ def _capacity(storage: Any, stored: Any) -> int:
 def _to_be_stored(buffer: Any, data: Any) -> Any:
     """What would be written of one row of data, which is all that it takes to know the others."""
     chain = buffer._transform
-    before = chain._kept() if chain.keeps else None
+    before = chain.snapshot() if chain.keeps else None
     try:
         stored = buffer._to_store(data)
     finally:
         if before is not None:
-            chain._keep(before)
+            chain.restore(before)
     if buffer._is_nothing(stored):
         raise RuntimeError("a transform wants nothing of this data stored: give plan() more rows")
     stored = swapped(stored, buffer.dim_extend)

@@ -163,7 +163,7 @@ class ReplayBuffer(Writable):
             return None
         data, info = self._gather(part)
         revise, order = self._revision(info, part.key), None
-        if self._transform._count:
+        if len(self._transform):
             order = Order.of(self, info["index"], info)
         return data, info, self._collate_fn, revise, order
 
@@ -172,7 +172,7 @@ class ReplayBuffer(Writable):
         storage, sampler = part.storage, part.sampler
         if self._reads_slots:
             assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
-            marks = self._marks_samples and not self._transform._count  # transforms see what is stored
+            marks = self._marks_samples and not len(self._transform)  # transforms see what is stored
             if part.reservation is None and (batch := sampler._batch(storage, part.size, part.key, marks)) is not None:
                 return batch
             slots, info, leaves = part.draw_slots()
@@ -185,7 +185,7 @@ class ReplayBuffer(Writable):
         index, info = expanded(self._unit, index, info, storage)
         data = storage.get(index)
         apart = isinstance(storage, TensorStorage)  # a list gives the items themselves
-        edited = apart or self._marks_samples or self._transform._count > 0
+        edited = apart or self._marks_samples or len(self._transform) > 0
         return owned(data) if edited and self._is_live(index) else data, info
 
     def _finish(self, data: Any, info: Any, *after: Any) -> tuple[Any, Any]:
@@ -294,7 +294,7 @@ class ReplayBuffer(Writable):
         if collate_fn is not collate.identity and as_int(index) is None:
             data = collate_fn(data)
         data = data if revise is None else revise(data)
-        if self._transform._count:
+        if len(self._transform):
             with in_order(order):
                 data = self._transform(data.copy() if is_tensor_collection(data) else data)
         if (

@@ -123,7 +123,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         super()._revision(info, key)
-        return partial(_with_flags, info=info) if self._transform._count else None
+        return partial(_with_flags, info=info) if len(self._transform) else None
 
     def _include(self, data: Any, info: dict[Any, Any], apart: bool) -> None:
         """Set what is in info in the data, with memory of its own if `apart`."""

@@ -65,11 +65,11 @@ class Writable(Editable):
         """A turn to write, and what is to be written: the data after the inverse transforms."""
         if self._transform.keeps:
             return KeepingWriting(self, lambda: self._to_store(data, lift))
-        return Writing(self, self._to_store(data, lift) if self._transform._count else data)
+        return Writing(self, self._to_store(data, lift) if len(self._transform) else data)
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
-        if not self._transform._count:
+        if not len(self._transform):
             return data
         if is_tensor_collection(data):
             data = data.copy()  # transforms may add and remove keys of this one
@@ -85,7 +85,7 @@ class Writable(Editable):
 
     def _is_nothing(self, stored: Any) -> bool:
         """Whether a transform wants nothing stored."""
-        return stored is None and self._transform._count > 0
+        return stored is None and len(self._transform) > 0
 
     def _no_slots(self) -> Tensor:
         return torch.zeros(0, self._storage.ndim, dtype=torch.int64, device="cpu")
@@ -125,7 +125,7 @@ class Writable(Editable):
 
     def _note(self, given: Any, index: Any) -> None:
         """Tell what the caller gave, if it is that and not what a transform made of it, where it was stored."""
-        if index is not None and self._storage.ndim == 1 and self.dim_extend == 0 and not self._transform._count:
+        if index is not None and self._storage.ndim == 1 and self.dim_extend == 0 and not len(self._transform):
             self._writer._note(given, index)
 
     def mark_update(self, index: Any) -> None:
@@ -167,7 +167,7 @@ class Writable(Editable):
         """The storage was emptied."""
         self._writer._empty(empty_write_count)
         self._sampler._empty()
-        self._transform._emptied()
+        self._transform.forget()
         self._drop_ahead()
 
 

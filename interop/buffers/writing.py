@@ -37,7 +37,7 @@ class KeepingWriting(Turn):
         super().__enter__()
         self._before: Any = None
         try:
-            self._before = self._buffer._transform._kept()
+            self._before = self._buffer._transform.snapshot()
             self._standing = self._stands()
             return self._make()
         except BaseException:
@@ -57,7 +57,7 @@ class KeepingWriting(Turn):
         if self._before is None:
             return
         with uninterrupted():
-            self._buffer._transform._keep(self._before)
+            self._buffer._transform.restore(self._before)
 
     def _stands(self) -> tuple[Any, ...]:
         """What a write changes once its rows are stored: first the cursor, where there is one, then the count."""

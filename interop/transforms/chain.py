@@ -167,15 +167,15 @@ class Compose(Transform, States):
         return bool(self.keeping)
 
     def _kept(self) -> Any:
-        return [(each, each._kept()) for each in self.keeping]
+        return [(each, each.snapshot()) for each in self.keeping]
 
     def _keep(self, kept: Any) -> None:
         for each, held in kept:
-            each._keep(held)
+            each.restore(held)
 
     def _emptied(self) -> None:
         for each in self.keeping:
-            each._emptied()
+            each.forget()
 
     def set_missing_tolerance(self, mode: bool = False) -> None:
         """Have all of them skip missing entries, or not."""

@@ -30,9 +30,9 @@ class Order:
     @classmethod
     def of(cls, buffer: Any, index: Any, info: dict[Any, Any] | None = None) -> "Order | None":
         """For the transforms of a buffer; None where there are none. The lock is held."""
-        if not len(buffer._transform):
+        if not len(buffer.transform):
             return None
-        return cls(buffer._storage, index, info, buffer._sampler, buffer.dim_extend)
+        return cls(buffer.storage, index, info, buffer.sampler, buffer.dim_extend)
 
     @property
     def traj_key(self) -> Any:

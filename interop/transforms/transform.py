@@ -127,6 +127,18 @@ class Transform(nn.Module):
     def _emptied(self) -> None:
         """The buffer was emptied: forget data that waits to be stored."""
 
+    def snapshot(self) -> Any:
+        """The state for the next write, as `restore` takes it."""
+        return self._kept()
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot: the write after it failed."""
+        self._keep(snapshot)
+
+    def forget(self) -> None:
+        """The buffer was emptied."""
+        self._emptied()
+
     def _each(self, data: Any, sources: Sequence[NestedKey], destinations: Sequence[NestedKey], function: Any) -> Any:
         """Set the result of a function for each entry: of all, or of none where one is refused."""
         expect_tensordict(type(self).__name__, data)
