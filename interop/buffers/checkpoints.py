@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Verify, Writing, load
-from interop.buffers.turn import Turn, turns
+from interop.buffers.turn import turn, turns
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
 from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
@@ -106,7 +106,7 @@ class Saveable(Aliases):
 
     def _turns(self) -> Any:
         """A context in which nobody else reads or writes."""
-        return Turn(self)
+        return turn(self)  # type: ignore[arg-type]
 
     def _put_in(self, restored: Callable[[], None]) -> None:
         """Put in what was checked: as a whole, whether the process is interrupted or killed."""

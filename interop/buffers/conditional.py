@@ -9,7 +9,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.data.keys import as_path, entries_below
 from interop.host.device_rows import JaxRows
 from interop.storages import Storage, TensorStorage, columns
@@ -66,7 +66,7 @@ def update_if_present(
     tracks no generations; KeyError for a key that is not stored; ValueError for another shape or dtype, and for one of
     `version_key` and `version` without the other; TypeError for what is no tensor.
     """
-    with Turn(self):
+    with turn(self):
         storage = self._storage
         storage.recover()
         if not isinstance(storage, TensorStorage):

@@ -10,7 +10,7 @@ from fbuf.memory_plan import Plan, Share
 from interop.buffers import edits, planning
 from interop.buffers.conditional import update_if_present
 from interop.buffers.joined import Joined
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.checkpoint.stateful import defined_outside
 from interop.data.pytrees import length_of, swapped
 from interop.storages import planning as of_storages
@@ -26,7 +26,7 @@ class Editable(Joined):
         In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated, and nothing changes.
         RuntimeError without data where that is needed to tell, and the errors of the write.
         """
-        with Turn(self):
+        with turn(self):
             return of_storages.plan(self._shares(data))
 
     def _shares(self, data: Any) -> list[Share]:
@@ -65,7 +65,7 @@ class Editable(Joined):
 
     def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> Self:
         """Write entries of the rows at index in place, dims 0 and `dim` being exchanged; with `adds` new ones too."""
-        with Turn(self):
+        with turn(self):
             self._storage.refuse_a_stranger()
             rows = self._storage.editable(given)
             if not is_tensor_collection(rows):

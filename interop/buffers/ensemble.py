@@ -21,7 +21,7 @@ from interop.buffers.places import owned
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.routing import changes, widths
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.buffers.turn import Turn, turns
+from interop.buffers.turn import turn, turns
 from interop.buffers.unwritable import Unwritable
 from interop.data import randomness
 from interop.data.index import as_int
@@ -209,7 +209,7 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         gathering = Gathering(len(pending.parts), pending.parts[0].size, weighs)
         for part in pending.parts:
             member = self._members[part.place]
-            with Turn(member):
+            with turn(member):
                 if reserves:
                     part.sampler, part.storage = member.sampler, member.storage  # others may have come since
                     part.reserve()
@@ -291,7 +291,7 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         found = []
         for place in places:
             member = self._members[place]
-            with Turn(member):
+            with turn(member):
                 data = member.storage[item]
                 data = owned(data) if member.storage.is_live(item) else data
                 collate_fn = self._collate_fns[place] or member._collate_fn

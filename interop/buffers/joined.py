@@ -11,7 +11,7 @@ from interop.buffers import collate
 from interop.buffers.checkpoints import Saveable
 from interop.buffers.pending import reads_slots
 from interop.buffers.prefetch import Prefetch
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.sample_units import SampleUnit, expanding
@@ -142,7 +142,7 @@ class Joined(Saveable):
         if "_transform" in others:
             others["_transform"].set_container(self)
         if self._shared:
-            storage._share()
+            storage.share()
         self._storage, self._sampler, self._writer = storage, sampler, writer
         self._reads_slots = self._unit is None and reads_slots(storage, sampler)
         self.__dict__.update(others)
@@ -232,7 +232,7 @@ class Joined(Saveable):
         while True:
             before = self._storage
             first, second = sorted((before.lock, new.lock), key=id)  # in one order, whoever exchanges with whom
-            with first.turn(), second.turn(), Turn(self):
+            with first.turn(), second.turn(), turn(self):
                 if self._storage is before:
                     self._exchange_storage(new, chosen)
                     return before
@@ -250,7 +250,7 @@ class Joined(Saveable):
         """Put in another sampler, which takes over the stored rows; returns the one before."""
         new = made("sampler", sampler, Sampler)
         new.check_batch_size(self._batch_size)
-        with Turn(self):
+        with turn(self):
             before = self._sampler
             self._join(self._storage, new, self._writer)
             self._drop_ahead()
@@ -259,7 +259,7 @@ class Joined(Saveable):
     def set_writer(self, writer: Writer) -> Writer:
         """Put in another writer; returns the one before."""
         new = made("writer", writer, Writer)
-        with Turn(self):
+        with turn(self):
             before = self._writer
             self._join(self._storage, self._sampler, new)
             return before
@@ -267,7 +267,7 @@ class Joined(Saveable):
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have this generator govern every draw from now on."""
         generator = _a_generator(generator)
-        with Turn(self):
+        with turn(self):
             self._rng = generator
             self._hand_rng()
             self._drop_ahead()
@@ -279,12 +279,13 @@ class Joined(Saveable):
     def share(self, shared: bool = True) -> Self:
         """Have processes take turns at every call, those of all buffers on the storage. ValueError with prefetch.
 
-        They do by themselves from the moment another process is given the buffer, or is forked; False takes back only what
-        was asked for before that.
+        They do by themselves from the moment a process is started with the buffer, and memory maps from a fork on. Forked
+        children of other buffers can only read what there was at the fork. False takes back only what was asked for before
+        any process has the buffer.
         """
         self._asks_to_share(shared)
         if self.initialized:
-            self._storage._share() if shared else self._storage.lock.unshare()
+            self._storage.share() if shared else self._storage.lock.unshare()
         return self
 
     def _asks_to_share(self, shared: bool) -> None:
@@ -299,7 +300,7 @@ class Joined(Saveable):
 
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
         """A turn for what one step reads: only where a process that ended may have left it half done, or a fork."""
-        return Turn(self) if self._storage.lock.more else contextlib.nullcontext()
+        return turn(self) if self._storage.lock.hooked else contextlib.nullcontext()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
@@ -307,7 +308,7 @@ class Joined(Saveable):
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform before the one at index."""
-        with Turn(self):
+        with turn(self):
             self._transform.insert(index, transform, invert=invert)
             self._drop_ahead()
         return self
@@ -334,7 +335,7 @@ class Joined(Saveable):
     def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
         """What a pickle or copy has, as of one moment: with components of its own. A worker gets those there are."""
         self._storage  # noqa: B018  # components, not what makes them
-        with Turn(self), self._queue_still():
+        with turn(self), self._queue_still():
             self._drop_ahead()
             state = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
             if not starting_a_worker():

@@ -16,7 +16,7 @@ from interop.buffers import collate
 from interop.buffers.assignment import assign
 from interop.buffers.pending import Part, PendingBatch
 from interop.buffers.places import as_key, is_all, owned, unwrapped
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.buffers.writable import Writable
 from interop.data import randomness
 from interop.data.index import as_int
@@ -203,11 +203,11 @@ class ReplayBuffer(Writable):
 
     def _lock_to_draw(self) -> AbstractContextManager[Any]:
         """Held while a batch is drawn and read."""
-        return Turn(self)
+        return turn(self)
 
     def _lock_to_reserve(self) -> AbstractContextManager[Any] | None:
         """Held while a batch is requested."""
-        return Turn(self) if self._sampler.reads_to_reserve else None
+        return turn(self) if self._sampler.reads_to_reserve else None
 
     def _size_of_batch(self, batch_size: int | None) -> int:
         if batch_size is None:
@@ -253,7 +253,7 @@ class ReplayBuffer(Writable):
         """
         if transforms not in ("refuse", "drop"):
             raise ValueError(f"transforms must be 'refuse' or 'drop', got {transforms!r}")
-        with Turn(self):
+        with turn(self):
             lost = [repr(each) for each in self._transform]
             lost += [] if self._collate_fn in (collate.identity, collate.stack, collate.lazily) else ["collate_fn"]
             if lost and transforms == "refuse":
@@ -310,7 +310,7 @@ class ReplayBuffer(Writable):
         if key is not None:
             return self[:][key]
         index = unwrapped(index)
-        with Turn(self):
+        with turn(self):
             if self.dim_extend > 0:
                 data = swapped(self._storage[:], self.dim_extend)
                 data = data if is_all(index) else each_leaf(data, lambda leaf: leaf[index])
@@ -334,7 +334,7 @@ class ReplayBuffer(Writable):
         value = self._to_store(value)
         if self._is_nothing(value):
             return
-        with Turn(self):
+        with turn(self):
             self._storage.refuse_a_stranger()
             self._storage.recover()
             assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interop.buffers import collate
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.data.keys import as_path
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
@@ -139,7 +139,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         if not self._sampler.takes_priorities:
             return
-        with Turn(self):
+        with turn(self):
             ndim = self._storage.ndim
             anchors = data.get("anchor_index", None) if self._unit is not None else None
             index = _entry(data, "index") if anchors is None else anchors

@@ -2,42 +2,39 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
-from interop.shared.access import Access, Holding
+from interop.storages import Storage
 
 
-class Turn(Holding):
-    """The turn of a buffer at its storage, while it draws, reads or writes; where processes share it, among them too.
-
-    The lock is that of the storage, which several buffers may have. Reentrant.
-    """
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self, buffer: Any) -> None:
-        super().__init__(buffer._storage.lock)
-        self._buffer = buffer
-
-    def __enter__(self) -> Any:
-        self._take(self._buffer._storage.lock)
-        while self._access is not self._buffer._storage.lock:  # it was exchanged while this thread waited
-            self.__exit__()
-            self._take(self._buffer._storage.lock)
+class HasStorage(Protocol):
+    @property
+    def storage(self) -> Storage: ...
 
 
 @contextlib.contextmanager
-def turns(buffers: Sequence[Any]) -> Iterator[None]:
-    """The turns of several buffers at once, taken in the one order in which all threads take them."""
+def turn(buffer: HasStorage) -> Iterator[None]:
+    """Hold the lock of the storage of a buffer, which other buffers may have too. Reentrant."""
+    done = False
+    while not done:
+        lock = buffer.storage.lock
+        with lock.threads:
+            done = lock is buffer.storage.lock  # or it was exchanged while this thread waited
+            if done and lock.hooked:
+                with lock.turn():
+                    yield
+            elif done:
+                yield
+
+
+@contextlib.contextmanager
+def turns(buffers: Sequence[HasStorage]) -> Iterator[None]:
+    """Hold the locks of several buffers at once, taken in the one order in which all threads take them."""
     while True:
-        wanted = _accesses(buffers)
+        locks = {id(each.storage.lock): each.storage.lock for each in buffers}
         with contextlib.ExitStack() as held:
-            for each in wanted:
-                held.enter_context(each.turn())
-            if wanted == _accesses(buffers):  # else a storage was exchanged while this thread waited
+            for place in sorted(locks):
+                held.enter_context(locks[place].turn())
+            if all(id(each.storage.lock) in locks for each in buffers):  # or one was exchanged
                 yield
                 return
-
-
-def _accesses(buffers: Sequence[Any]) -> list[Access]:
-    return sorted((each._storage.lock for each in buffers), key=id)

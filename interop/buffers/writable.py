@@ -1,5 +1,6 @@
 """The half of a replay buffer that writes."""
 
+import contextlib
 import os
 import warnings
 from typing import Any
@@ -9,8 +10,8 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.buffers.editable import Editable
-from interop.buffers.turn import Turn
-from interop.buffers.writing import KeepingWriting, Writing
+from interop.buffers.turn import turn
+from interop.buffers.writing import keeping_writing, writing
 from interop.data.pytrees import each_leaf, swapped
 from interop.shared.interrupts import uninterrupted
 from interop.storages import following
@@ -61,11 +62,11 @@ class Writable(Editable):
     def _expect(self, call: str, data: Any) -> None:
         """ValueError for data that this kind of buffer does not take."""
 
-    def _stored(self, data: Any, lift: bool = False) -> Writing | KeepingWriting:
+    def _stored(self, data: Any, lift: bool = False) -> contextlib.AbstractContextManager[Any]:
         """A turn to write, and what is to be written: the data after the inverse transforms."""
         if self._transform.keeps:
-            return KeepingWriting(self, lambda: self._to_store(data, lift))
-        return Writing(self, self._to_store(data, lift) if len(self._transform) else data)
+            return keeping_writing(self, lambda: self._to_store(data, lift))
+        return writing(self, self._to_store(data, lift) if len(self._transform) else data)
 
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
@@ -130,7 +131,7 @@ class Writable(Editable):
 
     def mark_update(self, index: Any) -> None:
         """Give the items at index the default priority of the sampler."""
-        with Turn(self):
+        with turn(self):
             self._mark(index)
 
     def _mark(self, index: Any) -> None:
@@ -140,7 +141,7 @@ class Writable(Editable):
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give the items at index new priorities; a warning where the sampler has none."""
-        with Turn(self):
+        with turn(self):
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(each) for each in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
@@ -149,7 +150,7 @@ class Writable(Editable):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
-        with Turn(self):
+        with turn(self):
             self._storage.recover()
             self._storage.refuse_a_stranger()
             for buffer in self._storage.attached():

@@ -1,65 +1,41 @@
-"""The turn of a write, with what its transforms made of the data."""
+"""The time of a write, with what its transforms make of the data."""
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.shared.interrupts import uninterrupted
 
-
-class Writing(Turn):
-    """A turn for what is to be stored, which was made before."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, buffer: Any, data: Any) -> None:
-        super().__init__(buffer)
-        self._data = data
-
-    def __enter__(self) -> Any:
-        super().__enter__()
-        return self._data
+if TYPE_CHECKING:
+    from interop.buffers.joined import Joined
 
 
-class KeepingWriting(Turn):
-    """The same where transforms keep something for the next write: they run within the turn, in the order of writes.
+@contextlib.contextmanager
+def writing(buffer: "Joined", data: Any) -> Iterator[Any]:
+    """Hold the lock of a buffer for a write of data that was made before."""
+    with turn(buffer):
+        yield data
+
+
+@contextlib.contextmanager
+def keeping_writing(buffer: "Joined", make: Callable[[], Any]) -> Iterator[Any]:
+    """The same where transforms keep something for the next write: `make` runs under the lock, in the order of writes.
 
     A write that fails leaves what they keep as it was.
     """
-
-    __slots__ = ("_before", "_make", "_standing")
-
-    def __init__(self, buffer: Any, make: Callable[[], Any]) -> None:
-        super().__init__(buffer)
-        self._make = make
-
-    def __enter__(self) -> Any:
-        super().__enter__()
-        self._before: Any = None
+    with turn(buffer):
+        chain, before, at = buffer.transform, buffer.transform.snapshot(), _position(buffer)
         try:
-            self._before = self._buffer._transform.snapshot()
-            self._standing = self._stands()
-            return self._make()
+            yield make()
         except BaseException:
-            self._back()
-            super().__exit__()
+            if _position(buffer) == at:  # rows that were written although a signal came then are part of the stream
+                with uninterrupted():
+                    chain.restore(before)
             raise
 
-    def __exit__(self, kind: Any = None, *rest: object) -> None:
-        try:
-            # What was written although a signal broke off what followed is part of the stream.
-            if kind is not None and self._stands() == self._standing:
-                self._back()
-        finally:
-            super().__exit__(kind, *rest)
 
-    def _back(self) -> None:
-        if self._before is None:
-            return
-        with uninterrupted():
-            self._buffer._transform.restore(self._before)
-
-    def _stands(self) -> tuple[Any, ...]:
-        """What a write changes once its rows are stored: first the cursor, where there is one, then the count."""
-        writer = self._buffer._writer
-        return getattr(writer, "_cursor", None), writer.write_count
+def _position(buffer: "Joined") -> tuple[Any, ...]:
+    """What a write changes once its rows are stored: first the cursor, where there is one, then the count."""
+    writer = buffer.writer
+    return getattr(writer, "_cursor", None), writer.write_count

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
 from interop.buffers.collate import stack
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.data.class_names import class_of
 from interop.data.keys import as_path
 from interop.samplers.boundary_keys import BoundaryKeys
@@ -35,7 +35,7 @@ def stored_episodes(
         raise TypeError(f"a single ReplayBuffer is needed, got {class_of(rb)}: write members of an ensemble one by one")
     if isinstance(rb.writer, TensorDictMaxValueWriter):
         raise TypeError(f"a {type(rb.writer).__name__} does not keep the order of rows: there are no trajectories")
-    with Turn(rb):
+    with turn(rb):
         if not len(rb.storage):
             raise RuntimeError("the buffer is empty: there is nothing to write")
         yield StoredEpisodes(rb.storage, traj_key, end_keys)

@@ -22,13 +22,16 @@ def rows_in_jax(device: torch.device) -> bool:
 class JaxRows:
     """Rows in arrays of JAX on a device that both libraries see. No other process sees them."""
 
-    forked = shared = False
+    shared = False
     in_place = False
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
         self.arrays = arrays
         self.lanes = lanes
         self.device = device
+
+    def share(self) -> None:
+        """Nothing: a child cannot use the memory of an accelerator, and is refused."""
 
     @classmethod
     def zeros(

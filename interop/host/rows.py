@@ -1,7 +1,7 @@
 """Leaf tensors of shape [rows, *lanes, ...] in the memory of torch or of JAX, with one way to write and read them.
 
 On the CPU rows live in torch's memory (ordinary, given by the user, shared or memory-mapped): an item that the user
-holds stays a live view, no length of batch costs a compilation, and forked children can write. They are read by NumPy's
+holds stays a live view, and no length of batch costs a compilation. They are read by NumPy's
 and torch's gathers, which copy whole rows; XLA's goes element by element, and has fewer reads of memory under way at a
 time. On a GPU rows are arrays of JAX, written by a donated program, read by the one that draws.
 """
@@ -24,7 +24,7 @@ from interop.host.equal_places import chosen_items, coordinates, last_of_equal
 from interop.host.maps import Space
 from interop.host.paging import Paging, selectable
 from interop.host.runs import Runs
-from interop.shared.shared_int import SharedInt, in_shared_memory
+from interop.shared.shared_int import in_shared_memory
 
 # Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
 # GNU's OpenMP then waits some milliseconds for it, each time.
@@ -42,14 +42,11 @@ class TorchRows:
     _space: Space | None = None  # where rows may have no memory yet
     runs: Runs | None = None  # of rows on the host
 
-    def __init__(
-        self, tensors: Sequence[Tensor], lanes: tuple[int, ...], forked: bool = False, mapped: bool = False
-    ) -> None:
-        """`forked`: forked processes see the memory; `mapped`: it is maps of files, be they `MemoryMappedTensor` or not."""
+    def __init__(self, tensors: Sequence[Tensor], lanes: tuple[int, ...], mapped: bool = False) -> None:
+        """`mapped`: they are maps of files, be they `MemoryMappedTensor` or not."""
         self._tensors = list(tensors)
         self.lanes = lanes
-        self._forked, self._mapped = forked, mapped
-        self._moves = SharedInt()  # how often the memory was moved, by whichever process
+        self._mapped = mapped
         self._space = Space.of(self._tensors)
         self._hold()
 
@@ -68,17 +65,11 @@ class TorchRows:
         self._paging = Paging.of(self._items, self.tensors, self.lanes, self._mapped)
         self.runs = None if self._numpy is None else Runs(self._items, self.lanes, self._paging)
         self._extents = _extents(plain)
-        self._moves_seen = self._moves.value
 
     @property
     def shared(self) -> bool:
         """Whether processes that are started, forked or not, see what is written here."""
         return all(isinstance(t, MemoryMappedTensor) or t.is_shared() or t.numel() == 0 for t in self.tensors)
-
-    @property
-    def forked(self) -> bool:
-        """Whether processes forked from here see it; not where the memory has moved since this one was forked."""
-        return (self._forked and self._moves.value == self._moves_seen) or self.shared
 
     def share(self) -> None:
         """Move CPU memory to where other processes see it. Views are made anew: the memory moves."""
@@ -86,17 +77,15 @@ class TorchRows:
             return
         self._numpy, self._items, self._plain, self._dense = None, [], [], []
         self.runs = None
-        self._moves.value += 1
         try:
             self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]
         finally:  # some may have moved though there was no space for others
             self._hold()
 
     def beside(self, other: "Rows", order: Sequence[int]) -> "TorchRows":
-        """These leaves and those of other rows, in this order. Processes that were forked before do not have them."""
-        self._moves.value += 1
+        """These leaves and those of other rows, in this order."""
         every = [*self.tensors, *other.tensors]
-        return TorchRows([every[place] for place in order], self.lanes, self._forked and other.forked, self._mapped)
+        return TorchRows([every[place] for place in order], self.lanes, self._mapped)
 
     def apart(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         """The leaves, as copies where they lie in the memory of these rows: to write one row could change them."""

@@ -73,7 +73,7 @@ class Copyable(Storage):
         return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
 
     def is_shared(self) -> bool:
-        return self.rows is not None and self.rows.forked
+        return self.rows is not None and self.rows.shared
 
     def _refuse_to_share(self) -> None:
         super()._refuse_to_share()

@@ -10,7 +10,7 @@ from torch import Tensor
 from interop.data import bridge
 from interop.data.index import as_int, flat_slots, whole_rows
 from interop.host.rows import TorchRows, _extents, _Items, _on_host
-from interop.shared.shared_int import SharedInt, in_shared_memory
+from interop.shared.shared_int import in_shared_memory
 from interop.storages.frame_scheme import OPEN, Plan, Scheme, bits, planned, refuse_strangers
 
 # Counts: the row that is written next, rows stored, where in the ring of frames the next row begins, finals that are
@@ -23,11 +23,9 @@ class FrameRows(TorchRows):
 
     in_place = False  # observations are put together when they are read
 
-    def __init__(self, scheme: Scheme, memory: Sequence[Tensor], forked: bool = False) -> None:
+    def __init__(self, scheme: Scheme, memory: Sequence[Tensor]) -> None:
         self.scheme, self.lanes, self.device = scheme, scheme.lanes, torch.device("cpu")
         self._plan: Plan | None = None
-        self._forked = forked
-        self._moves = SharedInt()
         self._tensors = list(memory)
         self._hold()
 
@@ -47,7 +45,6 @@ class FrameRows(TorchRows):
         self._numpy: Any = self._by_leaf(self._rest._numpy)
         self._items: Any = self._by_leaf(self._rest._items)
         self._back = np.arange(scheme.stack - 1, -1, -1)
-        self._moves_seen = self._moves.value
 
     def _by_leaf(self, of_rest: Any) -> list[Any]:
         held = dict(zip(self.scheme.rest, of_rest, strict=True))
@@ -73,7 +70,6 @@ class FrameRows(TorchRows):
         if not self.shared:
             try:
                 self._tensors = [in_shared_memory(tensor) for tensor in self._tensors]
-                self._moves.value += 1
             finally:  # some may have moved when there was no memory for others
                 self._hold()
 

@@ -80,7 +80,7 @@ class Scheme:
         return leaf.narrow(axis, leaf.shape[axis] - size, size)
 
     def memory(self) -> list[Tensor]:
-        """Tensors of zeros for all that is kept. They take memory as they are written; forked processes share them."""
+        """Tensors of zeros for all that is kept. They take memory as they are written."""
         return [_zeros(shape, dtype) for _, shape, dtype in self.arrays()]
 
     def arrays(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:

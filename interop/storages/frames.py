@@ -95,7 +95,7 @@ class LazyFrameStorage(TensorStorage):
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         scheme = self._scheme(layout, lead)
         planning.refuse(scheme.planned())
-        return FrameRows(scheme, scheme.memory(), forked=True)
+        return FrameRows(scheme, scheme.memory())
 
     def _scheme(self, layout: Layout, lead: tuple[int, ...]) -> Scheme:
         items = torch.Size(lead).numel()

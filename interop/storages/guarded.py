@@ -13,7 +13,6 @@ from interop.host.rows import TorchRows
 from interop.shared.journal import Journal, counted
 from interop.shared.undo import Memory
 
-_PATIENCE = 1.0  # seconds
 Advance = Callable[[Tensor, int, int], None]
 
 
@@ -115,18 +114,10 @@ def can_guard(storage: Any) -> bool:
     return storage.is_shared() if rows is None else rows.in_place
 
 
-def started(storage: Any) -> Journal | None:
-    """A journal in memory that workers share, of a storage that is written by this process alone until now.
-
-    None where another thread is writing just now.
-    """
-    threads = storage.lock._held
-    if not threads.acquire(timeout=_PATIENCE):
-        return None
-    try:
-        journal = Journal()
-        journal.start(storage, Memory(Journal.size_for(storage)))
-        journal.shared = True
-        return journal
-    finally:
-        threads.release()
+def started(storage: Any) -> Journal:
+    """A journal in memory that workers share, of a storage that is written by this process alone until now. Its lock is
+    held."""
+    journal = Journal()
+    journal.start(storage, Memory(Journal.size_for(storage)))
+    journal.shared = True
+    return journal

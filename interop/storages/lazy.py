@@ -134,17 +134,17 @@ class LazyTensorStorage(TensorStorage):
         if self._first is None and on_host and not self._compilable and not self._consolidated:
             self._first = FirstWrite(self, self._cleanup_memmap)
 
-    def _start_sharing(self) -> None:
+    def start_sharing(self) -> None:
         self._meet()
-        super()._start_sharing()
+        super().start_sharing()
 
     def _refuse_to_share(self) -> None:
         self._meet()
         super()._refuse_to_share()
 
-    def _begin_turn(self) -> None:
+    def acquired(self) -> None:
         self._look()
-        super()._begin_turn()
+        super().acquired()
 
     def _own_rows(self) -> Rows:
         self._look()
@@ -202,12 +202,14 @@ class LazyTensorStorage(TensorStorage):
             return JaxRows.zeros(shapes, dtypes, lead[1:], device)
         if device.type != "cpu":
             return super()._fresh(leaves, lead)
-        return TorchRows(list(map(_zeros, shapes, dtypes)), lead[1:], forked=True)
+        return TorchRows(list(map(_zeros, shapes, dtypes)), lead[1:])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only once they are written, aligned for XLA, and that forked processes share."""
+    """Zeros that take memory only once they are written, aligned for XLA."""
     count = torch.Size(shape).numel()
     if count == 0:
         return torch.zeros(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).reshape(shape)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE), dtype=dtype, count=count).reshape(
+        shape
+    )

@@ -98,7 +98,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 self._own(Path(self.scratch_dir), _OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)), {}, {})
                 self._finish()
                 self.journal.start(self, self._journal_memory())
-                self.lock.more = True
+                self.lock.hooked = True
 
     @classmethod
     def open(cls, scratch_dir: str | os.PathLike[str], mode: Literal["r", "r+"] = "r+") -> Self:

@@ -131,5 +131,5 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows 
         return
     found.resume(storage, state)
     storage.journal, storage._owner = found, owner
-    storage.lock.more = True  # a turn begins with what an interrupt has left
+    storage.lock.hooked = True  # an unfinished write is rolled back first
     storage._finish()

@@ -17,9 +17,9 @@ from interop.checkpoint.component import Component
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.host.ring import CELLS, Ring
-from interop.shared.access import Access
 from interop.shared.processes import starting_a_worker
 from interop.shared.shared_int import in_shared_memory
+from interop.shared.storage_lock import StorageLock
 from interop.storages import following, planning
 
 _NOT_GUARDED = contextlib.nullcontext()
@@ -51,17 +51,15 @@ class Storage(Component):
     _reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether samplers are told of what other processes write
     _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
-    _pid: int  # of the process that made it
-    lock: Access
+    lock: StorageLock
     _listeners: "_Listeners"
     ring: Ring  # where it stands: rows in use, cursor, what was written
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # here, for subclasses that do not call `__init__`
         storage = super().__new__(cls)
-        storage.lock = Access(storage)
+        storage.lock = StorageLock(storage)
         storage._listeners = _Listeners()
         storage.ring = Ring()
-        storage._pid = os.getpid()
         return storage
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
@@ -134,48 +132,50 @@ class Storage(Component):
 
     def refuse_a_stranger(self) -> None:
         """RuntimeError in a forked child whose writes the parent would not see, or not count."""
-        if os.getpid() == self._pid:
-            return
-        shared = self.is_shared()
-        if self._compilable and shared:
+        if self.lock.forked and (self.lock.processes is None or not self.is_shared()):
             raise RuntimeError(
-                f"this {type(self).__name__} is compilable: it counts for each process apart, which would write over each "
-                "other's rows. Build it with compilable=False"
+                f"this {type(self).__name__} is in memory that a forked process does not share, and can only be read here: "
+                "call share() on the buffer before the fork, or use LazyMemmapStorage (both without compilable=True), or "
+                "build the buffer in the process that writes to it; nothing was written"
             )
-        if not shared and not self._compilable:
-            raise RuntimeError(
-                f"this {type(self).__name__} is in memory that a forked process does not share: use LazyMemmapStorage, or "
-                "the spawn start method, or build the buffer in the process that writes to it"
-            )
+
+    @property
+    def compilable(self) -> bool:
+        """Whether the counters belong to one process."""
+        return self._compilable
 
     def is_shared(self) -> bool:
         """Whether other processes see what this one writes."""
         return False
 
-    def _share(self) -> None:
+    def share(self) -> None:
         """Have processes take turns from now on. O(1) once they do."""
         if self.lock.processes is None:
             with self.lock.turn():
-                self._start_sharing()
+                self.start_sharing()
 
-    def _start_sharing(self) -> None:
+    def start_sharing(self) -> None:
+        """Move what is counted to where other processes see it. The lock is held."""
         self._start_journal()
         if self.journal is None and self._counters is None and not self._compilable:
             self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
             self.ring.use(self._counters.numpy().data, copy=True)
+        if self.generations is not None:
+            self.generations.share(self)
         self.lock.share()
+        self.released()
 
     def _start_journal(self) -> None:
         """Have what a process was writing when it ended be taken back by the next one."""
 
-    def _begin_turn(self) -> None:
-        """This process has the turn, after another one perhaps: know what that one did."""
+    def acquired(self) -> None:
+        """The lock was taken: know what other processes did."""
         self.recover()
-        if self._seen is not None and os.getpid() == self._pid and self._seen != following.standing(self):
+        if self._seen is not None and not self.lock.forked and self._seen != following.standing(self):
             following.follow(self, self._seen)
 
-    def _end_turn(self) -> None:
-        """Another process may have the next turn."""
+    def released(self) -> None:
+        """The lock is about to be released: other processes may write."""
         shared = self._watched and self.lock.processes is not None
         self._seen = following.standing(self) if shared else None
 
@@ -327,7 +327,7 @@ class Storage(Component):
         # Buffers and the generator are put back by the buffer that owns this storage.
         if starting_a_worker():
             self._refuse_to_share()
-            self._share()
+            self.share()
             kept: dict[str, Any] = {"_turns": self.lock.give()}
         else:
             kept = {"journal": None, "_counters": None, "priorities": None, "ring": copy.deepcopy(self.ring)}
@@ -346,7 +346,7 @@ class Storage(Component):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         turns = state.pop("_turns", None)
-        self.__dict__.update(state, _pid=os.getpid(), lock=self.lock)
+        self.__dict__.update(state, lock=self.lock)
         if turns is not None:
             self.lock.take(turns)
         if self._counters is not None:

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ class TensorStorage(Readable):
         self.layout, self.rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
         if self.journal is not None:
             self.journal.guard(self)
-            self.lock.more = True  # a turn begins with what an interrupt has left
+            self.lock.hooked = True  # an unfinished write is rolled back first
         elif self.lock.processes is not None:
             try:
                 self._start_journal()
@@ -128,7 +127,7 @@ class TensorStorage(Readable):
         """The folder in which processes that share the storage find these; None where they are in memory."""
         return None
 
-    def _start_sharing(self) -> None:
+    def start_sharing(self) -> None:
         if self.layout is not None and self.layout.values is not None:
             folder = self._values_folder()
             if folder is None:
@@ -137,7 +136,9 @@ class TensorStorage(Readable):
                     "LazyMemmapStorage, or a LazyTensorStorage with compilable=False, to share them"
                 )
             self.layout.values.move_to(folder)
-        super()._start_sharing()
+        if self.rows is not None:
+            self.rows.share()
+        super().start_sharing()
 
     def editable(self, given: Any) -> Any:
         if self.packs and (isinstance(given, Mapping) or is_tensor_collection(given)):
@@ -400,7 +401,7 @@ class TensorStorage(Readable):
         size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
         small = guard is not None and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
         others = self.lock.given or getattr(self, "_first", None) is not None
-        if self._OF_FRAMES or small or (others and (rows.shared or os.getpid() != self._pid)):
+        if self._OF_FRAMES or small or (others and rows.shared) or self.lock.forked:
             raise RuntimeError(
                 f"no keys can be added to this {type(self).__name__}: rows that other processes have, frames, and rows that "
                 "were much smaller keep those of the first batch. Have all keys in it; nothing was written"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interop.shared.processes import starting_a_worker
-from interop.shared.shared_int import SharedInt, in_shared_memory
+from interop.shared.shared_int import in_shared_memory
 from interop.storages import Storage
 
 
@@ -20,8 +20,9 @@ class Generations:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._moves = SharedInt()  # how often the memory was moved, by whichever process
         self._hold(_zeros(0))
+        if storage.lock.processes is not None:
+            self.share(storage)
         if len(storage):  # rows that were there before
             self._reserve(storage)
             self._writes[: _rows_in(storage)] = 1
@@ -29,7 +30,6 @@ class Generations:
     def _hold(self, counts: Tensor) -> None:
         self._counts = counts
         self._writes = counts.numpy()
-        self._moves_seen = self._moves.value
 
     def _reserve(self, storage: Storage) -> None:
         """Have a number for each row that the storage can have or, where it has no bound, for those there are."""
@@ -40,13 +40,10 @@ class Generations:
             grown[: self._writes.size] = self._counts
             self._hold(grown)
 
-    def refuse_a_stranger(self) -> None:
-        """RuntimeError in a forked child whose writes the parent would not see."""
-        if self._moves.value != self._moves_seen:
-            raise RuntimeError(
-                "the generations have moved since this process was forked, its writes would not be seen: start workers "
-                "after the first write, by one method"
-            )
+    def share(self, storage: Storage) -> None:
+        """Count where other processes see it, from now on."""
+        self._reserve(storage)
+        self._hold(in_shared_memory(self._counts.clone()))
 
     def written(self, storage: Storage, rows: Any) -> None:
         """Count a write of each of the rows, which may repeat."""
@@ -92,14 +89,10 @@ class Generations:
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():
-            if not self._counts.is_shared():
-                self._moves.value += 1
-                self._hold(in_shared_memory(self._counts.clone()))
-            return {"counts": self._counts, "moves": self._moves}
-        return {"counts": self._counts.clone(), "moves": SharedInt()}
+            return {"counts": self._counts}  # in shared memory, as the storage is by now
+        return {"counts": self._counts.clone()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._moves = state["moves"]
         self._hold(state["counts"])
 
 
@@ -109,7 +102,7 @@ def _rows_in(storage: Storage) -> int:
 
 
 def _zeros(count: int) -> Tensor:
-    """Zeros that forked processes share, and that take memory only once they are written."""
+    """Zeros that take memory only once they are written."""
     if count == 0:
         return torch.zeros(0, dtype=torch.int64, device="cpu")
-    return torch.frombuffer(mmap.mmap(-1, 8 * count), dtype=torch.int64, count=count)
+    return torch.frombuffer(mmap.mmap(-1, 8 * count, mmap.MAP_PRIVATE), dtype=torch.int64, count=count)

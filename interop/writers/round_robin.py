@@ -1,6 +1,5 @@
 """The oldest slot first."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -164,13 +163,11 @@ class RoundRobinWriter(Writer):
     def _refuse_a_stranger(self) -> None:
         """RuntimeError in a process whose writes others would not see, while they would count them."""
         self._storage.refuse_a_stranger()
-        if self._compilable and os.getpid() != self._storage._pid and self._storage.is_shared():
+        if self._compilable and self._storage.lock.forked and self._storage.is_shared():
             raise RuntimeError(
                 f"this {type(self).__name__} is compilable: its cursor is that of one process, and a forked one would write "
                 "over the rows of the other. Build it with compilable=False"
             )
-        if self._storage.generations is not None:
-            self._storage.generations.refuse_a_stranger()
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
         """Count the rows that were written, and have the next write begin at the cursor, around the ring."""

@@ -76,7 +76,7 @@ def write(buffer: Any, first: int, batches: int, size: int, reads: bool = False)
 
 def made(kind: str, capacity: int, folder: str | None = None, **options: Any) -> TensorDictReplayBuffer:
     where = {"scratch_dir": folder} if folder is not None else {}
-    return TensorDictReplayBuffer(storage=STORAGES[kind](capacity, **where, **options), batch_size=64)
+    return TensorDictReplayBuffer(storage=STORAGES[kind](capacity, **where, **options), batch_size=64, shared=True)
 
 
 def counters_wrong(buffer: Any, count: int | None = None) -> int:

@@ -15,7 +15,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from interop.buffers.turn import Turn
+from interop.buffers.turn import turn
 from interop.host.rows import TorchRows
 from interop.host.runs import Runs
 from interop.samplers.assembly import Assembly, Told
@@ -91,7 +91,7 @@ def steps(count=40):
 def wanted(buffer, batch_size, seed):
     """The batch as it comes by parts: named, told, read, set."""
     torch.manual_seed(seed)
-    with Turn(buffer):
+    with turn(buffer):
         index, info = buffer.sampler.sample(buffer.storage, batch_size)
         data = buffer.storage.get(index)
     if isinstance(buffer, TensorDictReplayBuffer):

@@ -22,7 +22,7 @@ from interop import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.buffers.turn import Turn, turns
+from interop.buffers.turn import turn, turns
 from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads_and_processes import together
 
@@ -42,11 +42,11 @@ def test_one_member_at_a_time_is_locked():
 
     class Watching(PrioritizedSampler):
         def sample(self, storage, batch_size):
-            held.append([each.storage.lock._held._is_owned() for each in members])
+            held.append([each.storage.lock.threads._is_owned() for each in members])
             return super().sample(storage, batch_size)
 
     def watch(data):
-        held.append([each.storage.lock._held._is_owned() for each in members])
+        held.append([each.storage.lock.threads._is_owned() for each in members])
         return data
 
     members = [member(sampler=Watching(8, 1, 1), transform=watch) for _ in range(3)]
@@ -75,9 +75,9 @@ def test_turns_are_taken_in_the_order_in_which_storages_are_exchanged(how):
         waiting.start()
         waiting.join(0.1)
         assert waiting.is_alive()
-        free = locks[1]._held.acquire(timeout=60)
+        free = locks[1].threads.acquire(timeout=60)
         if free:
-            locks[1]._held.release()
+            locks[1].threads.release()
     waiting.join(10)
     assert free
     assert not waiting.is_alive()
@@ -89,7 +89,7 @@ def test_turns_are_those_of_a_storage_that_came_while_they_were_waited_for():
 
     def both():
         with turns([one]):
-            taken.append([each.lock._held._is_owned() for each in (before, other)])
+            taken.append([each.lock.threads._is_owned() for each in (before, other)])
 
     with before.lock.turn():
         waiting = threading.Thread(target=both)
@@ -103,7 +103,7 @@ def test_turns_are_those_of_a_storage_that_came_while_they_were_waited_for():
 def test_a_member_that_is_busy_is_waited_for():
     ensemble = ReplayBufferEnsemble(member(), member(), sample_from_all=True)
     drawn = []
-    with Turn(ensemble[1]):
+    with turn(ensemble[1]):
         thread = threading.Thread(target=lambda: drawn.append(ensemble.sample(4)), daemon=True)
         thread.start()
         thread.join(0.1)

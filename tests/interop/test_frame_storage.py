@@ -230,6 +230,7 @@ def test_what_a_worker_writes_is_seen(method):
     both = Both(6)
     both.extend(stream.steps([OPEN, OPEN, TERMINATED, OPEN]))
     rows = stream.steps([OPEN, TRUNCATED, OPEN])
+    both.frames.share()
     worker = multiprocessing.get_context(method).Process(
         target=TensorDictReplayBuffer.extend, args=(both.frames, rows.clone())
     )

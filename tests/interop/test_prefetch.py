@@ -277,6 +277,7 @@ def test_a_forked_child_waits_for_a_turn_of_its_parent_not_for_a_thread_that_it_
 
         buffer, held, done = ReplayBuffer(storage=LazyMemmapStorage(64)), threading.Event(), threading.Event()
         buffer.extend(torch.arange(8.0))
+        buffer.share()
         threading.Thread(target=hold).start()
         held.wait()
         process = multiprocessing.get_context("fork").Process(target=lambda: buffer.extend(torch.arange(2.0)))

@@ -5,13 +5,10 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-import torch
 
-from interop import LazyTensorStorage, ReplayBuffer
-from interop.shared.access import Access
+from interop import LazyTensorStorage
 from interop.shared.process_lock import ProcessLock
 
 
@@ -115,20 +112,10 @@ def test_a_copy_is_another_lock():
     assert twin is not lock and twin._descriptor != lock._descriptor
 
 
-class Held:
-    """A storage, as far as its lock is concerned."""
-
-    def _begin_turn(self):
-        pass
-
-    def _end_turn(self):
-        pass
-
-
-def held_elsewhere(access):
+def held_elsewhere(lock):
     """Whether another process would have to wait."""
     code = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    descriptor = access.processes._descriptor
+    descriptor = lock.processes._descriptor
     assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     done = subprocess.run(
         [sys.executable, "-S", "-c", code, str(descriptor)], pass_fds=[descriptor], capture_output=True, text=True
@@ -137,91 +124,43 @@ def held_elsewhere(access):
     return done.returncode != 0
 
 
-def test_turns_within_turns_and_a_turn_that_began_before_it_was_shared():
-    storage = Held()
-    access = Access(storage)
-    with access.turn():
-        access.share()  # in the middle of a turn
-        assert held_elsewhere(access)
-        with access.turn():
-            pass
-        assert held_elsewhere(access)
-    assert not held_elsewhere(access)
-    with access.turn(), access.turn():
-        assert held_elsewhere(access)
-    assert not held_elsewhere(access)
+def test_the_outermost_turn_takes_and_releases_the_lock_among_processes():
+    storage = LazyTensorStorage(8)
+    with storage.lock.turn():
+        storage.share()
+        with storage.lock.turn():
+            assert held_elsewhere(storage.lock)
+    assert not held_elsewhere(storage.lock)
+    with storage.lock.turn(), storage.lock.turn():
+        assert held_elsewhere(storage.lock)
+    assert not held_elsewhere(storage.lock)
 
 
-def test_a_turn_of_another_thread_that_began_before_it_was_shared():
-    storage, entered, leave = Held(), threading.Event(), threading.Event()
-    access = Access(storage)
+def test_sharing_waits_for_threads_that_hold_the_lock():
+    storage, entered, leave, order = LazyTensorStorage(8), threading.Event(), threading.Event(), []
 
     def hold():
-        with access.turn():
+        with storage.lock.turn():
             entered.set()
             leave.wait(20)
+            order.append("left")
 
     thread = threading.Thread(target=hold)
     thread.start()
     entered.wait(20)
-    access.share()
-    assert held_elsewhere(access)
-    leave.set()
+    threading.Timer(0.1, leave.set).start()
+    storage.share()
+    order.append("shared")
     thread.join(20)
-    assert not held_elsewhere(access)
+    assert order == ["left", "shared"] and not held_elsewhere(storage.lock)
 
 
-def test_no_turn_is_left_held_when_sharing_begins_while_threads_take_turns():
-    storage = Held()
-    for _ in range(60):
-        access, stop = Access(storage), threading.Event()
-
-        def take(access=access, stop=stop):
-            while not stop.is_set():
-                with access.turn(), access.turn():
-                    pass
-
-        threads = [threading.Thread(target=take) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.002)
-        access.share()
-        time.sleep(0.002)
-        stop.set()
-        for thread in threads:
-            thread.join(20)
-        assert not access._begun and access._depth == 0
-    assert not held_elsewhere(access)
-
-
-def test_an_error_at_the_begin_of_a_turn_ends_it():
-    class Refusing(Held):
-        def _begin_turn(self):
-            raise RuntimeError("no")
-
-    storage = Refusing()
-    access = Access(storage)
-    access.share()
-    with pytest.raises(RuntimeError, match="no"):
-        access.turn().__enter__()
-    assert not held_elsewhere(access) and access._depth == 0
-
-
-def test_a_turn_costs_little():
-    """About 1 us for one process, 3 us among several: 10 and 30 of a lock of a thread, and the bounds are ten times that."""
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
-    buffer.extend(torch.zeros(8))
-
-    def cost(turn, count=3000):
-        best = 1.0
-        for _ in range(5):
-            start = time.thread_time()
-            for _ in range(count):
-                with turn():
-                    pass
-            best = min(best, (time.thread_time() - start) / count)
-        return best
-
-    least, alone = cost(threading.RLock), cost(buffer.storage.lock.turn)
-    buffer.share()
-    assert alone < 100 * least and cost(buffer.storage.lock.turn) < 300 * least
+def test_an_error_when_the_lock_is_taken_releases_it(monkeypatch):
+    storage = LazyTensorStorage(8)
+    storage.share()
+    monkeypatch.setattr(storage, "acquired", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), storage.lock.turn():
+        pass
+    assert not held_elsewhere(storage.lock)
+    monkeypatch.undo()
+    assert len(storage) == 0

@@ -1,6 +1,7 @@
 """A signal at any line of a call: its handler raises there, unless the signal has to wait."""
 
 import gc
+import linecache
 import os
 import signal
 import sys
@@ -36,7 +37,8 @@ def sent(call: Callable[[], Any], moment: int, within: tuple[str, ...] = ("",)) 
         name = frame.f_code.co_filename
         if not name.startswith(_HERE) or not name[len(_HERE) :].startswith(within):
             return None
-        if event == "line":
+        opens = linecache.getline(name, frame.f_lineno).strip() == "try:"  # where Python handles no signal
+        if event == "line" and not opens:
             left -= 1
             if not left:
                 line = f"{name[len(_HERE) :]}:{frame.f_lineno}"

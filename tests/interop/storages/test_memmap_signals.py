@@ -171,19 +171,19 @@ def test_a_signal_beside_the_turn_keeps_no_thread_waiting(tmp_path: Path) -> Non
     got: list[bool] = []
 
     def take() -> None:
-        got.append(access._held.acquire(timeout=60))
+        got.append(access.threads.acquire(timeout=60))
         if got[-1]:
-            access._held.release()
+            access.threads.release()
 
     moment = 1
-    while line := sent(lambda: buffer.extend(torch.tensor([21])), moment, ("shared/access", "buffers/turn")):
+    while line := sent(lambda: buffer.extend(torch.tensor([21])), moment, ("shared/storage_lock", "buffers/turn")):
         thread = threading.Thread(target=take)
         thread.start()
         thread.join()
         assert got.pop(), line
         buffer.extend(torch.tensor([22]))
         moment += 1
-    assert moment > 20
+    assert moment > 15
 
 
 def test_no_thread_waits_for_a_write_that_a_signal_ended(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""The lock of a storage: among threads and, once processes share the storage, among these too."""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from interop.shared.process_lock import ProcessLock
+from interop.shared.thread_lock import Lock
+
+_PATIENCE = 1.0  # seconds that a fork waits for other threads to release their locks
+_all: weakref.WeakSet["StorageLock"] = weakref.WeakSet()
+_forking = threading.RLock()
+_held_for_fork: list["StorageLock"] = []
+
+
+class Locked(Protocol):
+    """What a storage does when its lock is taken."""
+
+    def acquired(self) -> None:
+        """The lock was taken, by the outermost `turn`: roll back unfinished writes, follow those of other processes."""
+
+    def released(self) -> None:
+        """The lock is about to be released."""
+
+    def is_shared(self) -> bool:
+        """Whether forked children see what is written into the memory of the rows."""
+
+    def start_sharing(self) -> None:
+        """Move rows and counters to where other processes see them, and take the lock among processes from now on."""
+
+    @property
+    def compilable(self) -> bool:
+        """Whether the counters belong to one process."""
+
+
+class StorageLock:
+    """Held by buffers while they read or write a storage. Reentrant.
+
+    Memory maps, and storages after `share()`, are shared with processes that are forked or started: these lock each other
+    out. Of other storages a forked child has the rows as they were at the fork, and may only read them.
+
+    Attributes:
+        threads: the lock among threads.
+        processes: the lock among processes; None as long as the storage is not shared.
+        given: whether other processes may have it.
+        hooked: whether the storage is told when the lock is taken and released.
+        forked: whether this is the copy of a forked child.
+    """
+
+    __slots__ = ("__weakref__", "_begun", "_storage", "_unusable", "forked", "given", "hooked", "processes", "threads")
+
+    def __init__(self, storage: Locked) -> None:
+        self._storage = weakref.ref(storage)
+        self._begun = self._unusable = self.given = self.hooked = self.forked = False
+        self.processes: ProcessLock | None = None
+        self.threads = Lock()
+        _all.add(self)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock. RuntimeError in a forked child that cannot read the storage."""
+        with self.threads:
+            if self.hooked and not self._begun:
+                try:
+                    self._begun = True
+                    self._begin()
+                    yield
+                finally:
+                    self._begun = False
+                    self._end()
+            else:
+                yield
+
+    def _begin(self) -> None:
+        if self._unusable:
+            raise RuntimeError(
+                "this process was forked while another thread used the storage: what it holds may be half-written. Start "
+                "workers while no other thread uses it, or call share() before"
+            )
+        if self.processes is not None:
+            self.processes.acquire()
+        if (storage := self._storage()) is not None:
+            storage.acquired()
+
+    def _end(self) -> None:
+        try:
+            if (storage := self._storage()) is not None and not self._unusable:
+                storage.released()
+        finally:
+            if self.processes is not None:
+                self.processes.release()
+
+    # ------------------------------------------------------------------ processes
+
+    def share(self) -> None:
+        """Exclude other processes from now on, which none has yet. The lock is held."""
+        if self.processes is None:
+            self.processes = ProcessLock()
+            self.hooked = True
+
+    def unshare(self) -> None:
+        """Exclude threads only, where no process was started yet."""
+        with self.turn():
+            if not self.given:
+                self.processes = None
+
+    def give(self) -> ProcessLock:
+        """The lock of a shared storage, for a process that is starting."""
+        assert self.processes is not None
+        self.given = True
+        return self.processes
+
+    def take(self, lock: ProcessLock) -> None:
+        """Exclude the process that gave this lock."""
+        self.processes, self.given, self.hooked = lock, True, True
+
+    def prepare_fork(self) -> None:
+        """Have a child that is about to be forked share the storage, where it will see its memory."""
+        storage = self._storage()
+        if storage is not None and storage.is_shared() and not storage.compilable:
+            if self.processes is None:
+                storage.start_sharing()
+            self.given = True
+
+    def in_child(self, whole: bool) -> None:
+        """This is a forked child. `whole`: no other thread held the lock at the fork."""
+        storage = self._storage()
+        seen = storage is not None and storage.is_shared()  # what the parent writes
+        self._begun, self.forked = False, True
+        self._unusable = self.processes is None and (seen or not whole)
+        self.hooked = self.hooked or self._unusable
+
+
+def _before_fork() -> None:
+    _forking.acquire()  # one fork at a time
+    until = time.monotonic() + _PATIENCE
+    for lock in _living():
+        if lock.threads.acquire(timeout=max(0.0, until - time.monotonic())):
+            _held_for_fork.append(lock)
+            with contextlib.suppress(Exception):  # no descriptor or memory is left: the child cannot use it
+                lock.prepare_fork()
+
+
+def _release() -> None:
+    try:
+        while _held_for_fork:
+            _held_for_fork.pop().threads.release()
+    finally:
+        _forking.release()
+
+
+def _in_child() -> None:
+    locks = _living()
+    if locks and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # GNU's OpenMP would wait for the threads of the parent
+    for lock in locks:
+        lock.in_child(whole=any(lock is each for each in _held_for_fork))
+    _release()
+
+
+def _living() -> list[StorageLock]:
+    while True:
+        try:
+            return list(_all)
+        except RuntimeError:  # another thread has made a storage meanwhile
+            continue
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_release, after_in_child=_in_child)
