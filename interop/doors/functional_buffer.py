@@ -1,7 +1,6 @@
 """A stateful replay buffer for torch over any functional buffer and its state."""
 
 import contextlib
-import functools
 import math
 import os
 from collections.abc import Iterator
@@ -19,22 +18,19 @@ from fbuf.checkpoint import CheckpointMismatch, load_with_extra, save_state
 from interop.data import bridge, randomness
 from interop.data.keys import as_path
 from interop.data.numbers import not_negative, whole
-from interop.doors.drawing import Drawing
 from interop.doors.held_state import Handle, HeldState
-from interop.doors.items import item_of, items_of
-from interop.doors.programs import programs
-from interop.doors.slots import number_of, priorities_of, slots_of
+from interop.doors.programs import DrawProgram, programs_of
 from interop.host import compiled
-from interop.samplers.validation import one_for_each
+from interop.samplers.validation import flat_slots, good_priorities, of_coordinates, one_for_each, refuse_below
 
 _LEAST = 64  # entries of an update: fewer cost as much, and each length a program
 
 
 class FunctionalReplayBuffer:
-    """A stateful replay buffer for torch over a functional buffer with any rules, or a `Mixture`, and its state.
+    """A stateful replay buffer for torch over a functional buffer with any rules, and its state.
 
-    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items that are nested dicts come as
-    TensorDict, others as the same pytree of tensors. Calls are safe from several threads.
+    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items are nested dicts of arrays, which
+    come as TensorDict, or one array. Calls are safe from several threads.
 
     Args:
         buffer: the rules.
@@ -45,13 +41,13 @@ class FunctionalReplayBuffer:
         truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for none of them.
         generator: governs every draw; by default torch's global one.
 
-    TypeError for traced arrays and dtypes that torch does not have; ValueError for a state of another buffer, on several
-    devices, or with an array twice; RuntimeError for deleted arrays, and for a device that torch does not see.
+    TypeError for traced arrays, and for items or dtypes that torch does not have; ValueError for a state of another buffer,
+    on several devices, or with an array twice; RuntimeError for deleted arrays, and for a device that torch does not see.
     """
 
     def __init__(
         self,
-        buffer: fbuf.Buffer | fbuf.Mixture,
+        buffer: fbuf.Buffer,
         state: Any,
         *,
         batch_size: int | None = None,
@@ -60,23 +56,20 @@ class FunctionalReplayBuffer:
         truncated_key: Any = ("next", "truncated"),
         generator: torch.Generator | None = None,
     ) -> None:
-        if not isinstance(buffer, fbuf.Buffer | fbuf.Mixture):
-            raise TypeError(f"buffer must be a fbuf.Buffer or fbuf.Mixture, got {type(buffer).__name__}")
+        if not isinstance(buffer, fbuf.Buffer):
+            raise TypeError(f"buffer must be a fbuf.Buffer, got {type(buffer).__name__}")
         self.buffer, self.priority_key, self.generator, self.beta = buffer, priority_key, generator, beta
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
-        self._members = buffer.buffers if isinstance(buffer, fbuf.Mixture) else (buffer,)
-        item = item_of(self._members[0], state[0] if isinstance(state, tuple) and state else state)
+        item = _item_of(buffer, state)
         self._held = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
         self._lock = self._held.lock
         self.device = bridge.torch_device(self._held.device)
-        self._items = items_of(item, self.device)
-        flags = truncated_key is not None and isinstance(self._members[0].sampler, fbuf.Slices)
+        flags = truncated_key is not None and isinstance(buffer.sampler, fbuf.Slices)
         truncated = as_path(truncated_key) if flags else ()
-        if self._items.is_dict and any(truncated[:n] in self._items.paths for n in range(1, len(truncated))):
+        self._programs = programs_of(buffer, item, self.device, truncated)
+        if any(truncated[:n] in self._programs.specs for n in range(1, len(truncated))):
             raise ValueError(f"truncated_key={truncated_key!r} lies below a tensor of the items: give another, or None")
-        self._programs = programs(buffer, self._items, truncated)
-        self._drawing = functools.cache(functools.partial(Drawing, self._programs, self._items))
-        self._keeps = any(each.sampler.keeps_priorities for each in self._members)
+        self._keeps = buffer.sampler.keeps_priorities
         self._has_ended = False  # the epoch, with the last batch of `next`
 
     @property
@@ -100,61 +93,62 @@ class FunctionalReplayBuffer:
             return self._held.tree(map(jnp.copy, self._held.leaves))
 
     def __len__(self) -> int:
-        """Items stored, in all lanes and members."""
+        """Items stored, in all lanes."""
         with self._lock:
             return int(self.buffer.size(self._held.tree(self._held.leaves)))
 
-    def extend(self, data: Any, *, member: int | None = None) -> Tensor:
+    # ------------------------------------------------------------------ writes
+
+    def extend(self, data: Any) -> Tensor:
         """Write a batch of leaves [n, *lanes, ...]. Returns the index of each item.
 
         The index is int64 [n], with lanes [n * lanes, dims] in the order of time, then lanes; -1 for an item that was not
         kept. Data has the structure, shapes and dtypes of the stored items: nothing is cast. The data is copied. An entry
-        `priority_key` of TensorDicts gives new items priorities, where the sampler keeps some. A `Mixture` is written to by
-        `member`. KeyError, TypeError, ValueError or RuntimeError where data does not fit: nothing is written then. One
-        trace for each n.
+        `priority_key` of TensorDicts gives new items priorities, where the sampler keeps some. Where data does not fit
+        nothing is written. One trace for each n.
         """
-        number = number_of(member, self.buffer)
-        dims = 1 + len(self._members[number].lanes)
+        dims = 1 + len(self.buffer.lanes)
         priority = data.get(self.priority_key, None) if self._keeps and is_tensor_collection(data) else None
-        if priority is not None and as_path(self.priority_key) not in self._items.paths:
+        if priority is not None and as_path(self.priority_key) not in self._programs.specs:
             data = data.exclude(self.priority_key)
-        rows = self._items.arrays(data, dims)
+        rows = self._programs.arrays(data, dims)
         count = math.prod(rows[0].shape[:dims])
         if priority is not None and priority.numel() != count:
             raise RuntimeError(f"{priority.numel()} priorities for {count} items; nothing was written")
-        values = None if priority is None else priorities_of(priority.reshape(-1))
+        values = None if priority is None else _priorities(priority.reshape(-1))
         if not count:
             return torch.zeros((0, dims) if dims > 1 else 0, dtype=torch.int64, device=self.device)
         with self._lock:
-            (written,) = self._held.donate(self._programs.extend, rows, number)
+            (written,) = self._held.donate(self._programs.extend, rows)
             index = bridge.hand_over(written, torch.int64)
             if values is not None:
-                self._update(*slots_of(index, self._members, number), values)
+                self._update(self._slots_of(index), values)
         return index
 
-    def add(self, item: Any, *, member: int | None = None) -> Any:
+    def add(self, item: Any) -> Any:
         """Write one item, or with lanes one row of leaves [*lanes, ...]. Returns an int, with lanes the index of `extend`.
 
         None for an item that the writer did not keep. Otherwise as `extend`.
         """
         rows = item.unsqueeze(0) if is_tensor_collection(item) else jax.tree.map(lambda leaf: leaf[None], item)
-        index = self.extend(rows, member=member)
-        return index if index.ndim > 1 else None if index < 0 else int(index)
+        index = self.extend(rows)
+        if index.ndim > 1:
+            return index
+        return None if index < 0 else int(index)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give items new priorities, one for each or one for all, as the "index" of samples names them.
 
-        index: an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. Of a
-        `Mixture` the nested "index" of a sample. TypeError where the sampler keeps no priorities, IndexError out of range,
-        ValueError for priorities that are negative or not finite, RuntimeError for a wrong number of them. Nothing is
-        changed then. O(n log capacity).
+        index: an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. TypeError
+        where the sampler keeps no priorities, IndexError out of range, ValueError for priorities that are negative or not
+        finite, RuntimeError for a wrong number of them. Nothing is changed then. O(n log capacity).
         """
         if not self._keeps:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
-        slots, members = slots_of(index, self._members)
-        values = one_for_each(slots, priorities_of(priority))
+        slots = self._slots_of(index)
+        values = one_for_each(slots, _priorities(priority))
         with self._lock:
-            self._update(slots, members, values)
+            self._update(slots, values)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """`update_priority` of a sample whose entry `priority_key` has the priorities; of several for a row the largest.
@@ -165,42 +159,45 @@ class FunctionalReplayBuffer:
             priority = data[self.priority_key]
             self.update_priority(data["index"], priority.reshape(priority.shape[0], -1).amax(1))
 
+    def _update(self, slots: np.ndarray, values: np.ndarray) -> None:
+        if slots.size:
+            self._held.donate(self._programs.update, *(compiled.padded(each, _LEAST) for each in (slots, values)))
+
     def empty(self) -> None:
         """Remove all items. The memory is kept."""
         with self._lock:
             self._held.refuse_out()
             if self._held.is_lost:
                 with jax.default_device(self._held.device):
-                    self._held.replace(self.buffer.init(self._items.spec))
+                    self._held.replace(self.buffer.init(self._programs.item))
             self._held.donate(self._programs.clear)
+
+    # ------------------------------------------------------------------ reads
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """A batch; with `return_info` also the info, a dict.
 
         TensorDicts have the info among their entries: "index"; "priority_weight" where the sampler keeps priorities; for
         slices, which come one after the other, [slices * time], the flags of `truncated_key`, and where slices may be
-        padded ("collector", "mask"). Of a `Mixture` "index" is nested: "index", a slot, and "buffer_ids". The batch is
-        smaller where fewer items can be drawn: at the end of an epoch, or where a member of a `Mixture` is empty.
-        RuntimeError where there are none. One trace for each batch size.
+        padded ("collector", "mask"). The batch is smaller at the end of an epoch. RuntimeError where nothing can be drawn.
+        One trace for each batch size.
         """
-        drawing, tensors, _ = self._draw(batch_size)
-        data = drawing.data(tensors)
-        return (data, drawing.info(tensors)) if return_info else data
+        program, tensors, _ = self._draw(batch_size)
+        data = program.batch(tensors)
+        return (data, program.info(tensors)) if return_info else data
 
-    def _draw(self, batch_size: int | None) -> tuple[Drawing, list[Tensor], bool]:
+    def _draw(self, batch_size: int | None) -> tuple[DrawProgram, list[Tensor], bool]:
         """The entries of a batch, and whether an epoch has ended with it."""
         size = self.batch_size if batch_size is None else whole("batch_size", batch_size)
         if size is None:
             raise RuntimeError("batch_size not specified: give it to sample(), or to from_fbuf()")
         with self._lock:
-            leaves, drawing = self._held.leaves, self._drawing(size)
+            leaves, program = self._held.leaves, self._programs.draw(size)
             given = randomness.key(self.generator), self._beta
-            drawn: Any = (
-                drawing.program(leaves, *given)[1:] if not drawing.moves else self._held.donate(drawing.program, *given)
-            )
-        tensors, ended = drawing.tensors(*drawn)
+            drawn: Any = self._held.donate(program.run, *given) if program.moves else program.run(leaves, *given)[1:]
+        tensors, ended = program.tensors(*drawn)
         if tensors:
-            return drawing, tensors, ended
+            return program, tensors, ended
         if not len(self):
             raise RuntimeError("Cannot sample from an empty storage. Call extend() or add() first.")
         raise RuntimeError(
@@ -212,8 +209,8 @@ class FunctionalReplayBuffer:
         """Batches of `batch_size`: to the end of the epoch, or of the queue, for samplers without replacement."""
         ended = False
         while not ended:
-            drawing, tensors, ended = self._draw(None)
-            yield drawing.data(tensors)
+            program, tensors, ended = self._draw(None)
+            yield program.batch(tensors)
 
     def next(self) -> Any:
         """The next batch of a running iteration; None once at its end, after which a new one begins."""
@@ -221,26 +218,38 @@ class FunctionalReplayBuffer:
             if self._has_ended:
                 self._has_ended = False
                 return None
-            drawing, tensors, self._has_ended = self._draw(None)
-            return drawing.data(tensors)
+            program, tensors, self._has_ended = self._draw(None)
+            return program.batch(tensors)
 
     def __getitem__(self, index: Any) -> Any:
         """A copy of the items at slots: an int, a slice, integers, a mask, or the index of a sample.
 
-        Of a `Mixture`: `rb[member, index]`. IndexError for slots that hold nothing. O(capacity).
+        IndexError for slots that hold nothing. O(capacity).
         """
-        number, index = index if isinstance(self.buffer, fbuf.Mixture) else (None, index)
-        number = number_of(number, self.buffer)
         if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
-            index = slots_of(index, self._members, number)[0]
+            index = self._slots_of(index)
         with self._lock:
-            leaves, member = self._held.leaves, self._members[number]
-            stored = np.arange(int(member.size(self._programs.states(leaves)[number])), dtype=np.int32)
+            stored = np.arange(len(self), dtype=np.int32)
             slots = stored[index.cpu().numpy() if isinstance(index, Tensor) else index]
             flat = slots.reshape(-1) if slots.size else np.zeros(1, np.int32)  # an empty batch is part of one row
-            arrays = self._programs.read(leaves, compiled.padded(flat), number)
+            arrays = self._programs.read(self._held.leaves, compiled.padded(flat))
         tensors = [bridge.hand_over(each)[: slots.size].reshape((*slots.shape, *each.shape[1:])) for each in arrays]
-        return self._items.build(tensors, slots.shape)
+        return self._programs.build(tensors, slots.shape)
+
+    def _slots_of(self, index: Any) -> np.ndarray:
+        """Slots, int32 [n]. TypeError and IndexError for what names no slots."""
+        if isinstance(index, tuple):
+            index = torch.stack([torch.as_tensor(each) for each in index], -1)
+        index = index.cpu() if isinstance(index, Tensor) else index
+        if np.ndim(index) == 2 and self.buffer.lanes:
+            index = of_coordinates(np.asarray(index), (self.buffer.capacity, *self.buffer.lanes))
+        slots, lowest, highest = flat_slots(index, None)
+        refuse_below(lowest)
+        if highest >= (limit := self.buffer.capacity * self.buffer.items_per_row):
+            raise IndexError(f"index {highest} is out of range: the buffer has room for {limit} items")
+        return slots.astype(np.int32)
+
+    # ------------------------------------------------------------------ the state
 
     def functional(self, *, backup: bool = True) -> contextlib.AbstractContextManager[Handle]:
         """Take the state over, for programs that have it donated; assign the one to be given back to `handle.state`.
@@ -288,13 +297,22 @@ class FunctionalReplayBuffer:
             self._held.replace(state)
             self.beta = beta
 
-    def _update(self, slots: np.ndarray, members: np.ndarray, values: np.ndarray) -> None:
-        if slots.size:
-            padded = (compiled.padded(each, _LEAST) for each in (slots, members, values))
-            self._held.donate(self._programs.update, *padded)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.buffer!r}, batch_size={self.batch_size}, is_out={self.is_out})"
+
+
+def _item_of(buffer: fbuf.Buffer, state: Any) -> Any:
+    """The shapes and dtypes of an item of a state. ValueError for what is no state of this buffer."""
+    if not isinstance(state, fbuf.BufferState):
+        raise ValueError(f"the state must be what {type(buffer).__name__}.init returns, got {type(state).__name__}")
+    specs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), state)
+    rows = jax.eval_shape(buffer.read, specs, jax.ShapeDtypeStruct((1,), jnp.int32))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+
+
+def _priorities(priority: Any) -> np.ndarray:
+    """Priorities in the widest float that JAX has. TypeError for no real numbers, ValueError for refused ones."""
+    return good_priorities(priority, str(jax.dtypes.canonicalize_dtype("float64")))[0]
 
 
 from_fbuf = FunctionalReplayBuffer  # the name that pairs with `to_fbuf`

@@ -1,9 +1,7 @@
-"""The functional state behind a stateful buffer: held, donated to programs, or out in a functional loop."""
+"""The functional state behind a stateful buffer: donated to programs, or lent to a loop of the user."""
 
 import contextlib
-import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -19,21 +17,16 @@ _SMALL = 1 << 26  # bytes of a state below which free memory is not asked for, w
 
 
 class HeldState:
-    """The leaves of a state, and whether a functional loop has them. All but `lend` is for holders of the lock.
+    """The leaves of a state, and whether a loop has them. All but `lend` is for holders of the lock.
 
     Args:
-        state, like: arrays, and their shapes and dtypes. The errors of `check`.
+        state, like: arrays, and their shapes and dtypes. The errors of `device_of`.
     """
 
     def __init__(self, state: Any, like: Any) -> None:
-        self.like, self.lock, self.device = like, Lock(), check(state, like)
+        self.like, self.lock, self.device = like, Lock(), device_of(state, like)
+        self.is_out = False
         self.replace(state)
-        self._taken_at = ""  # the place of the block that has the state
-
-    @property
-    def is_out(self) -> bool:
-        """Whether a functional loop has the state."""
-        return bool(self._taken_at)
 
     @property
     def is_lost(self) -> bool:
@@ -50,12 +43,10 @@ class HeldState:
 
     def refuse_out(self) -> None:
         """RuntimeError while the state is out."""
-        if self._taken_at:
-            raise RuntimeError(
-                f"the state of this buffer is out: functional() took it at {self._taken_at}. End that block first"
-            )
+        if self.is_out:
+            raise RuntimeError("the state of this buffer is out: end the block of functional() first")
 
-    def tree(self, leaves: Any) -> Any:
+    def tree(self, leaves: Iterable[Any]) -> Any:
         """The state of these leaves."""
         return jax.tree.unflatten(jax.tree.structure(self.like), leaves)
 
@@ -72,24 +63,22 @@ class HeldState:
         return more
 
     @contextlib.contextmanager
-    def lend(self, buffer: fbuf.Buffer | fbuf.Mixture, backup: bool) -> Iterator["Handle"]:
-        """A block in which a functional loop has the state. See `FunctionalReplayBuffer.functional`."""
+    def lend(self, buffer: fbuf.Buffer, backup: bool) -> Iterator["Handle"]:
+        """A block in which a loop has the state. See `FunctionalReplayBuffer.functional`."""
         with self.lock:
             leaves = self.leaves
             copy = self._copied(leaves) if backup else None
-            frame = traceback.extract_stack(limit=3)[0]  # below are contextlib and this function
-            thread = threading.current_thread().name
-            self._taken_at = f"{frame.filename}:{frame.lineno} in {frame.name}, thread {thread}"
-        handle, failure, has_raised = Handle(buffer, self.tree(leaves), self._accept), None, True
+            self.is_out = True
+        handle = Handle(buffer, self.tree(leaves), self._accept)
+        failure: Exception | None = None
         try:
             yield handle
-            has_raised = False
         finally:
             with uninterrupted():
                 failure = self._take_back(handle.close(), copy)
-            if failure is not None and not has_raised:
-                rest = "the state is lost" if self.is_lost else "the buffer has the state from the entry again"
-                raise RuntimeError(f"no state that is alive was assigned to handle.state; {rest}") from failure
+        if failure is not None:
+            rest = "the state is lost" if self.is_lost else "the buffer has the state from the entry again"
+            raise RuntimeError(f"no state that is alive was assigned to handle.state; {rest}") from failure
 
     def _take_back(self, state: Any, copy: Any) -> Exception | None:
         """Hold the state that a block leaves, or the one from its entry. Returns why the state has no values."""
@@ -98,19 +87,17 @@ class HeldState:
             jax.block_until_ready(state)
         except Exception as error:  # some arrays are deleted, or the program that makes them failed
             failure = error
-            for leaf in jax.tree.leaves(state):
-                leaf.delete()  # others may be alive, but the state is lost as a whole
         with self.lock:
             if failure is None:
                 self.replace(state)
             elif copy is not None and self.is_lost:
                 self.replace(copy)
-            self._taken_at = ""
+            self.is_out = False
         return failure
 
     def _accept(self, state: Any) -> None:
         """Raise for a state that is not of this buffer and its device."""
-        if (device := check(state, self.like)) != self.device:
+        if (device := device_of(state, self.like)) != self.device:
             raise ValueError(f"the state is on {device}, that of the buffer on {self.device}: use jax.device_put")
 
     def _copied(self, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -124,9 +111,9 @@ class HeldState:
 
 
 class Handle:
-    """The state of a buffer while a functional loop has it. Assign `state` before the block ends."""
+    """The state of a buffer while a loop has it. Assign `state` before the block ends."""
 
-    def __init__(self, buffer: fbuf.Buffer | fbuf.Mixture, state: Any, accept: Callable[[Any], None]) -> None:
+    def __init__(self, buffer: fbuf.Buffer, state: Any, accept: Callable[[Any], None]) -> None:
         self.buffer, self._state, self._accept, self._is_open = buffer, state, accept, True
 
     @property
@@ -151,34 +138,36 @@ class Handle:
             raise RuntimeError("the block of functional() has ended, and the buffer has its state again")
 
 
-def check(state: Any, like: Any) -> jax.Device:
+def device_of(state: Any, like: Any) -> jax.Device:
     """The device of a state that can be donated.
 
     TypeError for traced arrays and other leaves, RuntimeError for deleted arrays, ValueError for another structure, shape or
     dtype, for several devices, and for an array that is there twice.
     """
-    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
-    for name, leaf in named:
+    leaves = _named(state)
+    for name, leaf in leaves.items():
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(f"state{name} is traced: give what the program returned, outside of it")
         if not isinstance(leaf, jax.Array):
             raise TypeError(f"state{name} must be a jax.Array, got {type(leaf).__name__}")
         if leaf.is_deleted():
             raise RuntimeError(f"state{name} was deleted: a program had it donated. Give the state that it returned")
-    found = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named}
-    leaves = jax.tree_util.tree_leaves_with_path(like)
-    wanted = {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
-    structures: list[Any] = [jax.tree.structure(each) for each in (state, like)]
-    if found != wanted or structures[0] != structures[1]:
+    found, wanted = (
+        {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(each).items()} for each in (state, like)
+    )
+    if found != wanted or jax.tree.structure(state) != jax.tree.structure(like):
+        names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
         differences = [
-            f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}"
-            for name in sorted(found.keys() | wanted.keys())
-            if found.get(name) != wanted.get(name)
+            f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}" for name in names
         ]
         raise ValueError("the state is of another buffer: " + ("; ".join(differences) or f"{state}"[:200]))
-    devices = {device for _, leaf in named for device in leaf.devices()}
+    devices = {device for leaf in leaves.values() for device in leaf.devices()}
     if len(devices) > 1:
         raise ValueError(f"the state is on {len(devices)} devices: gather it on one first (jax.device_put)")
-    if len({id(leaf) for _, leaf in named}) < len(named):
+    if len(set(map(id, leaves.values()))) < len(leaves):
         raise ValueError("an array of the state is there twice, and cannot be donated twice: copy it (jnp.copy)")
     return devices.pop()
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

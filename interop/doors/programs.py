@@ -1,17 +1,21 @@
-"""The compiled programs of a functional buffer whose batches torch uses."""
+"""What torch needs of a functional buffer: its compiled programs, and how items and batches cross."""
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
 from jax import Array
+from tensordict import TensorDict, is_tensor_collection
+from torch import Tensor
 
 import fbuf
-from fbuf import Draw, Fifo, Mixture, MixtureDraw, Shuffled, Slices
-from interop.data.layout import Path
-from interop.doors.items import Items
+from fbuf import Draw, Fifo, Shuffled, Slices
+from interop.data import bridge
+from interop.data.layout import Layout, Path
 from interop.host import compiled
 
 Leaves = tuple[Any, ...]
@@ -22,103 +26,113 @@ class Programs:
     """Programs over the flat leaves of a state. Those that are donated come back first. One trace for each shape.
 
     Args:
-        buffer, items: the rules, and what an item is.
+        buffer: the rules.
+        item: an item, as nested dicts of `jax.ShapeDtypeStruct`, or one of them.
+        device: where the tensors of batches are.
         truncated: path of the flag that ends a slice, with "done" and "terminated" beside it; () for no flags.
     """
 
-    def __init__(self, buffer: fbuf.Buffer | Mixture, items: Items, truncated: Path) -> None:
-        self.buffer, self._items, self._truncated = buffer, items, truncated
-        self.like = jax.eval_shape(lambda: buffer.init(items.spec))
-        self.members = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
-        self.extend = jax.jit(self._extend, static_argnums=2, donate_argnums=0, compiler_options=compiled.IN_ORDER)
+    def __init__(self, buffer: fbuf.Buffer, item: Any, device: torch.device, truncated: Path) -> None:
+        self.buffer, self.device, self._truncated = buffer, device, truncated
+        self.specs = _specs(item)
+        self.item = item
+        self._layout = _layout(self.specs)
+        self._like = jax.eval_shape(lambda: buffer.init(item))
+        self.extend = jax.jit(self._extend, donate_argnums=0, compiler_options=compiled.IN_ORDER)
         self.update = jax.jit(self._update, donate_argnums=0)
         self.clear = jax.jit(self._clear, donate_argnums=0)
-        self.read = jax.jit(self._read, static_argnums=2)
-        self.draw = functools.cache(self._draw)
+        self.read = jax.jit(self._read)
+        self.draw = functools.cache(functools.partial(DrawProgram, self))
 
-    def states(self, leaves: Iterable[Any]) -> list[Any]:
-        """The state of each member."""
-        state = jax.tree.unflatten(jax.tree.structure(self.like), leaves)
-        return list(state) if isinstance(self.buffer, Mixture) else [state]
+    def _state(self, leaves: Leaves) -> Any:
+        return jax.tree.unflatten(jax.tree.structure(self._like), leaves)
 
-    def _extend(self, leaves: Leaves, rows: list[Any], member: int) -> tuple[Leaves, Array]:
+    def _extend(self, leaves: Leaves, rows: list[Any]) -> tuple[Leaves, Array]:
         """The state after a write, and the index of each item in the order of time, then lanes."""
-        states, buffer = self.states(leaves), self.members[member]
-        states[member], slots = buffer.extend(states[member], jax.tree.unflatten(self._items.structure, rows))
-        return tuple(jax.tree.leaves(states)), _coordinates(slots.reshape(-1), buffer)
+        batch = jax.tree.unflatten(jax.tree.structure(self.item), rows)
+        state, slots = self.buffer.extend(self._state(leaves), batch)
+        return tuple(jax.tree.leaves(state)), self._coordinates(slots.reshape(-1))
 
-    def _update(self, leaves: Leaves, slots: Array, members: Array, priorities: Array) -> tuple[Leaves]:
-        states = self.states(leaves)
-        for number, each in enumerate(self.members):
-            if each.sampler.keeps_priorities:
-                own = members == number  # -1 names no slot
-                states[number] = each.update(states[number], jnp.where(own, slots, -1), jnp.where(own, priorities, 1))
-        return (tuple(jax.tree.leaves(states)),)
+    def _update(self, leaves: Leaves, slots: Array, priorities: Array) -> tuple[Leaves]:
+        return (tuple(jax.tree.leaves(self.buffer.update(self._state(leaves), slots, priorities))),)
 
     def _clear(self, leaves: Leaves) -> tuple[Leaves]:
-        cleared = [each.clear(state) for each, state in zip(self.members, self.states(leaves), strict=True)]
-        return (tuple(jax.tree.leaves(cleared)),)
+        return (tuple(jax.tree.leaves(self.buffer.clear(self._state(leaves)))),)
 
-    def _read(self, leaves: Leaves, slots: Array, member: int) -> list[Array]:
-        return jax.tree.leaves(self.members[member].read(self.states(leaves)[member], slots))
+    def _read(self, leaves: Leaves, slots: Array) -> list[Array]:
+        return jax.tree.leaves(self.buffer.read(self._state(leaves), slots))
+
+    def _coordinates(self, slots: Array) -> Array:
+        """Slots [n], or with lanes their rows and lanes [n, dims]."""
+        if not self.buffer.lanes:
+            return slots
+        return jnp.stack(jnp.unravel_index(slots, (self.buffer.capacity, *self.buffer.lanes)), -1)
+
+    # ------------------------------------------------------------------ items
+
+    def arrays(self, data: Any, dims: int) -> list[Any]:
+        """Copies of the leaves of a batch in JAX's order: a program may read them after its call has returned.
+
+        KeyError, TypeError or RuntimeError where data does not fit the stored items.
+        """
+        if isinstance(data, dict):
+            data = TensorDict(data)
+        elif is_tensor_collection(data) and not isinstance(data, TensorDict):
+            data = data.to_tensordict()
+        try:
+            leaves = self._layout.flatten(data, dims)
+        except KeyError:
+            found, known = {leaf.path for leaf in Layout.of(data, dims).leaves}, set(self.specs)
+            missing, unknown = sorted(known - found), sorted(found - known)
+            raise KeyError(f"the keys differ; missing: {missing}, unknown: {unknown}; nothing was written") from None
+        return [self._copy(leaf) for leaf in leaves]
+
+    def _copy(self, tensor: Tensor) -> np.ndarray | jax.Array:
+        if self.device.type != "cpu":
+            return bridge.to_jax(tensor.to(self.device))
+        held = bridge.plain(tensor).to("cpu", copy=True)
+        view = bridge.numpy_view(held)
+        return view.view(ml_dtypes.bfloat16) if held.dtype == torch.bfloat16 else view
+
+    def build(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Any:
+        """Items of tensors with these batch dims."""
+        return self._layout.build(tensors, lead, self.device)
 
     # ------------------------------------------------------------------ draws
 
-    def _draw(self, batch_size: int) -> tuple[Any, bool, Entries]:
-        """A program, whether draws change the state, and the specs of the info by path.
+    def drawn(self, leaves: Leaves, key: Array, beta: Array, batch_size: int) -> tuple[Leaves, Entries, Entries, Array]:
+        """The leaves after a draw, items and info by path, and which rows are valid.
 
-        The program takes the leaves, a raw key and beta. It returns the leaves, items and info by path, and which rows are
-        valid; the last flag says whether an epoch has ended. Draws that change the state have it donated. Others return no
-        leaves, which would be copies.
+        The last flag says whether an epoch has ended.
         """
-        moves = False
-
-        def draw(leaves: Leaves, key: Array, beta: Array) -> tuple[Any, ...]:
-            nonlocal moves
-            after, *drawn = self._drawn(leaves, key, beta, batch_size)
-            moves = any(new is not old for new, old in zip(after, leaves, strict=True))
-            return after if moves else (), *drawn
-
-        key, beta = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
-        info = jax.eval_shape(draw, tuple(jax.tree.leaves(self.like)), key, beta)[2]
-        return jax.jit(draw, donate_argnums=0 if moves else (), compiler_options=compiled.IN_ORDER), moves, info
-
-    def _drawn(
-        self, leaves: Leaves, key: Array, beta: Array, batch_size: int
-    ) -> tuple[Leaves, Entries, Entries, Array]:
-        state = jax.tree.unflatten(jax.tree.structure(self.like), leaves)
+        before = self._state(leaves)
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
-        state, items, draw = self.buffer.sample(state, typed, batch_size)
-        after, rows = tuple(jax.tree.leaves(state)), draw.slots.size
+        state, items, draw = self.buffer.sample(before, typed, batch_size)
+        rows = draw.slots.size
         flat = [leaf.reshape(rows, *leaf.shape[draw.slots.ndim :]) for leaf in jax.tree.leaves(items)]
-        entries = dict(zip(self._items.paths, flat, strict=True))
-        ended = _has_ended(self.members, self.states(leaves), self.states(after))
+        entries = dict(zip(self.specs, flat, strict=True))
+        ended = _has_ended(self.buffer.sampler, before.sampler, state.sampler)
         valid = jnp.append(jnp.repeat(draw.valid, rows // draw.valid.size), ended)
-        return after, entries, self._info(entries, draw, beta), valid
+        return tuple(jax.tree.leaves(state)), entries, self._info(entries, draw, beta), valid
 
     def _info(self, items: Entries, draw: Draw, beta: Array) -> Entries:
-        """What the sampler says about the rows of a batch. The only integers in it are slots and members."""
-        info: Entries = {}
-        slots, mask = draw.slots.reshape(-1), draw.mask
+        """The info of a batch. The only integers in it are slots."""
+        slots, mask, sampler = draw.slots.reshape(-1), draw.mask, self.buffer.sampler
         time = slots.size // draw.valid.size
-        if isinstance(draw, MixtureDraw):
-            info["index", "index"], info["index", "buffer_ids"] = slots, jnp.repeat(draw.member, time)
-        else:
-            index = _coordinates(slots, self.members[0])
-            info["index",] = index if mask is None else index.reshape(slots.size, -1)
-        if any(each.sampler.keeps_priorities for each in self.members):
+        index = self._coordinates(slots)
+        info: Entries = {("index",): index if mask is None else index.reshape(slots.size, -1)}
+        if sampler.keeps_priorities:
             info["priority_weight",] = jnp.repeat(fbuf.importance_weights(draw, beta), time)
-        if mask is None:
+        if mask is None or not isinstance(sampler, Slices):
             return info
         if self._truncated:
             info[self._truncated] = ends = (mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))).reshape(-1, 1)
             for name, flags in (("done", ends), ("terminated", jnp.zeros_like(ends))):
                 stored = items.get(path := (*self._truncated[:-1], name))
-                info[path] = (
-                    flags if stored is None else flags | jnp.any(stored.reshape(slots.size, -1) != 0, 1, keepdims=True)
-                )
-        sampler: Any = self.members[0].sampler
-        if sampler.shortest < sampler.length or sampler.burn_in or any(each.frames for each in self.members):
+                if stored is not None:
+                    flags |= jnp.any(stored.reshape(slots.size, -1) != 0, 1, keepdims=True)
+                info[path] = flags
+        if sampler.shortest < sampler.length or sampler.burn_in or self.buffer.frames:
             info["collector", "mask"] = mask.reshape(-1)
         if (begun := items.get(("is_init",))) is not None:
             begins = jnp.arange(slots.size) % time == 0
@@ -126,25 +140,98 @@ class Programs:
         return info
 
 
-programs = functools.lru_cache(maxsize=64)(Programs)
+class DrawProgram:
+    """The program that draws batches of one size, and how torch gets its results.
+
+    `run` takes the leaves, a raw key and beta. Where draws change the state (`moves`) it has the leaves donated and
+    returns them first. Otherwise it returns no leaves, which would be copies.
+    """
+
+    def __init__(self, programs: Programs, batch_size: int) -> None:
+        self.moves = False
+
+        def draw(leaves: Leaves, key: Array, beta: Array) -> tuple[Any, ...]:
+            after, *drawn = programs.drawn(leaves, key, beta, batch_size)
+            self.moves = any(new is not old for new, old in zip(after, leaves, strict=True))
+            return after if self.moves else (), *drawn
+
+        key, beta = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
+        like = jax.eval_shape(lambda: programs.buffer.init(programs.item))
+        info = jax.eval_shape(draw, tuple(jax.tree.leaves(like)), key, beta)[2]
+        self.run = jax.jit(draw, donate_argnums=0 if self.moves else (), compiler_options=compiled.IN_ORDER)
+        self._is_dict, self._device = () not in programs.specs, programs.device
+        self._layout = _layout(programs.specs | info) if self._is_dict else _layout(programs.specs)
+        self._paths = [leaf.path for leaf in self._layout.leaves] + ([] if self._is_dict else [*info])
+        self._info = {path: self._paths.index(path) for path in info}
+        self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
+
+    def tensors(self, items: Entries, info: Entries, valid: Array) -> tuple[list[Tensor], bool]:
+        """The entries of a batch in memory of their own, none where nothing was drawn, and whether an epoch has ended."""
+        entries = items | info
+        found = [bridge.hand_over(entries[path], self._dtypes.get(path)) for path in self._paths]
+        flags = np.asarray(valid).tobytes()  # searched faster than an array
+        if 0 in flags[:-1]:
+            rows = torch.from_numpy(np.asarray(valid)[:-1])
+            found = [each[rows] for each in found] if rows.any() else []
+        return found, bool(flags[-1])
+
+    def batch(self, tensors: list[Tensor]) -> Any:
+        """A TensorDict with the info, or the items alone."""
+        return self._layout.build(tensors, tensors[0].shape[:1], self._device)
+
+    def info(self, tensors: list[Tensor]) -> dict[Any, Any]:
+        """The info by key. An index of several columns is a tuple of them."""
+        info: dict[Any, Any] = {
+            path[0] if len(path) == 1 else path: tensors[place] for path, place in self._info.items()
+        }
+        if info["index"].ndim > 1:
+            info["index"] = info["index"].unbind(-1)
+        return info
 
 
-def _coordinates(slots: Array, buffer: fbuf.Buffer) -> Array:
-    """Slots [n], or with lanes their rows and lanes [n, dims]."""
-    return jnp.stack(jnp.unravel_index(slots, (buffer.capacity, *buffer.lanes)), -1) if buffer.lanes else slots
+def programs_of(buffer: fbuf.Buffer, item: Any, device: torch.device, truncated: Path) -> Programs:
+    """The same programs for equal rules and items."""
+    leaves, structure = jax.tree.flatten(item)
+    return _shared(buffer, structure, tuple(leaves), device, truncated)
 
 
-def _has_ended(members: Iterable[fbuf.Buffer], before: list[Any], after: list[Any]) -> Array:
-    """Whether a draw was the last one of an epoch of a member, or emptied its queue."""
-    ended = jnp.zeros((), jnp.bool_)
-    for member, *states in zip(members, before, after, strict=True):
-        rule, old, new = member.sampler, *(state.sampler for state in states)
-        if isinstance(rule, Slices):
-            starts, old, new = rule.starts, old.starts, new.starts
-            rule = starts.trajectories if isinstance(starts, fbuf.PerTrajectory) else starts
-        if isinstance(rule, Fifo):
-            ended |= (old.unread > 0) & (new.unread == 0)
-        elif isinstance(rule, Shuffled):
-            taken = new.position - jnp.where(new.epoch == old.epoch, old.position, 0)
-            ended |= (taken > 0) & (new.length - new.position < (taken if rule.drop_last else 1))
-    return ended
+@functools.lru_cache(maxsize=64)
+def _shared(buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: Path) -> Programs:
+    return Programs(buffer, jax.tree.unflatten(structure, leaves), device, truncated)
+
+
+def _specs(item: Any) -> Entries:
+    """The leaves of an item by path, in JAX's order; the path () for one array. TypeError for other pytrees."""
+    named = jax.tree_util.tree_leaves_with_path(item)
+    specs = {tuple(getattr(entry, "key", None) for entry in path): leaf for path, leaf in named}
+    if not all(isinstance(key, str) for path in specs for key in path):
+        raise TypeError(
+            f"items must be nested dicts of arrays with text keys, or one array, got {jax.tree.structure(item)}"
+        )
+    for path, leaf in specs.items():
+        if leaf.dtype not in bridge.FROM_NUMPY:
+            raise TypeError(f"item {path}: torch has no dtype for {leaf.dtype}")
+    return specs
+
+
+def _layout(specs: Entries) -> Layout:
+    """The layout of TensorDicts, or of tensors, that have these entries."""
+    data: Any = TensorDict()
+    for path, leaf in specs.items():
+        tensor = torch.empty(leaf.shape, dtype=bridge.FROM_NUMPY[leaf.dtype], device="cpu")
+        data = data.set(path, tensor) if path else tensor
+    return Layout.of(data, 0)
+
+
+def _has_ended(rule: fbuf.Sampler | Slices, old: Any, new: Any) -> Array:
+    """Whether a draw was the last one of an epoch, or emptied the queue."""
+    starts: Any = rule
+    if isinstance(rule, Slices):
+        starts, old, new = rule.starts, old.starts, new.starts
+        starts = starts.trajectories if isinstance(starts, fbuf.PerTrajectory) else starts
+    if isinstance(starts, Fifo):
+        return (old.unread > 0) & (new.unread == 0)
+    if isinstance(starts, Shuffled):
+        taken = new.position - jnp.where(new.epoch == old.epoch, old.position, 0)
+        return (taken > 0) & (new.length - new.position < (taken if starts.drop_last else 1))
+    return jnp.zeros((), jnp.bool_)
