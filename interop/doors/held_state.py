@@ -155,7 +155,8 @@ def device_of(state: Any, like: Any) -> jax.Device:
     found, wanted = (
         {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(each).items()} for each in (state, like)
     )
-    if found != wanted or jax.tree.structure(state) != jax.tree.structure(like):
+    structures: list[Any] = [jax.tree.structure(each) for each in (state, like)]
+    if found != wanted or structures[0] != structures[1]:
         names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
         differences = [
             f"{name}: {found.get(name, 'missing')} instead of {wanted.get(name, 'nothing')}" for name in names

@@ -203,7 +203,7 @@ def _shared(buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.d
 def _specs(item: Any) -> Entries:
     """The leaves of an item by path, in JAX's order; the path () for one array. TypeError for other pytrees."""
     named = jax.tree_util.tree_leaves_with_path(item)
-    specs = {tuple(getattr(entry, "key", None) for entry in path): leaf for path, leaf in named}
+    specs: Entries = {tuple(getattr(entry, "key", 0) for entry in path): leaf for path, leaf in named}
     if not all(isinstance(key, str) for path in specs for key in path):
         raise TypeError(
             f"items must be nested dicts of arrays with text keys, or one array, got {jax.tree.structure(item)}"
