@@ -41,12 +41,12 @@ class ParameterScheduler(Component, ABC):
         self._obj = obj
         self.param_name = param_name
         self.step_count = 0
-        held = _settable(self._sampler, param_name)
+        held = _settable(self.sampler, param_name)
         self.initial_value = _real(param_name, held)
         self._is_int = isinstance(held, int | np.integer)
-        self._choose({"min_value": min_value, "max_value": max_value, **choices})
+        self.choose({"min_value": min_value, "max_value": max_value, **choices})
 
-    def _choose(self, choices: Mapping[str, Any]) -> None:
+    def choose(self, choices: Mapping[str, Any]) -> None:
         """Check and keep what the user chose."""
         low, high = choices.get("min_value"), choices.get("max_value")
         self.min_value = None if low is None else _real("min_value", low)
@@ -55,7 +55,8 @@ class ParameterScheduler(Component, ABC):
             raise ValueError(f"min_value={low} is above max_value={high}")
 
     @property
-    def _sampler(self) -> Sampler:
+    def sampler(self) -> Sampler:
+        """The sampler whose attribute is set."""
         found = self._obj if isinstance(self._obj, Sampler) else getattr(self._obj, "sampler", None)
         if not isinstance(found, Sampler):
             raise TypeError(f"a scheduler needs a sampler, or a buffer that has one, got {class_of(self._obj)}")
@@ -67,7 +68,7 @@ class ParameterScheduler(Component, ABC):
 
     def step(self) -> None:
         """Set the next value."""
-        sampler = self._sampler
+        sampler = self.sampler
         current = _real(self.param_name, getattr(sampler, self.param_name))
         value = _real(f"the new {self.param_name}", self._value(self.step_count + 1, current))
         if self.min_value is not None:
@@ -103,7 +104,7 @@ class ParameterScheduler(Component, ABC):
         loaded = copy.copy(self)
         loaded.initial_value = _real("initial_value", state_dict["initial_value"])
         loaded.step_count = whole("step_count", state_dict["step_count"], least=0)
-        loaded._choose(state_dict)
+        loaded.choose(state_dict)
         self.__dict__.update(loaded.__dict__)
 
 
@@ -121,8 +122,8 @@ class LinearScheduler(ParameterScheduler):
     def __init__(self, obj: Any, param_name: str, final_value: float, num_steps: int) -> None:
         super().__init__(obj, param_name, final_value=final_value, num_steps=num_steps)
 
-    def _choose(self, choices: Mapping[str, Any]) -> None:
-        super()._choose(choices)
+    def choose(self, choices: Mapping[str, Any]) -> None:
+        super().choose(choices)
         self.final_value = _real("final_value", choices["final_value"])
         self.num_steps = whole("num_steps", choices["num_steps"])
 
@@ -181,8 +182,8 @@ class StepScheduler(ParameterScheduler):
     ) -> None:
         super().__init__(obj, param_name, min_value, max_value, gamma=gamma, n_steps=n_steps, mode=mode)
 
-    def _choose(self, choices: Mapping[str, Any]) -> None:
-        super()._choose(choices)
+    def choose(self, choices: Mapping[str, Any]) -> None:
+        super().choose(choices)
         self.gamma = _real("gamma", choices["gamma"])
         self.n_steps = whole("n_steps", choices["n_steps"])
         self.mode = choices["mode"]
@@ -214,11 +215,11 @@ class SchedulerList(Component):
         before = []
         try:
             for each in self.schedulers:
-                before.append((each, getattr(each._sampler, each.param_name), each.step_count))
+                before.append((each, getattr(each.sampler, each.param_name), each.step_count))
                 each.step()
         except BaseException:
             for each, value, count in reversed(before):
-                setattr(each._sampler, each.param_name, value)
+                setattr(each.sampler, each.param_name, value)
                 each.step_count = count
             raise
 

@@ -46,7 +46,7 @@ def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
     given = (len(value),) if isinstance(value, list) else tuple(value.batch_size)
     if given[: len(named)] != named:
         raise RuntimeError(f"the index names places of shape {named}, data has {given}; nothing was written")
-    return writer._stamped(value, rows)
+    return writer.stamped(value, rows)
 
 
 def _keeps_numbers(storage: Storage, writer: Writer) -> bool:

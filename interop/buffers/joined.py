@@ -138,7 +138,7 @@ class Joined(Saveable):
         writer.register_storage(storage)
         for each, vacant in ((held.get("_writer"), None), (writer, None if consumed is None else consumed.vacant)):
             if isinstance(each, RoundRobinWriter):
-                each._vacant = vacant
+                each.vacant = vacant
         if "_transform" in others:
             others["_transform"].set_container(self)
         if self._shared:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.data.pytrees import each_leaf, length_of, swapped
-from interop.samplers import planning as of_samplers
 from interop.specs.spec import TensorSpec
 from interop.storages import planning as of_storages
 
@@ -21,7 +20,7 @@ def shares(buffer: Any, data: Any) -> list[Share]:
     stored = None if data is None else _to_be_stored(buffer, data)
     found = list(storage._shares(stored))
     capacity = _capacity(storage, stored)
-    found += of_samplers.shares(buffer._sampler, storage, capacity)
+    found += buffer._sampler.memory_shares(storage, capacity)
     if writer.tracks_generations and storage.max_size < 2**31:
         found.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))
     return found
@@ -49,7 +48,7 @@ def _to_be_stored(buffer: Any, data: Any) -> Any:
         raise RuntimeError("a transform wants nothing of this data stored: give plan() more rows")
     stored = swapped(stored, buffer.dim_extend)
     stored = stored[:1] if isinstance(stored, list) else each_leaf(stored, _first_row)
-    return buffer._writer._stamped(stored, torch.arange(1, device="cpu")) if length_of(stored) else stored
+    return buffer._writer.stamped(stored, torch.arange(1, device="cpu")) if length_of(stored) else stored
 
 
 def _first_row(leaf: Any) -> Any:

@@ -127,7 +127,7 @@ class Writable(Editable):
     def _note(self, given: Any, index: Any) -> None:
         """Tell what the caller gave, if it is that and not what a transform made of it, where it was stored."""
         if index is not None and self._storage.ndim == 1 and self.dim_extend == 0 and not len(self._transform):
-            self._writer._note(given, index)
+            self._writer.note(given, index)
 
     def mark_update(self, index: Any) -> None:
         """Give the items at index the default priority of the sampler."""

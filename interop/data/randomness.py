@@ -50,6 +50,21 @@ _ZEROS = (0, 0, 0, 0)  # read faster than an array
 _rekeyed = _Rekeyed()
 
 
+class Seeded:
+    """What draws from the generator of its buffer."""
+
+    _rng: torch.Generator | None = None
+
+    @property
+    def buffer_generator(self) -> torch.Generator | None:
+        """The generator that the buffer was given; None for torch's global one."""
+        return self._rng
+
+    @buffer_generator.setter
+    def buffer_generator(self, generator: torch.Generator | None) -> None:
+        self._rng = generator
+
+
 def generator_of(key: np.ndarray) -> np.random.Generator:
     """The generator of a raw key, [2] uint32, until this thread asks for another one."""
     _rekeyed.key["key"] = (int.from_bytes(key.tobytes(), sys.byteorder), 0)

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers, permutation
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
-from interop.samplers.sampler import Sampler
+from interop.samplers.sampler import Sampler, host_share
 from interop.samplers.validation import flat_slots
 from interop.shared.processes import starting_a_worker
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
@@ -71,6 +72,9 @@ class ConsumingSampler(Sampler):
         self._move(used, self._live)
         self.ran_out = self._live == 0
         return torch.from_numpy(slots), {}
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        return [host_share(name, 8 * capacity) for name in ("order", "places", "draws")]
 
     def vacant(self, count: int) -> np.ndarray:
         """At most `count` slots of consumed items."""

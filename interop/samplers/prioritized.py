@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import fbuf
-from fbuf import priority_tree
+from fbuf import free_memory, priority_tree
+from fbuf.memory_plan import Share as MemoryShare
+from fbuf.memory_plan import shares_of
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries
 from interop.data import bridge
@@ -25,7 +27,7 @@ from interop.samplers.validation import flat_slots, good_priorities, one_for_eac
 from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import may_use_jax, starting_a_worker
 from interop.shared.thread_lock import Lock
-from interop.storages import Storage
+from interop.storages import Storage, planning
 from interop.storages.priorities import KeptPriorities
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -186,10 +188,16 @@ class PrioritizedSampler(DrawingSampler):
         device = self._device or getattr(storage, "device", None)
         return device if isinstance(device, torch.device) and bridge.jax_device(device) is not None else None
 
-    def memory(self, capacity: int) -> Any:
-        """Shapes and dtypes of the arrays over the slots of a storage of so many items."""
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        """The priorities and the tree over them, which are made at the first write."""
+        device = self.placed_on(storage)
+        place = free_memory.HOST if device is None else planning.place_of(device)
         with self._lock:
-            return self._made(self.rule, max(self._held.capacity, capacity), self._alpha).memory()
+            arrays = self._made(self.rule, max(self._held.capacity, capacity), self._alpha).memory()
+        return [
+            MemoryShare("sampler", f".{each.part}{each.key}", place, each.bytes, each.shape, each.dtype)
+            for each in shares_of(arrays, place)
+        ]
 
     # ------------------------------------------------------------------ draws
 

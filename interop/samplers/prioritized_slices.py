@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fbuf.memory_plan import Share as MemoryShare
 from interop.host.priorities import Priorities
 from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
@@ -129,6 +130,10 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 self._allow(storage, self.trajectories(storage), length)
                 return dataclasses.replace(PrioritizedSampler.share(self, storage, 1), unit=length)
         return Share(len(storage), 0.0, beta=self.beta, unit=length, highest=self.highest)
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        priorities = PrioritizedSampler.memory_shares(self, storage, capacity)
+        return [*priorities, *SliceSampler.memory_shares(self, storage, capacity)]
 
     def _bind(self, storage: Storage) -> None:
         """RuntimeError for another storage than that whose items have the priorities."""

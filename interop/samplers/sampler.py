@@ -7,6 +7,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from fbuf import free_memory
+from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.stateful import Stateful, defined_outside
 from interop.data import randomness
 from interop.data.class_names import class_of
@@ -16,7 +18,7 @@ from interop.samplers.shares import Share
 from interop.storages import Storage
 
 
-class Sampler(Stateful, ABC):
+class Sampler(Stateful, randomness.Seeded, ABC):
     """Chooses the items of a batch. A subclass defines `draw`, or `sample` as in torchrl; the rest may stay as it is.
 
     A buffer makes one key for each batch from its generator, and calls `draw` with it. A sampler that takes all its random
@@ -28,8 +30,6 @@ class Sampler(Stateful, ABC):
     """
 
     _samplers: tuple["Sampler", ...] = ()  # the members of an ensemble
-
-    _rng: torch.Generator | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
@@ -47,18 +47,18 @@ class Sampler(Stateful, ABC):
             key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
         """
         every: list[Sampler | Storage] = [self, *self._samplers, storage]  # the storage for its `random_index`
-        before = [each._rng for each in every]
+        before = [each.buffer_generator for each in every]
         seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
         try:
-            for each in every:
-                device = torch.device("cpu") if each._rng is None else each._rng.device
+            for each, held in zip(every, before, strict=True):
+                device = torch.device("cpu") if held is None else held.device
                 if device not in made:
                     made[device] = torch.Generator(device).manual_seed(seed)
-                each._rng = made[device]
+                each.buffer_generator = made[device]
             return self.sample(storage, batch_size)
         finally:
             for each, generator in zip(every, before, strict=True):
-                each._rng = generator
+                each.buffer_generator = generator
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """`draw` with a key of the sampler's generator."""
@@ -99,6 +99,10 @@ class Sampler(Stateful, ABC):
             "PrioritizedSampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement or "
             "PrioritizedSliceSampler"
         )
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        """The memory that it takes beside a storage of so many items, for a plan. Here nothing is known."""
+        return [host_share(f"of a {type(self).__name__}", None)]
 
     def add(self, index: Any) -> None:
         """An item was added at index."""
@@ -187,3 +191,8 @@ def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray
 def samples_by_key(sampler: Sampler) -> bool:
     """Whether `sample` is the base's, which calls `draw`."""
     return getattr(sampler.sample, "__func__", None) is Sampler.sample
+
+
+def host_share(key: str, size: int | None) -> MemoryShare:
+    """So many bytes of host memory at most, or an unknown number, in a plan."""
+    return MemoryShare("sampler", key, free_memory.HOST, size, counts="always" if size is None else "at most")

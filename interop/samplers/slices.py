@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import Fields
+from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
 from interop.data import randomness
@@ -18,6 +19,7 @@ from interop.host.trajectories import Trajectories
 from interop.samplers.assembly import Assemblies
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler, unravel
+from interop.samplers.sampler import host_share
 from interop.samplers.shares import Share
 from interop.samplers.slice_info import SliceInfo, Slices, slices_at
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
@@ -190,6 +192,9 @@ class SliceSampler(DrawingSampler):
         """The trajectories that slices of a batch of this size can be drawn from."""
         _, length = self._shape(batch_size)
         return Share(len(storage), float(self._eligible(storage, length)), unit=length)
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        return [host_share("where trajectories start and stop", None)]
 
     @property
     def lengths_drawn(self) -> np.ndarray | None:

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, a_key, key_of
 from interop.data import randomness
 from interop.data.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.sampler import host_share
 from interop.storages import Storage, columns
 from interop.storages.following import standing
 
@@ -161,6 +163,9 @@ class StalenessAwareSampler(DrawingSampler):
             at = int((~((weights >= 0) & (weights < np.inf))).argmax())
             raise ValueError(f"weights must be finite and at least 0, staleness {staleness[at]} has {weights[at]}")
         return weights
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        return [host_share("rows, staleness, weights and sums", 5 * 8 * capacity)]
 
     # ------------------------------------------------------------------ what changes
 

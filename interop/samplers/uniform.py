@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf.memory_plan import Share as MemoryShare
 from interop.data import bridge, randomness
 from interop.host import compiled
 from interop.samplers.drawing import DrawingSampler, stored
@@ -34,6 +35,9 @@ class RandomSampler(DrawingSampler):
         with bridge.exact(place) if items else bridge.on(place):
             slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, list(items), lanes)
         return bridge.hand_over(slots, torch.int64), {}, leaves
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        return []
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         return Share(len(storage), float(len(storage)))

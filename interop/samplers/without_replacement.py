@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
+from fbuf.memory_plan import Share as MemoryShare
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.stateful import Entries, integers, permutation
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.drawing import DrawingSampler, names_slots, stored
 from interop.samplers.reservation import Reservation
+from interop.samplers.sampler import host_share
 from interop.samplers.shares import Share
 from interop.storages import Storage
 
@@ -73,6 +75,9 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     def share(self, storage: Storage, batch_size: int) -> Share:
         return self._in_epochs(Share(len(storage), float(len(storage))))
+
+    def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
+        return [host_share("order", 2 * 4 * capacity)] if self.shuffle else []  # it may have doubled
 
     def _in_epochs(self, share: Share, version: int = 0) -> Share:
         return dataclasses.replace(

@@ -34,7 +34,7 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
             buffer._sampler._empty()
             new = torch.arange(storage.filled_rows, device="cpu")
         if len(new):
-            buffer.mark_update(buffer._writer._replicate_index(new))
+            buffer.mark_update(storage.coordinates(new))
 
 
 def edited(storage: "Storage", known: int | None) -> tuple[int, np.ndarray]:

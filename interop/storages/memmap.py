@@ -341,7 +341,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_files": None, "_ending": None}  # with who made them
         if not starting_a_worker():
-            return {**state, "scratch_dir": None, "_owner": None, "_reopened": False}  # a copy has memory of its own
+            return {**state, "scratch_dir": None, "_owner": None, "reopened": False}  # a copy has memory of its own
         if self._owner is None:
             return state
         state["priorities"] = None  # it finds them

@@ -114,7 +114,7 @@ def _names(layout: Layout, root: Path) -> list[str]:
 
 def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows | None, root: Path) -> None:
     """Put rows into a storage, with the counters and priorities that are in its folder."""
-    storage.journal, storage._reopened = None, True
+    storage.journal, storage.reopened = None, True
     if rows is not None:
         storage._adopt(layout, rows)
     size, found = KeptPriorities.size(storage.max_size), Journal()

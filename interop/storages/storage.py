@@ -16,6 +16,7 @@ from interop.checkpoint.checkpointers import StorageCheckpointerBase
 from interop.checkpoint.component import Component
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
+from interop.data.randomness import Seeded
 from interop.host.ring import CELLS, Ring
 from interop.shared.processes import starting_a_worker
 from interop.shared.shared_int import in_shared_memory
@@ -25,7 +26,7 @@ from interop.storages import following, planning
 _NOT_GUARDED = contextlib.nullcontext()
 
 
-class Storage(Component):
+class Storage(Component, Seeded):
     """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
 
     Buffers take turns: each holds the lock of its storage while it reads or writes; so do processes, from the moment a
@@ -43,12 +44,11 @@ class Storage(Component):
     _default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
     _last_cursor: Any = None
-    _rng: torch.Generator | None = None
     generations: Any = None  # of its rows, where a writer counts them
     journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
     _counters: torch.Tensor | None = None  # memory of the ring, where processes share it and there is no journal
     priorities: Any = None  # of its items, where they are kept beside them
-    _reopened = False  # whether its rows are of a process before this one
+    reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether samplers are told of what other processes write
     _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
     lock: StorageLock
@@ -214,6 +214,17 @@ class Storage(Component):
     def row_capacity(self, data: Any) -> int:
         """Rows along the first dim; `data` is the batch that will be written first, if nothing was yet."""
         return self.max_size
+
+    def coordinates(self, rows: Any) -> Any:
+        """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
+        if self.ndim == 1:
+            return rows
+        lanes = self.shape[1:] if self.shape is not None else torch.Size([])
+        rows = torch.as_tensor(rows).reshape(-1)
+        within = torch.cartesian_prod(*(torch.arange(n, device="cpu") for n in lanes)).reshape(-1, len(lanes))
+        return torch.cat(
+            [rows.repeat_interleave(within.shape[0])[:, None], within.repeat(rows.shape[0], 1).to(rows.device)], dim=1
+        )
 
     def _max_size_along_dim0(self, *, single_data: object = None, batched_data: object = None) -> int:  # in torchrl
         return self.row_capacity(batched_data if single_data is None else [single_data])

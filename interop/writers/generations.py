@@ -25,7 +25,7 @@ class Generations:
             self.share(storage)
         if len(storage):  # rows that were there before
             self._reserve(storage)
-            self._writes[: _rows_in(storage)] = 1
+            self._writes[: storage.filled_rows] = 1
 
     def _hold(self, counts: Tensor) -> None:
         self._counts = counts
@@ -33,7 +33,7 @@ class Generations:
 
     def _reserve(self, storage: Storage) -> None:
         """Have a number for each row that the storage can have or, where it has no bound, for those there are."""
-        wanted = storage.row_capacity(None) if storage.max_size < 2**31 else _rows_in(storage)
+        wanted = storage.row_capacity(None) if storage.max_size < 2**31 else storage.filled_rows
         if wanted > self._writes.size:
             bounded = storage.max_size < 2**31
             grown = _zeros(wanted if bounded else 1 << (wanted - 1).bit_length())
@@ -82,7 +82,7 @@ class Generations:
             if counts is None:
                 self._reserve(storage)
             self._writes[:] = 0
-            found: Any = np.ones(_rows_in(storage), np.int64) if counts is None else counts
+            found: Any = np.ones(storage.filled_rows, np.int64) if counts is None else counts
             self._writes[: found.size] = found
 
         return put
@@ -94,11 +94,6 @@ class Generations:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._hold(state["counts"])
-
-
-def _rows_in(storage: Storage) -> int:
-    """Rows that are stored."""
-    return len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
 
 
 def _zeros(count: int) -> Tensor:

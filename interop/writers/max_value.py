@@ -238,7 +238,7 @@ class TensorDictMaxValueWriter(Writer):
     # ------------------------------------------------------------------ writing
 
     def _write_one(self, data: Any, slot: int) -> None:
-        self._storage.set(slot, self._stamped(data, slot))
+        self._storage.set(slot, self.stamped(data, slot))
 
     def _write(self, data: Any, slots: np.ndarray, rows: np.ndarray) -> None:
         """Store rows of data at ascending slots."""
@@ -247,14 +247,14 @@ class TensorDictMaxValueWriter(Writer):
         elif not np.array_equal(rows, np.arange(data.shape[0])):
             data = data[torch.from_numpy(rows)]
         index, storage = torch.from_numpy(slots), self._storage
-        data = self._stamped(data, index)
+        data = self.stamped(data, index)
         gapless = slots[-1] - slots[0] + 1 == slots.size
         if gapless and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
             storage.set_run(int(slots[0]), index, data)
         else:
             storage.set(index, data)
 
-    def _stamped(self, data: Any, index: Any) -> Any:
+    def stamped(self, data: Any, index: Any) -> Any:
         items = data if isinstance(data, list) else [data]
         keeps = bool(items) and self._index_is_kept(items[0])
         if isinstance(data, list):
@@ -284,7 +284,7 @@ class TensorDictMaxValueWriter(Writer):
             self._keeps_index = isinstance(first, TensorDictBase) and "index" in first.keys()  # noqa: SIM118
         return self._keeps_index
 
-    def _note(self, data: Any, index: Any) -> None:
+    def note(self, data: Any, index: Any) -> None:
         if isinstance(index, int) and isinstance(data, TensorDictBase) and not data.is_locked:
             data.set("index", expanded(index, data.batch_size).clone())
 

@@ -25,16 +25,17 @@ _NONE = np.zeros(0, np.int64)
 class RoundRobinWriter(Writer):
     """Fills the storage in order and then recycles the oldest rows.
 
-    Cursor and count are seen by worker processes, unless `compilable`. A write that raises moves neither.
+    The cursor and the count are those of the storage: all round-robin writers on it go on where the last write ended, and
+    worker processes that share it see them. A write that raises moves neither.
 
     Args:
-        compilable: keep cursor and count local to this process.
+        compilable: accepted; the storage says whether its counters are local to a process.
         track_generations: count the writes of each row, so that a sample tells by its "index_generation" which ones it
             has: see `generations_of` and `update_if_present` of a buffer.
     """
 
-    # Rows that are to be written before the cursor moves on, at most as many as asked for.
-    _vacant: Callable[[int], np.ndarray] | None = None
+    # Returns rows that are to be written before the cursor moves on, at most as many as asked for.
+    vacant: Callable[[int], np.ndarray] | None = None
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
@@ -42,17 +43,16 @@ class RoundRobinWriter(Writer):
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to this storage from now on; into another one than before from its first row."""
-        if self.tracks_generations and storage._reopened and storage.generations is None and len(storage):
+        """Write to this storage from now on, where its ring stands; at a loaded cursor into one without any write."""
+        if self.tracks_generations and storage.reopened and storage.generations is None and len(storage):
             raise RuntimeError(
                 "how often rows were written is not kept in files: use a writer without track_generations on a storage that "
                 "was opened"
             )
-        registered = hasattr(self, "_storage")
+        registered, loaded = hasattr(self, "_storage"), self._unregistered
         super().register_storage(storage)
         if self.tracks_generations and storage.generations is None:
             storage.generations = Generations(storage)
-        loaded = self._unregistered
         if not registered and loaded.count and not storage.ring.count:
             storage.ring.cursor, storage.ring.count = loaded.cursor, loaded.count
 
@@ -62,7 +62,7 @@ class RoundRobinWriter(Writer):
 
     @property
     def cursor(self) -> int:
-        """The row that is written next: that of the storage, where all its round-robin writers go on."""
+        """The row that is written next."""
         return self._ring.cursor
 
     @cursor.setter
@@ -78,42 +78,41 @@ class RoundRobinWriter(Writer):
 
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
-        self._refuse_a_stranger()
-        row = cursor = self.cursor
-        vacant = _NONE if self._vacant is None else self._vacant(1)
+        self._storage.refuse_a_stranger()
+        storage, row = self._storage, self.cursor
+        vacant, after = self._vacant(1), row + 1
         if vacant.size:
-            row = int(vacant[0])
-        with self._storage.transaction():
-            self._storage.set(row, self._stamped(data, row))
-            self._advance(row, 1, cursor + 1 - vacant.size)
+            row, after = int(vacant[0]), row
+        with storage.transaction():
+            storage.set(row, self.stamped(data, row))
+            self._advance(row, 1, after)
         return self._replicate_index(row)
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch, dim 0 being the rows; of more rows than the capacity the last stay."""
-        if not isinstance(self._storage, TensorStorage):
+        storage = self._storage
+        if not isinstance(storage, TensorStorage):
             data = unbind(data)
-        dims = _item_dims(data, self._storage.ndim)
+        dims = _item_dims(data, storage.ndim)
         if 0 in dims:
             return self._nothing()
-        self._refuse_a_stranger()
-        count = dims[0]
-        cursor = self.cursor
-        capacity = self._storage.row_capacity(data)
-        vacant = _NONE if self._vacant is None else self._vacant(count)
-        fresh = count - vacant.size
-        rows = np.arange(cursor, cursor + fresh)
-        if cursor + fresh > capacity:
+        self._storage.refuse_a_stranger()
+        cursor, capacity, vacant = self.cursor, storage.row_capacity(data), self._vacant(dims[0])
+        after = cursor + dims[0] - vacant.size
+        rows = np.arange(cursor, after)
+        if after > capacity:
             rows %= capacity
-        index = torch.from_numpy(rows)
-        if vacant.size:
-            index = torch.cat((torch.from_numpy(vacant), index))
-        stamped = self._stamped(data, index)
-        with self._storage.transaction():
-            if vacant.size:
-                self._storage.set(index, stamped)
-                self._advance(index, count, cursor + fresh)
+        index = torch.from_numpy(np.concatenate((vacant, rows)) if vacant.size else rows)
+        stamped = self.stamped(data, index)
+        with storage.transaction():
+            if not vacant.size and isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
+                storage.set_run(cursor, index, stamped, self._advance)
+            elif dims[0] <= capacity or vacant.size:
+                storage.set(index, stamped)
+                self._advance(index, dims[0], after)
             else:
-                _write_run(self._storage, cursor, capacity, index, stamped, self._advance)
+                self._set_last(index, stamped, capacity)
+                self._advance(index, dims[0], after)
         device = getattr(data, "device", None)
         index = self._replicate_index(index)
         return index.to(device) if device is not None and device.type != "cpu" else index
@@ -121,35 +120,35 @@ class RoundRobinWriter(Writer):
     def write_at(self, index: Any, data: Any) -> Any:
         """Write one item at an int, or a batch at a list, array or tensor of rows; the index, as for `add` and `extend`.
 
-        The cursor stays, the count grows. Of equal rows the last wins. The buffers on the storage are told. IndexError and
-        TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
+        The cursor stays, the count grows. Of equal rows the last wins. Samplers of the buffers on the storage learn of it.
+        IndexError and TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
         """
         storage = self._storage
         with storage.lock.turn():
-            self._refuse_a_stranger()
+            storage.refuse_a_stranger()
             listeners = storage.attached()
             for buffer in listeners:
-                buffer._sampler.refuse_a_stranger()
+                buffer.sampler.refuse_a_stranger()
             rows: Any = as_int(index)
             if rows is None:
                 rows = as_tensor(index).cpu()
                 data = data if isinstance(storage, TensorStorage) else unbind(data)
-            if isinstance(rows, Tensor) and (rows.ndim != 1 or rows.dtype == torch.bool):
-                raise TypeError(f"write_at() takes a row, or a list of rows, got {index!r}")
-            if (rows if isinstance(rows, int) else int(rows.min()) if len(rows) else 0) < 0:
+                if rows.ndim != 1 or rows.dtype == torch.bool:
+                    raise TypeError(f"write_at() takes a row, or a list of rows, got {index!r}")
+            named = np.atleast_1d(rows.numpy() if isinstance(rows, Tensor) else rows)
+            if named.min(initial=0) < 0:
                 raise IndexError(f"rows to write at are counted from 0, got {index!r}")
-            highest = rows if isinstance(rows, int) else int(rows.max()) if len(rows) else -1
-            grows = highest >= (len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0])
-            stamped, cursor = self._stamped(data, rows), self.cursor
+            grows = bool(named.max(initial=-1) >= storage.filled_rows)
+            stamped, cursor = self.stamped(data, rows), self.cursor
             with storage.transaction():
                 storage.set(rows, stamped, set_cursor=grows)
-                self._advance(rows, 1 if isinstance(rows, int) else len(rows), cursor)
+                self._advance(rows, named.size, cursor)
                 if storage.priorities is not None:
                     storage.priorities.forget(rows)
-            named = self._replicate_index(rows)
+            slots = self._replicate_index(rows)
             for buffer in listeners:
-                buffer.mark_update(named)
-            return named
+                buffer.mark_update(slots)
+            return slots
 
     def generations_of(self, index: Any) -> Tensor:
         if not self.tracks_generations:
@@ -157,17 +156,22 @@ class RoundRobinWriter(Writer):
         assert self._storage.generations is not None
         return self._storage.generations.of(self._rows_of(index))
 
+    def _vacant(self, count: int) -> np.ndarray:
+        return _NONE if self.vacant is None else self.vacant(count)
+
     def _nothing(self) -> Tensor:
         raise RuntimeError("Expected at least one element in extend.")
 
-    def _refuse_a_stranger(self) -> None:
-        """RuntimeError in a process whose writes others would not see, while they would count them."""
-        self._storage.refuse_a_stranger()
-        if self._compilable and self._storage.lock.forked and self._storage.is_shared():
-            raise RuntimeError(
-                f"this {type(self).__name__} is compilable: its cursor is that of one process, and a forked one would write "
-                "over the rows of the other. Build it with compilable=False"
-            )
+    def _set_last(self, index: Tensor, data: Any, capacity: int) -> None:
+        """Write the last rows of a batch of more than the capacity, in order, so that lists can grow."""
+        order = index[-capacity:].argsort()
+
+        def last(leaf: Any) -> Any:
+            return leaf[-capacity:][order]
+
+        kept = [data[-capacity:][place] for place in order] if isinstance(data, list) else each_leaf(data, last)
+        self._storage.set(index[-capacity:][order], kept)
+        self._ring.renewed((int(index[-1]) + 1) % capacity)  # not where the highest row is
 
     def _advance(self, rows: Any, count: int, cursor: int) -> None:
         """Count the rows that were written, and have the next write begin at the cursor, around the ring."""
@@ -192,7 +196,7 @@ class RoundRobinWriter(Writer):
     # ------------------------------------------------------------------ checkpoints
 
     def _entries(self) -> dict[str, Any]:
-        storage = getattr(self, "_storage", None)
+        storage: Storage | None = getattr(self, "_storage", None)
         counted = None if storage is None else storage.generations
         return {
             "cursor": self.cursor,
@@ -252,7 +256,7 @@ class RoundRobinWriter(Writer):
         return {"ring": None, "generations": None, **state, "tracks_generations": "_generation" in given}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_vacant": None}
+        return {**super().__getstate__(), "vacant": None}
 
     def __repr__(self) -> str:
         full = self._storage.is_full if hasattr(self, "_storage") else False
@@ -265,17 +269,17 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     Where there were items without an "index" before, in memory that the user gave or from another writer, none is stored.
     """
 
-    def _stamped(self, data: Any, index: Any) -> Any:
+    def stamped(self, data: Any, rows: Any) -> Any:
         if isinstance(data, list) and isinstance(self._storage, TensorStorage):
             data = stack_items(data) if all(isinstance(item, TensorDictBase) for item in data) else data
-        elif isinstance(data, list) and not isinstance(index, int):
-            return [self._stamped(item, int(place)) for item, place in zip(data, index, strict=True)]
+        elif isinstance(data, list) and not isinstance(rows, int):
+            return [self.stamped(item, int(row)) for item, row in zip(data, rows, strict=True)]
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             return data
         layout = getattr(self._storage, "fixed_layout", None)
         if layout is not None and ("index",) not in layout.places:
             return data.exclude("index") if "index" in data.keys() else data  # noqa: SIM118
-        rows = expanded(index, data.batch_size)
+        rows = expanded(rows, data.batch_size)
         entries = None if layout is None else entries_of(data)
         if entries is not None:
             return of_entries({**entries, "index": rows}, data.batch_size, None)
@@ -284,9 +288,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         stamped.set("index", rows if isinstance(self._storage, TensorStorage) else rows.clone())
         return stamped
 
-    def _note(self, data: Any, index: Any) -> None:
+    def note(self, data: Any, rows: Any) -> None:
         if isinstance(data, TensorDictBase) and not data.is_locked:
-            data.set("index", expanded(index, data.batch_size).clone())
+            data.set("index", expanded(rows, data.batch_size).clone())
 
     def _nothing(self) -> Tensor:
         return torch.zeros(
@@ -298,8 +302,7 @@ def _ring(storage: Storage) -> dict[str, Any] | None:
     """Rows that there can be and that are in use; None as long as nothing says how many items a row has."""
     if isinstance(storage, TensorStorage) and storage.ndim > 1 and storage.rows is None:
         return None
-    filled = len(storage) if storage.ndim == 1 or storage.shape is None else storage.shape[0]
-    return {"capacity": storage.row_capacity(None), "filled": filled}
+    return {"capacity": storage.row_capacity(None), "filled": storage.filled_rows}
 
 
 def expanded(index: Any, shape: torch.Size) -> Tensor:
@@ -320,23 +323,3 @@ def _item_dims(data: Any, ndim: int) -> tuple[int, ...]:
     if not shape:
         raise RuntimeError("extend() needs data with a leading dim, got one without dims: use add() for a single item")
     return tuple(shape[:ndim])
-
-
-def _write_run(
-    storage: Storage, start: int, capacity: int, index: Tensor, data: Any, advance: Callable[[Any, int, int], None]
-) -> None:
-    """Have the storage write consecutive rows, by the short way where its own `set` is not replaced, and the cursor move."""
-    if isinstance(storage, TensorStorage) and type(storage).set is TensorStorage.set:
-        storage.set_run(start, index, data, advance)
-        return
-    if index.shape[0] > capacity:  # of equal rows only the last would stay; in order, so that lists can grow
-        keep = capacity
-        order = index[-keep:].argsort()
-        if isinstance(data, list):
-            storage.set(index[-keep:][order], [data[-keep:][place] for place in order])
-        else:
-            storage.set(index[-keep:][order], each_leaf(data, lambda leaf: leaf[-keep:][order]))
-        storage.ring.renewed((int(index[-1]) + 1) % capacity)  # not where the highest row is
-    else:
-        storage.set(index, data)
-    advance(index, index.shape[0], start + index.shape[0])

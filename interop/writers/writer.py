@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from interop.checkpoint.stateful import Stateful
-from interop.shared.processes import starting_a_worker
+from interop.data.randomness import Seeded
 from interop.storages import Storage
 
 
-class Writer(Stateful, ABC):
+class Writer(Stateful, Seeded, ABC):
     """Chooses slots for new items and has the storage write them.
 
-    A subclass gives `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then tells
-    every sampler which slots changed. For an item that is not kept `add` returns None, and `extend` has -1.
+    A subclass defines `add` (returns the slot), `extend` (returns a tensor of slots) and `_empty`. The buffer then passes
+    the slots to every sampler. For an item that is not kept `add` returns None, and `extend` has -1.
 
     A subclass with attributes defines `state_dict`, which returns tensors and plain values, in dicts with text keys and
     lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
@@ -25,11 +25,10 @@ class Writer(Stateful, ABC):
 
     tracks_generations = False  # whether writes of each row are counted
 
-    _compilable = False
-    _rng: torch.Generator | None = None
+    compilable = False
 
     def __init__(self, compilable: bool = False) -> None:
-        self._compilable = compilable
+        self.compilable = compilable
 
     def check_storage(self, storage: Storage) -> None:
         """ValueError for a storage that this writer cannot fill."""
@@ -75,28 +74,16 @@ class Writer(Stateful, ABC):
         coordinates = not isinstance(index, tuple) and rows.ndim == 2 and rows.shape[1] == self._storage.ndim > 1
         return (rows[:, 0] if coordinates else rows).to(torch.int64)
 
-    def _stamped(self, data: Any, index: Any) -> Any:
-        """The data as it is stored at rows `index`; what was given stays as it is."""
+    def stamped(self, data: Any, rows: Any) -> Any:
+        """The data as it is stored in rows, with their numbers where they are stored too. `data` itself stays as it is."""
         return data
 
-    def _note(self, data: Any, index: Any) -> None:
-        """Tell what the caller gave in which rows it was stored."""
+    def note(self, data: Any, rows: Any) -> None:
+        """Write the numbers of the rows that the caller's data was stored in into it."""
 
     def _replicate_index(self, index: Any) -> Any:
         """Row numbers as they are for one item dim; a [n, ndim] tensor of coordinates, row by row, for more."""
-        if self._storage.ndim == 1:
-            return index
-        lanes = self._storage.shape[1:] if self._storage.shape is not None else torch.Size([])
-        rows = torch.as_tensor(index).reshape(-1)
-        within = torch.cartesian_prod(*(torch.arange(n, device="cpu") for n in lanes)).reshape(-1, len(lanes))
-        return torch.cat(
-            [rows.repeat_interleave(within.shape[0])[:, None], within.repeat(rows.shape[0], 1).to(rows.device)], dim=1
-        )
+        return self._storage.coordinates(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        if starting_a_worker() and self._compilable:
-            raise RuntimeError(
-                f"A compilable {type(self).__name__} cannot be shared between processes, each would have a cursor of its "
-                "own: build it with compilable=False"
-            )
         return {**self.__dict__, "_rng": None}

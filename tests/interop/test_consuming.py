@@ -265,7 +265,7 @@ def test_stamps_and_slots_of_an_exchanged_writer():
     buffer.extend(flat_td(range(4)))
     gone = drawn(buffer, 2)
     before = buffer.set_writer(type(buffer.writer)())
-    assert before._vacant is None
+    assert before.vacant is None
     assert buffer.extend(flat_td([5, 6])).tolist() == gone
 
 

@@ -267,8 +267,8 @@ def test_a_list_without_a_bound_needs_one_for_priorities():
 def test_counters_local_to_the_process_are_passed_on():
     for compilable in (True, False):
         buffer = TensorDictReplayBuffer(compilable=compilable)
-        assert (buffer.writer._compilable, buffer.storage._compilable) == (compilable, compilable)
-    assert not ReplayBuffer(compilable=True).writer._compilable
+        assert (buffer.writer.compilable, buffer.storage._compilable) == (compilable, compilable)
+    assert not ReplayBuffer(compilable=True).writer.compilable
 
 
 def test_a_chain_that_is_given_is_put_in_eval_mode():

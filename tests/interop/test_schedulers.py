@@ -47,7 +47,7 @@ def values(scheduler, name, steps):
     found = []
     for _ in range(steps):
         scheduler.step()
-        found.append(getattr(scheduler._sampler, name))
+        found.append(getattr(scheduler.sampler, name))
     return found
 
 

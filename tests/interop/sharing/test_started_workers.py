@@ -15,7 +15,6 @@ from interop import (
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
@@ -70,7 +69,6 @@ REFUSED = {
     "memory not written": (lambda: ReplayBuffer(storage=LazyTensorStorage(8, device="auto")), "shared_init=True"),
     "files not written": (lambda: ReplayBuffer(storage=LazyMemmapStorage(8, scratch_dir="held")), "shared_init=True"),
     "length of one process": (lambda: buffer_with(LazyTensorStorage(8, compilable=True)), "compilable=False"),
-    "cursor of one process": (lambda: buffer_with(writer=RoundRobinWriter(compilable=True)), "compilable=False"),
 }
 
 
