@@ -23,12 +23,12 @@ from interop.checkpoint.checkpointers import (
     StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
-from interop.checkpoint.h5 import H5StorageCheckpointer
 from interop.checkpoint.list_checkpointers import CompressedListStorageCheckpointer, ListStorageCheckpointer
-from interop.checkpoint.ted_formats import FlatStorageCheckpointer, NestedStorageCheckpointer
 from interop.data.bridge import to_jax, to_torch
 from interop.data.untraced import untraced
 from interop.doors.functional_buffer import FunctionalReplayBuffer, from_fbuf
+from interop.formats.h5 import H5StorageCheckpointer
+from interop.formats.ted_formats import FlatStorageCheckpointer, NestedStorageCheckpointer
 from interop.llm import *  # noqa: F403
 from interop.maps import *  # noqa: F403
 from interop.postprocs import DensifyReward, MultiStep, split_trajectories

@@ -17,7 +17,7 @@ from interop.buffers.turn import turn, turns
 from interop.checkpoint.checkpointers import Together, abandoned_on_error
 from interop.checkpoint.component import Aliases, described, state_for
 from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.torchrl_folder import TorchrlDump, is_torchrl_dump
+from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.shared.interrupts import uninterrupted
 
 _KIND = "replay buffer"

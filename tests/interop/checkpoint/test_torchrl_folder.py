@@ -8,7 +8,7 @@ from tensordict import is_tensorclass
 
 import interop as rl
 from fbuf.checkpoint import CheckpointMismatch
-from interop.checkpoint.torchrl_folder import is_torchrl_dump
+from interop.formats.torchrl_folder import is_torchrl_dump
 from tests.interop.checkpoint.torchrl_dumps_read import EXPECTED, FOLDER, TARGETS, Scaling, Step, load, same_bits
 
 

@@ -331,7 +331,7 @@ def test_junk_is_refused(tree):
     for whole in (tree, {"format": 2, "order": np.zeros(1, np.uint8), "forms": [0], "columns": [tree]}):
         with pytest.raises(CheckpointError):
             decode(whole)
-    if isinstance(tree, dict) and tree != JUNK[-1]:
+    if isinstance(tree, dict) and tree is not JUNK[-1]:
         with pytest.raises(CheckpointError):
             decode({"format": 2, "order": np.zeros(1, np.uint8), "forms": [tree], "columns": []})
 

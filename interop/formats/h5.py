@@ -18,9 +18,9 @@ import torch
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.writing import flush
 from interop.checkpoint.rule import Rule
-from interop.checkpoint.ted_formats import Content, NestedStorageCheckpointer, given, unfit
 from interop.checkpoint.tensor_states import Ring, as_array, saved_ring
 from interop.data.keys import as_path
+from interop.formats.ted_formats import Content, NestedStorageCheckpointer, given, unfit
 from interop.storages import Storage, TensorStorage
 from interop.ted.entries import Path, shown
 from interop.ted.flattening import Flattened, Rebuilt

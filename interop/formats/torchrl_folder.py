@@ -15,10 +15,10 @@ import torch
 from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, manifest
-from interop.checkpoint.foreign_files import Folder, TensorFile
 from interop.checkpoint.rule import Rule
 from interop.checkpoint.tensor_states import Plan, Ring
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
+from interop.formats.foreign_files import Folder, TensorFile
 from interop.samplers import (
     ConsumingSampler,
     PromptGroupSampler,
