@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from interop.data.keys import as_path
+from interop.data.layout import Layout
+from interop.host.runs import Runs
 from interop.host.trajectories import Trajectories
-from interop.storages import Storage, columns
+from interop.storages import Storage, TensorStorage, columns
 
 _MASK = ("collector", "mask")
 _INIT = "is_init"
@@ -76,22 +78,23 @@ class SliceInfo:
 
     def __init__(self, truncated_key: Any) -> None:
         parent, flags = as_path(truncated_key)[:-1], ("done", "terminated")
+        self._truncated_key = truncated_key
         self._keys: list[Any] = [] if truncated_key is None else [(*parent, name) if parent else name for name in flags]
+        self._paths = [as_path(key) for key in (*self._keys, _INIT)]
+        self._places: tuple[Layout | None, list[int | None]] = None, []  # of these leaves in a layout
         self._ends: tuple[Any, np.ndarray] = None, np.zeros(0, np.bool_)
-        self._truncated_key, self._read = truncated_key, [*self._keys, _INIT]
-        self._paths = [as_path(key) for key in self._read]
 
-    def of(self, storage: Storage, slices: Slices) -> dict[Any, Any]:
-        """Flags by key, bool [n, 1]; [n, ...] where items have several. O(slots)."""
+    def of(self, storage: Storage, slices: Slices, runs: Runs | None = None) -> dict[Any, Any]:
+        """Flags by key, bool [n, 1]; [n, ...] where items have several. `runs` reads the rows of the storage. O(slots)."""
         info: dict[Any, Any] = {}
-        found = self._stored(storage, slices.slots)
+        found = None if runs is None or slices.begins is None else self._in_runs(storage, runs, slices)
+        if found is None:
+            found = self._at_slots(storage, slices.slots)
         if self._truncated_key is not None:
-            ends, done, terminated = self._last(slices), found[0], found[1]
+            ends, (done, terminated) = self._last(slices), found[:2]
             info[self._truncated_key] = torch.from_numpy(ends.copy())
             info[self._keys[0]] = torch.from_numpy(ends.copy()) if done is None else _tensor(_with(done, ends))
-            info[self._keys[1]] = (
-                torch.from_numpy(np.zeros(ends.shape, np.bool_)) if terminated is None else _tensor(terminated)
-            )
+            info[self._keys[1]] = _tensor(np.zeros(ends.shape, np.bool_) if terminated is None else terminated)
         if slices.mask is not None:
             info[_MASK] = torch.from_numpy(slices.mask)
         if (begun := found[-1]) is not None:
@@ -108,18 +111,36 @@ class SliceInfo:
             self._ends = size, slices.last()
         return self._ends[1]
 
-    def _stored(self, storage: Storage, slots: np.ndarray) -> "list[Flags | None]":
+    def _in_runs(self, storage: Storage, runs: Runs, slices: Slices) -> "list[Flags | None] | None":
+        """The same as `_at_slots`, in half the time; None where flags are not stored as bool [rows, 1]."""
+        assert isinstance(storage, TensorStorage) and storage.layout is not None and slices.begins is not None
+        layout, places = self._places
+        if layout is not storage.layout:
+            layout = storage.layout
+            places = [layout.places.get(path) for path in self._paths]
+            self._places = layout, places
+        found = list[Flags | None]()
+        for place in places:
+            flags = None if place is None else runs.one(place, slices.begins, slices.length)
+            if place is not None and (
+                flags is None or flags.dtype != np.bool_ or flags.ndim != 2 or flags.shape[1] != 1
+            ):
+                return None
+            found.append(flags)
+        return found
+
+    def _at_slots(self, storage: Storage, slots: np.ndarray) -> "list[Flags | None]":
         """Copies of the entries of flags at flat slots, bool [n, ...], [n, 1] for ends; None for one that is not stored."""
         arrays, found = columns.arrays(storage, self._paths), list[Flags | None]()
-        for at, key in enumerate(self._read):
+        for at, path in enumerate(self._paths):
             held = None if arrays is None else arrays[at]
             flags: Any = None
             if held is not None:
                 flags = held.take(slots, 0, mode="clip")  # other modes copy twice
                 flags = flags if flags.dtype == np.bool_ else flags.astype(np.bool_)
-            elif arrays is None and columns.has(storage, key):
-                flags = columns.read(storage, key, slots).to(torch.bool)
-            if flags is not None and flags.ndim != 2 and key != _INIT and math.prod(flags.shape) == len(slots):
+            elif arrays is None and columns.has(storage, path):
+                flags = columns.read(storage, path, slots).to(torch.bool)
+            if flags is not None and flags.ndim != 2 and path != (_INIT,) and math.prod(flags.shape) == len(slots):
                 flags = flags.reshape(-1, 1)
             found.append(flags)
         return found

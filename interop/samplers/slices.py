@@ -172,7 +172,9 @@ class SliceSampler(DrawingSampler):
             return None
         slices, weights = self._slices(storage, batch_size, key)
         slots = torch.from_numpy(slices.slots)
-        info = {**self._info.of(storage, slices), **weights, "index": self._index_of(slots, storage)}
+        info = self._info.of(storage, slices, rows.runs)
+        info.update(weights)
+        info["index"] = self._index_of(slots, storage)
         return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
 
     def _slices(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
@@ -242,10 +244,9 @@ class SliceSampler(DrawingSampler):
         if index.lanes > 1:
             first = np.maximum(first, index.oldest)
         if self.span == (False, False):
-            spare = last - first - (length - 1)
-            if self.strict_length or spare.item(spare.argmin()) >= 0:
-                start = first + (shares * (spare + 1)).astype(np.int64)
-                slots, begins = index.windows(start, lane, length)
+            starts = last - first - (length - 2)  # where slices can begin that are whole
+            if self.strict_length or starts.item(starts.argmin()) > 0:
+                slots, begins = index.windows(first + (shares * starts).astype(np.int64), lane, length)
                 return Slices(slots.reshape(-1), length, begins)
         left, right = (length - 1 if each is True else int(each) for each in self.span)
         room = np.minimum(np.maximum(last - first - (length - 1), 0) + right, last - first)
