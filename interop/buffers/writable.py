@@ -93,8 +93,7 @@ class Writable(Editable):
 
     def _write(self, stored: Any, many: bool) -> Any:
         storage = self._storage
-        if storage.journal is not None:
-            storage.recover()  # what an interrupt has left, of which the writer must not know
+        storage.recover()  # what an interrupt has left, of which the writer must not know
         listeners, before = storage.attached(), None
         for buffer in listeners:  # who could not be told of the write refuses it
             sampler = getattr(buffer, "_sampler", None)

@@ -244,14 +244,14 @@ class Restored:
 
     def __call__(self) -> None:
         storage, ring = self._storage, self._ring
-        if storage.journal is not None and storage.journal.active:
+        if storage.journal.active:
             self._keep(storage.journal)
         else:
             storage._empty()
         if self._rows is not None:
             storage._adopt(self._layout, self._rows)
         if self._held and ring.filled:
-            storage._own_rows().write_run(0, self._held)
+            storage.own_rows().write_run(0, self._held)
         storage.ring.size = ring.filled
         storage.ring.restored(ring.written, ring.end % ring.capacity)
 

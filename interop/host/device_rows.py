@@ -24,6 +24,7 @@ class JaxRows:
 
     shared = False
     in_place = False
+    host_arrays = None
 
     def __init__(self, arrays: list[jax.Array], lanes: tuple[int, ...], device: torch.device) -> None:
         self.arrays = arrays

@@ -52,6 +52,11 @@ def anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) 
     ]
 
 
+def descriptor(tensor: MemoryMappedTensor) -> int:
+    """That of the file without a name in which an anonymous map is; -1 where there is none."""
+    return int(getattr(getattr(tensor, "_handler", None), "fd", -1))
+
+
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies in such maps. OSError where there is no space for them."""
     maps = anonymous([tuple(tensor.shape) for tensor in tensors], [tensor.dtype for tensor in tensors])

@@ -237,6 +237,11 @@ class TorchRows:
         return [known[place] if place in known else items.read(slots, at) for place, items in enumerate(self._items)]
 
     @property
+    def host_arrays(self) -> list[np.ndarray] | None:
+        """The leaves as NumPy views them; None where it does not."""
+        return self._numpy
+
+    @property
     def on_host(self) -> bool:
         """Whether NumPy sees the rows."""
         return self._numpy is not None

@@ -7,7 +7,7 @@ LARGE = 1 << 19  # bytes from which torch's threaded copy is faster
 Rows = range | np.ndarray
 
 
-class Column:
+class RowBytes:
     """The bytes by row of an array [rows, ...]."""
 
     def __init__(self, array: np.ndarray) -> None:

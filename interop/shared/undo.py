@@ -7,87 +7,25 @@ matter, for which there are checkpoints.
 """
 
 import contextlib
-import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import MemoryMappedTensor
 
 from fbuf.checkpoint.errors import CheckpointCorrupt
-from interop.host import maps
-from interop.shared.saved_rows import Column, Rows
+from interop.shared.memory import Memory
+from interop.shared.saved_rows import RowBytes, Rows
 from interop.shared.thread_lock import renew_in_children
 
 # Words of the head: the first is not zero in a step, the last one is which extras there are, whoever has them.
-ACTIVE, _USED, _ARMED, _CELLS, _COMMITS, EXTRAS = range(6)
+ACTIVE, _USED, _COMMITS, EXTRAS = 0, 1, 4, 5
 _HEAD = 8  # words
 _ENTRY = 3  # words before what is saved of some rows: the first of them or -1, how many, which extras
 _PART = contextlib.nullcontext()
 _PATIENCE, _PAUSE = 0.2, 1e-3  # seconds that a step of another process may take, and between two looks at it
-_STEP = 1 << 20  # bytes that memory without a file takes at a time
 _ENOUGH = 30.0  # seconds after which a record is not looked at any more
-
-
-class Memory:
-    """Bytes of a file, or without one, that forked and started workers share; zeros at first."""
-
-    def __init__(self, size: int, path: str | os.PathLike[str] | None = None, *, private: bool = False) -> None:
-        """`private`: what is written goes into pages of this process, and not into the file, which stays to be read."""
-        self.path = None if path is None else os.path.abspath(path)
-        self.file: os.stat_result | None = None
-        self.read_only: np.ndarray | None = None
-        self._tensor: Any = None
-        self.reserved = size  # bytes that have memory, at the beginning
-        if self.path is None:
-            self._hold(MemoryMappedTensor.empty(torch.Size([size]), dtype=torch.uint8, device="cpu"))
-            self.reserved = 0
-            self.reserve(_STEP)
-            return
-        handle = os.open(self.path, (os.O_RDONLY if private else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
-            self.bytes = np.frombuffer(mmap.mmap(handle, size, access=access), np.uint8)
-            self.file = os.fstat(handle)
-            if private:
-                self.read_only = np.frombuffer(mmap.mmap(handle, size, access=mmap.ACCESS_READ), np.uint8)
-        finally:
-            os.close(handle)
-
-    def _hold(self, tensor: Any) -> None:
-        self._tensor = tensor
-        self.bytes = tensor.detach().as_subclass(torch.Tensor).numpy()
-
-    def reserve(self, size: int) -> None:
-        """Have memory for so many bytes, or all. OSError where there is none: to write to them would kill the process."""
-        size = min(-(-size // _STEP) * _STEP, self.bytes.size)
-        if size > self.reserved:
-            handle = getattr(self._tensor._handler, "fd", -1)
-            if handle >= 0 and hasattr(os, "posix_fallocate"):
-                maps.reserve(handle, self.reserved, size - self.reserved)
-            self.reserved = size
-
-    def grow(self) -> bool:
-        """Have all bytes of the file, where it was made longer; what was given out before stays. Whether it was."""
-        size = 0 if self.path is None else os.path.getsize(self.path)
-        longer = size > self.bytes.size
-        if longer:
-            self.__init__(size, self.path)  # type: ignore[misc]
-        return longer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "size": self.bytes.size, "tensor": self._tensor, "reserved": self.reserved}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["path"] is not None:
-            self.__init__(state["size"], state["path"])  # type: ignore[misc]
-        else:
-            self.path = self.file = self.read_only = None
-            self.reserved = state["reserved"]
-            self._hold(state["tensor"])
 
 
 class Undo:
@@ -97,6 +35,7 @@ class Undo:
     """
 
     memory: Memory | None = None
+    find_extras: Callable[[], None] | None = None  # adds those that another process has made
     _inside = False  # whether this process is in a step
     _known = 0  # the extras that were looked for
     _head: Any = None
@@ -109,25 +48,19 @@ class Undo:
         self._head, self._cells, self._kept = held[:_HEAD], held[_HEAD : _HEAD + cells], held[_HEAD + cells :]
         self._log, self._log_start = memory[words.nbytes :], words.nbytes
         self._words: Any = memoryview(self._log.data).cast("q")
-        self._columns: list[Column] = []
-        self._extras: dict[int, Column] = {}  # by bit: not every process has them
+        self._columns: list[RowBytes] = []
+        self._extras: dict[int, RowBytes] = {}  # by bit: not every process has them
         self._sizes: dict[int, int] = {}  # bytes a row of all there can be
         self._known = 0
         self._measure()
-        if not (0 <= self._head[_CELLS] <= cells and 0 <= self.commits < 2**62 and 0 <= self._head[ACTIVE] < 2**62):
+        if not (0 <= self.commits < 2**62 and 0 <= self._head[ACTIVE] < 2**62):
             raise self._damaged()
-        self._use(max(self._head[_CELLS], 1))
         renew_in_children(self)
 
     @staticmethod
     def before_log(cells: int) -> int:
         """Bytes of the memory that come before the log."""
         return 8 * (_HEAD + 2 * cells)
-
-    def _use(self, cells: int) -> None:
-        """Have the first cells saved."""
-        self._head[_CELLS] = self._counted = cells
-        self._now, self._before = self._cells[:cells], self._kept[:cells]
 
     def _renew(self) -> None:
         self._inside = False
@@ -176,12 +109,10 @@ class Undo:
 
     def _arm(self) -> None:
         head = self._head
-        if head[_CELLS] != self._counted:  # another process uses more
-            self._use(head[_CELLS])
-        if head[EXTRAS] != self._known:  # another process has made one
+        if head[EXTRAS] != self._known:
             self._find()
-        self._before[:] = self._now
-        head[_USED], head[_ARMED] = 0, self._counted
+        self._kept[:] = self._cells
+        head[_USED] = 0
         head[ACTIVE] = head[_COMMITS] + 1
 
     def _commit(self) -> None:
@@ -197,20 +128,22 @@ class Undo:
 
     def _watch(self, columns: list[np.ndarray]) -> None:
         """Save rows of these arrays."""
-        self._columns = [Column(array) for array in columns]
+        self._columns = [RowBytes(array) for array in columns]
         self._measure()
 
     def add(self, bit: int, size: int, array: np.ndarray | None) -> None:
         """Save rows of a further array, of so many bytes a row, where it is here: others may have it."""
         self._sizes[bit] = size
         if array is not None:
-            self._extras = dict(sorted({**self._extras, bit: Column(array)}.items()))
+            self._extras = dict(sorted({**self._extras, bit: RowBytes(array)}.items()))
             self._head[EXTRAS] |= bit
             self._known |= bit
         self._measure()
 
     def _find(self) -> None:
         """Have the extras that another process has made, where this one can."""
+        if self.find_extras is not None:
+            self.find_extras()
         self._known = self._head[EXTRAS]
 
     def _only_extras_here(self) -> None:
@@ -289,12 +222,11 @@ class Undo:
         for rows, saved in reversed(list(self._entries())):
             for column, held in saved:
                 column.put_back(rows, held)
-        armed = self._head[_ARMED]
-        self._cells[:armed] = self._kept[:armed]
+        self._cells[:] = self._kept
         self._head[ACTIVE] = 0
         return True
 
-    def _entries(self) -> Iterator[tuple[Rows, list[tuple[Column, np.ndarray]]]]:
+    def _entries(self) -> Iterator[tuple[Rows, list[tuple[RowBytes, np.ndarray]]]]:
         at, used = 0, self._head[_USED]
         while at < used <= self._log.size:
             first, count, bits = self._words[at // 8 : at // 8 + _ENTRY]
@@ -352,8 +284,7 @@ def settle(memory: Memory, cells: int) -> None:
         memory.bytes[size:used] = seen[size:used]
         if head.tolist() == first:
             return
-    armed = min(max(int(own[_ARMED]), 0), cells)
-    own[_HEAD : _HEAD + armed] = own[_HEAD + cells :][:armed]
+    own[_HEAD : _HEAD + cells] = own[_HEAD + cells :]
     own[ACTIVE] = 0
 
 

@@ -34,6 +34,9 @@ class Copyable(Storage):
     def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
         return tensor_states.restoring_rows(self, saved, rule)
 
+    def guard(self) -> None:
+        """Have the journal guard the rows."""
+
     def _release(self) -> None:
         """Give back what `_allocate` took, which was not used."""
 
@@ -95,8 +98,9 @@ class Copyable(Storage):
         if tensors is not None:
             in_jax = in_jax and rows_in_jax(tensors[0].device)
             self.rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self._lanes)
-        if self.journal is not None:
-            self.journal.attach(self)
+        if self.journal.memory is not None:
+            self.journal.attach(self.ring)
+            self.guard()
 
     def _in_own_memory(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Unpickled rows in the kind of memory of this storage."""

@@ -63,6 +63,11 @@ class FrameRows(TorchRows):
         return self.at(self.scheme.capacity, slice(None))
 
     @property
+    def host_arrays(self) -> None:
+        """None: no journal guards frames."""
+        return None
+
+    @property
     def shared(self) -> bool:
         return all(tensor.is_shared() or tensor.numel() == 0 for tensor in self._tensors)
 

@@ -160,7 +160,7 @@ class LazyFrameStorage(TensorStorage):
                 )
 
     def editable(self, given: Any) -> Any:
-        rows, layout = self._own_rows(), self.layout
+        rows, layout = self.own_rows(), self.layout
         assert isinstance(rows, FrameRows) and layout is not None and self.shape is not None
         if not layout.is_tensordict:
             return super().editable(given)

@@ -146,9 +146,9 @@ class LazyTensorStorage(TensorStorage):
         self._look()
         super().acquired()
 
-    def _own_rows(self) -> Rows:
+    def own_rows(self) -> Rows:
         self._look()
-        return super()._own_rows()
+        return super().own_rows()
 
     @property
     def initialized(self) -> bool:

@@ -18,12 +18,12 @@ from interop.checkpoint.layouts import saved_layout
 from interop.data.layout import Layout, LeafSpec
 from interop.host.maps import anonymous, bytes_of, file_names, from_file
 from interop.host.rows import Rows, TorchRows
-from interop.shared import journal
 from interop.shared.files import Files
 from interop.shared.folder import OWN, PRIORITIES, STATE, VALUES, Owner, files_below, is_there, make, reserve_again
+from interop.shared.journal import PRIORITIES as PRIORITIES_OF_ROWS
 from interop.shared.journal import Journal, ReadOnly
+from interop.shared.memory import Memory
 from interop.shared.processes import starting_a_worker
-from interop.shared.undo import Memory
 from interop.storages import planning
 from interop.storages.lazy import LazyTensorStorage
 from interop.storages.opening import opened, opened_again
@@ -93,11 +93,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._owner: Owner | None = None
         self._ending: Any = None
         if self.scratch_dir is not None:
-            self.journal = Journal()
+            self.journal = self.new_journal()
             if shared_init:
                 self._own(Path(self.scratch_dir), _OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)), {}, {})
                 self._finish()
-                self.journal.start(self, self._journal_memory())
+                self.journal.start(self.ring)
                 self.lock.hooked = True
 
     @classmethod
@@ -129,7 +129,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         are seen by whoever opens the folder, so have none of them left that is written to.
         """
         with self.lock.turn():
-            ends = self._ending is not None and isinstance(self.journal, Journal) and self.journal.memory is not None
+            ends = self._ending is not None and self.journal.memory is not None
             if ends and self.scratch_dir is not None:
                 self.journal = ReadOnly(self.scratch_dir, self.journal, closed=True)
                 self._ending()
@@ -192,6 +192,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             return super()._columns(layout, new)
         lead, rows = (self.row_count, *self._lanes), list[Rows]()
         sizes, texts = self._contents(layout, lead)
+        assert self.journal.memory is not None
         described = {**self._described(layout, lead), "files": {**sizes, STATE: self.journal.memory.bytes.size}}
         sizes = {name: sizes[name] for name in file_names(tuple(new))}
         root, write = self._owner.folder(), super()._columns
@@ -219,10 +220,11 @@ class LazyMemmapStorage(LazyTensorStorage):
             shutil.rmtree(root / VALUES, ignore_errors=True)  # of the items that these replace
         self._files = self._files or made
         self._files.contents = root / VALUES
-        self.journal = self.journal or Journal()
+        if not self.journal.is_wanted:
+            self.journal = self.new_journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
-            self.priorities = KeptPriorities(memory, math.prod(lead[1:]), self.journal, self._owner)
+            self.priorities = KeptPriorities(memory, math.prod(lead[1:]), self.ring, self._owner)
 
     def _values_folder(self) -> Path | None:
         if self._owner is not None and self._owner.is_open:
@@ -274,12 +276,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         _end(None, self._owner)
         self._files = self._owner = self.priorities = self._ending = None
         if self.scratch_dir is not None:
-            self.journal = Journal()
+            self.journal = self.new_journal()
 
-    def _journal_memory(self) -> Memory:
+    def new_journal(self) -> Journal:
+        """One that is started with the first rows."""
         assert self.scratch_dir is not None
-        path = Path(self.scratch_dir) / STATE
-        return Memory(path.stat().st_size, path)
+        journal, me = Journal(Path(self.scratch_dir) / STATE), weakref.ref(self)
+        journal.find_extras = lambda: None if (storage := me()) is None else storage.find_priorities()
+        return journal
 
     def kept_priorities(self) -> Any:
         if self._owner is None:
@@ -290,22 +294,23 @@ class LazyMemmapStorage(LazyTensorStorage):
             self.priorities = self._with_priorities(self._owner)
         return self.priorities
 
-    def _find_priorities(self) -> None:
-        """Have those that the owner keeps, for what this worker writes over."""
-        assert isinstance(self.journal, Journal) and self._owner is not None
+    def find_priorities(self) -> None:
+        """Have the priorities that the owner keeps by now, for what this worker writes over."""
+        if self.priorities is not None or self._owner is None or not self.journal.has_extras:
+            return
         memory = Memory(KeptPriorities.size(self.max_size), self._owner.folder() / PRIORITIES)
-        self.priorities = KeptPriorities(memory, self._per_row, self.journal, self._owner)
-        self.journal.add(journal.PRIORITIES, 8 * self._per_row, self.priorities.by_row)
+        self.priorities = KeptPriorities(memory, self._per_row, self.ring, self._owner)
+        self.journal.add(PRIORITIES_OF_ROWS, 8 * self._per_row, self.priorities.by_row)
 
     def _with_priorities(self, owner: Owner) -> KeptPriorities:
-        assert self.journal is not None and self._files is not None
+        assert self._files is not None
         path, size = owner.folder() / PRIORITIES, KeptPriorities.size(self.max_size)
         owner.list(sorted({*owner.listed, PRIORITIES}))
         self._files.claim(path.parent, PRIORITIES, existsok=True, aside=True)
         self._files.reserve(path, size)
         self._files.put_in_place()
-        kept = KeptPriorities(Memory(size, path), self._per_row, self.journal, owner)
-        self.journal.add(journal.PRIORITIES, 8 * self._per_row, kept.by_row)
+        kept = KeptPriorities(Memory(size, path), self._per_row, self.ring, owner)
+        self.journal.add(PRIORITIES_OF_ROWS, 8 * self._per_row, kept.by_row)
         return kept
 
     def editable(self, given: Any) -> Any:
@@ -352,7 +357,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         root = owner.folder()
         if root == owner.path.parent:
             return state
-        self.journal.memory.path = str(root / STATE)
+        assert self.journal.memory is not None
+        self.journal.memory.path, self.journal.path = str(root / STATE), root / STATE
         if self.layout is None or state["_tensors"] is None:
             return {**state, "scratch_dir": f"{root}/"}
         named = zip(file_names(self.layout.leaves), state["_tensors"], strict=True)

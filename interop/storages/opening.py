@@ -24,7 +24,7 @@ from interop.shared.folder import (
     reserve_again,
 )
 from interop.shared.journal import Journal, ReadOnly
-from interop.shared.undo import Memory
+from interop.shared.memory import Memory
 from interop.storages.priorities import KeptPriorities
 
 
@@ -114,22 +114,22 @@ def _names(layout: Layout, root: Path) -> list[str]:
 
 def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows | None, root: Path) -> None:
     """Put rows into a storage, with the counters and priorities that are in its folder."""
-    storage.journal, storage.reopened = None, True
+    storage.journal, storage.reopened = Journal(), True
     if rows is not None:
         storage._adopt(layout, rows)
-    size, found = KeptPriorities.size(storage.max_size), Journal()
+    size, found = KeptPriorities.size(storage.max_size), storage.new_journal()
     if os.path.lexists(root / PRIORITIES):
         check_size(root / PRIORITIES, size)
         memory = Memory(size, root / PRIORITIES, private=owner is None)
-        storage.priorities = KeptPriorities(memory, storage._per_row, found, owner, opened=True)
+        storage.priorities = KeptPriorities(memory, storage._per_row, storage.ring, owner, opened=True)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
     if owner is None:
         if storage.packs:
             storage.layout.values.map()
-        found.read(storage, state)
+        found.resume(storage.ring, state, storage.row_capacity(None), storage.guarded())
         storage.journal = ReadOnly(str(root), found)
         return
-    found.resume(storage, state)
+    found.resume(storage.ring, state, storage.row_capacity(None), storage.guarded())
     storage.journal, storage._owner = found, owner
     storage.lock.hooked = True  # an unfinished write is rolled back first
     storage._finish()

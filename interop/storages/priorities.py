@@ -8,9 +8,10 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.host.priorities import PriorityValues
+from interop.host.ring import Ring
 from interop.shared.folder import Owner
-from interop.shared.journal import Journal
-from interop.shared.undo import Memory, Undo, settle
+from interop.shared.memory import Memory
+from interop.shared.undo import Undo, settle
 
 _HIGHEST, _SLOT, _SINCE, _TOP = range(4)  # cells of what is known of the highest; the last is how many
 _CELLS = 2 * _TOP  # of the storage since it was emptied, and of before: it may have to be put back
@@ -27,18 +28,15 @@ class KeptPriorities(Undo):
 
     memory: Memory
 
-    def __init__(
-        self, memory: Memory, per_row: int, journal: Journal, owner: Owner | None, *, opened: bool = False
-    ) -> None:
+    def __init__(self, memory: Memory, per_row: int, ring: Ring, owner: Owner | None, *, opened: bool = False) -> None:
         self.memory = memory
-        self.journal, self._owner = journal, owner
+        self._ring, self._owner = ring, owner
         self._per_row = per_row
         self._unread = opened  # whether nobody has taken up what a process before this one has left
         self._of: weakref.ref[object] | None = None
         if owner is None:
             settle(memory, _CELLS)
         self._begin(memory.bytes[:_BEFORE], _CELLS)
-        self._use(_CELLS)
         self._values = memory.bytes[_BEFORE:].view(np.int64)
         self._watch([self._values])
         self._most = self.most
@@ -66,8 +64,8 @@ class KeptPriorities(Undo):
     def read(self, length: int) -> PriorityValues:
         """The priorities of the first items."""
         highest, slot = 1.0, -1
-        which = self.journal.emptied % 2
-        if length and self._cells[_TOP * which + _SINCE] == self.journal.emptied + 1:
+        which = self._ring.emptied % 2
+        if length and self._cells[_TOP * which + _SINCE] == self._ring.emptied + 1:
             highest, slot = float(self._tops[which][0]), int(self._cells[_TOP * which + _SLOT])
         values = (~self._values[:length]).view(np.float64)
         values[np.isnan(values)] = highest
@@ -118,9 +116,9 @@ class KeptPriorities(Undo):
                     part = slice(start, start + self._most)
                     self.save(slots[part])
                     self._values[slots[part]] = bits[part]
-            which = self.journal.emptied % 2
+            which = self._ring.emptied % 2
             self._tops[which][0], self._cells[_TOP * which + _SLOT] = highest, highest_slot
-            self._cells[_TOP * which + _SINCE] = self.journal.emptied + 1
+            self._cells[_TOP * which + _SINCE] = self._ring.emptied + 1
 
     def _writes_for(self, sampler: object) -> bool:
         """Whether it is the last sampler that was bound, and the folder belongs to this process."""

@@ -22,7 +22,7 @@ class Readable(Copyable):
 
         RuntimeError before the first write, IndexError out of range.
         """
-        rows, filled = self._own_rows(), (self.filled_rows, *self._lanes)
+        rows, filled = self.own_rows(), (self.filled_rows, *self._lanes)
         if isinstance(index, tuple):
             index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
             if self.ndim > 1 and len(index) == self.ndim and all(map(_is_long, index)):
@@ -55,7 +55,7 @@ class Readable(Copyable):
 
     def _read(self, slots: Tensor) -> Any:
         """Copies of the items at flat slots, in their shape."""
-        rows, shape = self._own_rows(), tuple(slots.shape)
+        rows, shape = self.own_rows(), tuple(slots.shape)
         if len(shape) == 1:
             return self._build(rows.read(slots), shape)
         return self._build([leaf.reshape((*shape, *leaf.shape[1:])) for leaf in rows.read(slots.reshape(-1))], shape)
@@ -72,7 +72,7 @@ class Readable(Copyable):
             built.lock_()
         return built
 
-    def _own_rows(self) -> Rows:
+    def own_rows(self) -> Rows:
         if self.rows is None:
             raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
         return self.rows

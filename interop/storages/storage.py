@@ -18,12 +18,11 @@ from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.data.randomness import Seeded
 from interop.host.ring import CELLS, Ring
+from interop.shared.journal import Journal
 from interop.shared.processes import starting_a_worker
 from interop.shared.shared_int import in_shared_memory
 from interop.shared.storage_lock import StorageLock
 from interop.storages import following, planning
-
-_NOT_GUARDED = contextlib.nullcontext()
 
 
 class Storage(Component, Seeded):
@@ -45,7 +44,7 @@ class Storage(Component, Seeded):
     _compilable = False
     _last_cursor: Any = None
     generations: Any = None  # of its rows, where a writer counts them
-    journal: Any = None  # where writes are guarded: what a process leaves half-done when it is killed is taken back
+    journal: Journal  # what a process leaves half-done when it is killed is rolled back, where it is started
     _counters: torch.Tensor | None = None  # memory of the ring, where processes share it and there is no journal
     priorities: Any = None  # of its items, where they are kept beside them
     reopened = False  # whether its rows are of a process before this one
@@ -60,6 +59,7 @@ class Storage(Component, Seeded):
         storage.lock = StorageLock(storage)
         storage._listeners = _Listeners()
         storage.ring = Ring()
+        storage.journal = Journal()
         return storage
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
@@ -157,7 +157,7 @@ class Storage(Component, Seeded):
     def start_sharing(self) -> None:
         """Move what is counted to where other processes see it. The lock is held."""
         self._start_journal()
-        if self.journal is None and self._counters is None and not self._compilable:
+        if not self.journal.is_wanted and self._counters is None and not self._compilable:
             self._counters = in_shared_memory(torch.zeros(CELLS, dtype=torch.int64, device="cpu"))
             self.ring.use(self._counters.numpy().data, copy=True)
         if self.generations is not None:
@@ -181,16 +181,15 @@ class Storage(Component, Seeded):
 
     def recover(self) -> None:
         """Take back what a process was writing when it ended. For a turn that is within no other."""
-        if self.journal is not None:
-            self.journal.begin_turn()
+        self.journal.begin_turn()
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""
-        return _NOT_GUARDED if self.journal is None else self.journal
+        return self.journal
 
     def part(self) -> contextlib.AbstractContextManager[Any]:
         """The same, and a part of the step that it is in."""
-        return _NOT_GUARDED if self.journal is None else self.journal.part()
+        return self.journal.part()
 
     def kept_priorities(self) -> Any:
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
@@ -341,7 +340,7 @@ class Storage(Component, Seeded):
             self.share()
             kept: dict[str, Any] = {"_turns": self.lock.give()}
         else:
-            kept = {"journal": None, "_counters": None, "priorities": None, "ring": copy.deepcopy(self.ring)}
+            kept = {"journal": Journal(), "_counters": None, "priorities": None, "ring": copy.deepcopy(self.ring)}
         state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
         del state["lock"]
         return state

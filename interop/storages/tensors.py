@@ -21,8 +21,10 @@ from interop.data.numbers import whole
 from interop.data.packed import PackedValues
 from interop.host.rows import Rows, TorchRows
 from interop.shared.interrupts import uninterrupted
+from interop.shared.journal import LARGEST, Guarded, Journal
+from interop.shared.memory import Memory
 from interop.specs.spec import TensorSpec
-from interop.storages import guarded, planning
+from interop.storages import planning, writes
 from interop.storages.reading import Readable
 from interop.storages.storage import Storage
 
@@ -89,8 +91,8 @@ class TensorStorage(Readable):
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
         self.layout, self.rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
-        if self.journal is not None:
-            self.journal.guard(self)
+        if self.journal.is_wanted:
+            self.guard()
             self.lock.hooked = True  # an unfinished write is rolled back first
         elif self.lock.processes is not None:
             try:
@@ -107,13 +109,13 @@ class TensorStorage(Readable):
     def spans(self) -> dict[KeyPath, np.ndarray]:
         """The spans of these of all stored rows, [rows, *lanes, ..., 2], by path."""
         assert self.layout is not None
-        leaves = self._own_rows().at(self.filled_rows, slice(None))
+        leaves = self.own_rows().at(self.filled_rows, slice(None))
         return {path: _spans(held) for path, held in self.layout.spans(leaves).items()}
 
     def columns(self) -> dict[KeyPath, Tensor]:
         """Views of all stored rows of each leaf, [rows, *lanes, ...], by path."""
         assert self.layout is not None
-        held = self._own_rows().at(self.filled_rows, slice(None))
+        held = self.own_rows().at(self.filled_rows, slice(None))
         return {spec.path: leaf for spec, leaf in zip(self.layout.leaves, held, strict=True)}
 
     def values_for(self, layout: Layout) -> PackedValues | None:
@@ -278,7 +280,7 @@ class TensorStorage(Readable):
             self.give_up_memory()
             planning.plan(self._shares(row)).check()
             self.admit(row, self.ndim, True)
-            self._own_rows().reserve(self.row_count)
+            self.own_rows().reserve(self.row_count)
             self._keeps_layout = True
 
     def _shares(self, data: Any) -> list[Share]:
@@ -369,7 +371,7 @@ class TensorStorage(Readable):
 
     def _reclaim(self, values: PackedValues) -> None:
         """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
-        layout, rows, filled, spans = self.layout, self._own_rows(), self.filled_rows, self.spans()
+        layout, rows, filled, spans = self.layout, self.own_rows(), self.filled_rows, self.spans()
         assert layout is not None
         sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
         if self._OF_FRAMES or not sparse.size:
@@ -395,11 +397,14 @@ class TensorStorage(Readable):
 
         RuntimeError where other processes have the rows, or they are frames.
         """
-        held, rows, guard = self.layout, self._own_rows(), self.journal
+        held, rows, guard = self.layout, self.own_rows(), self.journal
         assert held is not None
         self.refuse_edit(())
         size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
-        small = guard is not None and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
+        small = (
+            guard.memory is not None
+            and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
+        )
         others = self.lock.given or getattr(self, "_first", None) is not None
         if self._OF_FRAMES or small or (others and rows.shared) or self.lock.forked:
             raise RuntimeError(
@@ -412,8 +417,8 @@ class TensorStorage(Readable):
         with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
             self.rows = rows.beside(self._columns(layout, new), [places[spec] for spec in layout.leaves])
             self.layout = layout
-            if guard is not None:
-                guard.guard(self)
+            if guard.is_wanted:
+                self.guard()
             self.ring.edited(slice(None))
             for buffer in self.attached():
                 getattr(buffer, "_drop_ahead", bool)()  # batches that lack the keys
@@ -428,7 +433,7 @@ class TensorStorage(Readable):
             rows.write_run(0, list(new.values()))
         return rows
 
-    def set_run(self, start: int, index: Tensor, data: Any, advance: guarded.Advance | None = None) -> None:
+    def set_run(self, start: int, index: Tensor, data: Any, advance: writes.Advance | None = None) -> None:
         """Write rows one after the other from `start`, around the ring; `index` names them.
 
         `advance(index, count, cursor)` is called for those that were written, in parts where the whole is large.
@@ -440,16 +445,7 @@ class TensorStorage(Readable):
             raise RuntimeError(f"{index.shape[0]} places for {leaves[0].shape[0]} rows; nothing was written")
         count = leaves[0].shape[0]
         self._refuse(range(start, start + count), leaves, True, new)
-        if self.journal is not None:
-            guarded.write_run(self, start, index, leaves, advance)
-        else:
-            capacity, rows = self.row_count, self.rows
-            assert rows is not None
-            self.ring.wrote_run(start, count, capacity)  # before: a write that breaks off has happened in part
-            rows.write_run(start, leaves)
-            self._grow(min(start + count, capacity))
-            if advance is not None:
-                advance(index, count, start + count)
+        writes.write_run(self, start, index, leaves, advance)
         self._last_run = range(start, start + count)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -487,31 +483,12 @@ class TensorStorage(Readable):
     def _write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
         """Write at resolved places; with `reached` it is in order, and the length grows to it."""
         self._refuse(places, leaves, reached is not None, new)
-        if self.journal is not None:
-            guarded.write_at(self, places, leaves, reached)
-        else:
-            self._enter(places, reached, rows)
-            self._own_rows().write_at(places, leaves)
-            if reached is not None:
-                self._grow(reached)
-
-    def _enter(self, places: Any, reached: int | None, rows: int) -> None:
-        """Count a write at resolved places: an edit of stored rows, or rows up to the one that is reached."""
-        row = places[0] if isinstance(places, tuple) else places
-        if reached is None:
-            self.ring.edited(row)
-            return
-        named: range | np.ndarray = range(row, row + 1) if isinstance(row, int) else _named(row)
-        if isinstance(row, slice) and row.step in (None, 1) and row.start < row.stop:
-            named = range(row.start, row.stop)
-        if isinstance(named, range) and not whole_rows(places):
-            named = np.array(named)
-        self.ring.wrote_elsewhere(named, rows, reached > self.ring.size)
+        writes.write_at(self, places, leaves, reached, rows)
 
     def _refuse(self, places: Any, leaves: list[Tensor], in_order: bool, new: bool) -> None:
         """Raise for a write that the rows cannot take; `new` memory for it is then given back."""
         try:
-            self._own_rows().refuse(places, leaves, in_order)
+            self.own_rows().refuse(places, leaves, in_order)
         except Exception:
             if new:
                 self._disown()
@@ -528,13 +505,9 @@ class TensorStorage(Readable):
     def _last_cursor(self, cursor: Any) -> None:
         self._last, self._last_run = cursor, None
 
-    def _grow(self, reached: int) -> None:
-        if reached > self.ring.size:
-            self.ring.size = reached
-
     def flatten(self) -> Storage:
         """A storage over a copy of the content with the item dims merged into one; self where there is only one."""
-        rows = self._own_rows()
+        rows = self.own_rows()
         if self.ndim == 1:
             return self
         kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self.filled_rows, slice(None))]
@@ -552,22 +525,32 @@ class TensorStorage(Readable):
         self._last_cursor = None
 
     def _start_journal(self) -> None:
-        if self.journal is not None:
-            self.journal.shared = True
-        elif not self._compilable and guarded.can_guard(self):
-            self.journal = guarded.started(self)
+        """Have what a process was writing when it was killed be rolled back by the next one."""
+        guardable = self.is_shared() if self.rows is None else self.rows.in_place
+        if guardable and not self.journal.is_wanted and not self._compilable:
+            self.journal.start(self.ring, Memory(self._journal_size()))
+            if self.rows is not None:
+                self.guard()
+
+    def _journal_size(self) -> int:
+        if self.rows is None:
+            return Journal.size_unknown()
+        leaves = self.rows.tensors
+        row = max(sum(leaf[:1].nbytes for leaf in leaves), LARGEST if self.may_renew() else 0)
+        return Journal.size(row, len(leaves), self._per_row, self.row_count)
+
+    def guard(self) -> None:
+        """Have the journal guard the rows."""
+        self.journal.guard(self.ring, self.guarded())
+
+    def guarded(self) -> Guarded:
+        """What the journal guards."""
+        return Guarded(self.rows, self._per_row, None if self.priorities is None else self.priorities.by_row)
 
     def __repr__(self) -> str:
         data = "<empty>" if self.rows is None else self[:]
         body = f"data={data},\nshape={self.shape},\nlen={len(self)},\nmax_size={self.max_size}"
         return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
-
-
-def _named(rows: Any) -> np.ndarray:
-    """The rows that resolved places name."""
-    if isinstance(rows, slice):
-        return np.arange(rows.start, rows.stop, rows.step or 1)
-    return rows.reshape(-1).numpy() if isinstance(rows, Tensor) else np.array([rows])
 
 
 def _share(folder: Path | None, size: int | None) -> Share:

@@ -32,7 +32,7 @@ from interop.shared import journal
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
 STARTS = ("new", "half full", "wrapped")
-_GUARDS = ("packed.py", "undo.py", "priorities.py", "guarded.py", "rows.py")
+_GUARDS = ("packed.py", "undo.py", "priorities.py", "writes.py", "rows.py")
 _HERE = str(Path(__file__).resolve().parents[2] / "interop") + os.sep
 
 
@@ -240,13 +240,13 @@ def template(folder, start, lanes):
 def many(kills, seed, quiet=False):
     """Kill so many children; how often what was found."""
     rng, counts = random.Random(seed), Counter()
-    sizes, least = (journal._LARGEST, journal._PAGE), packed._LEAST
+    sizes, least = (journal.LARGEST, journal._PAGE), packed._LEAST
     root = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     begun, folder, report = root / "begun", root / "folder", root / "report"
     try:
         while counts["kills"] < kills:
             lanes, start, in_parts = rng.choice([1, 2]), rng.choice(STARTS), rng.random() < 0.3
-            journal._LARGEST, journal._PAGE = (200, 8) if in_parts else sizes
+            journal.LARGEST, journal._PAGE = (200, 8) if in_parts else sizes
             packed._LEAST = rng.choice([16, 100, least])  # bytes of a segment
             shutil.rmtree(begun, ignore_errors=True)
             state = template(begun, start, lanes)
@@ -281,7 +281,7 @@ def many(kills, seed, quiet=False):
             if not quiet:
                 print(dict(counts), flush=True)
     finally:
-        (journal._LARGEST, journal._PAGE), packed._LEAST = sizes, least
+        (journal.LARGEST, journal._PAGE), packed._LEAST = sizes, least
         shutil.rmtree(root, ignore_errors=True)
     return counts
 

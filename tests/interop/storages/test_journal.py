@@ -15,8 +15,8 @@ from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.shared import journal, saved_rows
-from interop.shared.journal import Journal
-from interop.shared.undo import Memory, Undo
+from interop.shared.memory import Memory
+from interop.shared.undo import Undo
 from tests.interop.rows import KINDS, check_same, nested_td
 
 
@@ -25,7 +25,6 @@ class Record(Undo):
 
     def __init__(self, memory, rows, cells=6):
         self._begin(memory, cells)
-        self._use(cells)
         self._watch(rows)
 
 
@@ -158,7 +157,7 @@ def guarded(kind, tmp_path, capacity):
         return ReplayBuffer(storage=named(tmp_path, capacity))
     buffer = ReplayBuffer(storage=(LazyTensorStorage if kind == "tensor" else LazyMemmapStorage)(capacity))
     buffer.extend(nested_td([0]))
-    buffer.storage._start_journal()
+    buffer.storage.share()
     buffer.empty()
     return buffer
 
@@ -174,7 +173,7 @@ def state(buffer):
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_write_that_breaks_off_anywhere_leaves_what_was(kind, in_parts, tmp_path, monkeypatch):
     if in_parts:
-        monkeypatch.setattr(journal, "_LARGEST", 300)
+        monkeypatch.setattr(journal, "LARGEST", 300)
         monkeypatch.setattr(journal, "_PAGE", 8)
     buffer = guarded(kind, tmp_path, 8)
     buffer.extend(nested_td(range(6)))
@@ -219,10 +218,9 @@ def test_a_write_that_breaks_off_anywhere_leaves_what_was(kind, in_parts, tmp_pa
 
 
 _WITHIN = {
-    "guarded.py": ("_write_part", "_write_parts"),
+    "writes.py": ("write_at", "_write_part", "_write_parts"),
     "rows.py": ("write_run", "write_at", "_copy"),
     "ring.py": ("wrote_run", "edited"),
-    "tensors.py": ("_grow", "_enter"),
     "undo.py": ("save",),
     "round_robin.py": ("_advance",),
 }
@@ -234,13 +232,13 @@ _WITHIN = {(file, name) for file, names in _WITHIN.items() for name in names}
     st.sampled_from([60, 300, 8 << 20]),
 )
 def test_writes_in_parts_are_those_of_a_storage_without_a_journal(writes, largest):
-    largest, journal._LARGEST = journal._LARGEST, largest
+    largest, journal.LARGEST = journal.LARGEST, largest
     page, journal._PAGE = journal._PAGE, 8
     try:
         plain, other = ReplayBuffer(storage=LazyTensorStorage(7)), ReplayBuffer(storage=LazyTensorStorage(7))
         for buffer in (plain, other):
             buffer.extend(nested_td([0, 1]))
-        other.storage._start_journal()
+        other.storage.share()
         fresh = 2
         for call, count in writes:
             for buffer in (plain, other):
@@ -256,7 +254,7 @@ def test_writes_in_parts_are_those_of_a_storage_without_a_journal(writes, larges
             check_same(state(plain)[1], state(other)[1])
             assert not other.storage.journal.active
     finally:
-        journal._LARGEST, journal._PAGE = largest, page
+        journal.LARGEST, journal._PAGE = largest, page
 
 
 def test_rows_and_lanes_are_put_back(tmp_path):
@@ -285,11 +283,11 @@ def test_rows_of_any_kind_are_put_back(kind, tmp_path):
 def test_private_storages_have_no_journal():
     for storage in (LazyTensorStorage(4), LazyMemmapStorage(4), TensorStorage(torch.zeros(4, 2))):
         ReplayBuffer(storage=storage).extend(torch.ones(2, 2))
-        assert storage.journal is None
+        assert storage.journal.memory is None
     compilable = LazyTensorStorage(4, compilable=True)
     ReplayBuffer(storage=compilable).extend(torch.ones(2, 2))
-    compilable._start_journal()
-    assert compilable.journal is None
+    compilable.share()
+    assert compilable.journal.memory is None
 
 
 def test_the_counters_move_into_the_journal_and_copies_have_their_own():
@@ -297,22 +295,22 @@ def test_the_counters_move_into_the_journal_and_copies_have_their_own():
     second = ReplayBuffer(storage=buffer.storage)
     buffer.extend(torch.arange(3))
     second.extend(torch.arange(1))
-    buffer.storage._start_journal()
+    buffer.storage.share()
     third = ReplayBuffer(storage=buffer.storage)
     third.extend(torch.arange(2))
     assert [each.writer.cursor for each in (buffer, second, third)] == [2, 2, 2] and buffer.write_count == 6
     twin = copy.deepcopy(buffer)
     twin.extend(torch.arange(1))
-    assert twin.storage.journal is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
+    assert twin.storage.journal.memory is None and (buffer.writer.cursor, twin.writer.cursor) == (2, 3)
     assert pickle.loads(pickle.dumps(buffer)).writer.cursor == 2
 
 
 def test_a_large_row_has_room(tmp_path):
     storage = named(tmp_path, 3)
-    storage.set(slice(0, 3), torch.zeros(3, journal._LARGEST // 4 + 10))
+    storage.set(slice(0, 3), torch.zeros(3, journal.LARGEST // 4 + 10))
     assert storage.journal.most == 1
     with pytest.raises(Stop), storage.transaction():
-        storage.set(1, torch.ones(journal._LARGEST // 4 + 10))
+        storage.set(1, torch.ones(journal.LARGEST // 4 + 10))
         raise Stop
     assert not storage[:].any()
 
@@ -334,7 +332,7 @@ def test_the_parent_puts_back_what_a_started_worker_was_killed_in(kind, tmp_path
     worker = context.Process(target=_killed_in_a_write, args=(buffer, there))
     worker.start()
     assert here.recv() == "written"
-    assert buffer.storage.journal.active and isinstance(buffer.storage.journal, Journal)
+    assert buffer.storage.journal.active
     worker.kill()
     worker.join(60)
     check_same(buffer[:], nested_td([0, 1, 2, 3]))

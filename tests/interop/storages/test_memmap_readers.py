@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
-from interop.shared.undo import Memory, settle
+from interop.shared.memory import Memory
+from interop.shared.undo import settle
 from interop.storages import opening
 from tests.interop.rows import check_same, plain_tensor
 

@@ -16,7 +16,7 @@ from interop.shared.interrupts import uninterrupted
 from tests.interop.storages.signals import raising, reopened, sent, standing
 
 CAPACITY = 6
-GUARDS = ("storages/guarded", "shared/journal", "shared/undo", "host/rows", "host/ring", "writers/")
+GUARDS = ("storages/writes", "shared/journal", "shared/undo", "host/rows", "host/ring", "writers/")
 
 
 @pytest.fixture(autouse=True)
