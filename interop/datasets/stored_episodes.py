@@ -15,10 +15,10 @@ from interop.buffers.collate import stack
 from interop.buffers.turn import turn
 from interop.data.class_names import class_of
 from interop.data.keys import as_path
+from interop.postprocs.gather import picked_items
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage
-from interop.transforms.gather import picked_items
 from interop.writers import TensorDictMaxValueWriter
 
 

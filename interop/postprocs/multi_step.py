@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from fbuf import checks
 from interop.postprocs import returns
-from interop.postprocs.transitions import Arrival, Frames, Keys, leaves, rollout, transitions
+from interop.postprocs.transitions import Keys, rollout, transitions
 
 
 class MultiStep(nn.Module):
@@ -72,20 +72,8 @@ class MultiStep(nn.Module):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The transitions of a rollout."""
-        following = rollout(self, tensordict).get("next", None)
-        keys, mask = Keys.of(self), tensordict.get(self.mask_key, None)
-        given = dict(leaves(following, ("next",))) if is_tensor_collection(following) else {}
-        frames = Frames(given if mask is None else {**given, keys.mask: mask}, tensordict.batch_size)
-        made, steps = transitions(frames, keys, self._gamma, self.n_steps, frames.count)
-        data = tensordict.clone(recurse=False)
-        if frames.batch.numel():
-            arrival = Arrival(steps, frames.time, 0, frames.count, self.n_steps)
-            for path, leaf in given.items():
-                if keys.arrive(path):
-                    data.set(path, arrival.of(path, None, leaf) if isinstance(leaf, Tensor) else leaf[arrival.index()])
-        for path, leaf in made.items():
-            data.set(path, leaf)
-        return data
+        data = rollout(self, tensordict)
+        return transitions(data, Keys.of(self), self._gamma, self.n_steps, data.shape[-1])
 
     def extra_repr(self) -> str:
         return f"gamma={self._gamma}, n_steps={self.n_steps}" + (", last_flags=True" if self.last_flags else "")

@@ -29,7 +29,7 @@ def scaled(value: Tensor, loc: Tensor, scale: Tensor, standard_normal: bool) -> 
     """`value * scale + loc`, or `(value - loc) / scale`: each undoes the other. ValueError where shapes do not fit."""
     value = as_floating(value)
     if loc.ndim or scale.ndim:  # numbers go with values on any device
-        loc, scale = _ready("loc", loc, value), _ready("scale", scale, value)
+        loc, scale = _fitting("loc", loc, value), _fitting("scale", scale, value)
     made = value - loc if standard_normal else value * scale
     other = scale if standard_normal else loc
     if other.dtype == made.dtype:  # memory is written once
@@ -39,13 +39,12 @@ def scaled(value: Tensor, loc: Tensor, scale: Tensor, standard_normal: bool) -> 
 
 def described(loc: Tensor | None, scale: Tensor | None, keys: Any) -> str:
     """For a repr: the numbers, unless they are many."""
-    numbers = ""
-    if loc is not None and scale is not None and loc.numel() == 1 and scale.numel() == 1:
-        numbers = f"loc={loc.item():4.4f}, scale={scale.item():4.4f}, "
-    return f"({numbers}keys={keys})"
+    if loc is None or scale is None or loc.numel() != 1 or scale.numel() != 1:
+        return f"(keys={keys})"
+    return f"(loc={loc.item():4.4f}, scale={scale.item():4.4f}, keys={keys})"
 
 
-def _ready(name: str, each: Tensor, value: Tensor) -> Tensor:
+def _fitting(name: str, each: Tensor, value: Tensor) -> Tensor:
     """A location or scale on the device of values that it fits, and in their memory order."""
     sizes = list(zip(each.shape[::-1], value.shape[::-1], strict=False))
     if len(sizes) < each.ndim or any(one not in (1, other) for one, other in sizes):

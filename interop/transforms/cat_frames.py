@@ -11,8 +11,8 @@ from torch import Tensor
 
 from interop.data.keys import as_path, known_keys
 from interop.data.numbers import whole
+from interop.postprocs.gather import picked, put_rows
 from interop.transforms.entries import expect_tensor, expect_tensordict, put
-from interop.transforms.gather import picked, put_rows
 from interop.transforms.order import current, follows_in_buffer
 from interop.transforms.shapes import as_dim
 from interop.transforms.transform import Keys, Transform, as_key

@@ -26,6 +26,9 @@ class Call(Transform):
     def inv(self, data: Any) -> Any:
         return data
 
+    def inverts(self) -> bool:
+        return False
+
     def __repr__(self) -> str:
         return f"{getattr(self.function, '__name__', self.function)}"
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from interop.data.keys import known_keys
 from interop.data.numbers import whole
-from interop.transforms.entries import expect_tensordict
-from interop.transforms.gather import device_of, picked_items
+from interop.postprocs.gather import picked_items
+from interop.transforms.entries import expect_tensordict, tensors
 from interop.transforms.order import refuse_several
 from interop.transforms.transform import Transform, as_key
 
@@ -59,53 +59,46 @@ class RandomCropTensorDict(Transform):
                 f"size of {list(shape)}"
             )
         refuse_several("RandomCropTensorDict", shape, dim)
-        starts = self._starts(next_tensordict, dim)
+        device = next_tensordict.device or next((value.device for *_, value in tensors(next_tensordict)), None)
+        starts = self._starts(self._room(next_tensordict, dim).to(device))
         times = starts.unsqueeze(-1) + torch.arange(length, device=starts.device)
         rows = torch.arange(shape.numel(), device=starts.device).reshape(shape).movedim(dim, -1)
         places = rows[..., :1] + times * shape[dim + 1 :].numel()
         return picked_items(next_tensordict, places.movedim(-1, dim))
 
-    def _starts(self, data: TensorDictBase, dim: int) -> Tensor:
-        """Where the window of each sequence begins, int64 of the shape of the other batch dims."""
-        shape, length = data.batch_size, self.sub_seq_len
-        others = [size for place, size in enumerate(shape) if place != dim]
-        room: int | Tensor = shape[dim] - length + 1
-        if self.mask_key is not None:
-            mask = self._valid(data).movedim(dim, -1)
-            if bool((mask[..., 1:] & ~mask[..., :-1]).any()):
-                raise ValueError(
-                    f"RandomCropTensorDict: {self.mask_key!r} must be True for the first steps of a sequence, and not again "
-                    "behind them"
-                )
-            valid = mask.sum(-1)
-            if valid.numel() and int(shortest := valid.min()) < length:
-                raise RuntimeError(
-                    f"RandomCropTensorDict: sub_seq_len={length} is more than the {int(shortest)} steps that "
-                    f"{self.mask_key!r} leaves of a sequence"
-                )
-            room, device = valid - (length - 1), valid.device
-        else:
-            device = device_of(data)
-        source = device if self.generator is None else self.generator.device
-        if isinstance(room, int):
-            return torch.randint(room, others, generator=self.generator, device=source).to(device)
-        shares = torch.rand(others, generator=self.generator, device=source, dtype=torch.float64)
-        return (shares.to(device) * room).long()
+    def _starts(self, room: Tensor) -> Tensor:
+        """A start for each sequence, each of its `room` starts equally often."""
+        source = room.device if self.generator is None else self.generator.device
+        shares = torch.rand(room.shape, generator=self.generator, device=source, dtype=torch.float64)
+        return (shares.to(room.device) * room).long()
 
-    def _valid(self, data: TensorDictBase) -> Tensor:
-        assert self.mask_key is not None
-        mask = data.get(self.mask_key, None)
+    def _room(self, data: TensorDictBase, dim: int) -> Tensor:
+        """How many starts each sequence has, int64 of the shape of the other batch dims."""
+        shape, length, key = data.batch_size, self.sub_seq_len, self.mask_key
+        if key is None:
+            return torch.full((*shape[:dim], *shape[dim + 1 :]), shape[dim] - length + 1, device="cpu")
+        mask = data.get(key, None)
         if mask is None:
-            known = known_keys(data)
-            raise KeyError(f"RandomCropTensorDict: no mask {self.mask_key!r} in tensordict, which has {known}")
-        if not isinstance(mask, Tensor) or mask.shape != data.batch_size:
+            raise KeyError(f"RandomCropTensorDict: no mask {key!r} in tensordict, which has {known_keys(data)}")
+        if not isinstance(mask, Tensor) or mask.shape != shape:
             raise ValueError(
-                f"RandomCropTensorDict: the mask {self.mask_key!r} must be of shape {list(data.batch_size)}, as the batch, "
-                f"got {list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}"
+                f"RandomCropTensorDict: the mask {key!r} must be of shape {list(shape)}, as the batch, got "
+                f"{list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__}"
             )
         if mask.dtype != torch.bool:
-            raise TypeError(f"RandomCropTensorDict: the mask {self.mask_key!r} must be bool, got {mask.dtype}")
-        return mask
+            raise TypeError(f"RandomCropTensorDict: the mask {key!r} must be bool, got {mask.dtype}")
+        valid = mask.sum(dim)
+        mask = mask.movedim(dim, -1)
+        if bool((mask[..., 1:] & ~mask[..., :-1]).any()):
+            raise ValueError(
+                f"RandomCropTensorDict: {key!r} must be True for the first steps of a sequence, and not again behind them"
+            )
+        if valid.numel() and int(shortest := valid.min()) < length:
+            raise RuntimeError(
+                f"RandomCropTensorDict: sub_seq_len={length} is more than the {int(shortest)} steps that {key!r} leaves of "
+                "a sequence"
+            )
+        return valid - (length - 1)
 
     def __repr__(self) -> str:
         options = f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}, mask_key={self.mask_key!r}"

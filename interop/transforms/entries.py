@@ -36,37 +36,26 @@ def put(
 ) -> None:
     """Delete entries and then set others: all of it, or nothing where one is refused.
 
-    KeyError for an entry within one that is no tensordict, ValueError for a value without the batch dims that it needs.
+    KeyError for an entry within one that is no tensordict, ValueError for a value without the batch dims that it needs,
+    RuntimeError for a locked tensordict.
     """
-    entries, before = list(entries), []
-    alone = len(entries) == 1 and not gone and isinstance(entries[0][0], str)  # refused, it has changed nothing
-    try:
-        for key in gone:
-            old = data.get(key, None)
-            if old is not None:  # not deleted with one above it
-                data.del_(key)
-                before.append((key, old))
-        for key, value in entries:
-            holder = around(name, data, key)
-            shaped = isinstance(value, Tensor) or (is_tensor_collection(value) and not is_non_tensor(value))
-            if shaped and value.shape[: holder.batch_dims] != holder.batch_size:
-                raise ValueError(
-                    f"{name}: {key!r} would be of shape {list(value.shape)} in a tensordict of batch size "
-                    f"{list(holder.batch_size)}: the batch dims have to stay as they are"
-                )
-            if not alone:
-                path = as_path(key)
-                above = (path[:depth] for depth in range(1, len(path)))
-                created = next((each for each in above if data.get(each, None) is None), key)
-                before.append((created, data.get(created, None)))
-            data.set(key, value)
-    except BaseException:
-        for key, old in reversed(before):
-            if old is not None:
-                data.set(key, old)
-            elif data.get(key, None) is not None:
-                data.del_(key)
-        raise
+    entries, gone = list(entries), list(gone)
+    for key in gone:
+        _refuse_locked(name, around(name, data, key), key)
+    for key, value in entries:
+        holder = around(name, data, key)
+        _refuse_locked(name, holder, key)
+        shaped = isinstance(value, Tensor) or (is_tensor_collection(value) and not is_non_tensor(value))
+        if shaped and value.shape[: holder.batch_dims] != holder.batch_size:
+            raise ValueError(
+                f"{name}: {key!r} would be of shape {list(value.shape)} in a tensordict of batch size "
+                f"{list(holder.batch_size)}: the batch dims have to stay as they are"
+            )
+    for key in gone:
+        if data.get(key, None) is not None:  # not deleted with one above it
+            data.del_(key)
+    for key, value in entries:
+        data.set(key, value)
 
 
 def around(name: str, data: TensorDictBase, key: NestedKey) -> TensorDictBase:
@@ -100,3 +89,8 @@ def tensors(data: TensorDictBase, path: tuple[str, ...] = ()) -> Iterator[tuple[
 def as_floating(value: Tensor) -> Tensor:
     """Integers and bools in the default dtype; other values as they are."""
     return value if value.is_floating_point() or value.is_complex() else value.to(torch.get_default_dtype())
+
+
+def _refuse_locked(name: str, holder: TensorDictBase, key: NestedKey) -> None:
+    if holder.is_locked:
+        raise RuntimeError(f"{name}: {key!r} cannot be changed: the tensordict that holds it is locked")

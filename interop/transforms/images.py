@@ -145,13 +145,7 @@ class Crop(ImageTransform):
     shown = ("w", "h", "top", "left")
 
     def __init__(
-        self,
-        w: int,
-        h: int | None = None,
-        top: int = 0,
-        left: int = 0,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
+        self, w: int, h: int | None = None, top: int = 0, left: int = 0, in_keys: Keys = None, out_keys: Keys = None
     ) -> None:
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)

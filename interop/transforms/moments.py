@@ -17,8 +17,18 @@ class Moments:
     """
 
     weight: float
-    mean: Tensor  # of the kept dims
+    mean: Tensor
     squares: Tensor  # like the mean
+
+    @classmethod
+    def of(cls, values: Tensor, dims: Sequence[int]) -> "Moments":
+        """Those of values over some dims, which stay with size one; each value weighs 1."""
+        wide = values.double()
+        if not dims:
+            return cls(1.0, wide, torch.zeros_like(wide))
+        mean = wide.mean(tuple(dims), keepdim=True)
+        squares = (wide - mean).square_().sum(tuple(dims), keepdim=True)
+        return cls(float(math.prod(values.shape[dim] for dim in dims)), mean, squares)
 
     @property
     def variance(self) -> Tensor:
@@ -28,26 +38,18 @@ class Moments:
         """False where a value was infinite or NaN, or a square overflowed."""
         return bool(self.mean.isfinite().all() & self.squares.isfinite().all())
 
+    def times(self, factor: float) -> "Moments":
+        """The same with all weights times a factor."""
+        return Moments(self.weight * factor, self.mean, self.squares * factor)
 
-def moments(values: Tensor, dims: Sequence[int]) -> Moments:
-    """Those of values over some dims, which stay with size one; each value weighs 1."""
-    wide = values.double()
-    if not dims:
-        return Moments(1.0, wide, torch.zeros_like(wide))
-    mean = wide.mean(tuple(dims), keepdim=True)
-    squares = (wide - mean).square_().sum(tuple(dims), keepdim=True)
-    return Moments(float(math.prod(values.shape[dim] for dim in dims)), mean, squares)
+    def to(self, device: torch.device) -> "Moments":
+        """The same on a device."""
+        return Moments(self.weight, self.mean.to(device), self.squares.to(device))
 
-
-def scaled(of: Moments, factor: float) -> Moments:
-    """The same with all weights times a factor."""
-    return of if factor == 1 else Moments(of.weight * factor, of.mean, of.squares * factor)
-
-
-def merged(one: Moments, other: Moments) -> Moments:
-    """Those of the values of both."""
-    weight = one.weight + other.weight
-    share = other.weight / weight
-    apart = other.mean - one.mean
-    squares = torch.addcmul(one.squares + other.squares, apart, apart, value=one.weight * share)
-    return Moments(weight, torch.add(one.mean, apart, alpha=share), squares)
+    def merged(self, other: "Moments") -> "Moments":
+        """Those of the values of both."""
+        weight = self.weight + other.weight
+        share = other.weight / weight
+        apart = other.mean - self.mean
+        squares = torch.addcmul(self.squares + other.squares, apart, apart, value=self.weight * share)
+        return Moments(weight, torch.add(self.mean, apart, alpha=share), squares)

@@ -1,29 +1,19 @@
 """A stream as transitions of n steps, when it is stored."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf import checks
 from interop.data.layout import unchecked
 from interop.postprocs import returns
-from interop.postprocs.transitions import (
-    Arrival,
-    Entries,
-    Frames,
-    Keys,
-    Path,
-    joined,
-    leaves,
-    refuse_unfit,
-    rollout,
-    transitions,
-)
+from interop.postprocs.transitions import Ends, Keys, leaves, narrowed, refuse, rollout, transitions
 from interop.transforms.transform import Transform
+
+_STATE = {"n_steps", "gamma", "batch", "frames", "nested"}
 
 
 class MultiStepTransform(Transform):
@@ -66,7 +56,7 @@ class MultiStepTransform(Transform):
         self.done_keys: Any = ["done", "truncated", "terminated"] if done_keys is None else done_keys
         self.mask_key: Any = "mask" if mask_key is None else mask_key
         self.last_flags = last_flags
-        self._frames: Frames | None = None
+        self._waiting: TensorDictBase | None = None  # never changed in place
 
     @property
     def n_steps(self) -> int:
@@ -98,73 +88,78 @@ class MultiStepTransform(Transform):
     def inv(self, tensordict: TensorDictBase) -> Any:
         """The transitions that are complete now; None for none. The tensordict stays as it is."""
         refuse_other_time(self)
-        new, n = _frames(rollout(self, tensordict)), self._n_steps
-        held, copied = self._frames, False
-        if held is None:
-            refuse_unfit(new, Keys.of(self))
-        else:
-            held = _followed(held, new)
-        count = (0 if held is None else held.count) + new.count - n
-        if held is not None and held.count and new.count <= n:  # one copy for this write and the next
-            new, held, copied = joined([held, new]), None, True
-        kept = new[max(new.count - n, 0) :]
-        made = self._transitions(held, new, n, count, copied) if count > 0 else None
-        self._frames = kept if copied else kept.copied()
-        return None if made is None else _tensordict(made, tensordict.device)
+        frames, waiting, keys, n = _detached(rollout(self, tensordict)), self._waiting, Keys.of(self), self._n_steps
+        time = frames.ndim - 1
+        if waiting is not None:
+            if waiting.shape[:time] != frames.shape[:time]:
+                raise ValueError(
+                    f"the frames kept are {list(waiting.shape)}, new ones {list(frames.shape)}: all dims but the last, "
+                    "time, must agree"
+                )
+            frames = _joined(waiting, frames, time)
+        count = frames.shape[time] - n
+        if count <= 0:
+            _refuse_unfit(frames, keys)
+            self._waiting = narrowed(frames, time, 0, frames.shape[time], copy=True) if waiting is None else frames
+            return None
+        made = transitions(frames, keys, self._gamma, n, count)
+        self._waiting = narrowed(frames, time, count, n, copy=True)
+        # Rows that are few hold no memory of the frames around them.
+        return made.clone() if waiting is not None and count < n else made
 
     def flush(self) -> TensorDictBase | None:
         """The transitions of the waiting frames as the end of the stream, which then wait no longer; None for none."""
-        held, self._frames = self._frames, None
-        if held is None or not held.count:
+        frames, self._waiting = self._waiting, None
+        if frames is None or not frames.shape[-1]:
             return None
-        return _tensordict(self._transitions(None, held, self._n_steps, held.count), None)
-
-    def _transitions(self, held: Frames | None, new: Frames, n: int, count: int, apart: bool = False) -> Frames:
-        """The first transitions of these frames; with `apart` observations hold no memory of the frames."""
-        keys, parts = Keys.of(self), [new] if held is None else [held, new]
-        read = [*(("next", *key) for key in (*keys.rewards, keys.done)), keys.mask]
-        entries, steps = transitions(joined([part.only(read) for part in parts]), keys, self._gamma, n, count)
-        arrival = Arrival(steps, new.time, 0 if held is None else held.count, new.count, n)
-        others = [path for path in new.entries if path not in entries]
-        rest = _first([part.only(path for path in others if not keys.arrive(path)) for part in parts], count)
-        entries.update((rest.copied() if apart else rest).entries)
-        for path in filter(keys.arrive, others):
-            entries[path] = arrival.of(path, None if held is None else held.entries[path], new.entries[path])
-        return Frames(entries, torch.Size([*new.batch[:-1], count]), new.nested)
+        return transitions(frames, Keys.of(self), self._gamma, self._n_steps, frames.shape[-1])
 
     def _kept(self) -> Any:
-        return self._frames
+        return self._waiting
 
     def _keep(self, kept: Any) -> None:
-        self._frames = kept
+        self._waiting = kept
 
     def _emptied(self) -> None:
-        self._frames = None
+        self._waiting = None
 
     def get_extra_state(self) -> dict[str, Any]:
         """n_steps, gamma, and the waiting frames as plain values."""
-        held = self._frames or Frames({}, torch.Size())
-        frames = [{"path": list(path), "values": leaf} for path, leaf in held.entries.items()]
-        nested = [{"path": list(path), "dims": list(dims)} for path, dims in held.nested.items()]
-        batch = None if self._frames is None else list(held.batch)
-        return {"n_steps": self._n_steps, "gamma": self._gamma, "batch": batch, "frames": frames, "nested": nested}
+        state: dict[str, Any] = {
+            "n_steps": self._n_steps,
+            "gamma": self._gamma,
+            "batch": None,
+            "frames": [],
+            "nested": [],
+        }
+        frames = self._waiting
+        if frames is not None:
+            state["batch"] = list(frames.batch_size)
+            state["frames"] = [{"path": list(path), "values": leaf} for path, leaf in leaves(frames)]
+            inner = {path[:depth] for path, _ in leaves(frames) for depth in range(1, len(path))}
+            state["nested"] = [
+                {"path": list(path), "dims": list(frames.get(path).batch_size)} for path in sorted(inner)
+            ]
+        return state
 
     def set_extra_state(self, state: Any) -> None:
         """Go on from a saved state. TypeError or ValueError for a wrong one."""
-        if not isinstance(state, Mapping) or set(state) != {"n_steps", "gamma", "batch", "frames", "nested"}:
+        if not isinstance(state, Mapping) or set(state) != _STATE:
             raise TypeError(
                 f"the state of a MultiStepTransform has n_steps, gamma, batch, frames and nested, got {state!r}"
             )
         n, gamma = checks.as_int("n_steps", state["n_steps"]), returns.as_discount(state["gamma"])
-        batch, found = state["batch"], {}
-        for each in state["frames"]:
-            path, values = tuple(each["path"]), each["values"]
-            if not isinstance(values, Tensor) or not batch or values.shape[: len(batch)] != torch.Size(batch):
-                raise ValueError(f"{path!r} of the frames is no tensor that begins with {batch}")
-            found[path] = values
-        nested = {tuple(each["path"]): torch.Size(each["dims"]) for each in state["nested"]}
-        frames = Frames(found, torch.Size(batch), nested).copied() if found else None
-        self._n_steps, self._gamma, self._frames = n, gamma, frames
+        batch, frames = state["batch"], None
+        if state["frames"]:
+            frames = TensorDict({}, batch_size=batch or [])
+            for each in state["nested"]:
+                frames.set(tuple(each["path"]), TensorDict({}, batch_size=each["dims"]))
+            for each in state["frames"]:
+                path, values = tuple(each["path"]), each["values"]
+                if not isinstance(values, Tensor) or not batch or values.shape[: len(batch)] != torch.Size(batch):
+                    raise ValueError(f"{path!r} of the frames is no tensor that begins with {batch}")
+                frames.set(path, values.clone())
+        self._n_steps, self._gamma, self._waiting = n, gamma, frames
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n_steps={self._n_steps}, gamma={self._gamma})"
@@ -181,67 +176,48 @@ def refuse_other_time(transform: Transform) -> None:
         )
 
 
-def _frames(data: TensorDictBase) -> Frames:
-    """The entries of what is written. TypeError for one that is no tensor."""
-    entries: Entries = {}
+def _detached(data: TensorDictBase) -> TensorDictBase:
+    """The data without gradients. TypeError for an entry that is no tensor."""
+    grads = False
     for path, leaf in leaves(data):
         if not isinstance(leaf, Tensor):
             raise TypeError(f"{path!r} is no tensor, and cannot be kept for the frames that follow: leave it out")
-        entries[path] = leaf.detach() if leaf.requires_grad else leaf
-    inner = {path[:depth] for path in entries for depth in range(1, len(path))}
-    dims = {path: data.get(path).batch_size[data.ndim :] for path in inner}
-    return Frames(entries, data.batch_size, {path: each for path, each in dims.items() if each})
+        grads |= leaf.requires_grad
+    return data.detach() if grads else data
 
 
-def _followed(held: Frames, new: Frames) -> Frames:
-    """Frames held, on the devices of new ones. Errors for new ones that cannot follow."""
-    if held.batch[:-1] != new.batch[:-1]:
-        raise ValueError(
-            f"the frames kept are {list(held.batch)}, new ones {list(new.batch)}: all dims but the last, time, must agree"
-        )
-    if held.entries.keys() != new.entries.keys():
-        missing, more = held.entries.keys() - new.entries.keys(), new.entries.keys() - held.entries.keys()
+def _refuse_unfit(frames: TensorDictBase, keys: Keys) -> None:
+    """The errors of `transitions`, for frames that wait before they are used."""
+    each = Ends.of(frames, keys).flags.shape
+    for key in keys.rewards:
+        returns.refuse_dtype(returns.entry(frames, ("next", *key)))
+    for path, leaf in leaves(frames):
+        if path[0] == "next" and path[1:] not in keys.untouched and leaf.shape[: len(each)] != each:
+            refuse(path, leaf, each)
+
+
+def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int, where: tuple[str, ...] = ()) -> TensorDictBase:
+    """The waiting frames and those that follow, on their device. Errors for new ones that cannot follow."""
+    here, there = dict(waiting.items()), dict(new.items())
+    if here.keys() != there.keys():
         raise KeyError(
-            f"the frames kept have other entries: not found in new ones {sorted(map(repr, missing))}, only in new ones "
-            f"{sorted(map(repr, more))}"
+            f"the frames kept have other entries: not found in new ones {sorted(here.keys() - there.keys())}, only in new "
+            f"ones {sorted(there.keys() - here.keys())}"
         )
-    behind = new.time + 1
-    for path, leaf in new.entries.items():
-        other = held.entries[path]
+    made: dict[str, Any] = {}
+    for key, leaf in there.items():
+        other, path = here[key], (*where, key)
+        if isinstance(leaf, Tensor) != isinstance(other, Tensor):
+            raise TypeError(f"{path!r} is a {type(leaf).__name__}, in the frames kept a {type(other).__name__}")
+        if not isinstance(leaf, Tensor):
+            made[key] = _joined(other, leaf, time, path)
+            continue
         if leaf.dtype != other.dtype:
             raise TypeError(f"{path!r} is {leaf.dtype}, in the frames kept {other.dtype}")
-        if leaf.shape[behind:] != other.shape[behind:]:
-            raise ValueError(
-                f"{path!r} is {list(leaf.shape[behind:])} a frame, in the frames kept {list(other.shape[behind:])}"
-            )
-    if all(held.entries[path].device == leaf.device for path, leaf in new.entries.items()):
-        return held
-    moved = {path: leaf.to(new.entries[path].device) for path, leaf in held.entries.items()}
-    return dataclasses.replace(held, entries=moved)
-
-
-def _first(parts: list[Frames], count: int) -> Frames:
-    """The first frames of the parts."""
-    if len(parts) == 1 or parts[0].count >= count:
-        return parts[0][:count]
-    return joined([parts[0], parts[1][: count - parts[0].count]])
-
-
-def _tensordict(made: Frames, device: torch.device | None) -> TensorDictBase:
-    """The entries as a tensordict."""
-    tree: dict[str, Any] = {}
-    for path, leaf in made.entries.items():
-        level = tree
-        for key in path[:-1]:
-            level = level.setdefault(key, {})
-        level[path[-1]] = leaf
-    return _nested(tree, (), made, device)
-
-
-def _nested(tree: dict[str, Any], path: Path, made: Frames, device: torch.device | None) -> TensorDictBase:
-    batch = torch.Size([*made.batch, *made.nested.get(path, ())])
-    found = {
-        key: _nested(value, (*path, key), made, device) if isinstance(value, dict) else value
-        for key, value in tree.items()
-    }
-    return unchecked(found, batch, device, None)
+        if leaf.shape[time + 1 :] != other.shape[time + 1 :]:
+            item, kept = list(leaf.shape[time + 1 :]), list(other.shape[time + 1 :])
+            raise ValueError(f"{path!r} is {item} a frame, in the frames kept {kept}")
+        made[key] = torch.cat([other if other.device == leaf.device else other.to(leaf.device), leaf], time)
+    count = waiting.shape[time] + new.shape[time]
+    batch = torch.Size([*new.batch_size[:time], count, *new.batch_size[time + 1 :]])
+    return unchecked(made, batch, new.device, None)

@@ -1,7 +1,7 @@
 """Transforms that normalize by a fixed location and scale."""
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -10,10 +10,11 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from interop.transforms import affine
-from interop.transforms.moments import Moments, merged, moments
+from interop.transforms.moments import Moments
 from interop.transforms.transform import EntriesTransform, Keys, as_keys
 
 _CHUNK = 1024  # rows of a buffer that are read at a time
+_STATE = {"standard_normal", "loc", "scale"}
 
 
 class RewardScaling(EntriesTransform):
@@ -119,22 +120,22 @@ class ObservationNorm(EntriesTransform):
         return self.loc is not None
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        if self.__dict__.get("_watched_by") == threading.get_ident():
+        if _awaited_by.get() is self:
             raise _Arrived(next_tensordict)
         return super()._call(next_tensordict)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
-        return affine.scaled(obs, *self._parameters_found(), self.standard_normal)
+        return self._scaled(obs, self.standard_normal)
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
-        return affine.scaled(state, *self._parameters_found(), not self.standard_normal)
+        return self._scaled(state, not self.standard_normal)
 
-    def _parameters_found(self) -> tuple[Tensor, Tensor]:
+    def _scaled(self, value: Tensor, standard_normal: bool) -> Tensor:
         if self.loc is None or self.scale is None:
             raise RuntimeError(
                 "ObservationNorm has no loc and scale: give them to the constructor, or call init_stats() with data"
             )
-        return self.loc, self.scale
+        return affine.scaled(value, self.loc, self.scale, standard_normal)
 
     def init_stats(
         self,
@@ -162,8 +163,7 @@ class ObservationNorm(EntriesTransform):
         """
         if self.initialized:
             raise RuntimeError(f"loc and scale are there already: {self.loc}, {self.scale}")
-        dims = (reduce_dim,) if isinstance(reduce_dim, int) else tuple(reduce_dim)
-        kept = () if keep_dims is None else (keep_dims,) if isinstance(keep_dims, int) else tuple(keep_dims)
+        dims, kept = _as_dims(reduce_dim), () if keep_dims is None else _as_dims(keep_dims)
         if cat_dim is None and len(dims) != 1:
             raise ValueError("reduce_dim names several dims: name the one along which batches follow as cat_dim")
         if cat_dim is not None and cat_dim not in dims:
@@ -176,12 +176,12 @@ class ObservationNorm(EntriesTransform):
             value = self._get(batch, read)
             if not isinstance(value, Tensor) or value.is_complex():
                 raise TypeError(f"{read!r}: a tensor of real numbers is needed, got {type(value).__name__}")
-            new = moments(value, _positive(dims, value.ndim))
+            new = Moments.of(value, _positive(dims, value.ndim))
             if found is not None and found.mean.shape != new.mean.shape:
                 raise ValueError(f"{read!r}: data of different shapes: {found.mean.shape} and {new.mean.shape}")
             if new.weight > 0:
-                found = new if found is None else merged(found, new)
-                dtype, ndim = value.dtype, value.ndim
+                found = new if found is None else found.merged(new)
+                dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
         if found is None or found.weight < 2:
             raise ValueError(f"{read!r}: at least two values are needed for a standard deviation")
         if not found.is_finite():
@@ -190,10 +190,8 @@ class ObservationNorm(EntriesTransform):
         if not self.standard_normal:
             scale = 1 / scale.clamp_min(self.eps)
             loc = -loc * scale
-        for dim in sorted(set(_positive(dims, ndim)) - set(_positive(kept, ndim)), reverse=True):
-            loc, scale = loc.squeeze(dim), scale.squeeze(dim)
-        kind = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        self.loc, self.scale = loc.to(kind), scale.clamp_min(self.eps).to(kind)
+        gone = tuple(set(_positive(dims, loc.ndim)) - set(_positive(kept, loc.ndim)))
+        self.loc, self.scale = loc.squeeze(gone).to(dtype), scale.squeeze(gone).clamp_min(self.eps).to(dtype)
 
     def _batches(self, data: Any) -> Iterator[TensorDictBase]:
         if is_tensor_collection(data):
@@ -214,47 +212,48 @@ class ObservationNorm(EntriesTransform):
 
     def _before_this(self, buffer: Any, rows: slice) -> Any:
         """Rows of a buffer; if this is part of its transforms, as they arrive here."""
-        self.__dict__["_watched_by"] = threading.get_ident()
+        token = _awaited_by.set(self)
         try:
             return buffer[rows]
         except _Arrived as arrived:
             return arrived.data
         finally:
-            self.__dict__["_watched_by"] = None
+            _awaited_by.reset(token)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The location, scale and direction; the direction only where there are none."""
-        found: dict[str, Any] = {"standard_normal": self.standard_normal}
-        return {**found, "loc": self.loc, "scale": self.scale} if self.initialized else found
+        """The direction, location and scale."""
+        return {"standard_normal": self.standard_normal, "loc": self.loc, "scale": self.scale}
 
     def set_extra_state(self, state: Any) -> None:
         """Load a state. ValueError where it is none, or has other shapes."""
-        if not isinstance(state, Mapping) or set(state) not in (
-            {"standard_normal"},
-            {"standard_normal", "loc", "scale"},
-        ):
+        if not isinstance(state, Mapping) or set(state) != _STATE or (state["loc"] is None) != (state["scale"] is None):
             raise ValueError(f"the state of an ObservationNorm is standard_normal, loc and scale, got {state!r}")
-        loc, scale = state.get("loc"), state.get("scale")
-        if self.loc is not None and self.scale is not None and isinstance(loc, Tensor) and isinstance(scale, Tensor):
-            if (loc.shape, scale.shape) != (self.loc.shape, self.scale.shape):
-                raise ValueError(
-                    f"loc and scale are {list(loc.shape)} and {list(scale.shape)}, here {list(self.loc.shape)} and "
-                    f"{list(self.scale.shape)}"
-                )
-            loc, scale = loc.to(self.loc.device), scale.to(self.scale.device)
-        self.loc, self.scale = (
-            None if each is None else affine.parameter("loc", each).clone() for each in (loc, scale)
-        )
+        loaded: dict[str, Tensor | None] = {}
+        for name, here in (("loc", self.loc), ("scale", self.scale)):
+            new = None if state[name] is None else affine.parameter(name, state[name]).clone()
+            if new is not None and here is not None:
+                if new.shape != here.shape:
+                    raise ValueError(f"loc and scale are {list(new.shape)}, here {list(here.shape)}")
+                new = new.to(here.device)
+            loaded[name] = new
+        self.loc, self.scale = loaded["loc"], loaded["scale"]
         self.standard_normal = bool(state["standard_normal"])
 
     def __repr__(self) -> str:
         return type(self).__name__ + affine.described(self.loc, self.scale, self.in_keys)
 
 
+_awaited_by: ContextVar[ObservationNorm | None] = ContextVar("awaited_by", default=None)
+
+
 class _Arrived(Exception):  # noqa: N818  # no error: it carries data out of a chain
     def __init__(self, data: Any) -> None:
         super().__init__()
         self.data = data
+
+
+def _as_dims(dims: int | Sequence[int]) -> tuple[int, ...]:
+    return (dims,) if isinstance(dims, int) else tuple(dims)
 
 
 def _positive(dims: Iterable[int], ndim: int) -> list[int]:

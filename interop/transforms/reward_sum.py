@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interop.transforms.entries import expect_tensor, expect_tensordict, missing, put
 from interop.transforms.order import follows_in_buffer
-from interop.transforms.transform import Keys, Transform, as_keys, by_name
+from interop.transforms.transform import Keys, Transform, as_keys
 
 
 class RewardSum(Transform):
@@ -51,8 +51,6 @@ class RewardSum(Transform):
         self.done_keys = None if done_keys is None else as_keys("done_keys", done_keys)
         if self.done_keys is not None and len(self.done_keys) != len(found):
             raise ValueError(f"done_keys must be one for each of {found}, got {self.done_keys}")
-
-    _by_name = by_name(True)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         expect_tensordict("RewardSum", next_tensordict)

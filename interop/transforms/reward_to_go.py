@@ -31,11 +31,7 @@ class Reward2GoTransform(Transform):
     gamma: Tensor
 
     def __init__(
-        self,
-        gamma: float | Tensor | None = 1.0,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        done_key: Any = "done",
+        self, gamma: float | Tensor | None = 1.0, in_keys: Keys = None, out_keys: Keys = None, done_key: Any = "done"
     ) -> None:
         found = [("next", "reward")] if in_keys is None else as_keys("in_keys", in_keys)
         stored = found if out_keys is None else as_keys("out_keys", out_keys)

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 from interop.transforms import affine
 from interop.transforms.chain import Compose
 from interop.transforms.entries import as_floating, expect_tensordict, put
-from interop.transforms.moments import Moments, merged, moments, scaled
+from interop.transforms.moments import Moments
 from interop.transforms.normalization import ObservationNorm
-from interop.transforms.transform import Keys, Transform, by_name
+from interop.transforms.transform import Keys, Transform
 
 _FIELDS = ("weight", "mean", "squares")
 _BOTH = ["observation", "reward"]
@@ -25,7 +25,7 @@ Statistics = Mapping[NestedKey, Moments]
 class RunningNorm(Transform):
     """Statistics of each entry, replaced as a whole so that readers need no lock. A subclass says how values count."""
 
-    keeps = True
+    keeps = learns_from_steps = True
 
     def __init__(self, in_keys: Keys, out_keys: Keys, lock: Any, decay: float, eps: float, shared: Any) -> None:
         super().__init__(in_keys, in_keys if out_keys is None else out_keys)
@@ -40,7 +40,6 @@ class RunningNorm(Transform):
         self.lock = threading.Lock() if lock is None else lock
         self.decay, self.eps, self.frozen = decay, eps, False
         self._statistics: Statistics = {}  # never changed in place
-        self._numbers: dict[NestedKey, Any] = {}
 
     def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
         """The number of leading dims of an entry that the statistics are over."""
@@ -64,24 +63,30 @@ class RunningNorm(Transform):
             self._statistics = self._updated(tensordict)
 
     def _updated(self, data: TensorDictBase) -> Statistics:
-        expect_tensordict(type(self).__name__, data)
         updated = dict(self._statistics)
-        for key in dict.fromkeys(self.in_keys):  # a key that is there twice counts once
-            value = self._entry(data, key)
-            if value is None:
-                continue
+        for key, value in self._values(data, dict.fromkeys(self.in_keys)):  # a key that is there twice counts once
             kept, dims = updated.get(key), self._dims(key, value, data.ndim)
-            self._check_shape(key, kept, value.shape[dims:])
+            shape = value.shape[dims:]
+            self._check_shape(key, kept, shape)
             if not value.numel():
                 continue
-            new = moments(value.detach(), range(dims))
+            new = Moments.of(value.detach().reshape(-1, *shape), [0] if dims else [])
             if not new.is_finite():
                 raise ValueError(f"{type(self).__name__}: {key!r} has infinities or NaNs, or squares that overflow")
             past, each = self._weights(new.weight)
-            shape = value.shape[dims:]
-            new = scaled(Moments(new.weight, new.mean.reshape(shape), new.squares.reshape(shape)), each)
-            updated[key] = new if kept is None else merged(scaled(_to(kept, value.device), past), new)
+            new = Moments(new.weight, new.mean.reshape(shape), new.squares.reshape(shape)).times(each)
+            updated[key] = new if kept is None else kept.to(value.device).times(past).merged(new)
         return updated
+
+    def _values(self, data: TensorDictBase, keys: Any) -> Iterator[tuple[NestedKey, Tensor]]:
+        """The entries, without those that may be missing. TypeError for one that is no tensor of real numbers."""
+        expect_tensordict(type(self).__name__, data)
+        for key in keys:
+            value = self._get(data, key)
+            if value is not None and (not isinstance(value, Tensor) or value.is_complex()):
+                raise TypeError(f"{type(self).__name__}: {key!r}: a tensor of real numbers is needed")
+            if value is not None:
+                yield key, value
 
     def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
         if kept is not None and tuple(shape) != tuple(kept.mean.shape):
@@ -89,13 +94,6 @@ class RunningNorm(Transform):
                 f"{type(self).__name__}: {key!r} has values of shape {list(shape)}, its statistics are of "
                 f"{list(kept.mean.shape)}"
             )
-
-    def _entry(self, data: TensorDictBase, key: NestedKey) -> Tensor | None:
-        """A tensor of real numbers; None for a missing one that may be missing."""
-        value = self._get(data, key)
-        if value is not None and (not isinstance(value, Tensor) or value.is_complex()):
-            raise TypeError(f"{type(self).__name__}: {key!r}: a tensor of real numbers is needed")
-        return value
 
     def _found(self, key: NestedKey, statistics: Statistics) -> Moments:
         kept = statistics.get(key)
@@ -105,14 +103,16 @@ class RunningNorm(Transform):
             )
         return kept
 
-    _by_name = by_name(True)
-
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if self.training and not self.frozen:
-            return self.learn(next_tensordict)
+            return self._learn(next_tensordict)
         return self._normalize(next_tensordict, self._statistics)
 
-    def learn(self, data: TensorDictBase) -> TensorDictBase:
+    def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Learn from the step, unless frozen, and normalize it."""
+        return self._call(next_tensordict) if self.frozen else self._learn(next_tensordict)
+
+    def _learn(self, data: TensorDictBase) -> TensorDictBase:
         """Update the statistics and normalize; a failure of either changes nothing."""
         with self.lock:
             updated = self._updated(data)
@@ -122,28 +122,21 @@ class RunningNorm(Transform):
 
     def _normalize(self, data: TensorDictBase, statistics: Statistics) -> TensorDictBase:
         """Normalize all entries by the same statistics: a thread may be updating them."""
-        expect_tensordict(type(self).__name__, data)
-        ready = []
-        for key, name in zip(self.in_keys, self.out_keys, strict=True):
-            value = self._entry(data, key)
-            if value is not None:
-                kept = self._found(key, statistics)
-                self._check_shape(key, kept, value.shape[self._dims(key, value, data.ndim) :])
-                ready.append((name, self._normalized(key, kept, as_floating(value))))
-        put(type(self).__name__, data, ready)
+        made = {}
+        for key, value in self._values(data, dict.fromkeys(self.in_keys)):
+            kept = self._found(key, statistics)
+            self._check_shape(key, kept, value.shape[self._dims(key, value, data.ndim) :])
+            made[key] = self._normalized(kept.to(value.device), as_floating(value))
+        names = zip(self.in_keys, self.out_keys, strict=True)
+        put(type(self).__name__, data, [(name, made[key]) for key, name in names if key in made])
         return data
 
-    def _normalized(self, key: NestedKey, kept: Moments, value: Tensor) -> Tensor:
+    def _normalized(self, kept: Moments, value: Tensor) -> Tensor:
         # The mean is two numbers: one alone is off by more than small variances where it is large.
         dtype = torch.promote_types(value.dtype, torch.float32)
-        of, cached = (dtype, value.device, self.eps), self._numbers.get(key)
-        if cached is None or cached[0] is not kept or cached[1] != of:
-            with torch.inference_mode(False):  # gradients may be asked of the next values
-                on = _to(kept, value.device)
-                near = on.mean.to(dtype)
-                numbers = near, (on.mean - near).to(dtype), self._deviation(on.variance).to(dtype)
-            cached = self._numbers[key] = kept, of, numbers
-        near, rest, deviation = (affine.in_memory_order(each, value) for each in cached[2])
+        near = kept.mean.to(dtype)
+        numbers = near, (kept.mean - near).to(dtype), self._deviation(kept.variance).to(dtype)
+        near, rest, deviation = (affine.in_memory_order(each, value) for each in numbers)
         return (value.to(dtype) - near).sub_(rest).div_(deviation).to(value.dtype)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -163,14 +156,12 @@ class RunningNorm(Transform):
 
         KeyError for missing entries, RuntimeError where there are no statistics.
         """
-        expect_tensordict(type(self).__name__, tensordict)
-        out, statistics = tensordict.copy(), self._statistics
-        for key, name in zip(self.in_keys, self.out_keys, strict=True):
-            value = self._entry(tensordict, name)
-            if value is not None:
-                kept, value = _to(self._found(key, statistics), value.device), as_floating(value)
-                wide = value.double() * self._deviation(kept.variance) + kept.mean
-                out.set(key, wide.to(value.dtype))
+        names, statistics = dict(zip(self.out_keys, self.in_keys, strict=True)), self._statistics
+        out = tensordict.copy()
+        for name, value in self._values(tensordict, names):
+            kept, value = self._found(names[name], statistics).to(value.device), as_floating(value)
+            wide = value.double() * self._deviation(kept.variance) + kept.mean
+            out.set(names[name], wide.to(value.dtype))
         return out
 
     def freeze(self) -> Self:
@@ -191,35 +182,35 @@ class RunningNorm(Transform):
 
     def to_observation_norm(self) -> Compose | ObservationNorm:
         """A transform that normalizes by the statistics of now, which no buffer changes; a chain for several entries."""
-        found = self._numbers_of_all()
+        loc, scale, names = self.loc, self.scale, zip(self.in_keys, self.out_keys, strict=True)
         fixed = [
-            ObservationNorm(*found[key], [key], [name], standard_normal=True, eps=self.eps)
-            for key, name in zip(self.in_keys, self.out_keys, strict=True)
-            if key in found
+            ObservationNorm(loc[key], scale[key], [key], [name], standard_normal=True, eps=self.eps)
+            for key, name in names
+            if key in loc.keys(True)
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
     @property
     def loc(self) -> TensorDict:
         """The means, in the default dtype."""
-        return TensorDict({key: loc for key, (loc, _) in self._numbers_of_all().items()})
+        return TensorDict({key: kept.mean.to(torch.get_default_dtype()) for key, kept in self._all().items()})
 
     @property
     def scale(self) -> TensorDict:
         """The divisors, in the default dtype."""
-        return TensorDict({key: scale for key, (_, scale) in self._numbers_of_all().items()})
+        deviations = {key: self._deviation(kept.variance) for key, kept in self._all().items()}
+        return TensorDict({key: each.to(torch.get_default_dtype()) for key, each in deviations.items()})
 
     @property
     def standard_normal(self) -> bool:
         """True: `loc` is subtracted, and `scale` divides."""
         return True
 
-    def _numbers_of_all(self) -> dict[NestedKey, tuple[Tensor, Tensor]]:
-        """The mean and divisor of each entry, without those that may be missing."""
-        statistics, dtype = self._statistics, torch.get_default_dtype()
+    def _all(self) -> Statistics:
+        """The statistics of each entry, without those that may be missing."""
+        statistics = self._statistics
         keys = [key for key in self.in_keys if key in statistics or not self.missing_tolerance]
-        found = {key: self._found(key, statistics) for key in keys}
-        return {key: (each.mean.to(dtype), self._deviation(each.variance).to(dtype)) for key, each in found.items()}
+        return {key: self._found(key, statistics) for key in keys}
 
     def get_extra_state(self) -> dict[str, Any]:
         """The statistics by entry."""
@@ -240,11 +231,11 @@ class RunningNorm(Transform):
     def clone(self) -> Self:
         """A copy with statistics of its own, part of nothing."""
         made = super().clone()
-        made.__dict__.update(lock=threading.Lock(), _numbers={})
+        made.lock = threading.Lock()
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "lock": None, "_numbers": {}}
+        return {**super().__getstate__(), "lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -285,7 +276,14 @@ class VecNorm(RunningNorm):
     """
 
     def __new__(cls, *args: Any, new_api: bool | None = None, **kwargs: Any) -> Any:
-        return _newer(*args, **kwargs) if new_api else super().__new__(cls)
+        if not new_api:
+            return super().__new__(cls)
+        older = cls(*args, **kwargs)
+        if older.shapes is not None:
+            raise ValueError("shapes are not taken with new_api: statistics are over the batch dims")
+        newer = VecNormV2(older.in_keys, older.out_keys, lock=older.lock, decay=older.decay, eps=older.eps)
+        newer.set_missing_tolerance(older.missing_tolerance)
+        return newer
 
     def __init__(
         self,
@@ -371,38 +369,14 @@ class VecNormV2(RunningNorm):
         return variance.sqrt().clamp_min(self.eps)
 
 
-def _newer(
-    in_keys: Keys = None,
-    out_keys: Keys = None,
-    shared_td: TensorDictBase | None = None,
-    lock: Any = None,
-    decay: float = 0.9999,
-    eps: float = 1e-4,
-    shapes: Any = None,
-) -> VecNormV2:
-    """The newer form, of the arguments of the older one."""
-    if shapes is not None:
-        raise ValueError("shapes are not taken with new_api: statistics are over the batch dims")
-    keys = _BOTH if in_keys is None else in_keys
-    made = VecNormV2(keys, out_keys, lock=lock, decay=decay, eps=eps, shared_data=shared_td)
-    made.set_missing_tolerance(in_keys is None)
-    return made
-
-
-def _to(kept: Moments, device: torch.device) -> Moments:
-    return Moments(kept.weight, kept.mean.to(device), kept.squares.to(device))
-
-
 def _moments_of(name: str, fields: Any) -> Moments:
     """Saved statistics of an entry. ValueError for wrong ones."""
     if not isinstance(fields, Mapping) or set(fields) != set(_FIELDS):
         raise ValueError(f"statistics of {name} are {', '.join(_FIELDS)}, got {fields!r}")
     weight, mean, squares = (fields[field] for field in _FIELDS)
-    for each in (mean, squares):
-        if not isinstance(each, Tensor) or each.dtype != torch.float64:
-            raise ValueError(f"statistics of {name} are float64 tensors, got {each!r}")
-    if not isinstance(weight, float) or not 0 < weight < math.inf or mean.shape != squares.shape:
-        raise ValueError(f"statistics of {name} are a weight and tensors of one shape, got {fields!r}")
+    tensors = all(isinstance(each, Tensor) and each.dtype == torch.float64 for each in (mean, squares))
+    if not tensors or mean.shape != squares.shape or not isinstance(weight, float) or not 0 < weight < math.inf:
+        raise ValueError(f"statistics of {name} are a weight and float64 tensors of one shape, got {fields!r}")
     found = Moments(weight, mean.detach().clone(), squares.detach().clone())
     if not found.is_finite() or bool((squares < 0).any()):
         raise ValueError(f"statistics of {name} are finite, and squares are not negative: got {fields!r}")

@@ -26,7 +26,7 @@ def outputs(
     Args:
         output_spec: what the environment returns before the transform.
         run: what the transform does to a step.
-        pairs: an entry that the transform writes -> the entry that it reads, as known: it tells rewards apart.
+        pairs: an entry that the transform writes -> the entry that it reads: it tells rewards from observations.
         known: specs of entries behind the transform, which are taken as they are.
 
     ValueError where the result has another batch size.
@@ -35,7 +35,7 @@ def outputs(
     first, *others = (part.zero() for part in output_spec.values() if part is not None)
     for other in others:
         first.update(other)
-    zeros = {key: first.get(key) for key in places}
+    zeros = {key: first.get(key) for key in places}  # held: an id is of one tensor only while it lives
     names = {id(value): key for key, value in zeros.items()}
     size = first.batch_size
     result = run(first)
@@ -55,18 +55,16 @@ def outputs(
 
 
 def inputs(
-    input_spec: Spec, pairs: Mapping[NestedKey, NestedKey], outward: Callable[[Tensor], Tensor], known: Specs
+    input_spec: Spec, pairs: Mapping[NestedKey, NestedKey], image: Callable[[Tensor], Tensor], known: Specs
 ) -> Spec:
     """The specs of what an environment takes behind a transform.
 
-    An entry that the inverse writes is replaced by the one that it reads, of which `outward` makes a value. The same tensor
-    keeps its spec. A OneHot or Categorical becomes one of the two where its image is one-hot or one integer a choice. Any
-    other is unbounded.
+    An entry that the inverse writes is replaced by the one that it reads, with the spec of its image.
 
     Args:
         input_spec: what the environment takes before the transform.
         pairs: an entry that the inverse writes -> the entry that it reads.
-        outward: undoes the inverse for one tensor.
+        image: undoes the inverse for one tensor.
         known: specs of entries behind the transform, which are taken as they are.
     """
     found, places = input_spec.clone(), _places(input_spec)
@@ -75,17 +73,18 @@ def inputs(
     for key, place in places.items():
         outer = pairs.get(key, key)
         if outer in known or key in pairs:
-            spec = known[outer] if outer in known else _image(input_spec[place], outward)
+            spec = known[outer] if outer in known else _image(input_spec[place], image)
             found[unravel_key((place[0], outer))] = spec.clone()
     return found
 
 
-def _image(spec: Spec, outward: Callable[[Tensor], Tensor]) -> Spec:
+def _image(spec: Spec, image: Callable[[Tensor], Tensor]) -> Spec:
+    """The spec of the image of a value: choices stay choices, any other changed value is unbounded."""
     data, value = sys.modules["torchrl.data"], spec.zero()
     one_hot, chosen = type(spec) is data.OneHot, type(spec) in (data.OneHot, data.Categorical)
     if one_hot:
         value[..., 0] = 1
-    made = outward(value)
+    made = image(value)
     if made is value:
         return spec
     lead = spec.shape[:-1] if one_hot else spec.shape

@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from tensordict import TensorDictBase, is_tensor_collection, unravel_key
@@ -28,20 +28,6 @@ class KeyList:
         instance.__dict__[self._name] = as_keys(self._name, keys)
 
 
-def by_name(auto_batch_size: bool) -> Any:
-    """A method that takes the tensors of `in_keys` and returns those of `out_keys`.
-
-    Args:
-        auto_batch_size: whether the leading dims that the tensors have in common are batch dims.
-    """
-
-    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=auto_batch_size)
-    def run(self: "Transform", tensordict: TensorDictBase) -> Any:
-        return self._call(tensordict)
-
-    return run
-
-
 class Transform(nn.Module):
     """Changes data: `forward` when a buffer is read, `inv` when it is written.
 
@@ -65,6 +51,8 @@ class Transform(nn.Module):
     """Whether `inv` undoes `forward`."""
     keeps = False
     """Whether a write leaves state here for the next one; then there are `_kept` and `_keep`."""
+    learns_from_steps = False
+    """Whether the state in an environment is of the steps that it returned, not of writes."""
 
     in_keys, out_keys, in_keys_inv, out_keys_inv = KeyList(), KeyList(), KeyList(), KeyList()
 
@@ -87,7 +75,9 @@ class Transform(nn.Module):
             return self._call(args[0])
         return self._by_name(*args, **kwargs)
 
-    _by_name = by_name(False)
+    @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
+    def _by_name(self, tensordict: TensorDictBase) -> Any:
+        return self._call(tensordict)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Transform a tensordict: the data of a buffer, or what a step of an environment returned."""
@@ -115,6 +105,27 @@ class Transform(nn.Module):
         if self.invertible:
             raise NotImplementedError(f"{type(self).__name__} is invertible: write _inv_apply_transform()")
         return state
+
+    def on_step(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Transform the data that a step of an environment returned: `_call`, unless a subclass has only `forward`."""
+        for kind in type(self).__mro__:
+            if "_call" in vars(kind):
+                break
+            if "forward" in vars(kind):
+                return self(next_tensordict)
+        return self._call(next_tensordict)
+
+    def inverts(self) -> bool:
+        """Whether `inv` changes anything."""
+        return self._overrides("inv") or self._overrides("_inv_call") or bool(self.in_keys_inv)
+
+    def image(self, stored: Tensor) -> Tensor:
+        """What reading makes of one stored tensor: itself where there is no `_apply_transform`."""
+        return self._apply_transform(stored) if self._overrides("_apply_transform") else stored
+
+    @classmethod
+    def _overrides(cls, method: str) -> bool:
+        return getattr(cls, method) is not getattr(Transform, method)
 
     def _kept(self) -> Any:
         """The state for the next write; later calls must not change it."""
@@ -155,7 +166,7 @@ class Transform(nn.Module):
         put(type(self).__name__, data, ready.items())
         return data
 
-    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Any:
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Any, value: Any) -> Any:
         """The result of the function for the entry of a key."""
         return function(value)
 
@@ -239,7 +250,7 @@ class EntriesTransform(Transform):
         out_keys = in_keys if out_keys is None else out_keys
         super().__init__(in_keys, out_keys, in_keys_inv, in_keys_inv if out_keys_inv is None else out_keys_inv)
 
-    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Tensor:
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Any, value: Any) -> Tensor:
         expect_tensor(type(self).__name__, key, value)
         try:
             return function(value)

@@ -245,8 +245,8 @@ def test_frames_kept_follow_new_ones_to_their_device():
     transform = MultiStepTransform(5, 0.9)
     transform.inv(rollout(3))
     assert transform.inv(rollout(1).to("meta")) is None
-    assert {leaf.device.type for leaf in transform._frames.entries.values()} == {"meta"}
-    assert transform._frames.count == 4
+    assert {leaf.device.type for leaf in transform._waiting.values(True, True)} == {"meta"}
+    assert transform._waiting.shape == (4,)
 
 
 def test_a_buffer_that_is_loaded_goes_on_in_the_middle_of_a_stream(tmp_path):
@@ -272,7 +272,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
     transform = MultiStepTransform(3, 0.9)
     transform.inv(rollout(4))
     good = transform.get_extra_state()
-    frames = transform._frames
+    frames = transform._waiting
     for wrong in (
         {"gamma": 2.0},
         {"n_steps": 0},
@@ -282,7 +282,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
     ):
         with pytest.raises((TypeError, ValueError)):
             transform.set_extra_state({**good, **wrong})
-        assert (transform.n_steps, transform.gamma, transform._frames) == (3, 0.9, frames)
+        assert (transform.n_steps, transform.gamma, transform._waiting) == (3, 0.9, frames)
 
 
 @pytest.mark.parametrize("transform", [MultiStepTransform(2, 0.9), Reward2GoTransform(0.9)])
