@@ -1,5 +1,6 @@
 """Children that do one thing and are killed, and folders for that."""
 
+import contextlib
 import os
 import select
 import signal
@@ -7,8 +8,10 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 HUNG = "hung"
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -62,3 +65,14 @@ def forked(do: Callable[[], Any], after: float | None = None, most: float = 60.0
 def scratch(name: str, disk: bool = False) -> tempfile.TemporaryDirectory[str]:
     """A folder in memory where there is one: a kill loses nothing that was written to either, and this is faster."""
     return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=None if disk else MEMORY)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch has no threads in between, which a forked child would miss."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)

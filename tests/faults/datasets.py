@@ -2,11 +2,8 @@
 
 Then the dataset must be there as a whole, old or new, or be missing where it was, and the same call must complete: without
 anybody tidying up, and without anything left behind.
-
-    python -m tests.faults.datasets --points 400 --random 40  # for each loader
 """
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -32,9 +29,9 @@ from interop.datasets.errors import MissingDatasetError
 from interop.datasets.experience_replay import BaseDatasetExperienceReplay
 from interop.datasets.rows import entries
 from interop.shared.processes import jax_started
-from tests.faults.children import forked, scratch
+from tests.faults.children import forked, one_thread, scratch
+from tests.faults.counts import Counts
 from tests.faults.file_operations import watched
-from tests.faults.killing import Counts
 from tests.interop.datasets.loaders import LOADERS, Given, Loader, given
 
 Construct = Callable[..., BaseDatasetExperienceReplay]
@@ -211,16 +208,15 @@ class Subject:
         finished = operation.between if operation.after == SPLIT else (operation.after,)
         good = {"killed": operation.between, "done": finished}.get(how, ())
         counts.note(between if good else how, good, where)
-        if again == operation.after and not left:
-            counts["restarts"] += 1
-        else:
-            counts.note(f"then {again}, left {left}", (), where)
+        well = again == operation.after and not left
+        counts.outcomes["restarts"] += well
+        counts.fail(f"{where}: then {again}, left {left}", times=not well)
 
 
 def run_loader(
     loader: Loader, operations: Sequence[Operation], points: int, times: int, counts: Counts, rng: random.Random
 ) -> None:
-    """Kill operations at so many points, of all that they have where these are negative, and at so many random times."""
+    """Kill operations at so many points, and at so many random times."""
     operations = [each for each in operations if loader.splits or each.after != SPLIT]
     with scratch("datasets") as folder, given(loader, Path(folder)) as (found, patch):
         subject = Subject(found)
@@ -231,41 +227,27 @@ def run_loader(
             for operation in some:
                 every = range(len(subject.names[operation.name]))
                 share = min(-(-points // len(operations)), len(every))
-                chosen = [*every] if points < 0 else sorted(rng.sample(every, share))
+                chosen = sorted(rng.sample(every, share))
                 took = subject.took[operation.name]
                 seconds = [rng.random() * took for _ in range(-(-times // len(operations)))]
                 subject.kill(operation, [*chosen, *seconds], counts)
 
 
-def run(points: int, times: int, seed: int = 0, names: Sequence[str] = (), short: bool = False) -> dict[str, Any]:
-    """So many kills for each loader. `short`: for all but the first a quarter of those, at what differs between loaders."""
+def kills(points: int, seed: int = 0, names: Sequence[str] = (), short: bool = False) -> Counts:
+    """So many kills for each loader, and a tenth as many at random times.
+
+    `short`: for all but the first a quarter of those, at what differs between loaders, and none at random times.
+    """
     gc.collect()
     gc.freeze()
-    counts, begun, rng = Counts(), time.monotonic(), random.Random(seed)
+    counts, rng = Counts(), random.Random(seed)
     loaders = [loader for loader in LOADERS if loader.name in names or not names]
-    for loader in loaders:
-        if not short or loader is loaders[0]:
-            run_loader(loader, OPERATIONS, points, times, counts, rng)
-        else:
-            run_loader(loader, [OPERATIONS[0], OPERATIONS[-1]], points // 4, times // 4, counts, rng)
+    times = 0 if short else points // 10
+    with one_thread():
+        for loader in loaders:
+            if not short or loader is loaders[0]:
+                run_loader(loader, OPERATIONS, points, times, counts, rng)
+            else:
+                run_loader(loader, [OPERATIONS[0], OPERATIONS[-1]], points // 4, times, counts, rng)
     assert not jax_started(), "children of a process in which JAX runs may hang"
-    seconds = round(time.monotonic() - begun, 1)
-    return {"test": "datasets", **counts.result(), "loaders": len(loaders), "seconds": seconds}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=400, help="kills at operations on files; -1 for all")
-    parser.add_argument("--random", type=int, default=40, help="kills at random times")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--loaders", nargs="*", default=[], choices=[loader.name for loader in LOADERS])
-    parser.add_argument("--short", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)  # a child has none of them
-    result = run(options.points, options.random, options.seed, options.loaders, options.short)
-    print(json.dumps(result))
-    return bool(result["wrong"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return counts

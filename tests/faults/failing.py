@@ -1,20 +1,15 @@
 """Has each operation on files fail while something is saved: no space, no disk, no memory, half a write.
 
-Then the error comes out, what was there before is there and nothing else, and what was saved is as it was and can be saved.
-
-    python -m tests.faults.failing --points 2000 --seed 0
+The error must come out. What was there before is there, and nothing else; what was saved is unchanged and can be saved.
 """
 
-import argparse
 import contextlib
 import errno
-import json
+import itertools
 import os
 import random
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,31 +25,26 @@ from interop import (
     NestedStorageCheckpointer,
     ReplayBuffer,
 )
-from tests.faults.children import forked, scratch
+from tests.faults.children import forked, one_thread, scratch
+from tests.faults.counts import Counts
 from tests.faults.file_operations import nothing, watched
-from tests.faults.killing import NONE, Counts, told
-from tests.faults.subjects import Subject, every
+from tests.faults.subjects import NONE, Maker, Subject, with_subjects
 
 FAULTS = ("ENOSPC", "EIO", "EDQUOT", "EINTR", "MemoryError", "short")
-TIDYING = (
-    "unlink",
-    "rmdir",
-    "scandir",
-    "listdir",
-    "stat",
-)  # what removes leftovers, which the next writer does as well
+TIDYING = ("unlink", "rmdir", "scandir", "listdir", "stat")  # remove leftovers, which the next save does as well
 
 
 def _failing(fault: str, point: int) -> Any:
+    """A hook that has the operation of that number fail."""
+
     def hook(number: int, name: str, when: str, args: tuple[Any, ...], result: Any) -> Any:
         if number != point or when != "before":
             return None
         if fault == "short":
             return _half if name == "write" else None
-        error = MemoryError("none left") if fault == "MemoryError" else OSError(getattr(errno, fault), fault)
         if name == "close":  # it is closed even where it fails
             os.close(args[0])
-        return _raising(error)
+        return _raising(MemoryError("none left") if fault == "MemoryError" else OSError(getattr(errno, fault), fault))
 
     return hook
 
@@ -70,8 +60,8 @@ def _half(handle: int, content: Any) -> int:
     return os.write(handle, content[: max(1, len(content) // 2)])
 
 
-def fail_subject(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
-    """Have some of its operations fail."""
+def _fail(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
+    """Have some operations of saves of a subject fail."""
     with scratch("failing", disk=True) as folder:
         for first in (False, True):
             path = Path(folder, "c")
@@ -82,18 +72,16 @@ def fail_subject(subject: Subject, counts: Counts, most: int, rng: random.Random
             shutil.rmtree(path)
             state = subject.state()
             points = [(number, fault) for number in range(len(names)) for fault in FAULTS]
-            for number, fault in rng.sample(points, min(len(points), most // 2)):
+            for number, fault in rng.sample(points, min(len(points), max(1, most // 2))):
                 if not first:
                     shutil.copytree(subject.old, path)
-                outcome = fail_at(subject, path, number, fault, first)
                 where = f"{subject.name}, {'first' if first else 'over'}, {fault} at {number} {names[number]}"
-                counts.note(outcome, ("raised", "saved"), where)
-                if subject.state() != state:
-                    counts.note("what was saved has changed", (), where)
+                counts.note(_failed_at(subject, path, number, fault, first), ("raised", "saved"), where)
+                counts.fail(f"{where}: what was saved has changed", times=subject.state() != state)
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def fail_at(subject: Subject, path: Path, number: int, fault: str, first: bool) -> str:
+def _failed_at(subject: Subject, path: Path, number: int, fault: str, first: bool) -> str:
     """Save while one operation fails; "raised" and "saved" are right."""
     raised: BaseException | None = None
     with watched(_failing(fault, number), readings=True) as names:
@@ -101,8 +89,7 @@ def fail_at(subject: Subject, path: Path, number: int, fault: str, first: bool) 
             subject.save(path)
         except BaseException as error:
             raised = error
-    name = names[number] if number < len(names) else "nothing"
-    there = told(subject, path)
+    there = subject.found(path)
     if raised is None:
         if there != "new":
             return f"no error, but {there} is there"
@@ -112,34 +99,27 @@ def fail_at(subject: Subject, path: Path, number: int, fault: str, first: bool) 
         placed = "rename" in names[:number]
         if there not in ((NONE if first else "old"), *(["new"] if placed else [])):
             return f"{type(raised).__name__}, and {there} is there"
-        if name not in TIDYING and not placed and (left := _left(path, first)):
+        tidying = number < len(names) and names[number] in TIDYING
+        if not tidying and not placed and (left := _left(path, first)):
             return f"{type(raised).__name__}, and {left} is left"
     subject.save(path)
-    if told(subject, path) != "new" or _left(path, False):
-        return f"then {told(subject, path)} is there, and {_left(path, False)} is left"
+    if subject.found(path) != "new" or _left(path, False):
+        return f"then {subject.found(path)} is there, and {_left(path, False)} is left"
     return "saved" if raised is None else "raised"
 
 
 def _left(path: Path, first: bool) -> list[str]:
-    """What should not be there."""
+    """What should not be there: anything, or anything but one complete checkpoint."""
     if first:
         return [str(path)] if path.exists() else []
     found = sorted(os.listdir(path))
     return [] if len(found) == 2 and found[0] == "MANIFEST.json" else found
 
 
-def run(points: int, seed: int = 0, makers: list[Any] | None = None) -> dict[str, Any]:
-    """So many failing operations, over subjects in an order of their own."""
-    rng = random.Random(seed)
-    counts, begun = Counts(), time.monotonic()
-    makers = every(seed) if makers is None else makers
-    for make in makers:
-        left = points - counts["points"]
-        if left <= 0:
-            break
-        fail_subject(make(), counts, min(max(24, points // len(makers)), left + left % 2), rng)
-        counts["subjects"] += 1
-    return {"test": "failing", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
+def operations(size: int, seed: int = 0, makers: list[Maker] | None = None) -> Counts:
+    """So many failing operations."""
+    with one_thread():
+        return with_subjects(_fail, size, seed, makers, least=24)
 
 
 # ------------------------------------------------------------------ a disk that is full
@@ -147,7 +127,7 @@ def run(points: int, seed: int = 0, makers: list[Any] | None = None) -> dict[str
 
 @contextlib.contextmanager
 def small_disk(path: Path, size: str) -> Iterator[bool]:
-    """A file system of that size in memory; False where this may not be."""
+    """A file system of that size in memory; False where none can be mounted."""
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True)
     try:
         yield done.returncode == 0
@@ -156,41 +136,7 @@ def small_disk(path: Path, size: str) -> Iterator[bool]:
             subprocess.run(["umount", str(path)], check=True)
 
 
-def run_full() -> dict[str, Any]:
-    """A buffer that grows on a disk of 4 MB, until it does not fit: with a checkpoint there, and without."""
-    counts = Counts()
-    with scratch("full") as folder, small_disk(Path(folder), "4m") as mounted:
-        if not mounted:
-            return {"test": "a full disk", "skipped": "no file system can be mounted here", "wrong": 0}
-        for kilobytes in range(100, 6000, 83):
-            buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=4)
-            path = Path(folder, "c")
-            shutil.rmtree(path, ignore_errors=True)
-            written = 0
-            for first in (True, False):
-                rows = torch.from_numpy(np.random.default_rng(written).integers(0, 256, (kilobytes, 1000), np.uint8))
-                buffer.extend(TensorDict({"x": rows}, [kilobytes]))
-                before = buffer[:].clone()
-                where = f"{'first' if first else 'over'}, {len(buffer)} kB"
-                try:
-                    buffer.dumps(path)
-                    written = len(buffer)
-                    counts.note("saved", ("saved",), where)
-                except OSError as error:
-                    counts.note(errno.errorcode[error.errno or 0], ("ENOSPC",), where)
-                    if path.exists() != (written > 0) or (written and _left(path, False)):
-                        counts.note(f"{os.listdir(folder)} is left", (), where)
-                    if not (buffer[:] == before).all():
-                        counts.note("the buffer has changed", (), where)
-                if written:
-                    other = ReplayBuffer(storage=LazyTensorStorage(10_000))
-                    other.loads(path)
-                    same = len(other) == written and bool((other[:] == buffer[:written]).all())
-                    counts.note("loaded" if same else "something else was loaded", ("loaded",), where)
-    return {"test": "a full disk", **counts.result()}
-
-
-def _ted(rows: int, seed: int) -> TensorDict:
+def ted(rows: int, seed: int) -> TensorDict:
     """One episode, 1 kB a row."""
     obs = torch.from_numpy(np.random.default_rng(seed).random((rows + 1, 250), np.float32))
     done = torch.arange(rows)[:, None] == rows - 1
@@ -199,54 +145,38 @@ def _ted(rows: int, seed: int) -> TensorDict:
     return TensorDict({**root, "next": after}, [rows])
 
 
-def run_full_elsewhere() -> dict[str, Any]:
-    """The same for checkpointers whose files others write, in children, since such code may bring a process down."""
+def full_disk(size: int) -> Counts:
+    """So many sizes of a first and of a second checkpoint, on a disk of 4 MB: each is saved, or raises and is not there.
+
+    In children, since the code of other libraries may bring a process down.
+    """
     counts = Counts()
-    with scratch("full") as folder, small_disk(Path(folder), "4m") as mounted:
-        if not mounted:
-            return {"test": "a full disk, other checkpointers", "skipped": "nothing can be mounted here", "wrong": 0}
+    kinds = itertools.cycle((lambda: None, FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer))
+    with scratch("full") as folder, small_disk(Path(folder), "4m") as mounted, one_thread():
         path = Path(folder, "c")
-        for kind in (FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer):
-            for rows in range(150, 4500, 217):
-                shutil.rmtree(path, ignore_errors=True)
-                kept: TensorDict | None = None
-                for size in (rows // 2, rows):
-                    buffer = ReplayBuffer(storage=LazyTensorStorage(size), checkpointer=kind())
-                    buffer.extend(_ted(size, size))
+        for rows, kind in zip(np.linspace(100, 6000, size, dtype=int).tolist() if mounted else (), kinds, strict=False):
+            kept: TensorDict | None = None
+            for part in (rows // 2, rows):
+                buffer = ReplayBuffer(storage=LazyTensorStorage(part), checkpointer=kind())
+                buffer.extend(ted(part, part))
 
-                    def save(buffer: Any = buffer, first: bool = kept is None) -> bytes:
-                        try:
-                            buffer.dumps(path)
-                        except OSError as error:
-                            left = _left(path, first)
-                            if left or not error.errno:
-                                return f"OSError {error.errno} left {left}".encode()
-                            return b"OSError"
-                        return b"saved"
+                def save(buffer: Any = buffer, first: bool = kept is None) -> bytes:
+                    try:
+                        buffer.dumps(path)
+                    except OSError as error:
+                        left = _left(path, first)
+                        return f"{error}, left {left}".encode() if left or not error.errno else b"OSError"
+                    return b"saved"
 
-                    where = f"{kind.__name__}, {rows} rows, {'first' if kept is None else 'over'}"
-                    how, told_ = forked(save)
-                    counts.note(told_.decode() if how == "done" else how, ("saved", "OSError"), where)
-                    kept = buffer[:] if told_ == b"saved" else kept
-                    if kept is not None:
-                        other = ReplayBuffer(storage=LazyTensorStorage(len(kept)), checkpointer=kind())
-                        other.loads(path)
-                        same = bool((other[:] == kept).all())
-                        counts.note("loaded" if same else "something else was loaded", ("loaded",), where)
-    return {"test": "a full disk, other checkpointers", **counts.result()}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    results = [run(options.points, options.seed), run_full(), run_full_elsewhere()]
-    for each in results:
-        print(json.dumps(each))
-    return any(each["wrong"] for each in results)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+                where = (
+                    f"{type(buffer.storage.checkpointer).__name__}, {part} rows, {'first' if kept is None else 'over'}"
+                )
+                how, content = forked(save)
+                counts.note(content.decode() if how == "done" else how, ("saved", "OSError"), where)
+                kept = buffer[:] if content == b"saved" else kept
+                if kept is not None:
+                    other = ReplayBuffer(storage=LazyTensorStorage(len(kept)), checkpointer=kind())
+                    other.loads(path)
+                    counts.fail(f"{where}: something else was loaded", times=not (other[:] == kept).all())
+            shutil.rmtree(path, ignore_errors=True)
+    return counts

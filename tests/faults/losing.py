@@ -1,31 +1,24 @@
-"""Loses what was written and not flushed: the operations of a save are recorded, and done again on a model of a disk.
+"""Loses what was written and not flushed: the operations of a save are recorded, and replayed on a model of a disk.
 
 The power may fail after each operation. Then a write to a file is certain to be there only if the file was flushed since,
 and a name only if its folder was; of all others any may be missing. Every loss of up to three of them, of all at once, and
 of all but one is tried after each operation; what is there must be the old checkpoint or the new one.
 
-    python -m tests.faults.losing --states 5000 --seed 0
 """
 
-import argparse
 import contextlib
 import itertools
-import json
 import os
 import random
 import shutil
-import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.faults.children import scratch
+from tests.faults.counts import Counts
 from tests.faults.file_operations import watched
-from tests.faults.killing import NONE, Counts, told
-from tests.faults.subjects import Subject, every
+from tests.faults.subjects import NONE, Maker, Subject, with_subjects
 
 MOST = 3  # that are lost together
 Step = tuple[Any, ...]
@@ -139,7 +132,7 @@ class Disk:
                 content = self.files[path]
                 place.mkdir(parents=True, exist_ok=True) if content is None else place.write_bytes(content)
 
-    def digest(self, folder: Path) -> int:
+    def digest(self) -> int:
         """Equal for equal content."""
         return hash(frozenset((path, None if each is None else bytes(each)) for path, each in self.files.items()))
 
@@ -181,8 +174,10 @@ def losses(steps: list[Step], rng: random.Random, most: int) -> list[tuple[int, 
     return found if len(found) <= most else rng.sample(found, most)
 
 
-def lose_subject(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
-    """Try the losses of saving it: over an old one, also where that had been cut short before, and as a first one."""
+def _lose(subject: Subject, counts: Counts, most: int, rng: random.Random) -> None:
+    """Try losses of saving a subject: over an old one, over one whose last save was cut short, and as a first one."""
+    if subject.hidden:
+        return
     for first, again in ((False, False), (False, True), (True, False)):
         with scratch("losing") as folder:
             path = Path(folder, "above", "c")
@@ -192,49 +187,24 @@ def lose_subject(subject: Subject, counts: Counts, most: int, rng: random.Random
             before = Disk.of(path.parent)
             steps = [*(record(subject, path, cut=True) if again else ()), *record(subject, path)]
             seen: dict[int, str] = {}
-            for place, (come, lost) in enumerate(losses(steps, rng, most // 3)):
+            for place, (come, lost) in enumerate(losses(steps, rng, max(1, most // 3))):
                 disk = before.copy()
                 for number in range(come):
                     if number not in lost:
                         disk.do(steps[number])
-                digest = disk.digest(path.parent)
+                digest = disk.digest()
                 if digest not in seen:
                     to = Path(folder, f"state-{place}")
                     disk.put(path.parent, to)
-                    seen[digest] = told(subject, to / "c")
+                    seen[digest] = subject.found(to / "c")
                     shutil.rmtree(to, ignore_errors=True)
                 good = ("new",) if come == len(steps) else (NONE if first else "old", "new")
                 missing = [steps[each][:2] for each in sorted(lost)]
-                counts.note(
-                    seen[digest], good, f"{subject.name}, after {come} {steps[come - 1][:2]}, without {missing}"
-                )
-            counts["different"] += len(seen)
+                where = f"{subject.name}, after {come} {steps[come - 1][:2]}, without {missing}"
+                counts.note(seen[digest], good, where)
+            counts.outcomes["different"] += len(seen)
 
 
-def run(states: int, seed: int = 0, makers: list[Any] | None = None) -> dict[str, Any]:
-    """So many states after losses, over subjects in an order of their own."""
-    rng = random.Random(seed)
-    counts, begun = Counts(), time.monotonic()
-    for make in every(seed) if makers is None else makers:
-        if counts["points"] >= states:
-            break
-        subject = make()
-        if not subject.hidden:
-            lose_subject(subject, counts, min(400, states - counts["points"] + 1), rng)
-            counts["subjects"] += 1
-    return {"test": "losing", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--states", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    result = run(options.states, options.seed)
-    print(json.dumps(result))
-    return bool(result["wrong"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def unflushed(size: int, seed: int = 0, makers: list[Maker] | None = None) -> Counts:
+    """So many states after losses."""
+    return with_subjects(_lose, size, seed, makers, least=400)

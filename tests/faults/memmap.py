@@ -5,11 +5,8 @@ in the library, each being as likely as any other however often it is executed, 
 at a random time; some are opened by another child that is killed while it does that. Then all that was acknowledged has to
 be there, no row torn, and length, cursor, count and priorities are those of the last call that was acknowledged or of the
 one under way.
-
-    python -m tests.faults.memmap --kills 1000 --seed 0
 """
 
-import argparse
 import os
 import random
 import select
@@ -19,7 +16,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +25,8 @@ from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWr
 from interop.data import packed
 from interop.samplers.validation import flat_slots
 from interop.shared import journal
+from tests.faults.children import one_thread
+from tests.faults.counts import Counts
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
 STARTS = ("new", "half full", "wrapped")
@@ -237,14 +235,15 @@ def template(folder, start, lanes):
     return state
 
 
-def many(kills, seed, quiet=False):
-    """Kill so many children; how often what was found."""
-    rng, counts = random.Random(seed), Counter()
+@one_thread()
+def kills(size, seed=0):
+    """Kill so many children."""
+    rng, counts = random.Random(seed), Counts()
     sizes, least = (journal.LARGEST, journal._PAGE), packed._LEAST
     root = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     begun, folder, report = root / "begun", root / "folder", root / "report"
     try:
-        while counts["kills"] < kills:
+        while counts.cases < size:
             lanes, start, in_parts = rng.choice([1, 2]), rng.choice(STARTS), rng.random() < 0.3
             journal.LARGEST, journal._PAGE = (200, 8) if in_parts else sizes
             packed._LEAST = rng.choice([16, 100, least])  # bytes of a segment
@@ -265,21 +264,19 @@ def many(kills, seed, quiet=False):
             check(folder, calls, state, len(calls), lanes)
             forked(folder, [], lanes, line=0, report=report)
             opening = lines_of(report)
-            for _ in range(min(20, kills - counts["kills"])):
+            for _ in range(min(20, size - counts.cases)):
                 timed = rng.random() < 0.3
                 if timed:
                     said, killed = run_once(after=rng.uniform(0, 0.006))
                 else:
                     said, killed = run_once(line=some_line(rng, when), everywhere=everywhere)
-                counts["kills"] += killed
-                counts["at a random time" if timed else "before a line"] += killed
+                counts.cases += killed
+                counts.outcomes["at a random time" if timed else "before a line"] += killed
                 if rng.random() < 0.3 and (folder / "storage.json").exists():
-                    counts["while it was opened"] += forked(folder, [], lanes, line=some_line(rng, opening))[1]
-                counts[check(folder, calls, state, acknowledged(said), lanes)] += 1
-                counts[f"start: {start}"] += 1
+                    counts.outcomes["while it was opened"] += forked(folder, [], lanes, line=some_line(rng, opening))[1]
+                counts.outcomes[check(folder, calls, state, acknowledged(said), lanes)] += 1
+                counts.outcomes[f"start: {start}"] += 1
                 goes_on(folder, lanes)
-            if not quiet:
-                print(dict(counts), flush=True)
     finally:
         (journal.LARGEST, journal._PAGE), packed._LEAST = sizes, least
         shutil.rmtree(root, ignore_errors=True)
@@ -294,16 +291,3 @@ def goes_on(folder, lanes):
     buffer.extend(rows(ids) if lanes == 1 else rows(ids.reshape(lanes, 2)))
     assert buffer.write_count == before + 2 and set(buffer[:]["id"].reshape(-1).tolist()) >= set(ids.tolist())
     del buffer
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    begun = time.perf_counter()
-    torch.set_num_threads(1)
-    total = many(given.kills, given.seed, quiet=True)
-    for name, count in sorted(total.items()):
-        print(f"{count:6} {name}")
-    print(f"{total['kills']} kills in {time.perf_counter() - begun:.0f} s: 0 torn, 0 lost")

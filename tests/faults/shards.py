@@ -3,11 +3,8 @@
 Each write is acknowledged as durable or only as received; checkpoints are made in between. A shard is killed by SIGKILL at
 a random time. Then every call must end in time, by an answer or by a `ShardLostError` that names the shard; rows that a
 checkpoint held or that were acknowledged as durable must all be there, and no row torn or twice.
-
-    python -m tests.faults.shards --kills 50 --seed 0
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -22,6 +19,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import RayReplayBuffer, RemoteError, ShardLostError, TensorDictReplayBuffer
+from tests.faults.counts import Counts
 from tests.interop.remote import shard_process
 
 SHARDS, CAPACITY, ROWS, LIMIT = 3, 100_000, 16, 120.0  # LIMIT: seconds
@@ -98,8 +96,17 @@ def settled(buffer: RayReplayBuffer) -> TensorDict:
             time.sleep(0.2)
 
 
-def run(kills: int, seed: int, folder: Path) -> Counter[str]:
-    rng = random.Random(seed)
+def kills(size: int, seed: int = 0) -> Counts:
+    """So many kills."""
+    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4, object_store_memory=300 << 20)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(size, random.Random(seed), Path(folder))
+    finally:
+        ray.shutdown()
+
+
+def _run(size: int, rng: random.Random, folder: Path) -> Counts:
     buffer = RayReplayBuffer(
         replay_buffer_cls=TensorDictReplayBuffer,
         storage=partial(shard_process.storage, CAPACITY, folder),
@@ -109,50 +116,27 @@ def run(kills: int, seed: int, folder: Path) -> Counter[str]:
         recovery_dir=folder / "recovery",
         timeout=LIMIT,
     )
-    counts = Counter[str](tried=kills)
+    counts = Counts(cases=size)
     for shard in range(SHARDS):
         buffer.extend(batch(-ROWS * (shard + 1)), shard=shard, ack="durable")
     with Load(buffer) as load:
-        for kill in range(kills):
+        for kill in range(size):
             time.sleep(rng.uniform(0.1, 1.0))
             settled(buffer)
             if kill % 3 == 2:
                 buffer.dumps(folder / "saved")
             shard_process.kill(folder, rng.randrange(SHARDS))
-            found = settled(buffer)
-            counts["torn"] += torn(found)
+            counts.fail("torn rows are there", times=torn(settled(buffer)))
         time.sleep(1)
     found = settled(buffer)
+    buffer.close()
     held = Counter(found["x"].tolist())
     expected = {begin + n for begin in load.durable for n in range(ROWS)}
-    counts.update(load.counts)
-    counts["missing"] = len(expected - held.keys())
-    counts["twice"] = sum(times > 1 for times in held.values())
-    counts["partial"] = sum(
-        len({begin + n for n in range(ROWS)} & held.keys()) not in (0, ROWS) for begin in range(0, max(held) + 1, ROWS)
-    )
-    counts["errors"] = counts.pop("lost")  # the typed ones, as they should be
-    counts["acknowledged"] = len(load.durable)
-    buffer.close()
+    counts.fail("durable rows are missing", times=len(expected - held.keys()))
+    counts.fail("rows are there twice", times=sum(number > 1 for number in held.values()))
+    batches = ({begin + n for n in range(ROWS)} for begin in range(0, max(held) + 1, ROWS))
+    counts.fail("a batch is there in part", times=sum(len(each & held.keys()) not in (0, ROWS) for each in batches))
+    for name in ("torn", "unnamed", "other", "late"):
+        counts.fail(f"calls were {name}", times=load.counts[name])
+    counts.outcomes.update({"ShardLostError": load.counts["lost"], "durable batches": len(load.durable)})
     return counts
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4, object_store_memory=300 << 20)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            counts = run(options.kills, options.seed, Path(folder))
-    finally:
-        ray.shutdown()
-    good = {name: counts.pop(name, 0) for name in ("errors", "acknowledged")}
-    print(f"{good['acknowledged']} durable batches acknowledged, {good['errors']} calls raised ShardLostError")
-    print("all " + " ".join(f"{name}={count}" for name, count in sorted(counts.items())))
-    return any(count for name, count in counts.items() if name != "tried")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,5 @@
-"""Buffers that processes share, under load and with workers that are killed: counts of what was lost, torn or stuck.
+"""Buffers that processes share, under load and with workers that are killed: counts of what was lost, torn or stuck."""
 
-`python -m tests.faults.sharing --cells all --batches 10000` runs every combination; see `--help`.
-"""
-
-import argparse
-import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -13,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from tests.faults.counts import Counts
 
 STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage}
 METHODS = ("fork", "spawn", "forkserver")
@@ -45,27 +42,6 @@ def torn(batch: TensorDict) -> int:
     return int((~good).sum())
 
 
-@dataclasses.dataclass
-class Counts:
-    """What went wrong: nothing, where all are 0. `reads` and `tried` say how much was."""
-
-    lost: int = 0
-    torn: int = 0
-    wrong: int = 0  # length, cursor or write count
-    hung: int = 0
-    failed: int = 0  # workers
-    reads: int = 0
-    tried: int = 0  # rows that were written, or workers that ended
-
-    def __add__(self, other: "Counts") -> "Counts":
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Counts(*(mine + its for mine, its in pairs))
-
-    @property
-    def bad(self) -> int:
-        return self.lost + self.torn + self.wrong + self.hung + self.failed
-
-
 def write(buffer: Any, first: int, batches: int, size: int, reads: bool = False) -> None:
     """What a worker does: its ids in order."""
     for batch in range(batches):
@@ -82,7 +58,7 @@ def made(kind: str, capacity: int, folder: str | None = None, **options: Any) ->
 def counters_wrong(buffer: Any, count: int | None = None) -> int:
     """Whether length, cursor and write count contradict each other, or what was written."""
     written, capacity = buffer.write_count, buffer.storage.max_size
-    good = len(buffer) == min(written, capacity) and buffer.writer._cursor == written % capacity
+    good = len(buffer) == min(written, capacity) and buffer.writer.cursor == written % capacity
     return int(not (good and count in (None, written)))
 
 
@@ -116,22 +92,22 @@ def race(
     ]
     for worker in workers:
         worker.start()
-    counts = Counts(tried=total)
+    counts = Counts(cases=total)
     deadline = time.monotonic() + SURE + total / 500
     while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
         if len(buffer):
-            counts.torn += torn(buffer.sample())
-            counts.torn += torn(buffer[-8:].clone()) if len(buffer) >= 8 and not full else 0
-            counts.reads += 1
+            counts.fail("torn rows were drawn", torn(buffer.sample()))
+            if len(buffer) >= 8 and not full:
+                counts.fail("torn rows were read", torn(buffer[-8:].clone()))
+            counts.outcomes["reads"] += 1
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
-        counts.hung += worker.is_alive()
-        counts.failed += worker.exitcode not in (0, None)
+        counts.fail(f"a worker ended with {worker.exitcode}", times=worker.exitcode != 0)
         worker.kill()
     held = buffer[:]
-    counts.torn += torn(held)
-    counts.wrong += counters_wrong(buffer, total)
-    counts.lost += lost(held["id"], first, each, total, capacity)
+    counts.fail("torn rows are stored", torn(held))
+    counts.fail("the counters are wrong", counters_wrong(buffer, total))
+    counts.fail("rows are lost", lost(held["id"], first, each, total, capacity))
     return counts
 
 
@@ -156,21 +132,20 @@ def _within(call: Any, seconds: float) -> bool:
 def _goes_on(buffer: Any, counts: Counts) -> bool:
     """Whether the buffer can be written to within a second; what is wrong with it then is counted."""
     if not _within(lambda: buffer.extend(rows(torch.arange(3))), 1.0):
-        counts.hung += 1
+        counts.fail("the others hang")
         return False
-    counts.tried += 1
-    counts.torn += torn(buffer[:])
-    counts.wrong += counters_wrong(buffer)
+    counts.cases += 1
+    counts.fail("torn rows are stored", torn(buffer[:]))
+    counts.fail("the counters are wrong", counters_wrong(buffer))
     return True
 
 
 def kills(kind: str, method: str, count: int, seed: int, *, holding: bool = False) -> Counts:
     """Workers that extend are killed at random times, or while they hold the lock: then others go on within a second."""
-    chance = random.Random(seed)
+    chance, counts = random.Random(seed), Counts()
     buffer = made(kind, 500)
     buffer.extend(rows(torch.arange(500)))
     context = multiprocessing.get_context(method)
-    counts = Counts()
     for _ in range(count):
         arguments = (buffer,) if holding else (buffer, 48)
         worker = context.Process(target=_die_in_turn if holding else _extend_for_ever, args=arguments, daemon=True)
@@ -183,7 +158,7 @@ def kills(kind: str, method: str, count: int, seed: int, *, holding: bool = Fals
             time.sleep(chance.random() * 3e-3)
             worker.kill()
         worker.join()
-        counts.failed += worker.exitcode != -signal.SIGKILL
+        counts.fail(f"a worker ended with {worker.exitcode}", times=worker.exitcode != -signal.SIGKILL)
         if not _goes_on(buffer, counts):
             return counts
     return counts
@@ -204,8 +179,7 @@ def _extend_and_end(buffer: Any, how: str, ready: Any) -> None:
 
 def endings(method: str, count: int, seed: int) -> Counts:
     """Workers end by SIGTERM, SIGINT or by themselves: the owner's files and the lock stay."""
-    chance = random.Random(seed)
-    counts = Counts()
+    chance, counts = random.Random(seed), Counts()
     with tempfile.TemporaryDirectory() as folder:
         buffer = made("memmap", 300, str(Path(folder) / "held"), auto_cleanup=True)
         buffer.extend(rows(torch.arange(300)))
@@ -215,7 +189,7 @@ def endings(method: str, count: int, seed: int) -> Counts:
             ready = context.Event()
             worker = context.Process(target=_extend_and_end, args=(buffer, how, ready), daemon=True)
             worker.start()
-            counts.hung += not ready.wait(SURE)
+            counts.fail("a worker hangs", times=not ready.wait(SURE))
             time.sleep(chance.random() * 3e-3)
             if how != "exit":
                 assert worker.pid is not None
@@ -225,50 +199,41 @@ def endings(method: str, count: int, seed: int) -> Counts:
                     os.kill(worker.pid, number)  # once more: Python drops an exception that falls into a finalizer
                     worker.join(1)
             worker.join(SURE)
-            counts.failed += worker.exitcode not in {"terminate": (-15,), "interrupt": (1, -2), "exit": (0,)}[how]
-            counts.lost += sum(not path.exists() for path in files)
+            right = {"terminate": (-15,), "interrupt": (1, -2), "exit": (0,)}[how]
+            counts.fail(f"after {how} a worker ended with {worker.exitcode}", times=worker.exitcode not in right)
+            counts.fail("files are gone", times=sum(not path.exists() for path in files))
             if not _goes_on(buffer, counts):
                 return counts
     return counts
 
 
-CELLS = ("race", "kills", "endings")
+# ------------------------------------------------------------------ at length
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", default="all", help=f"all, or some of {', '.join(CELLS)}, with commas")
-    parser.add_argument("--methods", default=",".join(METHODS), help="how processes start")
-    parser.add_argument("--processes", default="2,4,8", help="writers of a race")
-    parser.add_argument("--batches", type=int, default=10000, help="of each writer")
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    chosen = CELLS if options.cells == "all" else options.cells.split(",")
+def _merged(parts: Iterable[Counts]) -> Counts:
+    """The counts of all of them."""
     whole = Counts()
-
-    def told(name: str, counts: Counts) -> None:
-        nonlocal whole
-        whole += counts
-        print(f"{name:44s} {counts}", flush=True)
-
-    for method in options.methods.split(","):
-        if "race" in chosen:
-            for kind, processes, full, late in itertools.product(
-                STORAGES, map(int, options.processes.split(",")), (False, True), (False, True)
-            ):
-                name = f"race {kind} {method} x{processes}{' full' if full else ''}{' unwritten' if late else ''}"
-                told(name, race(kind, method, processes, options.batches, full=full, late=late))
-        if "kills" in chosen:
-            count = options.kills if method == "fork" else max(1, options.kills // 20)  # seconds to start one
-            for kind, holding in itertools.product(STORAGES, (False, True)):
-                name = f"kills {kind} {method}{' holding' if holding else ''}"
-                told(name, kills(kind, method, count, options.seed, holding=holding))
-        if "endings" in chosen:
-            told(f"endings {method}", endings(method, 48 if method == "fork" else 6, options.seed))
-    print("all", whole)
-    return int(whole.bad > 0)
+    for each in parts:
+        whole.cases += each.cases
+        whole.wrong += each.wrong
+        whole.errors += each.errors[: 5 - len(whole.errors)]
+        whole.outcomes += each.outcomes
+    return whole
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def races(size: int) -> Counts:
+    """Every race, with so many batches of each writer."""
+    cells = itertools.product(STORAGES, METHODS, (2, 4, 8), (False, True), (False, True))
+    return _merged(race(*cell, size, full=full, late=late) for *cell, full, late in cells)
+
+
+def all_kills(size: int) -> Counts:
+    """So many kills of forked workers of each kind, and a twentieth of them where a start takes seconds."""
+    cells = itertools.product(STORAGES, METHODS, (False, True))
+    counts = {"fork": size, "spawn": max(1, size // 20), "forkserver": max(1, size // 20)}
+    return _merged(kills(kind, method, counts[method], 0, holding=holding) for kind, method, holding in cells)
+
+
+def all_endings(size: int) -> Counts:
+    """So many ends of forked workers, and an eighth of them where a start takes seconds."""
+    return _merged(endings(method, size if method == "fork" else max(3, size // 8), 0) for method in METHODS)

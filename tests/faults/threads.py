@@ -2,15 +2,10 @@
 
 Each row tells in every leaf which one it is, and each write is of one whole block of rows, so that a checkpoint of two
 moments is seen: it would hold a part of a block, or a cursor that does not go with its rows.
-
-    python -m tests.faults.threads --seconds 60 --dumps 100 --prefetches 100
 """
 
-import argparse
 import faulthandler
-import json
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -31,7 +26,7 @@ from interop import (
     TensorDictReplayBuffer,
 )
 from tests.faults.children import scratch
-from tests.faults.killing import Counts
+from tests.faults.counts import Counts
 from tests.faults.signatures import signature
 
 CAPACITY, BLOCK, BATCH = 60, 4, 8
@@ -74,7 +69,7 @@ def buffer_of(mix: str, **options: Any) -> Any:
 
 def moment(buffer: Any) -> str:
     """What is wrong with what is stored, if it should be of one moment."""
-    length, count, cursor = len(buffer), buffer.write_count, buffer.writer._cursor
+    length, count, cursor = len(buffer), buffer.write_count, buffer.writer.cursor
     if not length:
         return "" if not cursor else f"empty, with the cursor at {cursor}"
     rows = buffer.storage[:] if not isinstance(buffer.storage, ListStorage) else torch.stack(list(buffer.storage))
@@ -125,7 +120,7 @@ class Crowd:
         return self.errors + [f"{name} hangs" for name in stuck]
 
 
-def crowd(buffer: Any, folder: Path, seed: int, empties: bool) -> tuple[Crowd, Callable[[], None]]:
+def crowd(buffer: Any, folder: Path, empties: bool) -> tuple[Crowd, Callable[[], None]]:
     """Threads that write, draw and set priorities; and what saves."""
     every, number = Crowd(), iter(range(1, 1_000_000_000))
     turn = threading.Lock()  # blocks are in the order of their numbers
@@ -169,37 +164,36 @@ def crowd(buffer: Any, folder: Path, seed: int, empties: bool) -> tuple[Crowd, C
     return every, save
 
 
-def run(seconds: float, seed: int = 0) -> dict[str, Any]:
+def everything(seconds: float) -> Counts:
     """Each mix for a part of the time, with a thread that empties and without."""
-    counts, begun = Counts(), time.monotonic()
+    counts = Counts()
     for mix in MIXES:
         for empties in (False, True):
             with scratch("threads") as folder:
-                buffer = buffer_of(mix)
+                buffer, other = buffer_of(mix), buffer_of(mix)
                 buffer.extend(block(0))
-                every, save = crowd(buffer, Path(folder), seed, empties)
+                every, save = crowd(buffer, Path(folder), empties)
                 every.start("dumps", save)
                 every.stop.wait(seconds / len(MIXES) / 2)
-                wrong = every.end()
+                wrong = "; ".join(every.end())
                 if not wrong:
-                    other = buffer_of(mix)
                     other.loads(Path(folder, "c"))
-                    wrong = [found] if (found := moment(other)) else []
-                counts.note("; ".join(wrong) or "well", ("well",), f"{mix}, {'with' if empties else 'without'} empty()")
+                    wrong = moment(other)
+                counts.note(wrong or "well", ("well",), f"{mix}, {'with' if empties else 'without'} empty()")
                 for name, count in every.done.items():
-                    counts[name.split()[0]] += count
-    return {"test": "threads", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
+                    counts.outcomes[name.split()[0]] += count
+    return counts
 
 
-def run_dumps(dumps: int, seed: int = 0, mixes: Iterable[str] = tuple(MIXES)) -> dict[str, Any]:
+def checkpoints(size: int, mixes: Iterable[str] = tuple(MIXES)) -> Counts:
     """So many checkpoints of each mix while others write, each of which must be of one moment."""
-    counts, begun = Counts(), time.monotonic()
+    counts = Counts()
     for mix in mixes:
         with scratch("threads") as folder:
             buffer, target = buffer_of(mix), buffer_of(mix)
             buffer.extend(block(0))
-            every, save = crowd(buffer, Path(folder), seed, empties=False)
-            for _ in range(dumps):
+            every, save = crowd(buffer, Path(folder), empties=False)
+            for _ in range(size):
                 if every.stop.is_set():
                     break
                 save()
@@ -210,8 +204,8 @@ def run_dumps(dumps: int, seed: int = 0, mixes: Iterable[str] = tuple(MIXES)) ->
                     found = f"{type(error).__name__}: {error}"
                 counts.note(found, ("of one moment",), mix)
             for each in every.end():
-                counts.note(each, (), mix)
-    return {"test": "dumps beside writers", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
+                counts.fail(f"{mix}: {each}")
+    return counts
 
 
 # ------------------------------------------------------------------ batches drawn ahead
@@ -282,43 +276,18 @@ def prefetching(seed: int, folder: Path) -> str:
     return "" if held[0] == held[1] else "something else was saved"
 
 
-def run_prefetch(runs: int, seed: int = 0) -> dict[str, Any]:
+def prefetches(size: int, seed: int = 0) -> Counts:
     """So many runs of `prefetching`."""
-    counts, begun = Counts(), time.monotonic()
-    for number in range(runs):
+    counts = Counts()
+    for number in range(seed, seed + size):
         with scratch("prefetch") as folder:
-            told: list[str] = []
-            thread = threading.Thread(
-                target=lambda told=told, number=number, folder=folder: told.append(_told(seed + number, Path(folder))),
-                daemon=True,
-            )
-            thread.start()
-            thread.join(SURE)
-            counts.note((told[0] or "well") if told else "hangs", ("well",), f"seed {seed + number}")
-    return {"test": "prefetch", **counts.result(), "seconds": round(time.monotonic() - begun, 1)}
+            every, told = Crowd(), list[str]()
 
+            def once(every: Crowd = every, told: list[str] = told, number: int = number, folder: str = folder) -> None:
+                told.append(prefetching(number, Path(folder)) or "well")
+                every.stop.set()
 
-def _told(seed: int, folder: Path) -> str:
-    try:
-        return prefetching(seed, folder)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--dumps", type=int, default=100, help="of each mix")
-    parser.add_argument("--prefetches", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    results = [run(options.seconds, options.seed)] if options.seconds else []
-    results += [run_dumps(options.dumps, options.seed)] if options.dumps else []
-    results += [run_prefetch(options.prefetches, options.seed)] if options.prefetches else []
-    for each in results:
-        print(json.dumps(each))
-    return any(each["wrong"] for each in results)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            every.start("prefetch", once)
+            every.stop.wait(SURE)
+            counts.note("; ".join([*every.end(), *told]), ("well",), f"seed {number}")
+    return counts

@@ -21,7 +21,7 @@ from interop import (
     StorageCheckpointerBase,
     TensorStorageCheckpointer,
 )
-from tests.faults.failing import _ted
+from tests.faults.failing import ted
 
 CHECKPOINTERS = [TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer]
 
@@ -44,13 +44,13 @@ def refused(save: Callable[[Path], None], path: Path) -> None:
 @pytest.mark.parametrize("kind", CHECKPOINTERS)
 def test_tensors(kind: type[StorageCheckpointerBase], tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(200), checkpointer=kind())
-    buffer.extend(_ted(200, 1))
+    buffer.extend(ted(200, 1))
     refused(buffer.dumps, tmp_path / "c")
 
 
 def test_an_h5_file_by_itself(tmp_path: Path) -> None:
     storage = LazyTensorStorage(200)
-    ReplayBuffer(storage=storage).extend(_ted(200, 1))
+    ReplayBuffer(storage=storage).extend(ted(200, 1))
     refused(lambda path: H5StorageCheckpointer().dumps(storage, path), tmp_path / "c.h5")
 
 
