@@ -27,9 +27,9 @@ class Editable(Joined):
         RuntimeError without data where that is needed to tell, and the errors of the write.
         """
         with turn(self):
-            return of_storages.plan(self._shares(data))
+            return of_storages.plan(self.memory_shares(data))
 
-    def _shares(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         return planning.shares(self, data)
 
     def read_all_in_order(self, end: int | None = None) -> Any:

@@ -149,7 +149,7 @@ class Joined(Saveable):
         storage.attach(self)
         self._hand_rng()
 
-    def _renew(self) -> None:  # in a forked child
+    def renew(self) -> None:  # in a forked child
         self._sampler, self._reads_slots = DrawnElsewhere(), False
 
     def __getattr__(self, name: str) -> Any:

@@ -18,7 +18,7 @@ def shares(buffer: Any, data: Any) -> list[Share]:
     if isinstance(data, TensorSpec):
         data = swapped(of_storages.row_of(data, storage.ndim), buffer.dim_extend)
     stored = None if data is None else _to_be_stored(buffer, data)
-    found = list(storage._shares(stored))
+    found = list(storage.memory_shares(stored))
     capacity = _capacity(storage, stored)
     found += buffer._sampler.memory_shares(storage, capacity)
     if writer.tracks_generations and storage.max_size < 2**31:
@@ -30,7 +30,7 @@ def _capacity(storage: Any, stored: Any) -> int:
     """Items, whole rows of them."""
     lanes = storage.max_size
     if stored is not None and storage.ndim > 1 and not getattr(storage, "initialized", True):
-        per_row = torch.Size(storage._lanes_of(stored, batch=True)).numel()
+        per_row = torch.Size(storage.lanes_of(stored, batch=True)).numel()
         lanes = storage.row_capacity(stored) * per_row
     return int(lanes)
 

@@ -20,10 +20,10 @@ class Prefetch:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._renew()
+        self.renew()
         renew_in_children(self)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         # Of the queue alone: no thread waits for a batch, or for a buffer, while it holds this.
         self._mutex = threading.RLock()
         self._queue: deque[PendingBatch] = deque()

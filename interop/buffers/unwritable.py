@@ -36,9 +36,9 @@ class Unwritable(ReplayBuffer):
     def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> NoReturn:
         _refuse_write("set_(key, value)")
 
-    def _shares(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         """Those of the members; data is for each of them, or a list or tuple of data for one each."""
-        return of_members([member._shares for member in self._members], data)
+        return of_members([member.memory_shares for member in self._members], data)
 
     def empty(self, empty_write_count: bool = True) -> NoReturn:
         """NotImplementedError: members are emptied."""

@@ -79,7 +79,7 @@ class _Restored:
         storage, ring = self._storage, self._ring
         storage._empty()
         if self._fresh:
-            storage._adopt(self._layout, self._rows)
+            storage.adopt(self._layout, self._rows)
         else:
             counts = [int(count) for count in self._rows._counts]
             held, found = _parts(storage.rows, counts), _parts(self._rows, counts)

@@ -21,7 +21,7 @@ def saved_ring(storage: Any) -> dict[str, Any]:
     """How far a storage is filled, and where its oldest row is."""
     return {
         "ndim": storage.ndim,
-        "lanes": list(storage._lanes),
+        "lanes": list(storage.lanes),
         "capacity": storage.row_count,
         "filled": storage.filled_rows,
         "written": storage.ring.written,
@@ -151,8 +151,8 @@ class Plan:
             )
         if self._fresh:
             return found
-        if storage._lanes != ring.lanes:
-            found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage._lanes)}")
+        if storage.lanes != ring.lanes:
+            found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage.lanes)}")
         ours, theirs = _by_path(self._layout), _by_path(self._saved)
         if rule.strict:
             found += [f"{spec.name} is only in the checkpoint" for path, spec in theirs.items() if path not in ours]
@@ -191,7 +191,7 @@ class Plan:
         except BaseException:
             storage.device = device
             if rows is not None:
-                storage._release()
+                storage.release_memory()
             raise
         return Restored(storage, self._layout, rows, held, ring)
 
@@ -249,7 +249,7 @@ class Restored:
         else:
             storage._empty()
         if self._rows is not None:
-            storage._adopt(self._layout, self._rows)
+            storage.adopt(self._layout, self._rows)
         if self._held and ring.filled:
             storage.own_rows().write_run(0, self._held)
         storage.ring.size = ring.filled
@@ -271,7 +271,7 @@ class Restored:
     def abandon(self) -> None:
         """Give back memory that was taken."""
         if self._rows is not None:
-            self._storage._release()
+            self._storage.release_memory()
 
 
 # ---------------------------------------------------------------------- state dicts

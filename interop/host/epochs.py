@@ -197,7 +197,7 @@ class Epoch:
                 self._reserved.remove(taken)
                 self._order, self._at = _undone(self._order, self._at, taken, self._length, self.shuffle)
 
-    def _renew(self) -> None:  # in a forked child
+    def renew(self) -> None:  # in a forked child
         for taken in self._reserved[::-1]:  # the parent commits them; no other thread is here, and the lock may be held
             self._order, self._at = _undone(self._order, self._at, taken, self._length, self.shuffle)
         self._reserved.clear()

@@ -19,15 +19,15 @@ class Files:
     def __init__(self, contents: Path | None = None) -> None:
         self._maker = os.getpid()
         self._beside: dict[Path, Path] = {}  # where a file is until it takes its place
-        self._made: dict[Path, tuple[int, int]] = {}  # device and inode: another may have taken the name since
-        self._folders: list[Path] = []
+        self.made: dict[Path, tuple[int, int]] = {}  # device and inode: another may have taken the name since
+        self.folders: list[Path] = []
         self.contents = contents  # a folder that goes with the files, whatever is in it
 
     def folder(self, path: Path) -> None:
         """Make a folder, where it is missing."""
         missing = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        self._folders.extend(reversed(missing))
+        self.folders.extend(reversed(missing))
 
     def claim(self, root: Path, name: str, existsok: bool, aside: bool = False) -> None:
         """Make the folder of a file below root. RuntimeError for one that is there, unless that is ok.
@@ -49,12 +49,12 @@ class Files:
         """Have files, those that are there, be some of those made here."""
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                self._made[path] = _identity(os.lstat(path))
+                self.made[path] = _identity(os.lstat(path))
 
     def include(self, others: "Files") -> None:
         """Have the files that others have made be some of those made here."""
-        self._made |= others._made
-        self._folders += others._folders
+        self.made |= others.made
+        self.folders += others.folders
 
     def reserve(self, path: Path, size: int) -> None:
         """Make a file of zeros. OSError where the disk has no room."""
@@ -79,14 +79,14 @@ class Files:
     def _open(self, path: Path) -> int:
         now = self._beside.get(path, path)
         handle = os.open(now, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        self._made[now] = _identity(os.fstat(handle))
+        self.made[now] = _identity(os.fstat(handle))
         return handle
 
     def put_in_place(self) -> None:
         """Have the files that were made beside others replace them, in order; who has those open keeps them."""
         for path, beside in list(self._beside.items()):
             os.replace(beside, path)
-            self._made[path] = self._made.pop(beside)
+            self.made[path] = self.made.pop(beside)
             del self._beside[path]
 
     def remove(self) -> bool:
@@ -101,7 +101,7 @@ class Files:
     def remove_for_maker(self) -> bool:
         """The same for files that another process has made for this one."""
         removed = False
-        for path, identity in reversed(self._made.items()):
+        for path, identity in reversed(self.made.items()):
             try:
                 if _identity(os.lstat(path)) == identity:
                     path.unlink()
@@ -110,12 +110,12 @@ class Files:
                 continue
         if removed and self.contents is not None and not self.contents.is_symlink():
             shutil.rmtree(self.contents, ignore_errors=True)
-        for folder in reversed(self._folders):
+        for folder in reversed(self.folders):
             try:
                 folder.rmdir()
             except OSError:  # not empty: others use it
                 continue
-        self._made, self._folders = {}, []
+        self.made, self.folders = {}, []
         return removed
 
 

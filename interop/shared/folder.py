@@ -6,6 +6,7 @@ creation has left, which the next one removes.
 """
 
 import contextlib
+import copyreg
 import errno
 import fcntl
 import gc
@@ -126,13 +127,11 @@ class Owner:
         )
 
     def __reduce__(self) -> Any:
-        return _received, (DupFd(self._handle), self.folder() / LOCK, self._pid)
+        return copyreg.__newobj__, (Owner,), (DupFd(self._handle), self.folder() / LOCK, self._pid)  # type: ignore[attr-defined]
 
-
-def _received(duplicate: Any, path: Path, pid: int) -> Owner:
-    owner = Owner.__new__(Owner)
-    owner._handle, owner.path, owner._pid, owner.is_new, owner.listed = duplicate.detach(), path, pid, False, []
-    return owner
+    def __setstate__(self, state: tuple[Any, Path, int]) -> None:
+        duplicate, self.path, self._pid = state
+        self._handle, self.is_new, self.listed = duplicate.detach(), False, []
 
 
 def _name_of(handle: int) -> Path | None:

@@ -24,12 +24,10 @@ class ProcessLock:
 
     __slots__ = ("__weakref__", "_descriptor")
 
-    def __init__(self) -> None:
-        self._hold(_unnamed_file())
-
-    def _hold(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor`: of the file, which belongs to the lock from now on."""
         # A process that closes any descriptor of the file loses its lock: there is one object, with one of them.
-        self._descriptor = descriptor
+        self._descriptor = descriptor = _unnamed_file() if descriptor is None else descriptor
         _here[_file_of(descriptor)] = self
         weakref.finalize(self, os.close, descriptor).atexit = False
 
@@ -57,11 +55,8 @@ class ProcessLock:
 
 def _received(duplicate: Any) -> ProcessLock:
     descriptor = duplicate.detach()
-    lock = _here.get(_file_of(descriptor))
-    if lock is None:
-        lock = ProcessLock.__new__(ProcessLock)
-        lock._hold(descriptor)
-    return lock  # where it was here before, its other descriptor stays open, for the lock's sake
+    # Where the lock was here before, the second descriptor stays open, for the lock's sake.
+    return _here.get(_file_of(descriptor)) or ProcessLock(descriptor)
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:

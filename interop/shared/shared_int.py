@@ -70,16 +70,4 @@ class SharedInt:
             self.value = state["value"]
 
 
-class LocalInt:
-    """The same for one process only."""
-
-    def __init__(self, value: int = 0) -> None:
-        self.value = value
-
-
-def counter(compilable: bool) -> SharedInt | LocalInt:
-    """A zero that workers share, or a plain one for `compilable` components."""
-    return LocalInt() if compilable else SharedInt()
-
-
 os.register_at_fork(after_in_child=_unused.clear)  # the parent goes on to give them out

@@ -3,19 +3,25 @@
 import _thread
 import os
 import weakref
-from typing import Any
-
-_renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+from typing import Any, Protocol
 
 
-def renew_in_children(each: Any) -> None:
-    """Have `each._renew()` called in every child that is forked while `each` lives."""
+class Renewed(Protocol):
+    def renew(self) -> None:
+        """Begin anew in a forked child."""
+
+
+_renewed: weakref.WeakSet[Renewed] = weakref.WeakSet()
+
+
+def renew_in_children(each: Renewed) -> None:
+    """Have `each.renew()` called in every child that is forked while `each` lives."""
     _renewed.add(each)
 
 
 def _in_child() -> None:
     for each in list(_renewed):
-        each._renew()
+        each.renew()
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -32,7 +38,7 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final in its stubs, not in C
     def __init__(self) -> None:
         renew_in_children(self)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         if self.acquire(blocking=False):  # free, or held by the thread that forked
             self.release()
         else:

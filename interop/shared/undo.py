@@ -62,7 +62,7 @@ class Undo:
         """Bytes of the memory that come before the log."""
         return 8 * (_HEAD + 2 * cells)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         self._inside = False
 
     def _damaged(self) -> CheckpointCorrupt:

@@ -47,7 +47,7 @@ class CompressedListStorage(ListStorage):
         compilable: accepted for compatibility; a list is never shared.
     """
 
-    _default_checkpointer = CompressedListStorageCheckpointer
+    default_checkpointer = CompressedListStorageCheckpointer
     _AROUND = 2
 
     def __init__(

@@ -22,8 +22,8 @@ class Copyable(Storage):
 
     rows: Rows | None
     layout: Layout | None
-    _lanes: tuple[int, ...]
-    _per_row: int
+    lanes: tuple[int, ...]
+    per_row: int
     _MAPPED = False  # whether rows are in files: tensordicts that are views of them come locked
 
     # ------------------------------------------------------------------ checkpoints
@@ -37,7 +37,7 @@ class Copyable(Storage):
     def guard(self) -> None:
         """Have the journal guard the rows."""
 
-    def _release(self) -> None:
+    def release_memory(self) -> None:
         """Give back what `_allocate` took, which was not used."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Copyable(Storage):
         self.rows = None
         if tensors is not None:
             in_jax = in_jax and rows_in_jax(tensors[0].device)
-            self.rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self._lanes)
+            self.rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self.lanes)
         if self.journal.memory is not None:
             self.journal.attach(self.ring)
             self.guard()

@@ -28,7 +28,7 @@ class StorageEnsemble(Storage):
         transforms: what the rows of each member go through, None for nothing; as many as storages.
     """
 
-    _default_checkpointer = StorageEnsembleCheckpointer
+    default_checkpointer = StorageEnsembleCheckpointer
 
     def __init__(self, *storages: Storage, transforms: Sequence[Any] | None = None) -> None:
         self._storages: tuple[Storage, ...] = of_kind("storage", storages, Storage, StorageEnsemble)
@@ -97,9 +97,9 @@ class StorageEnsemble(Storage):
         chain = self._transforms[place] if self._transforms is not None else None
         return data if chain is None or not len(chain) else chain(data)
 
-    def _shares(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         """Those of the members; data is for each of them, or a list or tuple of data for one each."""
-        return planning.of_members([storage._shares for storage in self._storages], data)
+        return planning.of_members([storage.memory_shares for storage in self._storages], data)
 
     def __len__(self) -> int:
         return len(self._storages)

@@ -109,7 +109,7 @@ class LazyTensorStorage(TensorStorage):
             self._epoch = self._first.epoch.value
         if self.rows is None and (found := self._first.found()) is not None:
             layout, lead, tensors = found
-            self._adopt(layout, TorchRows(tensors, lead[1:]))
+            self.adopt(layout, TorchRows(tensors, lead[1:]))
 
     def _values_folder(self) -> Path | None:
         return None if self._first is None else self._first.values

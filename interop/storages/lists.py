@@ -32,7 +32,7 @@ class ListStorage(Storage):
         device: where tensors, tensordicts and the leaves of other items are moved; None leaves them alone.
     """
 
-    _default_checkpointer = ListStorageCheckpointer
+    default_checkpointer = ListStorageCheckpointer
     _AROUND = 0  # containers around an item in what is saved
 
     def __init__(
@@ -68,7 +68,7 @@ class ListStorage(Storage):
         if set_cursor:
             self._last_cursor = cursor
 
-    def _shares(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         return [*self._tensors_of(planning.example(data, 1)), Share("items", "the objects of the list", "cpu", None)]
 
     def _tensors_of(self, data: Any) -> list[Share]:

@@ -89,14 +89,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         self.scratch_dir = None if scratch_dir is None else os.path.abspath(scratch_dir).rstrip("/") + "/"
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
-        self._files: Files | None = None
-        self._owner: Owner | None = None
+        self.files: Files | None = None
+        self.owner: Owner | None = None
         self._ending: Any = None
         if self.scratch_dir is not None:
             self.journal = self.new_journal()
             if shared_init:
                 self._own(Path(self.scratch_dir), _OF_NOTHING, (self._max_size, *[1] * (self.ndim - 1)), {}, {})
-                self._finish()
+                self.close_at_end()
                 self.journal.start(self.ring)
                 self.lock.hooked = True
 
@@ -159,24 +159,24 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self.scratch_dir is None:
             return self._fresh(layout.leaves, lead)
         root, (sizes, texts) = Path(self.scratch_dir), self._contents(layout, lead)
-        if self._owner is not None:
-            root = self._owner.folder()
+        if self.owner is not None:
+            root = self.owner.folder()
         self._own(root, layout, lead, sizes, texts)
         try:
             rows = self._fresh(layout.leaves, lead)
         except BaseException:
-            self._release()
+            self.release_memory()
             raise
-        if self._ending is None and self._owner is not None and self._owner.is_here:
-            self._finish()
+        if self._ending is None and self.owner is not None and self.owner.is_here:
+            self.close_at_end()
         return rows
 
     def _fresh(self, leaves: Sequence[LeafSpec], lead: tuple[int, ...]) -> Rows:
         shapes, dtypes = [(*lead, *spec.shape) for spec in leaves], [spec.dtype for spec in leaves]
-        if self._owner is None:
+        if self.owner is None:
             allocate = anonymous if self._first is None else self._first.allocate
             return TorchRows(allocate(shapes, dtypes), lead[1:])
-        paths = [self._owner.folder() / name for name in file_names(leaves)]
+        paths = [self.owner.folder() / name for name in file_names(leaves)]
         return TorchRows(list(map(from_file, paths, shapes, dtypes)), lead[1:])
 
     def _contents(self, layout: Layout, lead: tuple[int, ...]) -> tuple[dict[str, int], dict[str, str]]:
@@ -188,16 +188,16 @@ class LazyMemmapStorage(LazyTensorStorage):
         return dict(zip(names, sizes, strict=True)), self._descriptions(layout, lead) if layout.is_tensordict else {}
 
     def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
-        if self._owner is None or self._files is None:
+        if self.owner is None or self.files is None:
             return super()._columns(layout, new)
-        lead, rows = (self.row_count, *self._lanes), list[Rows]()
+        lead, rows = (self.row_count, *self.lanes), list[Rows]()
         sizes, texts = self._contents(layout, lead)
         assert self.journal.memory is not None
         described = {**self._described(layout, lead), "files": {**sizes, STATE: self.journal.memory.bytes.size}}
         sizes = {name: sizes[name] for name in file_names(tuple(new))}
-        root, write = self._owner.folder(), super()._columns
-        made = make(root, sizes, texts, described, False, self._owner, lambda: rows.append(write(layout, new)))[1]
-        self._files.include(made)
+        root, write = self.owner.folder(), super()._columns
+        made = make(root, sizes, texts, described, False, self.owner, lambda: rows.append(write(layout, new)))[1]
+        self.files.include(made)
         return rows[0]
 
     def _described(self, layout: Layout, lead: tuple[int, ...]) -> dict[str, Any]:
@@ -211,44 +211,44 @@ class LazyMemmapStorage(LazyTensorStorage):
     ) -> None:
         """Make the files, and be the one that writes to them; where it is, the state goes on."""
         sizes = {**sizes, **self._beside(sum(sizes.values()) // max(lead[0], 1), len(layout.leaves), lead)}
-        if self._owner is not None:
+        if self.owner is not None:
             reserve_again(root / STATE, sizes[STATE])
             sizes[STATE] = os.path.getsize(root / STATE)
-        is_new = self._owner is None
-        self._owner, made = make(root, sizes, texts, self._described(layout, lead), self.existsok, self._owner)
+        is_new = self.owner is None
+        self.owner, made = make(root, sizes, texts, self._described(layout, lead), self.existsok, self.owner)
         if is_new or not layout.leaves:
             shutil.rmtree(root / VALUES, ignore_errors=True)  # of the items that these replace
-        self._files = self._files or made
-        self._files.contents = root / VALUES
+        self.files = self.files or made
+        self.files.contents = root / VALUES
         if not self.journal.is_wanted:
             self.journal = self.new_journal()
         if PRIORITIES in sizes:
             memory = Memory(sizes[PRIORITIES], root / PRIORITIES)
-            self.priorities = KeptPriorities(memory, math.prod(lead[1:]), self.ring, self._owner)
+            self.priorities = KeptPriorities(memory, math.prod(lead[1:]), self.ring, self.owner)
 
     def _values_folder(self) -> Path | None:
-        if self._owner is not None and self._owner.is_open:
-            return self._owner.folder() / VALUES
+        if self.owner is not None and self.owner.is_open:
+            return self.owner.folder() / VALUES
         return super()._values_folder() if self.scratch_dir is None else Path(self.scratch_dir) / VALUES
 
     def _vacate(self) -> None:
         """Remove the files of the rows, of which none is stored: what is left is a storage of items without leaves."""
-        if self._owner is not None:
+        if self.owner is not None:
             self.journal.drop_priorities()
-            self._own(self._owner.folder(), _OF_NOTHING, (self.row_count, *self._lanes), {}, {})
+            self._own(self.owner.folder(), _OF_NOTHING, (self.row_count, *self.lanes), {}, {})
             self._know_files()
 
-    def _adopt(self, layout: Layout, rows: Rows) -> None:
-        super()._adopt(layout, rows)
+    def adopt(self, layout: Layout, rows: Rows) -> None:
+        super().adopt(layout, rows)
         self._know_files()
 
     def _know_files(self) -> None:
         """Have the files that were made, by a worker perhaps, be those of this storage, where it has the folder."""
-        if self._files is not None and self._owner is not None and self._owner.is_here:
-            self._files.adopt(files_below(self._owner.path.parent, self._owner.noted()))
+        if self.files is not None and self.owner is not None and self.owner.is_here:
+            self.files.adopt(files_below(self.owner.path.parent, self.owner.noted()))
 
     def is_shared(self) -> bool:
-        return super().is_shared() and (self.rows is not None or self.scratch_dir is None or self._owner is not None)
+        return super().is_shared() and (self.rows is not None or self.scratch_dir is None or self.owner is not None)
 
     def _beside(self, row: int, leaves: int, lead: tuple[int, ...]) -> dict[str, int]:
         """The bytes of the files beside those of the leaves, for rows of so many bytes."""
@@ -257,24 +257,24 @@ class LazyMemmapStorage(LazyTensorStorage):
             sizes[PRIORITIES] = KeptPriorities.size(math.prod(lead))
         return sizes
 
-    def _finish(self) -> None:
+    def close_at_end(self) -> None:
         """Give all up when the storage goes, or the interpreter ends."""
-        self._ending = weakref.finalize(self, _end, self._files, self._owner, self.auto_cleanup)
+        self._ending = weakref.finalize(self, _end, self.files, self.owner, self.auto_cleanup)
 
-    def _release(self) -> None:
-        if self._first is not None and self._owner is not None:  # the folder is still for whoever writes first
+    def release_memory(self) -> None:
+        if self._first is not None and self.owner is not None:  # the folder is still for whoever writes first
             self._first.withdraw()
-        if self._owner is not None and self.journal.memory is not None:
+        if self.owner is not None and self.journal.memory is not None:
             self._vacate()
         else:
-            if self._files is not None:
-                self._files.remove()
+            if self.files is not None:
+                self.files.remove()
             self._leave()
 
     def _leave(self) -> None:
         """Give up the folder, for another storage to have."""
-        _end(None, self._owner)
-        self._files = self._owner = self.priorities = self._ending = None
+        _end(None, self.owner)
+        self.files = self.owner = self.priorities = self._ending = None
         if self.scratch_dir is not None:
             self.journal = self.new_journal()
 
@@ -286,31 +286,31 @@ class LazyMemmapStorage(LazyTensorStorage):
         return journal
 
     def kept_priorities(self) -> Any:
-        if self._owner is None:
+        if self.owner is None:
             return self.priorities  # of a storage that is only read, if any
-        if not self._owner.is_here:
+        if not self.owner.is_here:
             return None  # they are those of a sampler of the owner
         if self.priorities is None and self.rows is not None:
-            self.priorities = self._with_priorities(self._owner)
+            self.priorities = self._with_priorities(self.owner)
         return self.priorities
 
     def find_priorities(self) -> None:
         """Have the priorities that the owner keeps by now, for what this worker writes over."""
-        if self.priorities is not None or self._owner is None or not self.journal.has_extras:
+        if self.priorities is not None or self.owner is None or not self.journal.has_extras:
             return
-        memory = Memory(KeptPriorities.size(self.max_size), self._owner.folder() / PRIORITIES)
-        self.priorities = KeptPriorities(memory, self._per_row, self.ring, self._owner)
-        self.journal.add(PRIORITIES_OF_ROWS, 8 * self._per_row, self.priorities.by_row)
+        memory = Memory(KeptPriorities.size(self.max_size), self.owner.folder() / PRIORITIES)
+        self.priorities = KeptPriorities(memory, self.per_row, self.ring, self.owner)
+        self.journal.add(PRIORITIES_OF_ROWS, 8 * self.per_row, self.priorities.by_row)
 
     def _with_priorities(self, owner: Owner) -> KeptPriorities:
-        assert self._files is not None
+        assert self.files is not None
         path, size = owner.folder() / PRIORITIES, KeptPriorities.size(self.max_size)
         owner.list(sorted({*owner.listed, PRIORITIES}))
-        self._files.claim(path.parent, PRIORITIES, existsok=True, aside=True)
-        self._files.reserve(path, size)
-        self._files.put_in_place()
-        kept = KeptPriorities(Memory(size, path), self._per_row, self.ring, owner)
-        self.journal.add(PRIORITIES_OF_ROWS, 8 * self._per_row, kept.by_row)
+        self.files.claim(path.parent, PRIORITIES, existsok=True, aside=True)
+        self.files.reserve(path, size)
+        self.files.put_in_place()
+        kept = KeptPriorities(Memory(size, path), self.per_row, self.ring, owner)
+        self.journal.add(PRIORITIES_OF_ROWS, 8 * self.per_row, kept.by_row)
         return kept
 
     def editable(self, given: Any) -> Any:
@@ -344,13 +344,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         return texts
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_files": None, "_ending": None}  # with who made them
+        state = {**super().__getstate__(), "files": None, "_ending": None}  # with who made them
         if not starting_a_worker():
-            return {**state, "scratch_dir": None, "_owner": None, "reopened": False}  # a copy has memory of its own
-        if self._owner is None:
+            return {**state, "scratch_dir": None, "owner": None, "reopened": False}  # a copy has memory of its own
+        if self.owner is None:
             return state
         state["priorities"] = None  # it finds them
-        return self._where_they_are(state, self._owner)
+        return self._where_they_are(state, self.owner)
 
     def _where_they_are(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
         """The state with files that a worker finds though their folder was renamed."""
@@ -367,7 +367,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         return {**state, "scratch_dir": f"{root}/"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        owner = state["_owner"]
+        owner = state["owner"]
         if owner is not None and owner.folder() != owner.path.parent:  # or what was opened is not what is locked
             raise RuntimeError(
                 f"{owner.path.parent} was renamed to {owner.folder()} while a worker started: start it again"
@@ -383,7 +383,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def cleanup(self) -> bool:
         """Remove the files; False where there are none to remove. Only the process that made them, or opened them, may."""
-        if self._files is None or not self._files.remove():
+        if self.files is None or not self.files.remove():
             return False
         self._leave()
         return True

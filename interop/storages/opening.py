@@ -89,8 +89,8 @@ def _opened(kind: type[Any], root: Path, owner: Owner | None) -> Any:
         if owner is not None:
             for name in (*names, STATE, *([PRIORITIES] if os.path.lexists(root / PRIORITIES) else [])):
                 reserve_again(root / name)
-            storage._files = Files(root / VALUES)
-            storage._files.adopt(files_below(root, {*owner.listed, LOCK}))
+            storage.files = Files(root / VALUES)
+            storage.files.adopt(files_below(root, {*owner.listed, LOCK}))
         tensors = [
             from_file(root / name, shape, spec.dtype, private=not writes)
             for name, shape, spec in zip(names, shapes, layout.leaves, strict=True)
@@ -116,12 +116,12 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows 
     """Put rows into a storage, with the counters and priorities that are in its folder."""
     storage.journal, storage.reopened = Journal(), True
     if rows is not None:
-        storage._adopt(layout, rows)
+        storage.adopt(layout, rows)
     size, found = KeptPriorities.size(storage.max_size), storage.new_journal()
     if os.path.lexists(root / PRIORITIES):
         check_size(root / PRIORITIES, size)
         memory = Memory(size, root / PRIORITIES, private=owner is None)
-        storage.priorities = KeptPriorities(memory, storage._per_row, storage.ring, owner, opened=True)
+        storage.priorities = KeptPriorities(memory, storage.per_row, storage.ring, owner, opened=True)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
     if owner is None:
         if storage.packs:
@@ -130,6 +130,6 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows 
         storage.journal = ReadOnly(str(root), found)
         return
     found.resume(storage.ring, state, storage.row_capacity(None), storage.guarded())
-    storage.journal, storage._owner = found, owner
+    storage.journal, storage.owner = found, owner
     storage.lock.hooked = True  # an unfinished write is rolled back first
-    storage._finish()
+    storage.close_at_end()

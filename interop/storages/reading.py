@@ -22,7 +22,7 @@ class Readable(Copyable):
 
         RuntimeError before the first write, IndexError out of range.
         """
-        rows, filled = self.own_rows(), (self.filled_rows, *self._lanes)
+        rows, filled = self.own_rows(), (self.filled_rows, *self.lanes)
         if isinstance(index, tuple):
             index = tuple(each if is_basic(each) else as_tensor(each) for each in spelled_out(index, self.ndim))
             if self.ndim > 1 and len(index) == self.ndim and all(map(_is_long, index)):

@@ -40,7 +40,7 @@ class Storage(Component, Seeded):
 
     ndim = 1
     _checkpointer: Any = None
-    _default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
+    default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
     _last_cursor: Any = None
     generations: Any = None  # of its rows, where a writer counts them
@@ -77,7 +77,7 @@ class Storage(Component, Seeded):
     def checkpointer(self) -> Any:
         """What saves and loads the content."""
         if self._checkpointer is None:
-            self._checkpointer = type(self)._default_checkpointer()
+            self._checkpointer = type(self).default_checkpointer()
         return self._checkpointer
 
     @checkpointer.setter
@@ -245,9 +245,9 @@ class Storage(Component, Seeded):
         data where that is needed to tell, and the errors of the write.
         """
         with self.lock.turn():
-            return planning.plan(self._shares(data))
+            return planning.plan(self.memory_shares(data))
 
-    def _shares(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         """The same as shares of a plan; here nothing is known."""
         return [Share("items", f"of a {type(self).__name__}", "cpu", None)]
 

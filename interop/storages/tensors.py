@@ -42,7 +42,7 @@ class TensorStorage(Readable):
     """
 
     AS_STORED: Collection[KeyPath] = ()  # entries that the `get` of a subclass gives as they are in the rows
-    _default_checkpointer = TensorStorageCheckpointer
+    default_checkpointer = TensorStorageCheckpointer
     _allocates = False  # whether it was given a tensordict without entries
     _last: Any = None
     _last_run: range | None = None
@@ -66,8 +66,8 @@ class TensorStorage(Readable):
         self.device: torch.device | str = device if device == "auto" else torch.device(device)
         self.layout: Layout | None = None
         self.rows: Rows | None = None
-        self._lanes: tuple[int, ...] = ()
-        self._per_row = 1  # items
+        self.lanes: tuple[int, ...] = ()
+        self.per_row = 1  # items
         if storage is None:
             super().__init__(max_size, compilable=compilable)  # type: ignore[arg-type]  # checked above
             return
@@ -84,13 +84,13 @@ class TensorStorage(Readable):
             raise ValueError("a tensor of the storage was expanded: its rows share memory. Pass storage.clone()")
         super().__init__(math.prod(shape), compilable=compilable)
         self.device = tensors[0].device if device == "auto" else torch.device(device)
-        self._adopt(layout, TorchRows([_given(tensor).to(self.device) for tensor in tensors], tuple(shape[1:])))
+        self.adopt(layout, TorchRows([_given(tensor).to(self.device) for tensor in tensors], tuple(shape[1:])))
         self.ring.size = tensors[0].shape[0]
 
-    def _adopt(self, layout: Layout, rows: Rows) -> None:
+    def adopt(self, layout: Layout, rows: Rows) -> None:
         if layout.varied:
             layout = layout.keeping(self.values_for(layout))
-        self.layout, self.rows, self._lanes, self._per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
+        self.layout, self.rows, self.lanes, self.per_row = layout, rows, rows.lanes, math.prod(rows.lanes)
         if self.journal.is_wanted:
             self.guard()
             self.lock.hooked = True  # an unfinished write is rolled back first
@@ -165,7 +165,7 @@ class TensorStorage(Readable):
 
     def _disown(self) -> None:
         """Give back the rows."""
-        self.layout, self.rows, self._lanes, self._per_row, self.priorities = None, None, (), 1, None
+        self.layout, self.rows, self.lanes, self.per_row, self.priorities = None, None, (), 1, None
 
     @property
     def initialized(self) -> bool:
@@ -174,11 +174,11 @@ class TensorStorage(Readable):
 
     @property
     def max_size(self) -> int:
-        return self.row_count * self._per_row  # the rows are whole
+        return self.row_count * self.per_row  # the rows are whole
 
     @property
     def row_count(self) -> int:
-        return -(-self._max_size // self._per_row)
+        return -(-self._max_size // self.per_row)
 
     @property
     def filled_rows(self) -> int:
@@ -187,7 +187,7 @@ class TensorStorage(Readable):
     @property
     def shape(self) -> torch.Size | None:
         """The filled part: [rows, *lanes]; None before the first write."""
-        return torch.Size([self.filled_rows, *self._lanes]) if self.rows is not None else None
+        return torch.Size([self.filled_rows, *self.lanes]) if self.rows is not None else None
 
     @property
     def item_layout(self) -> Layout | None:
@@ -206,20 +206,20 @@ class TensorStorage(Readable):
 
     def takes(self, layout: Layout, lanes: tuple[int, ...]) -> bool:
         """Whether items of this layout and these lanes go into the memory there is, where nothing is stored."""
-        return self.layout is not None and self._lanes == lanes and self.layout.alike(layout)
+        return self.layout is not None and self.lanes == lanes and self.layout.alike(layout)
 
     def _needs_memory(self, data: Any, dims: int) -> bool:
         """Whether memory is to be allocated for items like those of data, which has so many leading dims."""
         if self.fixed_layout is not None:
             return False
-        return not self.takes(self._layout_of(data, dims), self._lanes_of(data, dims == self.ndim))
+        return not self.takes(self._layout_of(data, dims), self.lanes_of(data, dims == self.ndim))
 
     def row_capacity(self, data: Any) -> int:
         if self.ndim == 1 or data is None or not self._needs_memory(data, self.ndim):
             return self.row_count
-        return _rows_for(self._max_size, math.prod(self._lanes_of(data, batch=True)))
+        return _rows_for(self._max_size, math.prod(self.lanes_of(data, batch=True)))
 
-    def _lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
+    def lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
         """The lanes that data written first has: a batch of rows, a list of them, or one row."""
         if isinstance(data, list) and data:
             data, batch = data[0], False
@@ -231,14 +231,14 @@ class TensorStorage(Readable):
         return tuple(shape[batch:][: self.ndim - 1])
 
     def __len__(self) -> int:
-        return self.ring.size * self._per_row
+        return self.ring.size * self.per_row
 
     @property
     def _storage(self) -> Any:
         """The whole memory as the user's type."""
         if self.rows is None or self.layout is None:
             return None
-        return self._build(self.rows.tensors, (self.row_count, *self._lanes))
+        return self._build(self.rows.tensors, (self.row_count, *self.lanes))
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
@@ -278,21 +278,21 @@ class TensorStorage(Readable):
                 )
             row = planning.row_of(spec, self.ndim)
             self.give_up_memory()
-            planning.plan(self._shares(row)).check()
+            planning.plan(self.memory_shares(row)).check()
             self.admit(row, self.ndim, True)
             self.own_rows().reserve(self.row_count)
             self._keeps_layout = True
 
-    def _shares(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         if self.rows is not None and self.layout is not None:
-            shares = self._planned(self.layout, (self.row_count, *self._lanes))
+            shares = self._planned(self.layout, (self.row_count, *self.lanes))
             values = self.layout.values
             return shares if values is None else [*shares, _share(values.folder, values.bytes)]
         if data is None:
             raise RuntimeError("nothing was written yet: give plan() the data that will be, as extend() takes it")
         data = self._stacked(data[:1]) if isinstance(data, list) else planning.example(data, self.ndim)
         layout = self._layout_of(data, self.ndim)
-        lanes = self._lanes_of(data, batch=True)
+        lanes = self.lanes_of(data, batch=True)
         device = _device_of(layout, _some(layout.flatten(data, self.ndim)))
         shares = self._planned(layout, (_rows_for(self._max_size, math.prod(lanes)), *lanes), device)
         return [*shares, _share(self._values_folder(), None)] if layout.varied else shares
@@ -350,12 +350,12 @@ class TensorStorage(Readable):
                     kept = layout.keeping(self.values_for(layout))
                     if kept is not layout:  # the folder of these exists by now
                         layout, leaves = kept, kept.flatten(data, dims)
-                    self._adopt(layout, memory)
+                    self.adopt(layout, memory)
             except Exception:
                 self.device = wanted  # the next data may be elsewhere, where there is room
                 raise
-        elif lead is None and lanes != self._lanes:
-            raise RuntimeError(f"items have the batch dims {self._lanes}, got {lanes}; nothing was written")
+        elif lead is None and lanes != self.lanes:
+            raise RuntimeError(f"items have the batch dims {self.lanes}, got {lanes}; nothing was written")
         if layout is not self.layout:
             self._widen(layout, leaves if whole else None)
         return leaves
@@ -387,7 +387,7 @@ class TensorStorage(Readable):
 
     def _filling(self, spec: LeafSpec) -> Tensor:
         """What stored rows get under a new key."""
-        value, lead = (self._fill or {})[spec.path], (self.filled_rows, *self._lanes)
+        value, lead = (self._fill or {})[spec.path], (self.filled_rows, *self.lanes)
         if not torch.can_cast(value.dtype, spec.dtype):
             raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")
         return value.to(spec.dtype).expand(spec.shape).expand(*lead, *spec.shape)
@@ -400,10 +400,9 @@ class TensorStorage(Readable):
         held, rows, guard = self.layout, self.own_rows(), self.journal
         assert held is not None
         self.refuse_edit(())
-        size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self._per_row,), ""))
+        size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self.per_row,), ""))
         small = (
-            guard.memory is not None
-            and guard.size(size, len(layout.leaves), self._per_row, 1) > guard.memory.bytes.size
+            guard.memory is not None and guard.size(size, len(layout.leaves), self.per_row, 1) > guard.memory.bytes.size
         )
         others = self.lock.given or getattr(self, "_first", None) is not None
         if self._OF_FRAMES or small or (others and rows.shared) or self.lock.forked:
@@ -425,7 +424,7 @@ class TensorStorage(Readable):
 
     def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
         """Rows of new leaves with these values; `layout` is that of all."""
-        lead = self.row_count, *self._lanes
+        lead = self.row_count, *self.lanes
         planning.refuse(self._planned(Layout(layout.root, tuple(new)), lead))
         rows = self._fresh(tuple(new), lead)
         rows.reserve(self.filled_rows)
@@ -456,7 +455,7 @@ class TensorStorage(Readable):
         """
         data, dims = self._stacked(data), self.ndim - (as_int(cursor) is not None)
         new = self.rows is None if type(cursor) is tuple else self._needs_memory(data, dims)
-        lanes = self._lanes_of(data, batch=as_int(cursor) is None) if new else self._lanes
+        lanes = self.lanes_of(data, batch=as_int(cursor) is None) if new else self.lanes
         rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self.filled_rows
         if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
             self._write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
@@ -537,7 +536,7 @@ class TensorStorage(Readable):
             return Journal.size_unknown()
         leaves = self.rows.tensors
         row = max(sum(leaf[:1].nbytes for leaf in leaves), LARGEST if self.may_renew() else 0)
-        return Journal.size(row, len(leaves), self._per_row, self.row_count)
+        return Journal.size(row, len(leaves), self.per_row, self.row_count)
 
     def guard(self) -> None:
         """Have the journal guard the rows."""
@@ -545,7 +544,7 @@ class TensorStorage(Readable):
 
     def guarded(self) -> Guarded:
         """What the journal guards."""
-        return Guarded(self.rows, self._per_row, None if self.priorities is None else self.priorities.by_row)
+        return Guarded(self.rows, self.per_row, None if self.priorities is None else self.priorities.by_row)
 
     def __repr__(self) -> str:
         data = "<empty>" if self.rows is None else self[:]

@@ -48,7 +48,7 @@ def test_a_storage_that_cleaned_up_leaves_the_files_of_the_next(tmp_path):
 
 def test_files_that_were_replaced_are_those_of_who_replaced_them(tmp_path):
     first = stored(nested_td, tmp_path / "data", auto_cleanup=True)
-    made = first._files
+    made = first.files
     first.close()
     kept = stored(nested_td, tmp_path / "data", existsok=True)
     before = there(tmp_path)

@@ -80,7 +80,7 @@ def test_another_process_is_refused_until_the_owner_is_killed(in_a_fork, tmp_pat
 
 def _wait(buffer, pipe):
     buffer.extend(flat_td([5]))
-    pipe.send(buffer.storage._owner.is_here)
+    pipe.send(buffer.storage.owner.is_here)
     pipe.recv()
 
 

@@ -88,9 +88,9 @@ def test_a_worker_is_not_given_another_storage_to_read(tmp_path, monkeypatch):
 
 def test_a_worker_does_not_take_up_a_folder_that_was_renamed_while_it_started(tmp_path):
     buffer = made(tmp_path / "a", torch.arange(4))
-    owner = buffer.storage._owner
+    owner = buffer.storage.owner
     (tmp_path / "a").rename(tmp_path / "b")
     made(tmp_path / "a", torch.arange(50, 54))
     late = LazyMemmapStorage.__new__(LazyMemmapStorage)
     with pytest.raises(RuntimeError, match=r"was renamed to .*b while a worker started"):
-        late.__setstate__({"_owner": owner})
+        late.__setstate__({"owner": owner})
