@@ -133,7 +133,7 @@ class Joined(Saveable):
         held = self.__dict__
         if held.get("_storage") is not storage or held.get("_sampler") is not sampler:
             if "_storage" in held:
-                sampler._empty()  # it may have served another storage, or this one some time ago
+                sampler.clear()  # it may have served another storage, or this one some time ago
             sampler.take_over(storage)
         writer.register_storage(storage)
         for each, vacant in ((held.get("_writer"), None), (writer, None if consumed is None else consumed.vacant)):
@@ -320,7 +320,7 @@ class Joined(Saveable):
             self._sampler._keep(self._storage)
         for buffer in self._storage.attached():
             if isinstance(buffer, Joined) and all(buffer is not each for each in (self, *beside)):
-                buffer._sampler._empty()
+                buffer._sampler.clear()
                 buffer._sampler.take_over(self._storage)
                 buffer._drop_ahead()
 

@@ -157,7 +157,7 @@ class Writable(Editable):
                 if writer is not None:
                     writer.refuse("empty")
             with self._storage.transaction():
-                self._storage._empty()
+                self._storage.clear()
                 for buffer in self._storage.attached():
                     forget = getattr(buffer, "_forget", None)
                     if forget is not None:
@@ -165,8 +165,8 @@ class Writable(Editable):
 
     def _forget(self, empty_write_count: bool) -> None:
         """The storage was emptied."""
-        self._writer._empty(empty_write_count)
-        self._sampler._empty()
+        self._writer.clear(empty_write_count)
+        self._sampler.clear()
         self._transform.forget()
         self._drop_ahead()
 

@@ -36,7 +36,7 @@ def restoring_frames(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]
     where = f"the checkpoint of a {type(storage).__name__}"
     fields = Fields(saved, where)
     if fields.any("layout") is None:
-        empty: Callable[[], None] = storage._empty
+        empty: Callable[[], None] = storage.clear
         return empty
     layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
     fixed = storage.fixed_layout
@@ -77,7 +77,7 @@ class _Restored:
 
     def __call__(self) -> None:
         storage, ring = self._storage, self._ring
-        storage._empty()
+        storage.clear()
         if self._fresh:
             storage.adopt(self._layout, self._rows)
         else:
@@ -146,7 +146,7 @@ def restoring_frames_of(storage: Any, state: Any) -> Callable[[], None]:
     """Check a `state_dict`; what is returned puts a copy of it in."""
     fields = Fields(state, f"the state_dict of a {type(storage).__name__}")
     if not fields.flag("initialized"):
-        empty: Callable[[], None] = storage._empty
+        empty: Callable[[], None] = storage.clear
         return empty
     content, described = fields.fields("_storage"), fields.fields("_described")
     saved: dict[str, Any] = {name: described.any(name) for name in ("layout", "ring", "scheme")}

@@ -59,7 +59,7 @@ def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
     where = f"the checkpoint of a {type(storage).__name__}"
     fields = Fields(saved, where)
     if fields.any("layout") is None:
-        empty: Callable[[], None] = storage._empty
+        empty: Callable[[], None] = storage.clear
         return empty
     layout = layout_of(fields.any("layout"), where)
     ring = Ring(fields.fields("ring"))
@@ -247,7 +247,7 @@ class Restored:
         if storage.journal.active:
             self._keep(storage.journal)
         else:
-            storage._empty()
+            storage.clear()
         if self._rows is not None:
             storage.adopt(self._layout, self._rows)
         if self._held and ring.filled:
@@ -262,9 +262,9 @@ class Restored:
         if journal.fits(stored):
             journal.reserve(stored)
             journal.save(range(stored))
-            storage._empty()
+            storage.clear()
         else:
-            storage._empty()
+            storage.clear()
             storage.ring.cursor = storage.ring.count = 0
             journal.cut()
 
@@ -313,7 +313,7 @@ def restoring_state(storage: Any, state: Any) -> Callable[[], None]:
     where = f"the state_dict of a {type(storage).__name__}"
     fields = Fields(state, where)
     if not fields.flag("initialized"):
-        empty: Callable[[], None] = storage._empty
+        empty: Callable[[], None] = storage.clear
         return empty
     content = fields.any("_storage")
     if "_layout" in state:

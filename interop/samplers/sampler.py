@@ -167,6 +167,10 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def ran_out(self, value: bool) -> None:
         pass
 
+    def clear(self) -> None:
+        """Call `_empty`, by which samplers forget all items."""
+        self._empty()
+
     def _empty(self) -> None:
         """Start over, the buffer was emptied."""
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def followers(storage: Any) -> list[Any]:
     """The buffers on the storage whose samplers must be told of writes, which another process cannot do."""
-    return [each for each in storage.attached() if getattr(getattr(each, "_sampler", None), "follows_writes", False)]
+    return [each for each in storage.attached() if getattr(getattr(each, "sampler", None), "follows_writes", False)]
 
 
 def standing(storage: Any) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ def follow(storage: Any, before: tuple[int, ...]) -> None:
     new = new[new < storage.filled_rows]
     for buffer in followers(storage):
         if len(storage) < length:
-            buffer._sampler._empty()
+            buffer.sampler.clear()
             new = torch.arange(storage.filled_rows, device="cpu")
         if len(new):
             buffer.mark_update(storage.coordinates(new))

@@ -317,6 +317,10 @@ class Storage(Component, Seeded):
         """The same content with one dim of items."""
         return self
 
+    def clear(self) -> None:
+        """Call `_empty`, by which storages forget all items. The lock is held."""
+        self._empty()
+
     def _empty(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _empty()")
 

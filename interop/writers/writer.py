@@ -48,6 +48,10 @@ class Writer(Stateful, Seeded, ABC):
     def refuse(self, call: str) -> None:
         """RuntimeError where the buffer must not "add", "extend" or "empty"; nothing has changed yet."""
 
+    def clear(self, empty_write_count: bool = True) -> None:
+        """Call `_empty`, by which writers start over."""
+        self._empty(empty_write_count)
+
     @abstractmethod
     def _empty(self, empty_write_count: bool = True) -> None:
         """Start over, the buffer was emptied."""
