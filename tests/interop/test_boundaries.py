@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import multiprocessing
 
 from interop import (
     LazyMemmapStorage,
@@ -20,7 +19,6 @@ from interop import (
     SliceSamplerWithoutReplacement,
     Storage,
     TensorDictReplayBuffer,
-    TensorStorage,
 )
 from interop.samplers.boundary_keys import BoundaryKeys
 from tests.interop.slice_model import SliceModel, cut, drawn, shares, starts
@@ -70,7 +68,6 @@ KINDS = {
     "get replaced": Reading,
     "another": Plain,
 }
-in_each_storage = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
 def reader(storage, **keys):
@@ -168,44 +165,7 @@ def test_starts_that_may_be_drawn_by_priority(seed):
         assert sorted(numbers[allowed].tolist()) == sorted(legal)
 
 
-ENDS = torch.tensor([0, 0, 1, 0, 1, 0, 1, 0], dtype=torch.bool)
-
-
-def ended(ends):
-    data = TensorDict({"x": torch.arange(len(ends))}, [len(ends)])
-    data["next", "done"] = ends
-    return data
-
-
 # ------------------------------------------------------------------ who writes
-
-
-def test_memory_that_was_filled_before_is_full_and_ends_with_its_last_row():
-    storage = TensorStorage(ended(ENDS))
-    buffer = reader(storage)
-    assert whole(buffer) == [(0, 1, 2), (3, 4), (5, 6), (7,)]
-    buffer.extend(ended(ENDS[:3]))  # rows 0 to 2 are the newest now; their items have the numbers 0 to 2
-    assert whole(buffer) == [(3, 4), (5, 6), (7, 0, 1, 2)]
-    buffer.extend(ended(ENDS[:1]))  # row 3 is
-    assert whole(buffer) == [(0,), (4,), (5, 6), (7, 0, 1, 2)]
-
-
-def test_a_trajectory_goes_on_from_the_last_row_to_the_first():
-    buffer = reader(LazyTensorStorage(10))
-    model = SliceModel(10)
-    buffer.extend(model.write(np.zeros((14, 1), bool), np.zeros((14, 1), int)))
-    assert whole(buffer) == [tuple(range(4, 14))]
-
-
-@in_each_storage
-def test_two_buffers_on_one_storage(make):
-    model = SliceModel(10)
-    storage = make(10)
-    one, other = reader(storage, traj_key="id"), reader(storage, end_key=("next", "done"))
-    for step in range(12):
-        (one, other)[step % 2].extend(model.write_some(3, 0.3))
-        one.writer._cursor = other.writer._cursor = len(model.ends) % 10
-        assert whole(one) == whole(other) == model.trajectories()
 
 
 @pytest.mark.parametrize("keys", [{"traj_key": "id"}, {}])
@@ -222,27 +182,6 @@ def test_a_writer_that_begins_anew_before_the_storage_is_full(keys):
         other.extend(data[:stop] if stop == 3 else data[3:5])
         for buffer in (one, other):
             assert whole(buffer) == [tuple(range(stop)), tuple(range(stop, 8))]
-
-
-def extend_rows(buffer, rows):
-    buffer.extend(rows)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.slow
-def test_another_process_writes(method):
-    model = SliceModel(10)
-    buffer = reader(LazyMemmapStorage(10), end_key=("next", "done"))
-    buffer.extend(model.write_some(7, 0.4))
-    assert whole(buffer) == model.trajectories()
-    for _ in range(2 if method == "fork" else 1):
-        rows = model.write_some(5, 0.4)
-        worker = multiprocessing.get_context(method).Process(target=extend_rows, args=(buffer, rows))
-        worker.start()
-        worker.join()
-        assert worker.exitcode == 0
-        assert whole(buffer) == model.trajectories()
 
 
 def test_what_is_new_is_read_and_nothing_else(monkeypatch):
@@ -321,27 +260,6 @@ def test_edits_in_place(make, edit, rows):
     assert len(drawn(buffer, 20)) == len(after)
 
 
-def test_an_edit_of_an_item_in_a_list_that_is_named_from_the_end():
-    buffer = reader(LazyStackStorage(20), traj_key="id")
-    for rows in ([0, 1, 2, 3, 4], [5, 6, 7]):
-        buffer.extend(TensorDict({"x": torch.tensor(rows), "id": torch.full((len(rows),), 5)}, [len(rows)]))
-        assert len(whole(buffer)) == 1
-    buffer[-1] = TensorDict({"x": torch.tensor(7), "id": torch.tensor(0)})
-    assert whole(buffer) == [(0, 1, 2, 3, 4, 5, 6), (7,)]
-
-
-@in_each_storage
-def test_a_storage_that_was_emptied(make):
-    buffer, model = reader(make(10)), SliceModel(10)
-    for count in (4, 25, 3):
-        buffer.extend(model.write_some(count, 0.3))
-        assert whole(buffer) == model.trajectories()
-        buffer.empty()
-        model.clear()
-        with pytest.raises(RuntimeError, match="empty storage"):
-            buffer.sample(64)
-
-
 @pytest.mark.parametrize("count", [6, 27])
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_sampler_that_is_set_on_a_filled_buffer(count, prioritized):
@@ -352,14 +270,3 @@ def test_a_sampler_that_is_set_on_a_filled_buffer(count, prioritized):
     buffer.set_sampler(PrioritizedSliceSampler(10, 1, 1, **choices) if prioritized else SliceSampler(**choices))
     found = {each for _ in range(20) for each in drawn(buffer)}
     assert found == set(shares(model.trajectories(), 2, strict=False))
-
-
-def test_a_storage_that_is_set_on_a_buffer():
-    model, other = SliceModel(10), SliceModel(6)
-    buffer = reader(LazyTensorStorage(10))
-    buffer.extend(model.write_some(14, 0.3))
-    assert whole(buffer) == model.trajectories()
-    second = ReplayBuffer(storage=LazyTensorStorage(6))
-    second.extend(other.write_some(8, 0.3))
-    buffer.set_storage(second.storage)
-    assert whole(buffer) == other.trajectories()

@@ -1,6 +1,5 @@
 """ConsumingSampler, and buffers that consume their items."""
 
-import copy
 import multiprocessing
 import os
 import pickle
@@ -11,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tensordict import TensorDict
 
 from interop import (
     ConsumingSampler,
@@ -22,11 +20,8 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     Sequence,
-    TensorDictReplayBuffer,
-    TensorStorage,
-    Transition,
 )
-from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, plain_tensor, refused
+from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor, refused
 
 
 def drawn(buffer, count):
@@ -49,12 +44,6 @@ def test_items_leave_once_they_were_drawn_often_enough(storage):
     assert len(buffer) == 0 and len(buffer.storage) == 4
     with refused(buffer, RuntimeError, "empty storage"):
         buffer.sample(3)
-
-
-def test_a_batch_is_shorter_where_less_is_left():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=ConsumingSampler(), batch_size=3)
-    buffer.extend(plain_tensor(range(7)))
-    assert [len(buffer.sample()) for _ in range(3)] == [3, 3, 1]
 
 
 def test_iterating_takes_all_that_is_left():
@@ -82,29 +71,6 @@ def test_new_items_take_the_slots_of_consumed_ones_first():
     assert buffer.write_count == 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("storage", ["memory", "memmap"])
-def test_rows_of_any_kind_are_put_into_vacant_slots(kind, storage):
-    rows = KINDS[kind]
-    buffer = ReplayBuffer(storage=ALL_STORAGES[storage](5), sampler=ConsumingSampler())
-    buffer.extend(rows(range(5)))
-    drawn(buffer, 3)
-    index = buffer.extend(rows([10, 11, 12, 13]))
-    check_same(buffer.storage[index], rows([10, 11, 12, 13]))
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_tensordicts_carry_the_slots_that_they_have(storage):
-    buffer = TensorDictReplayBuffer(storage=storage(4), consume_after_n_samples=1)
-    assert type(buffer.sampler) is ConsumingSampler
-    buffer.extend(flat_td(range(4)))
-    drawn(buffer, 2)
-    buffer.extend(flat_td(range(10, 13)))
-    batch = buffer.sample(4)
-    check_same(batch["obs"], buffer[:]["obs"][batch["index"]])
-    assert sorted(batch["index"].tolist()) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_a_batch_longer_than_the_capacity_leaves_its_last_rows(storage):
     buffer = ReplayBuffer(storage=storage(4), sampler=ConsumingSampler())
@@ -124,19 +90,6 @@ def test_draws_are_uniform_over_what_is_left():
         pairs[first, second] += 1
     assert not pairs.diagonal().any()
     assert stats.chisquare(pairs[~np.eye(5, dtype=bool)]).pvalue > 1e-4
-
-
-def test_equal_generators_give_equal_batches():
-    buffers = [
-        ReplayBuffer(
-            storage=LazyTensorStorage(64), sampler=ConsumingSampler(), generator=torch.Generator().manual_seed(5)
-        )
-        for _ in range(2)
-    ]
-    for buffer in buffers:
-        buffer.extend(plain_tensor(range(64)))
-    for _ in range(5):
-        check_same(*(buffer.sample(7) for buffer in buffers))
 
 
 class Model:
@@ -219,17 +172,6 @@ def test_a_write_through_another_buffer_brings_items_back():
     assert sorted(drawn(buffer, 4)) == [0, 1]
 
 
-def test_rows_that_were_there_before_can_be_drawn():
-    buffer = ReplayBuffer(storage=TensorStorage(plain_tensor(range(3))), sampler=ConsumingSampler())
-    assert len(buffer) == 3 and sorted(drawn(buffer, 9)) == [0, 1, 2]
-    plain = ReplayBuffer(storage=LazyTensorStorage(3))
-    plain.extend(plain_tensor(range(3)))
-    plain.set_sampler(ConsumingSampler())
-    assert len(plain.sample(2)) == 2 and len(plain) == 1
-    plain.set_sampler(RandomSampler())
-    assert len(plain) == 3 and plain.extend(plain_tensor([7])).tolist() == [0]
-
-
 def test_a_list_that_was_made_shorter_is_followed():
     buffer = ReplayBuffer(storage=ListStorage(9), sampler=ConsumingSampler())
     buffer.extend(list(range(6)))
@@ -237,36 +179,6 @@ def test_a_list_that_was_made_shorter_is_followed():
     assert len(buffer) == 4
     buffer._collate_fn = list
     assert sorted(buffer.sample(9)) == [0, 1, 5, 7]
-
-
-def test_a_write_that_is_refused_leaves_the_slots_vacant():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
-    buffer.extend(plain_tensor(range(4)))
-    drawn(buffer, 2)
-    with refused(buffer, RuntimeError):
-        buffer.extend(torch.zeros(3, 7))
-    with refused(buffer, RuntimeError):
-        buffer.add(torch.zeros(7))
-    assert len(buffer) == 2 and len(set(buffer.extend(plain_tensor([1, 2])).tolist())) == 2 and len(buffer) == 4
-
-
-def test_copies_are_their_own():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
-    buffer.extend(plain_tensor(range(4)))
-    gone = drawn(buffer, 3)
-    twin = copy.deepcopy(buffer)
-    assert twin.extend(plain_tensor([5, 6])).tolist() == gone[:2]
-    assert (len(buffer), len(twin)) == (1, 3)
-    assert buffer.extend(plain_tensor([7])).tolist() == gone[:1]
-
-
-def test_stamps_and_slots_of_an_exchanged_writer():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
-    buffer.extend(flat_td(range(4)))
-    gone = drawn(buffer, 2)
-    before = buffer.set_writer(type(buffer.writer)())
-    assert before.vacant is None
-    assert buffer.extend(flat_td([5, 6])).tolist() == gone
 
 
 @pytest.mark.parametrize(
@@ -287,10 +199,6 @@ def test_what_cannot_be_joined_with_consuming_is_refused_at_once(choices, error)
     with pytest.raises(error):
         buffer.set_sampler(ConsumingSampler())
     assert buffer.sampler is before
-
-
-def test_the_identity_unit_can_be_joined():
-    ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=2, sample_unit=Transition())
 
 
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError)])
@@ -316,13 +224,6 @@ def test_other_samplers_are_refused():
     assert "max_sample_count=2" in repr(mine)
 
 
-def test_priorities_have_no_effect():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=1)
-    with pytest.warns(UserWarning, match="not a prioritized"):
-        buffer.extend(flat_td([0]).set("td_error", torch.ones(1)))
-    assert len(buffer) == 1
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_other_processes_are_refused():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=ConsumingSampler())
@@ -345,26 +246,3 @@ def test_other_processes_are_refused():
     os.close(writer)
     assert os.read(reader, 100) == b"refused refused "
     os.close(reader)
-
-
-def test_data_without_a_place_is_no_concern_of_the_cursor():
-    """A cursor that goes on only when nothing is vacant leaves no gap in a storage that is not full."""
-    buffer = ReplayBuffer(storage=ListStorage(100), sampler=ConsumingSampler())
-    for each in range(20):
-        buffer.extend([TensorDict({"a": torch.tensor(each)}), TensorDict({"a": torch.tensor(-each)})])
-        buffer.sample(1)
-    assert len(buffer) == 20 and len(buffer.storage) == 21
-
-
-def test_another_default_device_makes_no_difference():
-    data = plain_tensor(range(4))
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=1)
-    torch.set_default_device("meta")
-    try:
-        buffer.extend(data)
-        batch, info = buffer.sample(2, return_info=True)
-        again = buffer.extend(data[:2])
-    finally:
-        torch.set_default_device(None)
-    check_same(batch, data[info["index"]])
-    check_same(again, info["index"])

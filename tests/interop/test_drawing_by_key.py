@@ -121,9 +121,13 @@ def steps():
     return TensorDict({"x": step, "episode": step // 6, "desired_goal": torch.zeros(SIZE, 1), "next": goals}, [SIZE])
 
 
+def reward_of(rows):
+    return rows["x"].float()
+
+
 def hindsight(generator, prefetch):
     chosen = {"sampler": SamplerWithoutReplacement(), "generator": generator, "prefetch": prefetch}
-    return HERReplayBuffer(lambda rows: rows["x"].float(), storage=LazyTensorStorage(SIZE), batch_size=8, **chosen)
+    return HERReplayBuffer(reward_of, storage=LazyTensorStorage(SIZE), batch_size=8, **chosen)
 
 
 def flat(make):
@@ -141,16 +145,42 @@ BUFFERS = {name: flat(make) for name, make in SAMPLERS.items()} | {
 }
 
 
+def filled(name, prefetch=None):
+    buffer = BUFFERS[name](torch.Generator().manual_seed(3), prefetch)
+    if "ensemble" not in name:
+        buffer.extend(steps())
+    return buffer
+
+
 @pytest.mark.parametrize("name", BUFFERS)
 def test_batches_are_the_same_with_prefetch_and_without(name):
-    runs = []
-    for prefetch in (None, 3):
-        buffer = BUFFERS[name](torch.Generator().manual_seed(3), prefetch)
-        if "ensemble" not in name:
-            buffer.extend(steps())
-        runs.append([buffer.sample().clone() for _ in range(7)])
+    runs = [[buffer.sample().clone() for _ in range(7)] for buffer in (filled(name), filled(name, 3))]
     assert all((one == other).all() for one, other in zip(*runs, strict=True))
     assert not (runs[0][0]["x"] == runs[0][1]["x"]).all()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_copy_draws_what_its_buffer_draws(name, copied):
+    buffer = filled(name, 2)
+    buffer.sample()
+    twin = copied(buffer)
+    for _ in range(8):
+        assert (buffer.sample() == twin.sample()).all()
+
+
+@pytest.mark.parametrize("name", [name for name in BUFFERS if "own" not in name and name != "ensemble"])
+def test_another_default_device_makes_no_difference(name):
+    wanted = filled(name).sample()
+    rows = steps()
+    torch.set_default_device("meta")
+    try:
+        buffer = BUFFERS[name](torch.Generator("cpu").manual_seed(3), None)
+        buffer.extend(rows)
+        found = buffer.sample()
+    finally:
+        torch.set_default_device(None)
+    assert all(leaf.device.type == "cpu" for leaf in found.values(True, True)) and (found == wanted).all()
 
 
 @pytest.mark.parametrize("name", ["own in place", "own by sample"])
@@ -183,39 +213,3 @@ def test_a_sampler_that_draws_nothing_is_refused_when_it_is_made():
 
     with pytest.raises(TypeError, match="define draw"):
         Nothing()
-
-
-# ------------------------------------------------------------------ copies of what waits
-
-
-def pickled(buffer):
-    return pickle.loads(pickle.dumps(buffer))
-
-
-@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("kind", [SamplerEnsemble, OwnChoice])
-@pytest.mark.parametrize("prefetch", [1, 3])
-def test_a_copy_of_an_ensemble_goes_on_alike(prefetch, kind, make_copy):
-    ensemble = members(torch.Generator().manual_seed(3), prefetch, kind)
-    ensemble.sample()
-    twin = make_copy(ensemble)
-    for _ in range(20):
-        assert (ensemble.sample() == twin.sample()).all()
-
-
-@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("part", [lambda whole: whole[1], lambda whole: whole[1].sampler])
-def test_a_copy_of_a_member_draws_what_the_ensemble_holds(part, make_copy):
-    ensemble = members(torch.Generator().manual_seed(3), 3)
-    given = [ensemble.sample() for _ in range(4)]
-    given = [row["x"] for batch in given for row in batch if (row["index", "buffer_ids"] == 1).all()]
-    member = make_copy(part(ensemble))
-    if isinstance(member, Sampler):
-        alone = TensorDictReplayBuffer(storage=LazyTensorStorage(SIZE))
-        alone.extend(steps())
-        alone._sampler = member
-        member = alone
-    left = SIZE - sum(map(len, given))
-    assert left < SIZE
-    rest = member.sample(left)["x"]
-    assert torch.cat([*given, rest]).sort().values.tolist() == list(range(SIZE)) and member.sampler.ran_out

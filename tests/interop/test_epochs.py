@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -127,23 +126,6 @@ def test_what_is_released_in_reverse_is_as_if_it_had_not_been_taken(shuffle):
         assert epochs[0].ran_out == epochs[1].ran_out
 
 
-@pytest.mark.parametrize("length", [1000, 1200])
-def test_an_epoch_that_was_interrupted_goes_on_with_every_position(length):
-    class Broken(np.ndarray):
-        def __setitem__(self, index, value):
-            super().__setitem__(index, value)
-            raise KeyboardInterrupt
-
-    epoch = Epoch()
-    first = epoch.take(10, 1000, key(0))
-    epoch._order = epoch._order.view(Broken)
-    with pytest.raises(KeyboardInterrupt):
-        epoch.take(10, 1000, key(1))
-    epoch._order = epoch._order.view(np.ndarray)
-    left = set(range(length)) - set(first.tolist() if length == 1000 else [])
-    assert set(epoch.take(2000, length, key(2)).tolist()) == left
-
-
 # ------------------------------------------------------------------ the law
 
 
@@ -172,16 +154,6 @@ def test_one_epoch_tells_nothing_of_the_next():
     check_uniform([a + b for a, b in itertools.pairwise(orders)], [a + b for a in possible for b in possible])
 
 
-def test_draws_are_uniform_where_the_length_grows_each_time():
-    fresh, pairs = keys_of(2), []
-    for _ in range(4000):
-        epoch = Epoch()
-        for length in (2, 3, 4):
-            epoch.take(1, length, fresh())
-        pairs.append(tuple(epoch.take(2, 5, fresh()).tolist()))
-    check_uniform(pairs, list(itertools.permutations(range(5), 2)))
-
-
 @pytest.mark.parametrize(("count", "length"), [(100, 30_000), (5000, 30_000), (29_000, 30_000)])
 def test_draws_are_uniform_over_many_positions(count, length):
     """The shares of positions and of places in the batch that each bin of positions takes."""
@@ -197,19 +169,3 @@ def test_draws_are_uniform_over_many_positions(count, length):
     assert stats.chisquare(cells).pvalue > 1e-4  # varies less than this test assumes: without replacement
     lengths = np.abs(table - taken / 30) / np.sqrt(taken / 30)
     assert lengths.max() < 5
-
-
-def test_the_order_within_a_batch_is_random():
-    fresh, epoch = keys_of(4), Epoch()
-    rising = [int(np.all(np.diff(epoch.take(3, 3000, fresh())) > 0)) for _ in range(6000)]
-    assert abs(np.mean(rising) - 1 / 6) < 0.02
-
-
-def test_a_buffer_that_grows_at_each_sample_costs_no_permutations():
-    epoch, start = Epoch(), time.thread_time()
-    for _ in range(3):
-        np.random.default_rng(0).permutation(10**6)
-    few, start = time.thread_time() - start, time.thread_time()
-    for turn in range(300):
-        epoch.take(256, 10**6 + turn, key(turn))
-    assert time.thread_time() - start < 30 * few  # as 90 permutations

@@ -9,12 +9,9 @@ from hypothesis.extra import numpy as arrays
 
 from interop import (
     DEFAULT_DONE_KEYS,
-    ImmutableDatasetWriter,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    RoundRobinWriter,
-    TensorStorage,
     find_start_stop_traj,
 )
 from tests.interop.rows import check_same
@@ -85,18 +82,6 @@ def test_a_full_ring_whose_newest_row_is_in_the_middle():
     trajectory = torch.tensor([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
     for one, other in zip(find_start_stop_traj(trajectory=trajectory, at_capacity=True), wanted, strict=True):
         check_same(one, other)
-
-
-def test_ends_are_not_changed():
-    end = torch.zeros(4, 2, dtype=torch.bool)
-    find_start_stop_traj(end=end, at_capacity=False)
-    find_start_stop_traj(end=end, at_capacity=True, cursor=1, device="cpu")
-    assert not end.any()
-
-
-def test_integers_can_be_ends():
-    found = find_start_stop_traj(end=torch.tensor([0, 2, 0], dtype=torch.uint8), at_capacity=False)
-    assert found[2].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -175,32 +160,3 @@ def test_the_newest_row_is_known_whoever_wrote_it(make):
     buffers[0][4] = torch.tensor(1.0)
     if make is not Own:
         assert around(storage, np.arange(5))[1].tolist() == follow
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-@pytest.mark.parametrize("before", [0, 2, 5])
-def test_a_batch_longer_than_the_ring_ends_where_it_ends(make, before):
-    storage = make(5)
-    buffer = ReplayBuffer(storage=storage)
-    if before:
-        buffer.extend(torch.arange(float(before)))
-    buffer.extend(torch.arange(7.0))
-    newest = (before + 6) % 5
-    assert storage[newest] == 6 and around(storage, np.array([newest]))[1].tolist() == [0]
-
-
-def test_given_rows_end_with_the_last():
-    for writer in (RoundRobinWriter(), ImmutableDatasetWriter()):
-        buffer = ReplayBuffer(storage=TensorStorage(torch.arange(4)), writer=writer)
-        before, after = around(buffer.storage, np.arange(4))
-        assert before.tolist() == [0, 1, 2, 3] and after.tolist() == [3, 2, 1, 0]
-
-
-def test_another_default_device_makes_no_difference():
-    end = torch.tensor([False, True, False])
-    torch.set_default_device("meta")
-    try:
-        found = find_start_stop_traj(end=end, at_capacity=True, cursor=0)
-    finally:
-        torch.set_default_device(None)
-    assert as_lists(found) == ([(2,), (1,)], [(0,), (1,)], [2, 1])

@@ -3,7 +3,6 @@
 import copy
 import json
 import multiprocessing
-import pickle
 
 import numpy as np
 import pytest
@@ -12,16 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interop import (
-    ConsumingSampler,
     ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     RoundRobinWriter,
-    Sequence,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
@@ -76,19 +72,6 @@ def test_every_write_of_a_row_counts(capacity, listed, calls):
         check_same(found, torch.from_numpy(np.concatenate(([-1, -1], wanted, [-1, -1]))))
 
 
-def test_an_index_of_any_form_is_answered_in_its_shape():
-    buffer = tracked()
-    buffer.extend(torch.zeros(8))
-    writer = buffer.writer
-    check_same(writer.generations_of(0), torch.tensor(1))
-    check_same(writer.generations_of([0, 2, 99]), torch.tensor([1, 0, -1]))
-    check_same(writer.generations_of(torch.tensor([[0, 2], [3, 1]], dtype=torch.int32)), torch.tensor([[1, 0], [0, 1]]))
-    check_same(writer.generations_of(np.array([1])), torch.tensor([1]))
-    for wrong in (1.5, torch.tensor([True])):
-        with pytest.raises(TypeError):
-            writer.generations_of(wrong)
-
-
 def test_lanes_share_the_generation_of_their_row():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(6, ndim=2), writer=TensorDictRoundRobinWriter(track_generations=True)
@@ -116,14 +99,6 @@ def test_a_sample_tells_the_generations_of_its_rows(kind, storage):
             assert "index_generation" not in batch
 
 
-def test_windows_and_batches_ahead_tell_them_too():
-    buffer = tracked(kind=TensorDictReplayBuffer, sample_unit=Sequence(2, done_key=None), prefetch=2, batch_size=4)
-    buffer.extend(flat_td(range(8)))
-    for _ in range(3):
-        batch = buffer.sample()
-        check_same(batch["index_generation"], (batch["index"] < 2).long())
-
-
 def test_without_tracking_nothing_is_told():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6))
     buffer.extend(flat_td(range(8)))
@@ -142,31 +117,6 @@ def test_rows_that_were_there_before_have_the_first_generation():
     check_same(plain.writer.generations_of(ALL), torch.tensor([0, 0, 0, -1, -1, -1]))
     plain.add(plain_tensor([7])[0])
     check_same(plain.writer.generations_of(ALL), torch.tensor([0, 0, 0, 0, -1, -1]))
-
-
-def test_a_list_without_bound_is_counted():
-    buffer = tracked(lambda capacity: ListStorage())
-    for count in (3, 9, 40):
-        buffer.extend(torch.zeros(count))
-    check_same(buffer.writer.generations_of(torch.tensor([0, 51, 52])), torch.tensor([0, 0, -1]))
-
-
-@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_copies_count_on_their_own(twin_of):
-    buffer = tracked()
-    buffer.extend(torch.zeros(8))
-    twin = twin_of(buffer)
-    twin.extend(torch.zeros(1))
-    check_same(buffer.writer.generations_of(ALL), torch.tensor([1, 1, 0, 0, 0, 0]))
-    check_same(twin.writer.generations_of(ALL), torch.tensor([1, 1, 1, 0, 0, 0]))
-
-
-def test_consumed_slots_that_are_used_again_count():
-    buffer = tracked(sampler=ConsumingSampler())
-    buffer.extend(torch.zeros(6))
-    gone = buffer.sample(2, return_info=True)[1]["index"]
-    buffer.extend(torch.zeros(2))
-    check_same(buffer.writer.generations_of(ALL), torch.isin(ALL, gone).long())
 
 
 def _extend(buffer):
@@ -277,28 +227,3 @@ def test_stats_make_nothing():
     known = ReplayBuffer(storage=LazyTensorStorage(3), delayed_init=True)
     assert unknown.stats() == late and not unknown.initialized
     assert known.stats() == {**late, "capacity": 3, "utilization": 0.0} and not known.initialized
-
-
-def test_units_are_given_to_the_members_of_an_ensemble():
-    members = [ReplayBuffer(storage=LazyTensorStorage(3), sample_unit=Sequence(2, done_key=None)) for _ in range(2)]
-    for member in members:
-        member.extend(torch.arange(3.0))
-    batch = ReplayBufferEnsemble(*members, sample_from_all=True).sample(6)
-    assert batch.shape == (2, 6)
-    with pytest.raises(TypeError, match="members"):
-        ReplayBufferEnsemble(*members, sample_unit=Sequence(2))
-
-
-def test_another_default_device_makes_no_difference():
-    data = plain_tensor(range(8))
-    buffer = tracked()
-    torch.set_default_device("meta")
-    try:
-        buffer.extend(data)
-        buffer.writer.write_at(2, data[0])
-        found = buffer.writer.generations_of([0, 1, 2, 3])
-        info = buffer.sample(3, return_info=True)[1]
-    finally:
-        torch.set_default_device(None)
-    check_same(found, torch.tensor([1, 1, 1, 0]))
-    check_same(info["index_generation"], (info["index"] < 3).long())

@@ -1,8 +1,5 @@
 """ImmutableDatasetWriter: what it refuses, and what goes on."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -60,35 +57,6 @@ def test_any_storage_can_be_closed(make):
     assert len(buffer) == 3
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_the_data_of_the_caller_stays_as_it_is(kind):
-    calls = []
-
-    class Halved(torch.nn.Module):
-        def forward(self, data):
-            return data
-
-        def inv(self, data):
-            calls.append(data)
-            data["obs"].div_(2)
-            return data
-
-    buffer = dataset(kind, transform=Halved())
-    rows = flat_td([8, 9])
-    for write, data in ((buffer.extend, rows), (buffer.add, rows[0])):
-        with refused(buffer, RuntimeError, REFUSED):
-            write(data)
-    check_same(rows, flat_td([8, 9]))
-    assert calls == []
-
-
-def test_what_cannot_be_written_anyway_is_refused_too():
-    buffer = dataset()
-    for data in (None, "text", [], torch.zeros(())):
-        with refused(buffer, RuntimeError, REFUSED):
-            buffer.extend(data)
-
-
 def test_no_other_buffer_empties_the_storage():
     buffer = dataset()
     other = ReplayBuffer(storage=buffer.storage, writer=RoundRobinWriter())
@@ -110,27 +78,3 @@ def test_items_can_be_read_and_edited():
     buffer.set_("done", torch.ones(4, 1, dtype=torch.bool))
     assert buffer["obs"][:, 0].tolist() == [9.0, 8.0, 7.0, 3.0] and buffer["done"].all()
     assert (len(buffer), buffer.write_count) == (4, 0)
-
-
-def test_batches_are_drawn_ahead():
-    buffer = dataset(TensorDictReplayBuffer, prefetch=2)
-    for _ in range(4):
-        batch = buffer.sample()
-        check_same(batch["obs"][:, 0], batch["index"].float())
-
-
-def test_the_writer_itself_refuses():
-    writer = ImmutableDatasetWriter()
-    writer.register_storage(ListStorage(3))
-    for call in (lambda: writer.add(1), lambda: writer.extend([1]), writer._empty):
-        with pytest.raises(RuntimeError, match=REFUSED):
-            call()
-    assert writer.write_count == 0 and repr(writer) == "ImmutableDatasetWriter()"
-
-
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_a_copy_refuses_too(copier):
-    twin = copier(dataset())
-    with refused(twin, RuntimeError, REFUSED):
-        twin.extend(flat_td([1]))
-    check_same(twin[:], flat_td([0, 1, 2, 3]))

@@ -24,7 +24,7 @@ def buffer_of(capacity, sampler):
     return ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_histories(seed):
     random = np.random.default_rng(seed)
     envs = int(random.integers(2, 7))
@@ -84,21 +84,6 @@ def test_the_law(strict):
     for ids in ([0, 1, 2], [0, 1, 2], [3, 1, 2], [3, 1, 2], [4, 1, 2], [5, 1, 2], [5, 1, 2], [5, 1, 2]):
         buffer.extend(model.write(*by_turns(ids)))
     check_law(drawn(buffer, 3 * 5000), shares(model.trajectories(), 3, strict))
-
-
-def test_starts_by_priority():
-    model = SliceModel(16, by_turns=True)
-    buffer = buffer_of(16, PrioritizedSliceSampler(16, 1.0, 1.0, eps=0.0, slice_len=2, traj_key="id"))
-    for step in range(9):
-        buffer.extend(model.write(*by_turns([0, 1, 2 + step // 2])))
-        legal = starts(model.trajectories(), 2)
-        if legal:
-            assert {each for _ in range(15) for each in drawn(buffer, 32)} == set(legal.values())
-    slot = {number: slot for slot, number in enumerate(model.numbers())}
-    favourite = sorted(legal)[3]
-    buffer.update_priority(torch.arange(16), torch.zeros(16))
-    buffer.update_priority(slot[favourite], 1.0)
-    assert drawn(buffer, 16) == [legal[favourite]] * 8
 
 
 def test_one_id_in_several_runs():

@@ -75,15 +75,6 @@ def test_a_bad_update_changes_nothing_and_is_told_by_a_later_call(index, priorit
     assert torch.equal(buffer.sampler.priorities, before)
 
 
-def test_what_is_loaded_knows_nothing_of_updates_before_it():
-    buffer = filled()
-    state = buffer.state_dict()
-    buffer.update_priority(torch.tensor([1]), torch.tensor([float("nan")]))
-    settle(buffer)
-    buffer.load_state_dict(state)
-    assert buffer.sample(4).shape == (4,)
-
-
 @pytest.mark.parametrize("within", [False, True])
 def test_new_items_get_the_highest_priority_that_the_device_knows(within):
     storage = LazyTensorStorage(4)
@@ -103,14 +94,6 @@ def test_a_priority_that_another_takes_the_place_of_was_given(kind):
     buffer = filled()
     buffer.update_priority(kind([3, 3, -1]), kind([9.0, 2.0, 50.0]))
     assert buffer.sampler.priorities[3] == 2 and buffer.sampler.default_priority == 9
-
-
-def test_the_tensors_given_may_be_changed_right_after():
-    buffer = filled()
-    index, priority = torch.arange(10), torch.arange(10.0) + 1
-    buffer.update_priority(index, priority)
-    index.fill_(0), priority.fill_(99.0)
-    assert buffer.sampler.priorities.tolist() == list(range(1, 11))
 
 
 def test_a_whole_cycle_and_its_state():

@@ -1,41 +1,25 @@
 """TensorDictMaxValueWriter beside other components: rows of others, samplers, copies, processes."""
 
-import copy
 import multiprocessing
 import os
-import pickle
 
 import pytest
 import torch
 
 from interop import (
-    CompressedListStorage,
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     ReplayBuffer,
     RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
-    TensorStorage,
 )
-from tests.interop.rows import check_same, flat_td, plain_tensor, refused
+from tests.interop.rows import check_same
 from tests.interop.test_max_value_writer import best, held, in_each_storage, into_each_kind, ranked
 
 # ------------------------------------------------------------------ rows of elsewhere
-
-
-@pytest.mark.parametrize("first", ["add", "extend"])
-def test_rows_that_are_there_already_are_ranked(first):
-    buffer = ReplayBuffer(storage=TensorStorage(ranked([5, 1, 3])), writer=TensorDictMaxValueWriter("key"))
-    if first == "add":
-        assert buffer.add(ranked([0])[0]) is None and buffer.add(ranked([2])[0]) == 1
-    else:
-        check_same(buffer.extend(ranked([-1, 0, 1, 2])), torch.tensor([-1, -1, -1, 1]))
-    assert held(buffer) == [5, 2, 3] and buffer.write_count == 1
 
 
 @in_each_storage
@@ -53,16 +37,6 @@ def test_rows_of_another_writer_are_ranked(make):
 
 
 @in_each_storage
-def test_rows_that_cannot_be_ranked_are_refused(make):
-    storage = make(4)
-    buffer = ReplayBuffer(storage=storage)
-    buffer.extend(flat_td([1, 2]) if make is not ListStorage else plain_tensor([1, 2]))
-    buffer.set_writer(TensorDictMaxValueWriter("key"))
-    with refused(buffer, (KeyError, RuntimeError)):
-        buffer.extend(ranked([3]))
-
-
-@in_each_storage
 def test_emptying_forgets_the_ranks(make):
     buffer = best(2, make)
     buffer.extend(ranked([8, 9]))
@@ -76,13 +50,6 @@ def test_emptying_forgets_the_ranks(make):
     assert buffer.add(ranked([1])[0]) == 0 and held(buffer) == [1]
     buffer.storage._empty()
     assert buffer.add(ranked([0])[0]) == 0
-
-
-def test_another_storage_begins_anew():
-    buffer = best(2)
-    buffer.extend(ranked([8, 9]))
-    buffer.set_storage(LazyTensorStorage(2))
-    check_same(buffer.extend(ranked([1, 2])), torch.arange(2))
 
 
 # ------------------------------------------------------------------ "index"
@@ -143,54 +110,7 @@ def test_kept_items_get_their_priorities(make):
     assert set(batch["index"].tolist()) == {0, 1, 2}
 
 
-def test_kept_items_of_a_plain_prioritized_buffer_get_the_default_priority():
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(2))
-    buffer.set_writer(TensorDictMaxValueWriter("key"))
-    buffer.extend(ranked([1, 2]))
-    buffer.update_priority([0, 1], [3.0, 2.0])
-    assert buffer.add(ranked([0])[0]) is None
-    check_same(buffer.extend(ranked([0, 5])), torch.tensor([-1, 0]))
-    assert buffer.sampler.priorities.tolist() == [3.0, 2.0]
-    buffer.update_priority(buffer.extend(ranked([0, 6])), torch.tensor([9.0, 4.0]))
-    assert buffer.sampler.priorities.tolist() == [3.0, 4.0]
-
-
-def test_what_transforms_make_is_ranked():
-    class Negated(torch.nn.Module):
-        def forward(self, data):
-            return data
-
-        def inv(self, data):
-            return data.set("key", -data["key"])
-
-    buffer = best(1, transform=Negated())
-    buffer.extend(ranked([3, 1, 2]))
-    assert held(buffer, "id") == [1] and held(buffer) == [-1]
-
-
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_batches_are_drawn_of_what_is_kept(prefetch):
-    buffer = best(4, kind=TensorDictReplayBuffer, batch_size=8, prefetch=prefetch)
-    buffer.extend(ranked(range(20)))
-    for _ in range(5):
-        batch = buffer.sample()
-        assert batch["key"].min() >= 16
-        check_same(batch["key"], buffer["key"][batch["index"]])
-
-
 # ------------------------------------------------------------------ copies and processes
-
-
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-@in_each_storage
-def test_a_copy_goes_on_apart(make, copier):
-    buffer = best(2, make)
-    buffer.extend(ranked([1, 2]))
-    twin = copier(buffer)
-    check_same(twin.extend(ranked([0, 5])), torch.tensor([-1, 0]))
-    assert (held(twin), twin.write_count) == ([5, 2], 3)
-    assert (held(buffer), buffer.write_count) == ([1, 2], 2)
-    check_same(buffer.extend(ranked([0, 3])), torch.tensor([-1, 0]))
 
 
 def test_spawned_workers_are_refused():
@@ -217,17 +137,6 @@ def test_forked_workers_are_refused(make):
         os._exit(refusals)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     assert held(buffer) == [1, 2] and buffer.add(ranked([3])[0]) == 0
-
-
-def test_another_default_device_makes_no_difference():
-    rows = ranked([1, 3, 2])
-    with torch.device("meta"):
-        for make in (LazyTensorStorage, ListStorage, LazyStackStorage, CompressedListStorage):
-            buffer = best(2, make)
-            index = buffer.extend(rows)
-            assert index.device.type == "cpu"
-            assert buffer.add(rows[1].clone()) == 0
-            assert held(buffer) == [3, 3] and index.tolist() == [-1, 1, 0]
 
 
 def test_the_representation_shows_what_it_ranks_by():

@@ -1,7 +1,5 @@
 """Slices whose first items come by their priority."""
 
-import copy
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -10,13 +8,9 @@ import torch
 from tensordict import TensorDict
 
 from interop import (
-    LazyMemmapStorage,
     LazyTensorStorage,
-    PrioritizedReplayBuffer,
     PrioritizedSliceSampler,
-    ReplayBuffer,
     TensorDictReplayBuffer,
-    TensorStorage,
 )
 from tests.interop.rows import refused
 from tests.interop.slice_model import SliceModel, check_law, drawn, starts
@@ -108,28 +102,6 @@ def test_priorities_of_three_episodes():
         assert torch.equal(batch["next", "truncated"].reshape(3, 2), torch.tensor([[False, True]] * 3))
 
 
-def test_a_high_priority_near_an_end_is_no_start():
-    model, data = filled((8, 8))
-    buffer = buffer_of(model, data, slice_len=3)
-    buffer.update_priority(torch.tensor([6, 7, 15]), torch.full((3,), 1e6))
-    legal = set(starts(model.trajectories(), 3).values())
-    assert {each for _ in range(50) for each in drawn(buffer, 48)} <= legal
-    buffer.update_priority(torch.tensor([5]), torch.tensor([1e6]))
-    assert drawn(buffer, 48).count((5, 6, 7)) >= 15
-
-
-def test_weights_are_of_all_that_is_stored():
-    model, data = filled((8, 8))
-    buffer = buffer_of(model, data, slice_len=4, kind=ReplayBuffer)
-    buffer.update_priority(torch.arange(16), PRIORITIES)
-    batch, info = buffer.sample(64, return_info=True)
-    assert "priority_weight" not in batch.keys()  # noqa: SIM118
-    first = batch["x"][::4]
-    torch.testing.assert_close(
-        info["priority_weight"], (PRIORITIES.min() / PRIORITIES[first]).repeat_interleave(4), rtol=1e-5, atol=0
-    )
-
-
 def test_short_slices_have_the_weight_of_their_start_too():
     model, data = filled((1, 4, 2, 9))
     buffer = buffer_of(model, data, slice_len=3, strict_length=False, span=(False, 1))
@@ -155,67 +127,6 @@ def test_priorities_of_the_items_of_a_sample():
     batch, info = buffer.sample(return_info=True)
     buffer.update_priority(info["index"], torch.full((6,), 0.25))
     assert (buffer.sampler.priorities[batch["x"]] == 0.25).all()
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_new_items_and_ends_that_move(storage):
-    model = SliceModel(16)
-    buffer = buffer_of(model, model.write_some(3, 0), storage=storage, slice_len=4)
-    with refused(buffer, RuntimeError, "lengths are 3 to 3, slices need 4"):
-        buffer.sample(4)
-    for count in (1, 1, 7, 1, 20, 3):
-        buffer.extend(model.write_some(count, 0.2))
-        legal = set(starts(model.trajectories(), 4).values())
-        if legal:
-            assert {each for _ in range(20) for each in drawn(buffer, 64)} == legal
-
-
-def test_two_lengths_and_two_kinds_of_sampler_in_turn():
-    model, data = filled()
-    buffer = buffer_of(model, data, num_slices=8)
-    for length in (1, 3, 2, 7, 1):
-        legal = set(starts(model.trajectories(), length).values())
-        assert {each for _ in range(60) for each in drawn(buffer, 8 * length)} == legal
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_copies_and_equal_generators(copied):
-    model, data = filled()
-    buffer = buffer_of(model, data, slice_len=2)
-    buffer.update_priority(torch.arange(16), PRIORITIES)
-    buffer.sample(16)
-    other = copied(buffer)
-    more = model.write_some(5, 0.3)
-    for each in (buffer, other):
-        each.extend(more)
-        each.set_rng(torch.Generator().manual_seed(0))
-    for _ in range(3):
-        left, right = buffer.sample(32), other.sample(32)
-        assert torch.equal(left["x"], right["x"])
-        assert torch.equal(left["priority_weight"], right["priority_weight"])
-
-
-def test_two_buffers_on_one_storage():
-    model, data = filled()
-    buffer = buffer_of(model, data, slice_len=3)
-    sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=2)
-    other = PrioritizedReplayBuffer(storage=buffer.storage, sampler=sampler, alpha=1.0, beta=1.0)
-    for _ in range(5):
-        buffer.extend(model.write_some(5, 0.3))
-        for each, length in ((buffer, 3), (other, 2)):
-            legal = set(starts(model.trajectories(), length).values())
-            assert {one for _ in range(40) for one in drawn(each, 16 * length)} == legal
-
-
-def test_given_boundaries():
-    torch.manual_seed(0)
-    storage = TensorStorage(TensorDict({"x": torch.arange(10)}, [10]))
-    ends = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0, 0, 0], dtype=torch.bool)
-    sampler = PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=3, ends=ends, cache_values=True)
-    buffer = ReplayBuffer(storage=storage, sampler=sampler)
-    whole = [(3, 4, 5, 6), (7, 8, 9, 0, 1, 2)]
-    legal = starts(whole, 3)
-    check_law([each for _ in range(60) for each in drawn(buffer, 24)], dict.fromkeys(legal.values(), 1.0))
 
 
 def test_a_span_on_the_left_counts_for_nothing():

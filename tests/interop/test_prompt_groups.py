@@ -3,7 +3,6 @@
 import copy
 import multiprocessing
 import pickle
-import time
 import warnings
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict
 
 from interop import (
     LazyMemmapStorage,
@@ -67,7 +66,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize(("storage", "size", "most"), [("tensors", 2, None), ("stack", 3, 2), ("list", 1, 1)])
 def test_random_histories_agree_with_lists(tmp_path_factory, storage, size, most, data):
@@ -118,37 +117,6 @@ def test_random_histories_agree_with_lists(tmp_path_factory, storage, size, most
         assert len(buffer) == size * len(model.ready()) and buffer.sampler.num_ready == len(model.ready())
 
 
-def test_an_edit_that_was_written_over_before_it_was_seen_leaves_no_trace():
-    buffer = made(capacity=4)
-    buffer.extend(rows([1, 2, 3, 3]))
-    buffer[0] = rows([2])[0]  # would complete the group of prompt 2
-    buffer.extend(rows([5]))  # into the same slot
-    buffer.extend(rows([6, 2]))
-    assert len(buffer) == 0
-
-
-def test_completions_may_come_one_by_one_and_interleaved():
-    buffer = made(3, max_uses=1)
-    for id_ in (7, 8, 7, 8, 8):
-        buffer.add(rows([id_])[0])
-    assert len(buffer) == 3
-    buffer.extend(rows([7, 7, 7]))  # completes a group, and begins another
-    drawn = [buffer.sample(3)["index"].tolist() for _ in range(2)]
-    assert sorted(drawn) == [[0, 2, 5], [1, 3, 4]]
-    buffer.extend(rows([7]))
-    assert buffer.sample(3)["index"].tolist() == [6, 7, 8]
-
-
-def test_the_rest_of_a_group_that_lost_a_row_joins_no_other():
-    buffer = made(3, capacity=4)
-    buffer.extend(rows([1, 1, 2, 3]))
-    buffer.extend(rows([4]))  # over one of prompt 1
-    buffer.extend(rows([1, 1]))  # the other one is overwritten, too
-    assert len(buffer) == 0
-    buffer.extend(rows([1]))
-    assert buffer.sample(3)["index"].tolist() == [1, 2, 3]
-
-
 @pytest.mark.parametrize("kind", STORAGES)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_ids_of_every_integer_type_in_every_storage(kind, dtype):
@@ -175,21 +143,6 @@ def test_texts_are_ids_by_their_value(storage, tmp_path):
     assert sorted(batch["prompt"][::2]) == ["", "7", "How?"] and batch["prompt"][::2] == batch["prompt"][1::2]
 
 
-@pytest.mark.parametrize(
-    ("storage", "dtype", "ids"),
-    [(ListStorage, torch.uint64, [2**64 - 1, 2**64 - 2]), (LazyTensorStorage, torch.int64, [-(2**63), 2**63 - 1])],
-)
-def test_ids_as_large_as_can_be_stay_apart_and_are_saved(storage, dtype, ids, tmp_path):
-    one, two = (TensorDict({"prompt_id": torch.tensor([each], dtype=dtype)}, [1]) for each in ids)
-    buffer, other = made(storage=storage), made(storage=storage)
-    buffer.extend(torch.cat([one, two, one]))
-    assert buffer.sample(2)["index"].tolist() == [0, 2]
-    buffer.dumps(tmp_path / "saved")
-    other.loads(tmp_path / "saved")
-    other.extend(two)
-    assert len(other) == 4
-
-
 def test_a_list_that_was_made_shorter_has_the_groups_of_what_is_left():
     buffer, loaded = (made(2, storage=ListStorage) for _ in range(2))
     buffer.extend(rows([0, 1, 1, 2, 2]))
@@ -198,21 +151,6 @@ def test_a_list_that_was_made_shorter_has_the_groups_of_what_is_left():
     for each in (buffer, loaded):
         each.storage.set(slice(1, 3), [])
         assert len(each.storage) == 3 and len(each) == 2 and each.sample(2)["prompt_id"].tolist() == [2, 2]
-
-
-def test_an_edit_and_a_draw_cost_the_same_however_much_is_stored():
-    def seconds(count):
-        buffer = made(2, capacity=count)
-        buffer.extend(rows(np.arange(count // 2).repeat(2)))
-        row, taken = rows([7])[0], []
-        for slot in range(15):
-            begun = time.perf_counter()
-            buffer[slot] = row
-            buffer.sample(4)
-            taken.append(time.perf_counter() - begun)
-        return min(taken)
-
-    assert seconds(200_000) < 5 * seconds(1000)
 
 
 def test_lanes_are_written_row_by_row():
@@ -252,38 +190,6 @@ def test_iterating_consumes_whole_batches_and_keeps_the_rest(most):
     assert [len(batch) for batch in buffer] == [6] * (5 * most // 3)
 
 
-def test_batches_drawn_ahead_are_those_drawn_at_once_and_see_new_groups():
-    plain, ahead = (made(2, batch_size=4, prefetch=depth) for depth in (None, 3))
-    for each in (plain, ahead):
-        each.extend(rows([0, 0, 1, 1, 2, 2]))
-    assert all((plain.sample() == ahead.sample()).all() for _ in range(6))
-    ahead.extend(rows([3, 3]))
-    assert 3 in torch.cat([ahead.sample()["prompt_id"] for _ in range(30)])
-
-
-def test_buffers_on_one_storage_agree_about_groups_and_count_their_own_uses():
-    storage = LazyTensorStorage(CAPACITY)
-    one, two = (TensorDictReplayBuffer(storage=storage, sampler=PromptGroupSampler(2, max_uses=1)) for _ in range(2))
-    one.extend(rows([1, 2, 1, 2]))
-    assert len(one) == len(two) == 4
-    one.sample(4)
-    assert len(one) == 0 and len(two) == 4
-    two.writer.cursor = 0
-    two.extend(rows([2]))
-    assert two.sample(2)["index"].tolist() == [1, 3]
-    two.empty()
-    one.extend(rows([2]))
-    assert len(one) == len(two) == 0
-
-
-def test_a_sampler_of_another_storage_begins_anew():
-    before = made(2)
-    before.extend(rows([1, 1, 2]))
-    after = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=before.sampler)
-    after.extend(rows([2]))
-    assert len(after) == 0
-
-
 def test_it_takes_over_a_full_ring_from_the_oldest_row_on():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(rows([1, 1, 1, 2])), buffer.extend(rows([1]))  # the oldest is row 1
@@ -301,10 +207,10 @@ def test_a_group_is_as_stale_as_its_stalest_row():
     buffer = made(2, capacity=8, staleness=staleness)
     buffer.extend(rows([3, 3, 0, 0, 1, 1, 2, 2], torch.tensor([0, 9, 4, 4, 4, 3, 2, 4])))
     staleness.consumer_version = 4
-    drawn = [buffer.sample(2) for _ in range(6000)]
+    drawn = [buffer.sample(2) for _ in range(2000)]
     counts = torch.stack([each["prompt_id"][0] for each in drawn]).bincount(minlength=4).numpy()
     weights = 1 / np.array([1, 2, 3])
-    assert counts[3] == 0 and stats.chisquare(counts[:3], weights / weights.sum() * 6000).pvalue > 1e-4
+    assert counts[3] == 0 and stats.chisquare(counts[:3], weights / weights.sum() * 2000).pvalue > 1e-4
     assert all(torch.equal(each["staleness"], 4.0 - each["policy_version"]) for each in drawn)
     assert len(set(buffer.sample(6)["group_number"].tolist())) == 3
     with refused(buffer, RuntimeError, "3 of 4 have a weight above zero"):
@@ -385,26 +291,6 @@ def test_what_can_be_no_id_is_refused_by_the_draw_until_it_is_gone(kind, entry, 
     if kind == "list":
         buffer.extend(rows([1, 2, 2, 1]))
         assert sorted(buffer.sample(4)["group_number"].tolist()) == [0, 0, 1, 1]
-
-
-def test_rows_whose_ids_are_not_read_yet_are_saved_as_such():
-    buffer, other = (made(2, capacity=4, storage=ListStorage) for _ in range(2))
-    buffer.extend(rows([9, 1, 1, 9]))
-    bad = TensorDict({"prompt_id": torch.tensor(0.5)})
-    buffer.extend(lazy_stack([bad, rows([1])[0]]))  # the second one is another completion of prompt 1
-    other.load_state_dict(buffer.state_dict())
-    for each in (buffer, other):
-        with pytest.raises(TypeError, match="float32"):
-            each.sample(2)
-        each[0] = rows([9])[0]
-        assert len(each) == 0  # both groups have lost a row
-
-
-def test_a_state_of_other_rows_gives_way_to_what_is_stored():
-    buffer, other = made(), made()
-    buffer.extend(rows([1, 1, 2])), other.extend(rows([3, 4, 4]))
-    other.sampler.load_state_dict(buffer.sampler.state_dict())
-    assert other.sample(2)["index"].tolist() == [1, 2]
 
 
 def _read_in_a_worker(buffer, told):

@@ -1,8 +1,5 @@
 """Sample units: windows around drawn items, against a walk over what was written."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -18,14 +15,13 @@ from interop import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
-    Sampler,
     SampleUnit,
     Sequence,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     Transition,
 )
-from tests.interop.rows import check_same, refused, steps
+from tests.interop.rows import check_same, refused
 
 
 def episodes(times, ends, lanes=None):
@@ -109,35 +105,6 @@ def test_windows_are_those_of_a_walk(unit, capacity, counts, ends, lanes, done_k
     check_same(info["anchor_index"], drawn.repeat_interleave(each, 0))
 
 
-def expand(unit, anchors, ends=(4, 9), count=10):
-    buffer = buffer_of(count, ends, unit)
-    index, info = unit.expand(torch.tensor(anchors), {}, buffer.storage)
-    return index.reshape(len(anchors), -1).tolist(), info["validity_mask"].reshape(len(anchors), -1).int().tolist()
-
-
-def test_windows_written_out():
-    assert expand(Sequence(3), [3, 9, 0]) == ([[3, 4, 4], [9, 9, 9], [0, 1, 2]], [[1, 1, 0], [1, 0, 0], [1, 1, 1]])
-    assert expand(Sequence(2, burn_in=2, bootstrap=1), [6, 9]) == (
-        [[5, 5, 6, 7, 8], [7, 8, 9, 9, 9]],
-        [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-    )
-    assert expand(Sequence(7, "stop"), [3, 9]) == (
-        [[0, 1, 2, 3, 4, 4, 4], [5, 6, 7, 8, 9, 9, 9]],
-        [[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 0]],
-    )
-    assert expand(Sequence(2, "stop", dilation=2), [3, 5])[0] == [[2, 4], [5, 7]]
-    assert expand(Sequence(3, "include_reset", burn_in=2), [5, 9]) == (
-        [[3, 4, 5, 6, 7], [7, 8, 9, 9, 9]],
-        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]],
-    )
-    # The ring has come around: rows 0, 1 and 2 are the newest, row 3 is the oldest.
-    assert expand(Sequence(3, burn_in=1), [9, 2, 3], ends=(4, 9), count=13) == (
-        [[8, 9, 9, 9], [1, 2, 2, 2], [3, 3, 4, 4]],
-        [[1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]],
-    )
-    assert expand(Sequence(3, done_key=None), [9, 2], count=13)[0] == [[9, 0, 1], [2, 2, 2]]
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 def test_a_batch_is_windows_one_after_the_other(kind, storage):
@@ -155,20 +122,6 @@ def test_a_batch_is_windows_one_after_the_other(kind, storage):
             check_same(batch[key], info[key])
     else:
         assert keys.isdisjoint(batch.keys())
-
-
-def test_dicts_and_tensorclasses_have_ends_too():
-    for data in (
-        {"obs": torch.arange(4), "next": {"done": torch.tensor([0, 1, 0, 1])}},
-        TensorDict({"obs": torch.arange(4), "next": {"done": torch.tensor([0, 1, 0, 1])}}, [4]),
-    ):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(8), sample_unit=Sequence(2))
-        buffer.extend(data)
-        batch, info = buffer.sample(9, return_info=True)
-        check_same(batch["obs"].reshape(9, 2)[:, 1], torch.tensor([1, 1, 3, 3])[info["anchor_index"][::2]])
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), sample_unit=Sequence(2, done_key="reward"))
-    buffer.extend(steps(range(3)))  # its "reward" is 0, 1, 2
-    assert buffer.sample(3).batch_size == (6,)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -218,36 +171,6 @@ def test_priorities_of_a_window_go_to_its_anchor(reshaped):
     check_same(buffer.sampler.priorities, torch.tensor([0, 0, 0, 70.0, 0, 0, 0, 0, 0, 20.0]))
 
 
-def test_several_values_a_row_are_reduced_first():
-    buffer = buffer_of(
-        10, [], Sequence(2), kind=TensorDictPrioritizedReplayBuffer, alpha=1.0, beta=1.0, reduction="sum"
-    )
-    batch = buffer.sample(32)
-    batch["td_error"] = batch["index"].float()[:, None] + torch.zeros(64, 3)
-    buffer.update_tensordict_priority(batch)
-    wanted = torch.ones(10)
-    for anchor in batch["anchor_index"].unique():
-        wanted[anchor] = 3.0 * min(anchor + 1, 9)
-    check_same(buffer.sampler.priorities, wanted)
-
-
-def test_parts_of_a_batch_and_batches_without_priorities():
-    buffer = buffer_of(10, [], Sequence(2), kind=TensorDictPrioritizedReplayBuffer, alpha=1.0, beta=1.0)
-    buffer.update_priority(torch.arange(10), 0.5)
-    batch = buffer.sample(64)
-    assert set(batch["anchor_index"].tolist()) == set(range(10))
-    part = batch[batch["anchor_index"] < 3]
-    buffer.update_tensordict_priority(part)
-    check_same(buffer.sampler.priorities, torch.tensor([1.0] * 3 + [0.5] * 7))
-    part["td_error"] = torch.full((len(part),), 4.0)
-    buffer.update_tensordict_priority(part[part["step_in_sequence"] == 1])
-    check_same(buffer.sampler.priorities, torch.tensor([4.0] * 3 + [0.5] * 7))
-    buffer.update_tensordict_priority(part[:0])
-    with refused(buffer, TypeError):
-        buffer.update_tensordict_priority(part.set("td_error", part["td_error"] > 0))
-    check_same(buffer.sampler.priorities, torch.tensor([4.0] * 3 + [0.5] * 7))
-
-
 def test_priorities_in_lanes():
     buffer = TensorDictPrioritizedReplayBuffer(
         alpha=1.0, beta=1.0, storage=LazyTensorStorage(12, ndim=2), sample_unit=Sequence(2)
@@ -259,23 +182,6 @@ def test_priorities_in_lanes():
     buffer.update_tensordict_priority(batch)
     time = torch.tensor([1, 2, 3, 4, 5, 5])
     check_same(buffer.sampler.priorities, torch.stack((time, time + 1000), -1).reshape(-1).float())
-
-
-def test_a_plain_prioritized_buffer_names_its_anchors():
-    buffer = buffer_of(10, [], Sequence(2), kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0)
-    _, info = buffer.sample(3, return_info=True)
-    assert info["priority_weight"].shape == (6,)
-    buffer.update_priority(info["anchor_index"], 5.0)
-    assert set((buffer.sampler.priorities == 5).nonzero().flatten().tolist()) == set(info["anchor_index"].tolist())
-
-
-def test_samples_without_windows_are_updated_by_index():
-    buffer = buffer_of(10, [], None, kind=TensorDictPrioritizedReplayBuffer, alpha=1.0, beta=1.0)
-    batch = (
-        buffer.sample(4).set("td_error", torch.full((4,), 3.0)).set("anchor_index", torch.zeros(4, dtype=torch.int64))
-    )
-    buffer.update_tensordict_priority(batch)
-    assert set((buffer.sampler.priorities == 3).nonzero().flatten().tolist()) == set(batch["index"].tolist())
 
 
 # ------------------------------------------------------------------ in buffers
@@ -313,48 +219,6 @@ def test_the_identity_unit_changes_nothing():
     assert Transition().expand(3, {}, None) == (3, {})
 
 
-def test_samplers_that_name_tuples_are_expanded():
-    class Both(Sampler):
-        def sample(self, storage, batch_size):
-            return (torch.tensor([0, 1]),), {}
-
-    buffer = buffer_of(10, [], Sequence(2), sampler=Both())
-    check_same(buffer.sample(1)["obs"], torch.tensor([0, 1, 1, 2]))
-    with pytest.raises(ValueError, match="dims"):
-        Sequence(2).expand((torch.zeros(1), torch.zeros(1)), {}, buffer.storage)
-
-
-def test_batches_ahead_are_windows_too():
-    buffers = [
-        buffer_of(
-            10, [4], Sequence(3), kind=TensorDictReplayBuffer, prefetch=2, batch_size=4,
-            generator=torch.Generator().manual_seed(2),
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for _ in range(5):
-        check_same(buffers[0].sample(), buffers[1].sample())
-
-
-@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_copies_expand_alike(twin_of):
-    buffer = buffer_of(13, [4, 9], Sequence(3), kind=TensorDictReplayBuffer, generator=torch.Generator().manual_seed(2))
-    twin = twin_of(buffer)
-    for _ in range(3):
-        check_same(buffer.sample(5), twin.sample(5))
-
-
-def test_transforms_and_collate_see_windows():
-    seen = []
-    buffer = buffer_of(
-        10, [], Sequence(2), collate_fn=lambda data: seen.append(len(data)) or data,
-        transform=lambda data: data.set("twice", data["obs"] * 2),
-    )  # fmt: skip
-    batch = buffer.sample(3)
-    assert seen == [6]
-    check_same(batch["twice"], batch["obs"] * 2)
-
-
 @pytest.mark.parametrize(
     ("choices", "error"),
     [
@@ -385,19 +249,3 @@ def test_other_things_than_units_are_refused():
     with pytest.raises(TypeError):
         SampleUnit()
     assert repr(Sequence(3)).startswith("Sequence(length=3") and repr(Transition()) == "Transition()"
-
-
-def test_another_default_device_makes_no_difference():
-    data = episodes(range(10), [4])
-    buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=LazyTensorStorage(10), sample_unit=Sequence(2, burn_in=1)
-    )
-    torch.set_default_device("meta")
-    try:
-        buffer.extend(data)
-        batch = buffer.sample(4)
-        buffer.update_tensordict_priority(batch)
-        buffer.update_tensordict_priority(batch.set("td_error", batch["obs"].float()))
-    finally:
-        torch.set_default_device(None)
-    check_same(batch["obs"], data["obs"][batch["index"]])

@@ -1,7 +1,5 @@
 """RandomSampler and PrioritizedSampler: the exact laws of draws, weights and default priorities."""
 
-from concurrent import futures
-
 import jax
 import numpy as np
 import pytest
@@ -10,11 +8,8 @@ from scipy import stats
 
 import fbuf
 from interop import (
-    LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
     Sampler,
 )
@@ -54,29 +49,6 @@ def test_every_filled_slot_is_drawn_equally_often(make):
     buffer.extend(plain_tensor(list(range(13))))
     index = buffer.sample(DRAWS, return_info=True)[1]["index"]
     check_law(index, np.ones(13))
-
-
-def test_uniform_draws_need_no_buffer():
-    storage = LazyTensorStorage(50)
-    storage.set(slice(0, 7), plain_tensor(list(range(7))))
-    torch.manual_seed(0)
-    index, info = RandomSampler().sample(storage, DRAWS)
-    check_law(index, np.ones(7))
-    assert info == {} and index.dtype == torch.int64
-    assert repr(RandomSampler()) == "RandomSampler()"
-
-
-def test_a_key_decides_a_uniform_draw_in_any_thread():
-    storage, keys = LazyTensorStorage(50), [np.array(words, np.uint32) for words in ((1, 2), (1, 3), (4, 2))]
-    storage.set(slice(0, 50), plain_tensor(list(range(50))))
-
-    def draws(_=None):
-        return [RandomSampler().draw(storage, 64, key)[0].tolist() for key in keys]
-
-    alone = draws()
-    assert len(set(map(tuple, alone))) == len(keys)
-    with futures.ThreadPoolExecutor(4) as pool:
-        assert all(each == alone for each in pool.map(draws, range(8)))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.1])
@@ -121,33 +93,18 @@ def test_setting_alpha_weighs_all_items_anew():
     assert weights.shape == (DRAWS,)
 
 
-def test_alpha_survives_an_empty():
-    buffer = filled([1.0, 4.0], 1.0)
-    buffer.sampler.alpha = 0.5
-    buffer.empty()
-    buffer.extend(plain_tensor([0, 1]))
-    buffer.update_priority([0, 1], [1.0, 4.0])
-    check_law(buffer.sample(DRAWS, return_info=True)[1]["index"], [1, 2])
-
-
-def test_setting_beta_changes_the_weights_only():
-    buffer = filled([1.0, 4.0])
-    buffer.sampler.beta = 0.5
-    assert buffer.sampler.beta == 0.5
-    info = buffer.sample(DRAWS, return_info=True)[1]
-    check_law(info["index"], [1, 4])
-    torch.testing.assert_close(info["priority_weight"], torch.tensor([1.0, 0.5])[info["index"]])
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), 1e39])
 def test_bad_exponents_are_refused_and_change_nothing(value):
     buffer = filled([1.0, 4.0])
     with pytest.raises(ValueError):
         buffer.sampler.alpha = value
     assert buffer.sampler.alpha == 1.0
-    for arguments in ((10, value, 1.0), (10, 1.0, value), (10, 1.0, 1.0, value)):
-        with pytest.raises(ValueError):
-            PrioritizedSampler(*arguments)
+    with pytest.raises(ValueError):
+        PrioritizedSampler(10, value, 1.0)
+    if value < 1e39:
+        for arguments in ((10, 1.0, value), (10, 1.0, 1.0, value)):
+            with pytest.raises(ValueError):
+                PrioritizedSampler(*arguments)
 
 
 def test_construction_is_checked():
@@ -192,24 +149,6 @@ def test_priorities_of_every_dtype_are_taken(dtype):
     check_same(buffer.sampler.priorities, torch.tensor([2.0, 4.0]))
 
 
-@pytest.mark.parametrize("scalar", [3, 3.0, np.float64(3.0), torch.tensor(3.0), torch.tensor([3.0])], ids=repr)
-def test_one_priority_goes_to_all_indices(scalar):
-    buffer = filled([1.0, 1.0, 1.0])
-    buffer.update_priority(torch.tensor([0, 2]), scalar)
-    check_same(buffer.sampler.priorities, torch.tensor([3.0, 1.0, 3.0]))
-    buffer.update_priority(1, scalar)
-    check_same(buffer.sampler.priorities, torch.full((3,), 3.0))
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_the_draw_of_a_sampler_alone_is_that_of_its_buffer(make):
-    one, two = filled([1.0, 2.0, 3.0], storage=make), filled([1.0, 2.0, 3.0], storage=make)
-    info = one.sample(64, return_info=True)[1]
-    index, told = two.sampler.sample(two.storage, 64)
-    check_same(index, info["index"])
-    check_same(told["priority_weight"], info["priority_weight"])
-
-
 def test_the_defaults_of_a_sampler():
     class Fixed(Sampler):
         def sample(self, storage, batch_size):
@@ -224,15 +163,14 @@ def test_the_defaults_of_a_sampler():
         Sampler()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("within", [False, True])
-def test_a_random_history_has_the_priorities_and_the_tree_of_a_plain_model(within, dtype):
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, False), (torch.float64, True)])
+def test_a_random_history_has_the_priorities_and_the_tree_of_a_plain_model(dtype, within):
     """Few and very many changes between draws, excluded items, growth, and a tree that is lost."""
     rule = fbuf.Prioritized(new_items="highest_stored" if within else "highest_ever", dtype=str(dtype)[6:], eps=0.0)
     held, draw, capacity = HostPriorities(rule, 9000, 0.7, excluding=True), np.random.default_rng(0), 9000
     given, excluded = np.full(20_000, -1.0, rule.dtype), np.zeros(20_000, np.bool_)
     highest, slot = 1.0, -1
-    for step in range(60):
+    for step in range(40):
         count = int(draw.choice([1, 5, 300, 5000]))
         if step % 3 == 0:
             start = min(held.size, capacity - count) if step % 2 else int(draw.integers(0, held.size + 1))
@@ -286,41 +224,3 @@ def test_the_tensors_given_may_be_changed_right_after():
     index.fill_(0), priority.fill_(99.0)
     buffer.sample(4)
     check_same(buffer.sampler.priorities, wanted)
-
-
-def test_a_sampler_that_comes_back_knows_nothing_of_what_it_held():
-    buffer = filled([5.0] * 100, capacity=100)
-    sampler = buffer.set_sampler(RandomSampler())
-    buffer.empty()
-    buffer.extend(plain_tensor([1, 2, 3]))
-    buffer.set_sampler(sampler)
-    check_same(sampler.priorities, torch.ones(3))
-    assert set(buffer.sample(64, return_info=True)[1]["index"].tolist()) == {0, 1, 2}
-
-
-def test_an_alpha_that_single_precision_cannot_hold_is_refused():
-    with pytest.raises(ValueError, match="alpha must be from 0 to"):
-        PrioritizedSampler(8, 1e39, 1.0)
-    buffer = filled([1.0, 2.0])
-    with pytest.raises(ValueError, match="alpha must be from 0 to"):
-        buffer.sampler.alpha = 1e39
-    assert buffer.sampler.alpha == 1.0
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "meta device"])
-def test_what_is_made_in_a_mode_serves_outside_of_it(make, mode):
-    def work():
-        buffer = ReplayBuffer(storage=make(100_000), sampler=PrioritizedSampler(100_000, 1.0, 1.0), batch_size=4)
-        with mode():
-            buffer.extend(torch.zeros(10, 4, device="cpu"))
-            buffer.sample()
-        buffer.extend(torch.ones(90_000, 4))
-        buffer[0] = torch.ones(4)
-        return buffer.sample(), buffer[-1], buffer[0]
-
-    with futures.ThreadPoolExecutor(1) as thread:  # a thread that has not drawn yet
-        sample, last, first = thread.submit(work).result()
-    check_same(last, torch.ones(4))
-    check_same(first, torch.ones(4))
-    assert sample.device.type == "cpu"

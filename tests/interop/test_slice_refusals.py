@@ -66,16 +66,6 @@ def test_markers(make, choices, data, error, match):
         buffer.sample(4)
 
 
-@of_each_kind
-def test_it_works_once_the_markers_are_there(make):
-    buffer = buffer_of(make(slice_len=2, traj_key="id"), rows(), LazyStackStorage, ReplayBuffer)
-    with pytest.raises(RuntimeError, match="none of"):
-        buffer.sample(4)
-    buffer.empty()
-    buffer.extend(rows(id=torch.zeros(8, dtype=torch.int64)))
-    assert len(buffer.sample(2)) == 2
-
-
 def test_an_item_of_a_list_without_the_marker():
     buffer = ReplayBuffer(storage=LazyStackStorage(8), sampler=SliceSampler(slice_len=1, traj_key="id"))
     buffer.extend([TensorDict({"x": torch.tensor(0), "id": torch.tensor(1)}), TensorDict({"x": torch.tensor(1)})])
@@ -188,21 +178,24 @@ def test_a_span_as_long_as_a_slice(span):
     assert len(buffer.sample(16)) <= 16
 
 
-@pytest.mark.parametrize("span", [-1, (0, -2), 1.5, "all", (1, 2, 3)])
-def test_a_span_that_is_none(span):
-    with pytest.raises((TypeError, ValueError)):
-        SliceSampler(slice_len=4, span=span)
-
-
 def test_filling_up_where_nothing_is_shorter():
     with pytest.raises(ValueError, match="pad_output=True needs strict_length=False"):
         SliceSampler(slice_len=2, pad_output=True)
 
 
-def test_positional_arguments():
-    with pytest.raises(TypeError):
-        SliceSampler(2)
-    with pytest.raises(TypeError):
-        SliceSamplerWithoutReplacement(2)
-    with pytest.raises(TypeError):
-        PrioritizedSliceSampler(8, 1.0, 1.0, 0.0, torch.float, "max", 2)
+@pytest.mark.parametrize("key", [["next", "done"], ()])
+@pytest.mark.parametrize("name", ["end_key", "traj_key", "truncated_key"])
+def test_a_key_is_a_name_or_a_tuple_of_names(name, key):
+    with pytest.raises(TypeError, match=f"{name} must be a name"):
+        SliceSampler(slice_len=2, **{name: key})
+
+
+def test_priorities_of_one_storage_do_not_serve_another():
+    done = torch.tensor([0, 0, 1, 1, 0, 1, 0, 1], dtype=torch.bool)
+    first = buffer_of(prioritized(slice_len=2), rows(done=done))
+    first.sample(4)
+    second = buffer_of(first.sampler, rows(done=done))
+    with pytest.raises(RuntimeError, match="another storage"):
+        second.sample(4)
+    second.set_sampler(prioritized(slice_len=2))
+    assert len(second.sample(4)) == 4

@@ -16,7 +16,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from tests.interop.slice_model import SliceModel, check_law, cut, drawn, shares
+from tests.interop.slice_model import SliceModel, check_law, drawn, shares
 
 LENGTHS = [5, 2, 1, 7, 3]  # of episodes, the last of which goes on
 
@@ -76,12 +76,6 @@ def test_the_law_over_several_lanes(lanes):
     assert torch.equal(storage[tuple(batch["index"].unbind(-1))]["x"], batch["x"])
 
 
-def test_a_slice_that_is_as_long_as_the_storage():
-    _model, data = filled([30])
-    buffer = buffer_of(data, SliceSampler(slice_len=14))
-    assert drawn(buffer, 28) == [tuple(range(16, 30))] * 2
-
-
 # ------------------------------------------------------------------ the batch
 
 
@@ -106,26 +100,6 @@ def test_a_batch_is_slices_one_after_the_other(kind):
     else:
         assert ("next", "truncated") not in batch.keys(True)
         assert torch.equal(batch["next", "done"], data["next", "done"][batch["x"]])
-
-
-def test_the_batch_size_may_change_between_calls():
-    _, data = filled([12, 2])
-    by_count = buffer_of(data, SliceSampler(num_slices=3))
-    by_length = buffer_of(data, SliceSampler(slice_len=3))
-    for size in (3, 12, 6, 36, 12):
-        assert [len(each) for each in drawn(by_count, size)] == [size // 3] * 3
-        assert [len(each) for each in drawn(by_length, size)] == [3] * (size // 3)
-
-
-def test_what_is_drawn_is_a_copy():
-    _, data = filled()
-    buffer = buffer_of(data, SliceSampler(slice_len=2))
-    for _ in range(3):
-        batch, info = buffer.sample(8, return_info=True)
-        assert batch["next", "truncated"].sum() == 4
-        for leaf in (*batch.values(True, True), info["next", "truncated"], *info["index"]):
-            leaf.zero_()
-    assert torch.equal(buffer[:]["x"].sort().values, torch.arange(4, 18))
 
 
 # ------------------------------------------------------------------ what is told
@@ -214,13 +188,6 @@ def test_shorter_slices_are_filled_up():
     check_law(seen, shares(model.trajectories(), 4, strict=False))
 
 
-def test_nothing_is_masked_where_nothing_is_filled_up():
-    _, data = filled([7, 7])
-    buffer = buffer_of(data, SliceSampler(slice_len=4, strict_length=False, pad_output=True))
-    _, info = buffer.sample(40, return_info=True)
-    assert ("collector", "mask") not in info
-
-
 # ------------------------------------------------------------------ given boundaries
 
 GIVEN = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0, 0, 0], dtype=torch.bool)
@@ -249,14 +216,6 @@ def test_given_boundaries(choices, whole, epochs):
     buffer = ReplayBuffer(storage=storage, sampler=SliceSampler(slice_len=3, cache_values=True, **choices))
     check_law(drawn(buffer, 3 * 2000), shares(whole, 3))
     assert check_copy(buffer)
-
-
-def test_given_boundaries_are_copied():
-    ends = GIVEN.clone()
-    storage = TensorStorage(TensorDict({"x": torch.arange(10)}, [10]))
-    buffer = ReplayBuffer(storage=storage, sampler=SliceSampler(slice_len=4, cache_values=True, ends=ends))
-    ends.fill_(True)
-    assert set(drawn(buffer, 400)) == set(shares(JOINED, 4))
 
 
 def test_given_boundaries_are_for_data_that_is_not_written_any_more():
@@ -288,75 +247,6 @@ def check_copy(buffer):
             answers.append([each.sample(30)["x"].tolist() for _ in range(3)])
         assert answers[0] == answers[1]
     return True
-
-
-@pytest.mark.parametrize(("lanes", "by_turns"), [((), False), ((), True), ((2,), False)])
-@pytest.mark.parametrize("strict", [False, True])
-def test_equal_generators_give_equal_batches_whatever_was_read_before(lanes, by_turns, strict):
-    model = SliceModel(20, lanes)
-    buffers = [
-        ReplayBuffer(
-            storage=LazyTensorStorage(20 * model.lanes, ndim=1 + len(lanes)),
-            sampler=SliceSampler(slice_len=2, traj_key="id", strict_length=strict),
-            generator=torch.Generator().manual_seed(5),
-        )
-        for _ in range(2)
-    ]
-    ids = [0, 1, 2]
-    for step in range(30):
-        if by_turns:
-            ids[step % 3] = step + 3 if step % 4 == 0 else ids[step % 3]
-            data = model.write(np.zeros((3, 1), bool), np.array(ids)[:, None])
-        else:
-            data = model.write_some(3, 0.2)
-        for buffer in buffers:
-            buffer.extend(data)
-        if step > 2:
-            buffers[0].sample(10)
-    for buffer in buffers:
-        buffer.set_rng(torch.Generator().manual_seed(5))
-    for _ in range(3):
-        assert torch.equal(buffers[0].sample(40)["x"], buffers[1].sample(40)["x"])
-    assert check_copy(buffers[0])
-    buffers[0].set_rng(torch.Generator().manual_seed(5))
-    assert not torch.equal(buffers[0].sample(40)["x"], buffers[0].sample(40)["x"])
-
-
-def test_the_global_generator_governs_draws_of_none_other():
-    _, data = filled()
-    buffer = buffer_of(data, SliceSampler(slice_len=2))
-    torch.manual_seed(1)
-    first = buffer.sample(40)["x"]
-    torch.manual_seed(1)
-    assert torch.equal(buffer.sample(40)["x"], first)
-    assert not torch.equal(buffer.sample(40)["x"], first)
-
-
-def test_batches_drawn_ahead():
-    model, data = filled()
-    buffer = buffer_of(data, SliceSampler(slice_len=4, span=True), prefetch=2, batch_size=40)
-    legal = set(shares(model.trajectories(), 4, True, 3, 3))
-    for _ in range(30):
-        assert set(drawn(buffer)) <= legal
-    buffer.empty()
-    other, data = filled([14])
-    buffer.extend(data)
-    assert set(drawn(buffer)) <= set(shares(other.trajectories(), 4, True, 3, 3))
-
-
-@pytest.mark.parametrize("make", [SliceSampler, SliceSamplerWithoutReplacement])
-def test_a_default_device_does_not_matter(make):
-    _, data = filled([5, 2, 7])
-    data["is_init"] = torch.zeros(14, dtype=torch.bool)
-    torch.set_default_device("meta")
-    try:
-        buffer = buffer_of(data, make(slice_len=3, strict_length=False))
-        batch = buffer.sample(30)
-        assert all(leaf.device.type == "cpu" for leaf in batch.values(True, True))
-        make(slice_len=3, ends=[True] * 14, **({"cache_values": True} if make is SliceSampler else {}))
-    finally:
-        torch.set_default_device("cpu")
-    assert set(cut(batch["x"].tolist(), batch["next", "truncated"].reshape(-1).tolist()))
 
 
 def test_the_state_is_what_it_was_made_with():

@@ -1,8 +1,6 @@
 """Slices of which each trajectory gives one an epoch."""
 
-import copy
 import itertools
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -32,14 +30,6 @@ def buffer_of(data, capacity=1000, storage=LazyTensorStorage, batch_size=None, *
 def where(slices, whole):
     """From which trajectories slices are."""
     return [next(place for place, each in enumerate(whole) if item in each) for item, *_ in slices]
-
-
-def test_fewer_trajectories_than_slices_are_asked_for():
-    buffer = buffer_of(episodes(250, 250, 250, 250)[0], num_slices=10)
-    batch = buffer.sample(320)
-    assert batch.batch_size == (128,)
-    assert sorted(batch["episode"][::32].tolist()) == [0, 1, 2, 3]
-    assert torch.equal(batch["x"].reshape(4, 32), batch["x"][::32, None] + torch.arange(32))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -101,16 +91,6 @@ def test_an_epoch_over_random_histories(seed, strict):
             assert set(epoch) <= set(shares(whole, 2, strict=strict))
 
 
-def test_in_the_order_of_the_storage():
-    model = SliceModel(10)
-    sampler = SliceSamplerWithoutReplacement(slice_len=10, strict_length=False, shuffle=False)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
-    ends = np.isin(np.arange(16), [3, 8, 11])[:, None]
-    buffer.extend(model.write(ends, ends))
-    # rows 0 to 5 hold the items 10 to 15, rows 6 to 9 the items 6 to 9; the cursor is at row 6
-    assert drawn(buffer, 100) == [(12, 13, 14, 15), (6, 7, 8), (9, 10, 11)]
-
-
 def test_a_write_begins_an_epoch_and_nothing_else_does():
     data, whole = episodes(*[2] * 8)
     buffer = buffer_of(data, slice_len=2)
@@ -148,80 +128,12 @@ def test_shorter_trajectories_are_not_in_the_epoch(shuffle, drop_last, prefetch)
         assert shuffle or places == [0, 2, 4, 6, 8]
 
 
-def test_the_end_of_a_ring_may_make_a_trajectory_too_short():
-    """Five rows of the first one are written over: one is left, which is in no epoch."""
-    model = SliceModel(12)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(12), sampler=SliceSamplerWithoutReplacement(slice_len=2))
-    ends = np.isin(np.arange(17), [5, 8, 12, 16])[:, None]
-    buffer.extend(model.write(ends, ends))
-    whole = model.trajectories()
-    assert [len(each) for each in whole] == [1, 3, 4, 4]
-    for _ in range(20):
-        assert sorted(where(drawn(buffer, 4) + drawn(buffer, 4), whole)) == [1, 2, 3]
-
-
-def test_another_slice_length_is_over_other_trajectories():
-    data, whole = episodes(4, 1, 2, 4)
-    buffer = buffer_of(data, num_slices=1, shuffle=False)
-    assert [where(drawn(buffer, size), whole) for size in (2, 2, 4, 4, 2, 1, 1)] == [[0], [2], [0], [3], [0], [0], [1]]
-
-
-def test_without_the_strict_length_they_come_out_whole():
-    data, whole = episodes(4, 1, 4, 2)
-    buffer = buffer_of(data, slice_len=3, strict_length=False)
-    for _ in range(20):
-        taken = drawn(buffer, 12)
-        assert sorted(where(taken, whole)) == [0, 1, 2, 3]
-        assert [len(each) for _, each in sorted(zip(where(taken, whole), taken, strict=True))] == [3, 1, 3, 2]
-
-
-def test_an_epoch_of_none_but_shorter_trajectories():
-    buffer = buffer_of(episodes(1, 1)[0], slice_len=2)
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match=r"no stored trajectory is long enough.*strict_length=False"):
-            buffer.sample(4)
-
-
 def test_more_slices_than_trajectories_cannot_be_drawn_without_a_rest():
     buffer = buffer_of(episodes(3, 3)[0], slice_len=2, drop_last=True, batch_size=6)
     with refused(buffer, ValueError, "drop_last"):
         buffer.sample()
     with pytest.raises(ValueError, match="drop_last"):
         ReplayBuffer(storage=LazyTensorStorage(3), sampler=SliceSamplerWithoutReplacement(slice_len=2, drop_last=True))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-@pytest.mark.parametrize("by_turns", [False, True])
-def test_copies_go_on_with_the_epoch(copied, by_turns):
-    model = SliceModel(40, by_turns=by_turns)
-    sampler = SliceSamplerWithoutReplacement(slice_len=40, strict_length=False, traj_key="id")
-    buffer = ReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler)
-    ids = [0, 1, 2, 3]
-    for step in range(20):
-        if step % 3 == 0:
-            ids[step % 4] = step + 4
-        rows = np.array(ids if by_turns else [step // 2] * 4)[:, None]
-        buffer.extend(model.write(rows != np.append(rows[1:], [[step // 2]], 0), rows))
-        taken = drawn(buffer, 80)  # what is known has a history
-    whole = model.trajectories() if by_turns else [tuple(range(first, first + 8)) for first in range(40, 80, 8)]
-    other = copied(buffer)
-    for each in (buffer, other):
-        each.set_rng(torch.Generator().manual_seed(0))
-    left, right = (drawn(each, 40 * 100) for each in (buffer, other))
-    assert left == right
-    assert sorted(taken + left) == whole
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_epoch_of_batches_drawn_ahead(workers):
-    data, whole = episodes(*[3] * 10)
-    sampler = SliceSamplerWithoutReplacement(slice_len=2)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=8, prefetch=workers)
-    buffer.extend(data)
-    for _ in range(3):
-        batches = [batch["x"][::2].tolist() for batch in buffer]
-        assert sorted(where([[item] for batch in batches for item in batch], whole)) == list(range(10))
-        assert sorted(map(len, batches)) == [2, 4, 4]
 
 
 def test_how_it_shows():

@@ -1,8 +1,6 @@
 """StalenessAwareSampler."""
 
-import copy
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ from tensordict import TensorDict
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    LinearScheduler,
     ListStorage,
-    PrioritizedSampler,
     ReplayBuffer,
     StalenessAwareSampler,
     TensorDictReplayBuffer,
@@ -79,22 +75,6 @@ def test_an_item_weighs_less_the_staler_it_is():
     assert stats.chisquare(counts, weights / weights.sum() * 20000).pvalue > 1e-4
 
 
-def test_weights_are_what_the_function_says():
-    seen = []
-
-    def halved(staleness):
-        seen.append(staleness)
-        return 0.5**staleness * (staleness != 1)
-
-    buffer, sampler = buffer_of([4, 3, 2, 1, 0], staleness_weight_fn=halved, max_staleness=3)
-    sampler.consumer_version = 4
-    counts = np.bincount(buffer.sample(20000)["index"].numpy(), minlength=5)
-    assert counts[1] == counts[4] == 0
-    wanted = np.array([1, 0.25, 0.125])
-    assert stats.chisquare(counts[[0, 2, 3]], wanted / wanted.sum() * 20000).pvalue > 1e-4
-    check_same(seen[0], torch.tensor([0, 1, 2, 3]))
-
-
 @pytest.mark.parametrize(("weights", "count"), [([1, 2, 3, 0, 4], 2), ([5, 1] + [0.5] * 10, 3), ([1e20, 1, 2], 3)])
 def test_draws_are_one_after_the_other_by_the_weights_of_those_left(weights, count):
     held, rng = known(weights), np.random.default_rng(7)
@@ -119,29 +99,6 @@ def test_draws_are_one_after_the_other_by_the_weights_of_those_left(weights, cou
     assert stats.chisquare(counts, np.array(wanted) * sum(counts) / sum(wanted)).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("size", "count"), [(10, 10), (1000, 3), (1000, 200), (1000, 999), (5, 0)])
-def test_a_batch_has_no_item_twice_where_there_are_enough(size, count):
-    weights = np.random.default_rng(0).random(size) ** 8
-    drawn = known(weights).draw(count, np.random.default_rng(1))
-    assert len(set(drawn.tolist())) == count == drawn.size
-
-
-def test_rounding_never_leads_past_the_last_item():
-    held = known([0.1] * 3 + [0.0, 0.0])
-
-    class Highest:
-        def random(self, count):
-            return np.full(count, np.nextafter(1, 0))
-
-    assert (held._find(4, Highest()) == 2).all()
-
-
-def test_an_item_from_a_newer_policy_counts_as_fresh():
-    buffer, sampler = buffer_of([5, 2], staleness_weight_fn=lambda staleness: (staleness == 0).double())
-    sampler.consumer_version = 2
-    check_same(buffer.sample(200)["staleness"].unique(), torch.tensor([-3.0, 0.0]))
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16])
 def test_versions_of_any_number_type(shape, dtype):
@@ -151,18 +108,6 @@ def test_versions_of_any_number_type(shape, dtype):
     buffer.sampler.consumer_version = 4
     batch, info = buffer.sample(3, return_info=True)
     check_same(info["staleness"], torch.tensor([3.0, 2.0, 0.0])[batch["id"]])
-
-
-def test_storages_of_several_item_dims():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(30, ndim=2), sampler=StalenessAwareSampler(1))
-    for version in range(4):
-        data = {"policy_version": torch.full((3, 2), version), "id": torch.arange(6).reshape(3, 2) + 10 * version}
-        buffer.extend(TensorDict(data, [3, 2]))
-    buffer.sampler.consumer_version = 3
-    batch = buffer.sample(12)
-    assert sorted(batch["id"].tolist()) == [20, 21, 22, 23, 24, 25, 30, 31, 32, 33, 34, 35]
-    check_same(buffer.storage[:]["id"][tuple(batch["index"].unbind(-1))], batch["id"])
-    check_same(batch["staleness"], (3 - batch["id"] // 10).float())
 
 
 def test_every_change_counts_at_the_next_draw():
@@ -208,44 +153,6 @@ def test_weights_are_made_once_for_what_does_not_change():
     sampler.consumer_version = 1
     buffers[1].sample(2)
     assert len(calls) == 3
-
-
-def test_equal_generators_give_equal_batches():
-    one, other = (buffer_of(range(20), seed=3)[0] for _ in range(2))
-    for _ in range(3):
-        check_same(one.sample(7), other.sample(7))
-    ahead = [
-        TensorDictReplayBuffer(
-            storage=LazyTensorStorage(32), sampler=StalenessAwareSampler(), batch_size=5, prefetch=3,
-            generator=torch.Generator().manual_seed(1),
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for buffer in ahead:
-        buffer.extend(of(range(20)))
-    for _ in range(6):
-        check_same(ahead[0].sample(), ahead[1].sample())
-
-
-@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_copies_are_their_own(twin_of):
-    buffer, sampler = buffer_of([0, 1, 2], max_staleness=1)
-    sampler.consumer_version = 2
-    buffer.sample(1)
-    twin = twin_of(buffer)
-    assert (twin.sampler.consumer_version, twin.sampler.max_staleness) == (2, 1)
-    check_same(twin.sample(3), buffer.sample(3))
-    twin.sampler.consumer_version = 3
-    assert set(twin.sample(9)["index"].tolist()) == {2} and set(buffer.sample(9)["index"].tolist()) == {1, 2}
-
-
-def test_a_scheduler_tightens_the_bound():
-    buffer, sampler = buffer_of(range(10), max_staleness=8)
-    sampler.consumer_version = 9
-    scheduler = LinearScheduler(buffer, "max_staleness", 0, 4)
-    for wanted in (6, 4, 2, 0):
-        scheduler.step()
-        assert sampler.max_staleness == wanted and buffer.sample(100)["staleness"].max() == wanted
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
@@ -298,25 +205,3 @@ def test_arguments_are_checked():
     with pytest.warns(UserWarning, match="not a prioritized"):
         sampler.update_priority(0, 1.0)
     assert "max_staleness=-1" in repr(sampler)
-
-
-def test_it_can_take_the_place_of_another_sampler():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(8, 1.0, 1.0))
-    buffer.extend(of([0, 1]))
-    buffer.set_sampler(StalenessAwareSampler(0))
-    buffer.sampler.consumer_version = 1
-    assert set(buffer.sample(9)["index"].tolist()) == {1}
-
-
-def test_another_default_device_makes_no_difference():
-    data = of([0, 1, 2])
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=StalenessAwareSampler(1))
-    torch.set_default_device("meta")
-    try:
-        buffer.extend(data)
-        buffer.sampler.consumer_version = 2
-        batch = buffer.sample(9)
-    finally:
-        torch.set_default_device(None)
-    check_same(batch["staleness"], 2 - batch["policy_version"].float())
-    assert set(batch["id"].tolist()) == {1, 2}

@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,14 +12,9 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    TensorDictReplayBuffer,
     TensorStorage,
 )
-from tests.interop.rows import ALL_STORAGES, check_same, flat_td, plain_tensor, refused
-
-
-def key(number):
-    return np.array([number, 7], np.uint32)
+from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor, refused
 
 
 def buffer_of(count, batch_size=3, storage=LazyTensorStorage, seed=0, capacity=None, prefetch=None, **kwargs):
@@ -65,41 +59,6 @@ def test_an_epoch_of_a_buffer_is_every_item_once(make, prefetch):
     assert len({tuple(flat(epoch)) for epoch in epochs}) > 1
 
 
-def test_tensordict_samples_carry_the_index():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
-    buffer.extend(flat_td(list(range(10))))
-    batches = list(buffer)
-    assert [batch.batch_size for batch in batches] == [torch.Size([4]), torch.Size([4]), torch.Size([2])]
-    for batch in batches:
-        check_same(batch.exclude("index"), flat_td(batch["index"]))
-    assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(10))
-
-
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_the_last_batch_can_be_left_out(prefetch):
-    buffer = buffer_of(10, drop_last=True, prefetch=prefetch)
-    for _ in range(3):
-        drawn = epoch_of(buffer)
-        assert [len(batch) for batch in drawn] == [3, 3, 3]
-        assert len(set(flat(drawn))) == 9
-
-
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_items_come_in_order_without_shuffling(prefetch):
-    buffer = buffer_of(10, 4, shuffle=False, prefetch=prefetch)
-    for _ in range(2):
-        assert epoch_of(buffer) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-def test_a_batch_may_be_larger_than_the_buffer_or_of_any_size():
-    buffer = buffer_of(10, None)
-    assert sorted(ids(buffer.sample(50))) == list(range(10)) and buffer.sampler.ran_out
-    sizes = [4, 1, 5, 3, 9, 10]
-    drawn = [ids(buffer.sample(size)) for size in sizes]
-    assert [len(batch) for batch in drawn] == [4, 1, 5, 3, 7, 10]
-    assert sorted(flat(drawn[:3])) == sorted(flat(drawn[3:5])) == sorted(drawn[5]) == list(range(10))
-
-
 @pytest.mark.parametrize("prefetch", [None, 1, 4])
 def test_ran_out_tells_of_the_end_until_the_next_batch(prefetch):
     buffer = buffer_of(10, prefetch=prefetch)
@@ -142,15 +101,6 @@ def test_another_number_of_items_begins_an_epoch():
     assert sorted(flat(epoch_of(buffer))) == list(range(12))
 
 
-def test_writing_over_items_begins_no_epoch():
-    buffer = buffer_of(6, 4)
-    first = buffer.sample(return_info=True)[1]["index"]
-    buffer.extend(plain_tensor([9, 9]))
-    buffer[0] = plain_tensor([9])[0]
-    second = buffer.sample(return_info=True)[1]["index"]
-    assert sorted(first.tolist() + second.tolist()) == list(range(6)) and buffer.sampler.ran_out
-
-
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("refill", [4, 10, 13])
 def test_emptying_begins_an_epoch(prefetch, refill):
@@ -161,13 +111,6 @@ def test_emptying_begins_an_epoch(prefetch, refill):
         assert not buffer.sampler.ran_out
         buffer.extend(plain_tensor(list(range(refill))))
         assert sorted(flat(epoch_of(buffer))) == list(range(refill))
-
-
-def test_a_list_that_is_cut_is_drawn_from_what_it_has():
-    buffer = buffer_of(10, storage=ListStorage)
-    buffer.sample()
-    del buffer.storage._storage[4:]
-    assert sorted(flat(epoch_of(buffer))) == list(range(4))
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
@@ -185,31 +128,6 @@ def test_coordinates_of_several_item_dims(make, prefetch):
         found += batch.tolist()
         where += zip(*(each.tolist() for each in info["index"]), strict=True)
     assert sorted(found) == list(range(12)) and sorted(where) == list(itertools.product(range(4), range(3)))
-
-
-def test_a_sampler_needs_no_buffer():
-    storage, sampler = LazyTensorStorage(50), SamplerWithoutReplacement()
-    storage.set(slice(0, 7), plain_tensor(list(range(7))))
-    drawn = [sampler.sample(storage, 4) for _ in range(2)]
-    assert sorted(torch.cat([index for index, _ in drawn]).tolist()) == list(range(7)) and drawn[0][1] == {}
-    assert sampler.ran_out
-
-
-def test_the_representation_shows_how_much_is_left():
-    buffer = buffer_of(10, None, drop_last=False)
-    shown = [repr(buffer.sampler)]
-    for size in (3, 3, 4, 1):
-        buffer.sample(size)
-        shown.append(repr(buffer.sampler))
-    assert shown == [f"SamplerWithoutReplacement({left:.4f}% left)" for left in (0, 70, 40, 100, 90)]
-
-
-def test_no_batch_is_shorter_than_asked_for_where_the_last_is_dropped():
-    buffer = buffer_of(10, 3, drop_last=True)
-    first = ids(buffer.sample())
-    with pytest.warns(UserWarning, match="batch_size"):
-        second = ids(buffer.sample(8))  # 7 are left, which are dropped
-    assert len(first) == 3 and len(second) == len(set(second)) == 8 and buffer.sampler.ran_out
 
 
 # ------------------------------------------------------------------ what is refused
@@ -314,11 +232,3 @@ def test_what_a_transform_refuses_ahead_of_time_comes_again(prefetch):
     drawn, raised = drawn_despite(one, ArithmeticError, 5)
     assert raised == 1 and sorted(map(sorted, drawn)) == sorted(sorted(ids(two.sample())) for _ in range(4))
     assert one.sampler.ran_out and sorted(flat(drawn)) == list(range(12))
-
-
-def test_what_a_transform_refuses_twice_ahead_of_time_was_drawn():
-    buffer = buffer_of(12, prefetch=1)
-    buffer.append_transform(refusing(2, 3))
-    drawn, raised = drawn_despite(buffer, ArithmeticError, 5)
-    assert raised == 2 and len(set(flat(drawn))) == 9 and buffer.sampler.ran_out
-    assert sorted(flat(epoch_of(buffer))) == list(range(12))
