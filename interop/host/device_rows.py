@@ -58,6 +58,10 @@ class JaxRows:
         every = [*self.arrays, *other.arrays]
         return JaxRows([every[place] for place in order], self.lanes, self.device)
 
+    def column(self, place: int) -> Tensor | None:
+        """A view of a leaf. Not to be kept: the next write copies or moves it."""
+        return bridge.hand_over(self.arrays[place])
+
     @property
     def tensors(self) -> list[Tensor]:
         """Views of the rows. Until the next write edits of them reach the rows; that write then copies, once."""

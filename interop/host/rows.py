@@ -102,6 +102,10 @@ class TorchRows:
         found: np.ndarray | None = None if self._numpy is None else self._numpy[place]
         return found
 
+    def column(self, place: int) -> Tensor | None:
+        """The memory of a leaf as a plain tensor; None where it is not kept in one piece. Not to be kept: it may move."""
+        return self._plain[place]
+
     @property
     def tensors(self) -> list[Tensor]:
         """The leaves as a whole."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from interop.data import bridge
 from interop.data.keys import as_path
 from interop.data.layout import Path as KeyPath
-from interop.host.device_rows import JaxRows
 from interop.host.rows import TorchRows
 from interop.storages import Storage, TensorStorage
 
@@ -35,7 +34,7 @@ def memory(storage: Storage, key: Any) -> Tensor | None:
         return None
     place, rows = _place(storage, path), storage.rows
     assert rows is not None
-    return bridge.hand_over(rows.arrays[place]) if isinstance(rows, JaxRows) else rows._plain[place]
+    return rows.column(place)
 
 
 def _place(storage: TensorStorage, path: KeyPath) -> int:

@@ -3,24 +3,28 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
 from fbuf.memory_plan import Share
-from interop.checkpoint.frame_states import frames_of, restoring_frames, restoring_frames_of, saved_frames
+from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.stateful import as_arrays, as_tensors
+from interop.checkpoint.tensor_states import Ring, saved_ring
 from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout
 from interop.data.numbers import whole
 from interop.host.rows import Rows
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
-from interop.storages.frame_rows import FrameRows
-from interop.storages.frame_scheme import MOST_FINALS, Scheme
+from interop.storages.frame_rows import FrameRows, Scheme
 from interop.storages.storage import Storage
 from interop.storages.tensors import TensorStorage
 
 _ENDS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
+_MOST_FRAMES = 2**31  # their numbers are int32
 Path = tuple[Any, ...]
 
 
@@ -83,23 +87,30 @@ class LazyFrameStorage(TensorStorage):
         self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
         self._traj_key = None if traj_key is None else _path(traj_key)
         self._finals = None if finals is None else whole("finals", finals)
-        if self._finals is not None and self._finals > MOST_FINALS:
-            raise ValueError(f"finals must be at most {MOST_FINALS}, got {finals}")
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
-        return self._scheme(layout, lead).planned()
+        scheme = self._scheme(layout, lead)
+        shares: list[Share] = []
+        for place, (name, shape, dtype) in enumerate(scheme.arrays()):
+            table = 0 <= place - len(scheme.rest) - 1 < len(scheme.pairs)
+            part = "items" if place < len(scheme.rest) else "frames"
+            kept = (shape[0] - scheme.finals, *shape[1:]) if table else shape
+            shares.append(planning.array(part, name, kept, dtype, "cpu"))
+            if table:  # the frames with which trajectories end take memory as they are stored
+                last = (scheme.finals, *shape[1:])
+                shares.append(planning.array(part, f"{name}, last ones", last, dtype, "cpu", counts="at most"))
+        return shares
 
     def may_renew(self) -> bool:
         return self.lock.processes is None
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
-        scheme = self._scheme(layout, lead)
-        planning.refuse(scheme.planned())
-        return FrameRows(scheme, scheme.memory())
+        planning.refuse(self._planned(layout, lead))
+        return FrameRows(self._scheme(layout, lead))
 
     def _scheme(self, layout: Layout, lead: tuple[int, ...]) -> Scheme:
         items = torch.Size(lead).numel()
-        return Scheme(
+        scheme = Scheme(
             leaves=layout.leaves,
             pairs=tuple(self._pair(layout, key) for key in self._obs_keys),
             ends=self._ends(layout),
@@ -110,8 +121,11 @@ class LazyFrameStorage(TensorStorage):
             check=self._checks,
             capacity=lead[0],
             lanes=tuple(lead[1:]),
-            finals=min(MOST_FINALS if self._finals is None else self._finals, items),
+            finals=min(items, self._finals or items),
         )
+        if scheme.frames >= _MOST_FRAMES:
+            raise ValueError(f"a LazyFrameStorage has less than {_MOST_FRAMES} frames, {scheme.frames} are needed")
+        return scheme
 
     def _pair(self, layout: Layout, key: Path) -> tuple[int, int]:
         obs, following = _leaf(layout, key), _leaf(layout, ("next", *key))
@@ -167,7 +181,9 @@ class LazyFrameStorage(TensorStorage):
         self.refuse_edit(_path(path) for path, _ in entries_below(given))
         views = TensorDict({}, self.shape)
         for place in rows.scheme.rest:
-            views.set(layout.leaves[place].path, rows._plain[place][: self.filled_rows])
+            column = rows.column(place)
+            assert column is not None
+            views.set(layout.leaves[place].path, column[: self.filled_rows])
         return views
 
     def _empty(self) -> None:
@@ -175,18 +191,73 @@ class LazyFrameStorage(TensorStorage):
         if isinstance(self.rows, FrameRows):
             self.rows.clear()
 
+    # ------------------------------------------------------------------ checkpoints
+
     def _saved(self) -> dict[str, Any]:
-        return saved_frames(self)
+        rows = self.rows
+        if not isinstance(rows, FrameRows):
+            return {"layout": None}
+        parts: dict[str, Any] = rows.used()
+        parts.update(
+            rows=Columns(parts["rows"], rows.scheme.capacity), frames=Columns(parts["frames"], rows.scheme.frames)
+        )
+        assert self.layout is not None
+        described = {"layout": saved_layout(self.layout), "ring": saved_ring(self), "scheme": rows.scheme.described()}
+        return {**described, **parts}
 
     def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        return restoring_frames(self, saved, rule)
+        where = f"the checkpoint of a {type(self).__name__}"
+        fields = Fields(saved, where)
+        if fields.any("layout") is None:
+            return self._empty
+        layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
+        fixed = self.fixed_layout
+        if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
+            raise CheckpointMismatch(
+                f"{where} does not fit: its items, or their dims, are others than those of the storage"
+            )
+        rows = self._allocate(layout, (ring.capacity, *ring.lanes))
+        assert isinstance(rows, FrameRows)
+        ours, theirs = rows.scheme.described(), fields.any("scheme")
+        other = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
+        other += [] if -(-self._max_size // max(rows.scheme.per_row, 1)) == ring.capacity else ["max_size"]
+        if other:
+            raise CheckpointMismatch(f"{where} does not fit: it was built with another {', '.join(other)}")
+        (counts,) = (np.asarray(each) for each in fields.items("counts", 1))
+        if counts.dtype != np.int64 or counts.shape != (4,) or not rows.fits(counts, ring.filled):
+            raise CheckpointCorrupt(f"{where}: its counts are not those of {ring.filled} rows")
+        for name, targets in rows.used(counts).items():
+            _read(fields, name, targets, where)
+        if not rows.is_sound():
+            raise CheckpointCorrupt(f"{where}: items name frames that there are not")
+
+        def put() -> None:
+            self._empty()
+            if fixed is None:
+                self._adopt(layout, rows)
+            else:  # other processes may have the memory
+                assert isinstance(self.rows, FrameRows)
+                for name, targets in self.rows.used(counts).items():
+                    for target, found in zip(targets, rows.used()[name], strict=True):
+                        target[...] = found
+            self.ring.size = ring.filled
+            self.ring.restored(ring.written, ring.end % ring.capacity)
+
+        return put
 
     def state_dict(self) -> dict[str, Any]:
         with self.lock.turn():
-            return frames_of(self)
+            saved = {
+                name: value.arrays if isinstance(value, Columns) else value for name, value in self._saved().items()
+            }
+            return {"_storage": as_tensors(saved), "initialized": self.initialized, "_len": len(self)}
 
     def _from_dict(self, given: Any) -> Callable[[], None]:
-        return restoring_frames_of(self, given)
+        return self._restoring(
+            as_arrays(Fields(given, f"the state_dict of a {type(self).__name__}").any("_storage"), self)
+        )
+
+    # ------------------------------------------------------------------ copies and other processes
 
     def __getstate__(self) -> dict[str, Any]:
         rows = self.rows
@@ -213,6 +284,23 @@ class LazyFrameStorage(TensorStorage):
             f"{type(self).__name__}(obs_key=[{names}], stack={self._stack}, shape={self.shape}, len={len(self)}, "
             f"max_size={self.max_size})"
         )
+
+
+def _read(fields: Fields, name: str, targets: list[np.ndarray], where: str) -> None:
+    found = fields.any(name)
+    stored = isinstance(found, StoredColumns)
+    if stored:
+        kinds = [(dtype, (found.rows, *shape)) for dtype, shape in zip(found.dtypes, found.shapes, strict=True)]
+    else:
+        found = list(map(np.asarray, fields.items(name)))
+        kinds = [(each.dtype, each.shape) for each in found]
+    if kinds != [(each.dtype, each.shape) for each in targets]:
+        raise CheckpointCorrupt(f"{where}, {name}: the files do not hold what they should")
+    if stored:
+        found.read_into(targets)
+    else:
+        for target, each in zip(targets, found, strict=True):
+            target[...] = each
 
 
 def _path(key: Any) -> Path:

@@ -202,10 +202,10 @@ class LazyTensorStorage(TensorStorage):
             return JaxRows.zeros(shapes, dtypes, lead[1:], device)
         if device.type != "cpu":
             return super()._fresh(leaves, lead)
-        return TorchRows(list(map(_zeros, shapes, dtypes)), lead[1:])
+        return TorchRows(list(map(untouched_zeros, shapes, dtypes)), lead[1:])
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that take memory only once they are written, aligned for XLA."""
     count = torch.Size(shape).numel()
     if count == 0:

@@ -14,43 +14,28 @@ from interop import LazyFrameStorage, ReplayBuffer, RoundRobinWriter
 from tests.interop.frame_streams import CUT, OPEN, TERMINATED, TRUNCATED, Both, Environment, assert_same, random_kinds
 
 
-@pytest.mark.parametrize("lanes", [0, 2])
-def test_a_write_that_ends_more_trajectories_than_there_is_room_for_changes_nothing(lanes):
-    both = Both(6 * max(lanes, 1), ndim=1 + (lanes > 0), finals=2)
-
-    def rows(*kinds):
-        steps = torch.stack([stream.steps(kinds if place == 0 else [OPEN] * len(kinds)) for place, stream in streams])
-        return steps if lanes else steps[0]
-
-    streams = [*enumerate(Environment(first=1 + 500 * place) for place in range(max(lanes, 1)))]
-    both.extend(rows(OPEN, TRUNCATED, OPEN, TERMINATED))
-    before = both.frames[:].clone()
-    ahead = copy.deepcopy(streams)
-    for refused in ([OPEN, TERMINATED], [TERMINATED]):
-        with pytest.raises(RuntimeError, match="more than finals=2; nothing was written"):
-            both.frames.extend(rows(*refused))
-        assert_same(both.frames[:], before)
-        streams = copy.deepcopy(ahead)
-    both.extend(rows(OPEN, OPEN, OPEN, TRUNCATED))  # the first end goes with it
-    both.check()
-
-
 @given(data=st.data())
 @settings(max_examples=40)
-def test_what_is_refused_for_want_of_room_is_what_ends_more_trajectories_than_can_be_kept(data):
-    capacity, finals = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
-    both, stream, stored = Both(capacity, finals=finals, stack=2), Environment(2), np.zeros(0, np.int64)
+def test_what_is_refused_for_want_of_room_ends_more_trajectories_than_there_is_room_for_and_changes_nothing(data):
+    lanes, capacity, finals = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4))
+    both = Both(capacity * lanes, ndim=2, finals=finals, stack=2)
+    streams, stored = [Environment(2, first=1 + 500 * lane) for lane in range(lanes)], np.zeros((lanes, 0), np.int64)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     for count in data.draw(st.lists(st.integers(1, 10), min_size=1, max_size=12)):
-        kinds = random_kinds(rng, count, data.draw(st.sampled_from([0.1, 0.4, 0.9])))
-        ahead, after = copy.deepcopy(stream), np.concatenate([stored, kinds])[-capacity:]
-        rows = ahead.steps(kinds)
-        if np.count_nonzero(after) > finals:
-            with pytest.raises(RuntimeError, match=f"more than finals={finals}; nothing was written"):
-                both.frames.extend(rows)
+        chance = data.draw(st.sampled_from([0.1, 0.4, 0.9]))
+        kinds = np.stack([random_kinds(rng, count, chance) for _ in streams])
+        ahead, after = copy.deepcopy(streams), np.concatenate([stored, kinds], 1)[:, -capacity:]
+        rows = torch.stack([stream.steps(each) for stream, each in zip(ahead, kinds, strict=True)])
+        try:
+            both.frames.extend(rows.clone())
+        except RuntimeError as error:
+            assert f"more than finals={finals}; nothing was written" in str(error)
+            assert np.count_nonzero(after) > finals
         else:
-            both.extend(rows)
-            stream, stored = ahead, after
+            room = finals + capacity * lanes - len(both.frames) + 2 * lanes  # with that for frames before and behind
+            assert np.count_nonzero(after) <= room
+            both.whole.extend(rows)
+            streams, stored = ahead, after
         both.check()
 
 
