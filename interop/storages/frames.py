@@ -209,7 +209,7 @@ class LazyFrameStorage(TensorStorage):
         where = f"the checkpoint of a {type(self).__name__}"
         fields = Fields(saved, where)
         if fields.any("layout") is None:
-            return self._empty
+            return self.clear
         layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
         fixed = self.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
@@ -232,9 +232,9 @@ class LazyFrameStorage(TensorStorage):
             raise CheckpointCorrupt(f"{where}: items name frames that there are not")
 
         def put() -> None:
-            self._empty()
+            self.clear()
             if fixed is None:
-                self._adopt(layout, rows)
+                self.adopt(layout, rows)
             else:  # other processes may have the memory
                 assert isinstance(self.rows, FrameRows)
                 for name, targets in self.rows.used(counts).items():
