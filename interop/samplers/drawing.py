@@ -14,7 +14,7 @@ from interop.storages import Storage, TensorStorage
 
 
 class DrawingSampler(Sampler):
-    """A sampler that names flat slots, which a buffer reads in the same step where `draw` and `sample` are these."""
+    """A sampler that names flat slots, which a buffer reads in the same step unless a subclass defines another draw."""
 
     planned: np.ndarray | None = None  # positions, int64, that a plan over shards has chosen in the place of an epoch
 
@@ -51,13 +51,10 @@ class DrawingSampler(Sampler):
         """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
 
 
-_DRAW, _SAMPLE = DrawingSampler.draw, Sampler.sample
-
-
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:
-    """Whether draws are the library's own: neither overridden in a subclass nor replaced."""
-    kind, own = type(sampler), sampler.__dict__
-    return kind.draw is _DRAW and kind.sample is _SAMPLE and "draw" not in own and "sample" not in own
+    """Whether draws are the library's own, and not overridden in a subclass."""
+    kind = type(sampler)
+    return kind.draw is DrawingSampler.draw and kind.sample is Sampler.sample
 
 
 def stored(storage: Storage) -> int:

@@ -16,7 +16,6 @@ from interop.host.trajectories import Trajectories
 from interop.samplers.prioritized import PrioritizedSampler
 from interop.samplers.shares import Share
 from interop.samplers.slice_info import Slices, slices_at
-from interop.samplers.slice_starts import items_from
 from interop.samplers.slices import SliceSampler
 from interop.storages import Storage
 
@@ -170,3 +169,23 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def __repr__(self) -> str:
         return f"{SliceSampler.__repr__(self)[:-1]}, {PrioritizedSampler.__repr__(self).partition('(')[2]}"
+
+
+def items_from(index: Trajectories, need: int, length: int, strict: bool, since: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slots for which this may have changed since time `since`: how many items a slice from there has, 0 for none.
+
+    A slice begins where `need` stored items are left of a trajectory, which, if strict, has `length`; otherwise also with
+    the first stored item of a trajectory. O((rows since + length) * lanes + trajectories).
+    """
+    found = index.stored()
+    first, stop = np.maximum(found[:, 1], index.oldest), found[:, 2] + 1
+    grown, cut = (stop > since).nonzero()[0], (first == index.oldest).nonzero()[0]
+    which = np.concatenate([grown, cut])
+    low = np.concatenate([np.maximum(first[grown], since - length), first[cut]])
+    high = np.concatenate([stop[grown], np.minimum(first[cut] + length, stop[cut])])
+    count = high - low
+    of = np.repeat(which, count)
+    times = np.arange(of.size) + np.repeat(low + count - count.cumsum(), count)
+    first, left = first[of], stop[of] - times
+    allowed = (left >= need) & (left + times - first >= length) if strict else (left >= need) | (times == first)
+    return index.slots_at(times, found[of, 0]), np.where(allowed, np.minimum(left, length), 0)

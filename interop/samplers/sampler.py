@@ -182,7 +182,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
 
 
 def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, Any]:
-    """What a sampler draws with a key: by its `sample` where that was overridden, or replaced, by its `draw` otherwise."""
+    """What a sampler draws with a key: by its `sample` where a subclass defines that, by its `draw` otherwise."""
     by_key = samples_by_key(sampler)
     found = sampler.draw(storage, batch_size, key) if by_key else Sampler.draw(sampler, storage, batch_size, key)
     if not (isinstance(found, tuple) and len(found) == 2 and hasattr(found[1], "items")):
@@ -194,7 +194,7 @@ def draw_by(sampler: Sampler, storage: Storage, batch_size: int, key: np.ndarray
 
 def samples_by_key(sampler: Sampler) -> bool:
     """Whether `sample` is the base's, which calls `draw`."""
-    return getattr(sampler.sample, "__func__", None) is Sampler.sample
+    return type(sampler).sample is Sampler.sample
 
 
 def host_share(key: str, size: int | None) -> MemoryShare:

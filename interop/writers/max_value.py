@@ -87,7 +87,9 @@ class TensorDictMaxValueWriter(Writer):
         """
         self._expect(data, dims=1)
         ranks = self._reduced(self._entry(data).reshape(1, -1))
-        slot = int(self._placed(ranks, lambda slots, _: self._write_one(data, int(slots[0])))[0])
+        slot = int(
+            self._placed(ranks, lambda slots, _: self._storage.set(int(slots[0]), self.stamped(data, int(slots[0]))))[0]
+        )
         return None if slot < 0 else slot
 
     def extend(self, data: Any) -> Tensor:
@@ -184,27 +186,22 @@ class TensorDictMaxValueWriter(Writer):
 
         `before` receives the ranks of the slots that were known.
         """
-        heap, known = self._heap, len(self._heap)
-        free = min(self._storage.max_size - known, ranks.size)
-        new = zip(ranks[:free].tolist(), range(known, known + free), strict=True)
-        if 4 * free > known:
-            heap += new
-            heapify(heap)
-        else:
-            for each in new:
-                heappush(heap, each)
-        rows_of, kept = dict(zip(range(known, known + free), range(free), strict=True)), free
-        if free == ranks.size:
-            return rows_of, kept
-        high = np.flatnonzero(ranks[free:] > heap[0][0]) + free
-        for row, rank in zip(high.tolist(), ranks[high].tolist(), strict=True):
-            lowest, slot = heap[0]
-            if rank > lowest:
+        heap, known, most = self._heap, len(self._heap), self._storage.max_size
+        rows_of, kept = dict[int, int](), 0
+        rows = np.flatnonzero(ranks > heap[0][0]) if known == most else np.arange(ranks.size)
+        for row, rank in zip(rows.tolist(), ranks[rows].tolist(), strict=True):
+            if len(heap) < most:
+                slot = len(heap)
+                heappush(heap, (rank, slot))
+            elif rank > heap[0][0]:
+                lowest, slot = heap[0]
                 heapreplace(heap, (rank, slot))
-                rows_of[slot] = row
-                kept += 1
                 if slot < known:
                     before.setdefault(slot, lowest)
+            else:
+                continue
+            rows_of[slot] = row
+            kept += 1
         return rows_of, kept
 
     def _settle(self) -> None:
@@ -254,14 +251,13 @@ class TensorDictMaxValueWriter(Writer):
         else:
             storage.set(index, data)
 
-    def stamped(self, data: Any, index: Any) -> Any:
-        items = data if isinstance(data, list) else [data]
-        keeps = bool(items) and self._index_is_kept(items[0])
-        if isinstance(data, list):
-            return [self._with_index(item, int(place), keeps) for item, place in zip(data, index, strict=True)]
-        return self._with_index(data, index, keeps)
+    def stamped(self, data: Any, rows: Any) -> Any:
+        if not isinstance(data, list):
+            return self._with_index(data, rows, self._index_is_kept(data))
+        keeps = bool(data) and self._index_is_kept(data[0])
+        return [self._with_index(item, int(row), keeps) for item, row in zip(data, rows, strict=True)]
 
-    def _with_index(self, data: Any, index: Any, keeps: bool) -> Any:
+    def _with_index(self, data: Any, rows: Any, keeps: bool) -> Any:
         if not isinstance(data, TensorDictBase):
             return data
         has = "index" in data.keys()  # noqa: SIM118
@@ -269,7 +265,7 @@ class TensorDictMaxValueWriter(Writer):
             return data
         stamped = shallow(data)  # of a list the stored item is not the one that the caller holds
         if keeps:
-            stamped.set("index", expanded(index, data.batch_size).clone())
+            stamped.set("index", expanded(rows, data.batch_size).clone())
         elif has:
             del stamped["index"]
         return stamped
@@ -284,9 +280,9 @@ class TensorDictMaxValueWriter(Writer):
             self._keeps_index = isinstance(first, TensorDictBase) and "index" in first.keys()  # noqa: SIM118
         return self._keeps_index
 
-    def note(self, data: Any, index: Any) -> None:
-        if isinstance(index, int) and isinstance(data, TensorDictBase) and not data.is_locked:
-            data.set("index", expanded(index, data.batch_size).clone())
+    def note(self, data: Any, rows: Any) -> None:
+        if isinstance(rows, int) and isinstance(data, TensorDictBase) and not data.is_locked:
+            data.set("index", expanded(rows, data.batch_size).clone())
 
     def _empty(self, empty_write_count: bool = True) -> None:
         self._heap, self._keeps_index = [], None

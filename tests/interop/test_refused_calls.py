@@ -170,20 +170,6 @@ def test_a_sampler_that_names_what_is_not_stored_leaves_the_generator_alone():
         buffer.sample(3)
 
 
-def test_a_draw_that_was_put_in_the_place_of_ours_is_asked(monkeypatch):
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8))
-    buffer.extend(plain_tensor([0, 1, 2]))
-
-    def last(*given):
-        return torch.full((given[-1],), 2), {}
-
-    monkeypatch.setattr(buffer.sampler, "sample", last)
-    assert set(buffer.sample(9)[:, 0].tolist()) == {2.0}
-    monkeypatch.undo()
-    monkeypatch.setattr(RandomSampler, "sample", last)
-    assert set(buffer.sample(9)[:, 0].tolist()) == {2.0}
-
-
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 def test_a_warning_about_the_batch_size_points_to_the_call(kind):
     buffer = kind(storage=LazyTensorStorage(8), batch_size=2)
