@@ -97,34 +97,8 @@ def test_memory_that_is_not_shared_is_read_as_it_was_and_never_written(in_a_fork
     """)
 
 
-def test_counters_of_one_process_are_not_used_by_two(in_a_fork):
-    in_a_fork("""
-        import os, torch
-        from interop import LazyTensorStorage, ListStorage, ReplayBuffer
-
-        buffers = [
-            ReplayBuffer(storage=LazyTensorStorage(10, compilable=True)),
-            ReplayBuffer(storage=ListStorage(10, compilable=True)),
-        ]
-        for buffer in buffers:
-            buffer.extend(torch.arange(4))
-        child = os.fork()
-        if child == 0:
-            for buffer in buffers:
-                try:
-                    buffer.extend(torch.arange(2))
-                    os._exit(1)
-                except RuntimeError as error:
-                    assert "compilable" in str(error)
-                assert buffer[:][3] == 3
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert [len(buffer) for buffer in buffers] == [4, 4]
-    """)
-
-
 @pytest.mark.parametrize("jax_started", [False, True])
-def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork, jax_started):
+def test_what_one_process_keeps_is_refused_in_a_child(in_a_fork, jax_started):
     in_a_fork(
         """
         import os, torch
@@ -140,6 +114,7 @@ def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork, jax_
             {"sampler": ConsumingSampler()},
         ]
         buffers = [TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, **each) for each in parts]
+        buffers.append(TensorDictReplayBuffer(storage=LazyTensorStorage(10, compilable=True)))
         for buffer in buffers:
             buffer.extend(data)
         if jax_started:
@@ -153,7 +128,7 @@ def test_priorities_ranks_and_consumption_are_refused_in_a_child(in_a_fork, jax_
                 except RuntimeError:
                     pass
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0 and [len(buffer) for buffer in buffers] == [4, 4, 4]
+        assert os.waitpid(child, 0)[1] == 0 and [len(buffer) for buffer in buffers] == [4] * 4
         """,
         jax_started=jax_started,
     )
@@ -250,45 +225,6 @@ def test_priorities_of_the_parent_follow_what_a_worker_writes(in_a_fork):
     """)
 
 
-def test_threads_that_fork_beside_long_turns_keep_nobody_waiting(in_a_fork):
-    in_a_fork("""
-        import os, threading, time, torch
-        from interop import LazyTensorStorage, ReplayBuffer
-        from interop.buffers.turn import turn
-
-        buffers = [ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(3)]
-        for buffer in buffers:
-            buffer.extend(torch.zeros(10))
-        stop = threading.Event()
-
-        def hold(buffer, seconds):
-            while not stop.is_set():
-                with turn(buffer):
-                    time.sleep(seconds)
-                time.sleep(0.001)
-
-        def fork():
-            while not stop.is_set():
-                if not (child := os.fork()):
-                    os._exit(0)
-                os.waitpid(child, 0)
-
-        threads = [threading.Thread(target=hold, args=given) for given in ((buffers[0], 0.3), (buffers[1], 1.2))]
-        threads += [threading.Thread(target=fork) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(2.5)
-        stop.set()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive()
-        for buffer in buffers:
-            held = buffer.storage.lock.threads
-            assert held.acquire(timeout=60)
-            held.release()
-    """)
-
-
 def test_no_keys_are_added_where_other_processes_have_the_rows(in_a_fork):
     in_a_fork("""
         import os, torch
@@ -329,24 +265,39 @@ def test_no_keys_are_added_where_other_processes_have_the_rows(in_a_fork):
     """)
 
 
-def test_workers_that_are_started_have_the_keys_that_came_after_a_fork(in_a_fork):
-    told = in_a_fork(
+def test_rows_of_a_worker_have_the_default_priority_though_all_are_killed(in_a_fork, tmp_path):
+    """The worker was forked before there were priorities."""
+    in_a_fork(
         """
-        import multiprocessing, operator, os, torch
-        from tensordict import TensorDict
-        from interop import LazyTensorStorage, TensorDictReplayBuffer
+        import os, signal, torch
+        from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
 
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
-        buffer.extend(TensorDict({"id": torch.arange(4)}, [4]))
-        if os.fork() == 0:
-            os._exit(0)
-        for number, key in enumerate(("return", "value")):
-            buffer[key] = torch.full((4,), number)
-        given = buffer, "return", torch.full((4,), 3)
-        worker = multiprocessing.get_context("spawn").Process(target=operator.setitem, args=given)
-        worker.start()
-        worker.join()
-        print(worker.exitcode, [int(buffer[key].sum()) for key in ("return", "value")])
-        """
+        (heard, told), (to_worker, go) = os.pipe(), os.pipe()
+        owner = os.fork()
+        if owner == 0:
+            storage = LazyMemmapStorage(8, scratch_dir=path)
+            plain = ReplayBuffer(storage=storage)
+            plain.extend(torch.arange(8))
+            worker = os.fork()
+            if worker == 0:
+                os.read(to_worker, 1)
+                plain.extend(torch.arange(100, 104))
+                os.write(told, b"x")
+                signal.pause()
+            sampler = PrioritizedSampler(8, 1.0, 1.0, eps=0.0)
+            buffer = ReplayBuffer(storage=storage, sampler=sampler, writer=plain.writer)
+            buffer.update_priority(torch.arange(8), torch.arange(8.0) + 5)
+            os.write(go, b"x")
+            os.read(heard, 1)
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(owner, 0)
+        sampler = PrioritizedSampler(8, 1.0, 1.0, eps=0.0)
+        buffer = ReplayBuffer(storage=LazyMemmapStorage.open(path), sampler=sampler)
+        buffer.sample(2)
+        assert buffer[:].tolist() == [100, 101, 102, 103, 4, 5, 6, 7]
+        assert sampler.priorities.tolist() == [12.0] * 4 + [9.0, 10.0, 11.0, 12.0], sampler.priorities
+    """,
+        path=str(tmp_path / "data"),
     )
-    assert told.strip() == "0 [12, 4]"

@@ -151,6 +151,7 @@ def check_refusals(call):
         assert told.startswith("RuntimeError") and "in the process that made the buffer" in told, (name, told)
 
 
+@pytest.mark.slow
 def test_any_interleaving_with_a_started_worker_is_that_of_one_process():
     check_interleavings("spawn", 60, 1, starts_with_worker=True)
 
@@ -160,7 +161,7 @@ def test_any_interleaving_with_forked_workers_is_that_of_one_process(in_a_fork, 
     in_a_fork(
         """
         from tests.interop.sharing.test_priorities_beside_workers import check_interleavings
-        check_interleavings("fork", 300, 3, first)
+        check_interleavings("fork", 120, 2, first)
     """,
         first=starts_with_worker,
     )
