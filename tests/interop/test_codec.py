@@ -66,38 +66,20 @@ every_kind = pytest.mark.parametrize("kind", BATCHES)
 
 
 @every_kind
-def test_data_comes_back_as_it_went(kind):
+def test_data_comes_apart_into_its_very_tensors_and_back(kind):
     batch = BATCHES[kind]()
     layout = Layout.of(batch, 1)
     leaves = layout.flatten(batch, 1)
-    assert len(leaves) == len(layout.leaves)
-    rows = leaves[0].shape[0]
-    check_same(layout.build(leaves, [rows]), batch)
-
-
-@every_kind
-def test_leaves_are_the_very_tensors(kind):
-    batch = BATCHES[kind]()
-    leaves = Layout.of(batch, 1).flatten(batch, 1)
+    check_same(layout.build(leaves, [leaves[0].shape[0]]), batch)
     assert sorted(leaf.data_ptr() for leaf in leaves) == sorted(leaf.data_ptr() for leaf in tensors_of(batch))
-
-
-@every_kind
-def test_specs_say_what_one_item_is(kind):
-    batch = BATCHES[kind]()
-    layout = Layout.of(batch, 1)
-    for spec, leaf in zip(layout.leaves, layout.flatten(batch, 1), strict=True):
-        assert spec.shape == tuple(leaf.shape[1:])
-        assert spec.dtype == leaf.dtype
-
-
-@pytest.mark.parametrize("kind", [name for name in BATCHES if name != "no rows"])
-def test_one_item_and_a_batch_of_it_have_one_layout(kind):
-    batch = BATCHES[kind]()
-    item = first_of(batch)
-    assert Layout.of(item, 0) == Layout.of(batch, 1)
-    layout = Layout.of(batch, 1)
-    check_same(layout.build(layout.flatten(item, 0), []), item)
+    specs = [(spec.shape, spec.dtype) for spec in layout.leaves]
+    assert specs == [(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+    if kind != "no rows":
+        items = [layout.build([leaf[row] for leaf in leaves], []) for row in range(3)]
+        check_same(items[0], first_of(batch))
+        assert Layout.of(items[0], 0) == layout
+        check_same(layout.build(layout.flatten(items[0], 0), []), items[0])
+        check_same(stack_items(items), batch)
 
 
 def test_equal_data_has_equal_and_hashable_layouts():
@@ -106,12 +88,6 @@ def test_equal_data_has_equal_and_hashable_layouts():
     assert Layout.of({"a": numbers(3)}, 1) != Layout.of({"a": numbers(3, 1)}, 1)
     assert Layout.of({"a": numbers(3)}, 1) != Layout.of({"a": numbers(3, dtype=torch.int32)}, 1)
     assert Layout.of((numbers(3),), 1) != Layout.of([numbers(3)], 1)
-
-
-def test_the_order_of_keys_does_not_matter():
-    layout = Layout.of({"a": numbers(3), "b": numbers(3, 2)}, 1)
-    swapped = layout.flatten({"b": numbers(3, 2), "a": numbers(3)}, 1)
-    assert [leaf.ndim for leaf in swapped] == [1, 2]
 
 
 def test_lazily_stacked_tensordicts_fit_the_dense_layout():
@@ -139,13 +115,6 @@ def test_several_leading_dims():
     check_same(layout.build(layout.flatten(batch, 2), [3, 4]), batch)
     rows = layout.build([torch.zeros(7, 2), torch.zeros(7, 5)], [7])
     assert rows.batch_size == (7,) and rows["n"].batch_size == (7, 5)
-
-
-def test_is_tensordict_tells_the_root():
-    assert Layout.of(BATCHES["tensordict"](), 1).is_tensordict
-    assert Layout.of(BATCHES["tensorclass"](), 1).is_tensordict
-    assert not Layout.of(BATCHES["tensordict in a dict"](), 1).is_tensordict
-    assert not Layout.of(BATCHES["tensor"](), 1).is_tensordict
 
 
 # ------------------------------------------------------------------ any nesting
@@ -200,18 +169,14 @@ def changed(place: str, value: Any) -> dict[str, Any]:
 
 MISFITS = {
     "width": ("b", lambda: numbers(3, 1), RuntimeError, "('a', 'b')"),
-    "more dims": ("c0", lambda: numbers(3, 1), RuntimeError, "('a', 'c', 0)"),
-    "fewer dims": ("c10", lambda: numbers(3), RuntimeError, "('a', 'c', 1, 0)"),
     "no dims": ("c0", lambda: torch.tensor(0.0), RuntimeError, "('a', 'c', 0)"),
     "rows": ("c10", lambda: numbers(2, 4), RuntimeError, "('a', 'c', 1, 0)"),
     "dtype": ("c10", lambda: numbers(3, 4, dtype=torch.float64), RuntimeError, "('a', 'c', 1, 0)"),
     "no tensor": ("c0", lambda: 1.0, TypeError, "('a', 'c', 0)"),
-    "array": ("b", lambda: numbers(3, 2).numpy(), TypeError, "('a', 'b')"),
     "none": ("a", lambda: None, TypeError, "'a'"),
     "container for a tensor": ("b", lambda: {"x": numbers(3)}, TypeError, "('a', 'b')"),
     "tensor for a container": ("c", lambda: numbers(3), TypeError, "('a', 'c')"),
     "list for a tuple": ("c", lambda: [numbers(3), [numbers(3, 4)]], TypeError, "('a', 'c')"),
-    "shorter tuple": ("c", lambda: (numbers(3),), KeyError, "('a', 'c')"),
     "longer tuple": ("c", lambda: (numbers(3), [numbers(3, 4)], numbers(3)), KeyError, "('a', 'c')"),
     "missing key": ("a", lambda: {"b": numbers(3, 2)}, KeyError, "'a'"),
     "unknown key": ("a", lambda: {**stored()["a"], "d": numbers(3)}, KeyError, "'a'"),
@@ -253,27 +218,19 @@ def test_tensordicts_come_apart_whatever_the_order_of_their_keys():
         (lambda data: data.pop("f"), KeyError, "f"),
         (lambda data: data.update(g=numbers(3)), KeyError, "g"),
         (lambda data: data["b"].pop("c"), KeyError, "'b'"),
-        (lambda data: data["b"].set("g", numbers(3)), KeyError, "'b'"),
         (lambda data: data["b"].rename_key_("c", "g"), KeyError, "'b'"),
         (lambda data: data.update(b=numbers(3)), TypeError, "'b'"),
-        (lambda data: data.update(a=td({"x": numbers(3, 2)})), TypeError, "'a'"),
         (lambda data: data["b"].set("d", numbers(3)), TypeError, "'b', 'd'"),
         (lambda data: data.update(a=numbers(3, 3)), RuntimeError, "'a'"),
         (lambda data: data["b", "d"].set("e", numbers(3, 4, dtype=torch.int64)), RuntimeError, "'b', 'd', 'e'"),
         (lambda data: data.update(f=torch._efficientzerotensor(3, 1)), TypeError, "'f'"),
     ],
-    ids=list("0123456789A"),
 )
 def test_tensordicts_that_do_not_fit_are_refused_by_place(change, error, place):
     layout, data = Layout.of(td(nested()), 1), td(nested())
     change(data)
     with pytest.raises(error, match=place):
         layout.flatten(data, 1)
-
-
-def test_tensors_of_other_classes_fit():
-    given = torch.nn.Parameter(numbers(3, 2))
-    assert Layout.of(td(nested()), 1).flatten(td({**nested(), "a": given}), 1)[0] is given
 
 
 def test_what_is_built_of_entries_is_like_any_tensordict():
@@ -324,35 +281,19 @@ def test_the_message_shows_what_came_and_what_is_stored():
 # ------------------------------------------------------------------ lists at the root
 
 
-@every_kind
-def test_a_stack_of_items_is_their_batch(kind):
-    batch = BATCHES[kind]()
-    if kind == "no rows":
-        batch = {"a": numbers(1, 0), "b": numbers(1)}
-    leaves = Layout.of(batch, 1).flatten(batch, 1)
-    items = [Layout.of(batch, 1).build([leaf[row] for leaf in leaves], []) for row in range(leaves[0].shape[0])]
-    check_same(stack_items(items), batch)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         [torch.zeros(2), torch.zeros(3)],
-        [torch.zeros(2), torch.zeros(2, dtype=torch.int64)],
         [torch.zeros(2), 1.0],
         [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}],
         [{"a": torch.zeros(2)}, (torch.zeros(2),)],
         [TensorDict({"a": torch.zeros(2)}, []), TensorDict({"a": torch.zeros(3)}, [])],
-        [(torch.zeros(2), torch.zeros(1)), (torch.zeros(2),)],
     ],
-    ids=["widths", "dtypes", "number", "keys", "kinds", "tensordicts", "lengths"],
 )
 def test_items_that_are_not_alike_do_not_stack(wrong):
     with pytest.raises(RuntimeError, match=r"stacking the elements of the list failed.*tuple"):
         stack_items(wrong)
-
-
-def test_no_items_do_not_stack():
     with pytest.raises(RuntimeError, match="at least one element"):
         stack_items([])
 

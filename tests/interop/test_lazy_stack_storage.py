@@ -45,12 +45,9 @@ def test_what_cannot_be_stacked_is_had_one_by_one():
     ("batch", "stack_dim", "wanted", "at"),
     [
         ([], 0, [3], 0),
-        ([], -1, [3], 0),
         ([5], 0, [3, 5], 0),
-        ([5], 1, [5, 3], 1),
         ([5], -1, [5, 3], 1),
         ([5], -2, [3, 5], 0),
-        ([5, 4], -1, [5, 4, 3], 2),
         ([5, 4], -2, [5, 3, 4], 1),
     ],
 )
@@ -68,19 +65,6 @@ def test_an_item_without_the_stack_dim_is_refused(batch, stack_dim):
     buffer = ReplayBuffer(storage=LazyStackStorage(3, stack_dim=stack_dim))
     with refused(buffer, ValueError, "stack_dim"):
         buffer.extend(TensorDict(a=torch.zeros(2, *batch), batch_size=[2, *batch]))
-
-
-def test_a_stack_dim_that_is_no_int_is_refused():
-    with pytest.raises(TypeError, match="stack_dim"):
-        LazyStackStorage(3, stack_dim=0.5)
-
-
-def test_trajectories_of_unlike_length_are_read_as_one():
-    items = [trajectories([each])[0][:each] for each in (2, 3, 1)]
-    buffer = buffer_of(items)
-    got = buffer.sample(6)
-    assert got.batch_size[0] == 6 and {each.batch_size[0] for each in got.tensordicts} <= {1, 2, 3}
-    assert [each.batch_size[0] for each in buffer[:].tensordicts] == [2, 3, 1]
 
 
 def test_items_of_unlike_dims_cannot_be_read_as_one():
@@ -113,15 +97,6 @@ def test_no_items_are_no_batch():
         buffer[1:]
 
 
-@pytest.mark.parametrize("rows", [flat_td, nested_td, steps, trajectories])
-def test_items_of_each_kind_come_back(rows):
-    buffer = buffer_of(rows([1, 2, 3]))
-    check_same(buffer[:].contiguous() if rows is not steps else torch.stack(list(buffer.storage)), rows([1, 2, 3]))
-    got, info = buffer.sample(8, return_info=True)
-    assert (type(got) is Step) == (rows is steps)
-    check_same(got["obs"] if rows is not steps else got.obs, rows(info["index"] + 1).get("obs"))
-
-
 # ------------------------------------------------------------------ what belongs to whom
 
 
@@ -129,10 +104,8 @@ def test_items_of_each_kind_come_back(rows):
     ("kind", "rows"),
     [
         (ReplayBuffer, flat_td),
-        (ReplayBuffer, nested_td),
         (ReplayBuffer, steps),
         (ReplayBuffer, lambda ids: lengthy([each + 1 for each in ids])),
-        (TensorDictReplayBuffer, flat_td),
         (TensorDictReplayBuffer, nested_td),
     ],
 )
@@ -146,12 +119,6 @@ def test_samples_that_a_buffer_changes_can_be_edited_freely(kind, rows):
             assert got["new"].tolist() == list(range(len(got)))  # also where an item was drawn twice
     for item, before in zip(buffer.storage, kept, strict=True):
         check_same(item, before)
-
-
-def test_a_slice_is_a_view_of_the_items():
-    buffer = buffer_of(lengthy([1, 2, 3]))
-    buffer[1:]["id"] = torch.tensor([8, 9])
-    assert buffer["id"].tolist() == [1, 8, 9]
 
 
 def test_entries_are_edited_in_place():
@@ -210,18 +177,3 @@ def test_edits_that_do_not_fit_change_nothing(edit, error):
         edit(buffer)
     for item, before in zip(buffer.storage, kept, strict=True):
         check_same(item, before)
-
-
-# ------------------------------------------------------------------ in buffers
-
-
-def test_a_collate_function_gets_the_stack():
-    buffer = buffer_of(lengthy([1, 2]), collate_fn=lambda stack: stack.get("a", as_list=True))
-    assert [each.tolist() for each in buffer[:]] == [[1.0], [2.0, 2.0]]
-
-
-def test_items_are_moved_to_the_device():
-    storage = LazyStackStorage(3, device="cpu")
-    storage.set(0, TensorDict(a=torch.zeros(2, device="cpu")))
-    assert storage[0].device == torch.device("cpu") and storage.device == torch.device("cpu")
-    assert LazyStackStorage(3).device is None

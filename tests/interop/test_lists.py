@@ -3,14 +3,14 @@
 import copy
 import multiprocessing
 import pickle
-import threading
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
 from interop import (
     CompressedListStorage,
@@ -20,7 +20,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.interop.rows import check_same, flat_td, nested_td, refused
+from tests.interop.rows import Pair, check_same, flat_td, nested_td, plain_tensor, refused
 
 KINDS = [ListStorage, LazyStackStorage, CompressedListStorage]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -146,26 +146,6 @@ def test_what_was_given_is_not_what_is_stored(kind):
 
 
 @each_kind
-def test_a_transform_does_not_reach_the_storage(kind):
-    buffer = filled(kind, [1, 2, 3], transform=lambda data: data.zero_())
-    for got in (buffer.sample(5), buffer[:], buffer[[0, 0]], buffer[1]):
-        assert not got["obs"].any()
-    assert ids_of(buffer.storage) == [1, 2, 3]
-
-
-@each_kind
-def test_a_buffer_of_tensordicts_marks_its_samples(kind):
-    buffer = filled(kind, [0, 1, 2, 3, 4], TensorDictReplayBuffer, capacity=3, batch_size=4, prefetch=2)
-    assert buffer[:]["index"].tolist() == [0, 1, 2] and buffer["obs"][:, 0].tolist() == [3.0, 4.0, 2.0]
-    for _ in range(5):
-        got = buffer.sample()
-        check_same(got["obs"], buffer["obs"][got["index"]])
-    assert buffer.next()["index"].shape == (4,)
-    buffer.extend(buffer.sample())
-    assert len(buffer) == 3 and buffer.write_count == 9
-
-
-@each_kind
 def test_a_prioritized_buffer_draws_by_priority(kind):
     buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=kind(5), batch_size=16)
     buffer.extend(flat_td([0, 1, 2]).set("td_error", torch.tensor([0.0, 2.0, 1.0])))
@@ -196,34 +176,6 @@ def test_workers_are_refused(kind):
 
 
 @each_kind
-def test_threads_read_and_write_at_once(kind):
-    def images(count):
-        return TensorDict(
-            obs=torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1).repeat(1, 8, 8), batch_size=count
-        )
-
-    buffer, failed = TensorDictReplayBuffer(storage=kind(9), batch_size=8), []
-    buffer.extend(images(8))
-
-    def use(write):
-        try:
-            for _ in range(15):
-                if write:
-                    buffer.extend(images(4))
-                obs = buffer.sample()["obs"]
-                assert (obs == obs[:, :1, :1]).all()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=use, args=(write,)) for write in (True, False, False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-
-
-@each_kind
 def test_another_default_device_makes_no_difference(kind):
     item, batch = nested_td([1])[0], nested_td([2, 3])
     with torch.device("meta"):
@@ -240,3 +192,130 @@ def test_the_representation_shows_the_first_item(kind):
     assert repr(kind(3)) == f"{kind.__name__}()"
     shown = repr(filled(kind, [1, 2]).storage)
     assert shown.startswith(f"{kind.__name__}(items=[TensorDict(") and shown.count("TensorDict(") == 1
+
+
+# ------------------------------------------------------------------ any objects
+
+
+def as_they_are(items):
+    return items
+
+
+def objects(capacity=5, **kwargs):
+    return ReplayBuffer(storage=ListStorage(capacity), collate_fn=as_they_are, **kwargs)
+
+
+def unlike_items():
+    return [TensorDict({"a": torch.full((size,), float(size))}) for size in (2, 3)]
+
+
+def test_any_object_is_an_item():
+    buffer = objects()
+    kept = ["text", {"a": 1}, None, (torch.zeros(2), "x")]
+    assert [buffer.add(item) for item in kept] == [0, 1, 2, 3]
+    assert buffer[:] == kept
+    assert buffer[0] == "text" and buffer[-1] is kept[3]
+    assert all(any(drawn is item for item in kept) for drawn in buffer.sample(20))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [[30, None], (30, None), {30, 31}, range(2), np.array([4, 5]), torch.tensor([4, 5])],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_extend_iterates_over_what_is_given(batch):
+    buffer = objects()
+    buffer.add("first")
+    check_same(buffer.extend(batch), torch.tensor([1, 2]))
+    assert len(buffer) == 3 and buffer[1:] == list(batch)
+
+
+@pytest.mark.parametrize(
+    ("items", "batch"),
+    [
+        ([{"a": torch.ones(2), "b": (torch.ones(()),)}] * 3, {"a": torch.ones(3, 2), "b": (torch.ones(3),)}),
+        ([Pair(torch.ones(2), torch.tensor(3))] * 2, Pair(torch.ones(2, 2), torch.tensor([3, 3]))),
+        (plain_tensor([1, 2]), plain_tensor([1, 2])),
+        (flat_td([1, 2]), flat_td([1, 2])),
+        (["a", "b"], ["a", "b"]),
+    ],
+    ids=["dict", "named tuple", "tensor", "tensordict", "text"],
+)
+def test_items_of_equal_structure_are_stacked(items, batch):
+    buffer = ReplayBuffer(storage=ListStorage(5))
+    buffer.extend(items)
+    check_same(buffer[:], batch)
+
+
+def test_what_cannot_be_stacked_needs_a_collate_function():
+    buffer = ReplayBuffer(storage=ListStorage(5))
+    buffer.extend([None, 3])
+    for read in (lambda: buffer.sample(2), lambda: buffer[:]):
+        with pytest.raises(TypeError, match="collate_fn"):
+            read()
+    assert buffer[1] == 3
+    buffer = ReplayBuffer(storage=ListStorage(5), collate_fn=len)
+    buffer.extend(list("abc"))
+    assert (buffer.sample(4), buffer[:2], buffer[1]) == (4, 2, "b")  # an int is no list
+
+
+def test_unlike_tensordicts_are_stacked_lazily_and_can_be_edited_freely():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=ListStorage(5))
+    for item in unlike_items():
+        buffer.add(item)
+    batch = buffer.sample(6)
+    assert isinstance(batch, LazyStackedTensorDict) and {"index", "priority_weight"} <= set(batch[0].keys())
+    for place in range(6):
+        batch[place]["a"].zero_()
+        batch[place]["new"] = torch.ones(())
+    for item, wanted in zip(buffer.storage, unlike_items(), strict=True):
+        assert set(item.keys()) == {"a", "index"}
+        check_same(item.exclude("index"), wanted)
+
+
+@pytest.mark.parametrize("collate", [as_they_are, lambda items: items[0], lambda items: lazy_stack(items)])
+def test_an_item_that_is_handed_on_gets_no_keys(collate):
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=ListStorage(5), collate_fn=collate, batch_size=1
+    )
+    buffer.extend(flat_td([1, 2]))
+    if collate is as_they_are:
+        with pytest.raises(RuntimeError, match="non-tensordict"):
+            buffer.sample()
+    else:
+        buffer.sample()["obs"].zero_()
+    assert all(set(item.keys()) == {"obs", "done", "index"} and item["obs"].all() for item in buffer.storage)
+
+
+def test_items_are_moved_to_a_device_only_when_asked():
+    item = {"x": torch.zeros(2, device="meta")}
+    alone, moved = ListStorage(2), ListStorage(2, device="meta")
+    alone.set(0, item)
+    moved.set(0, {"x": torch.zeros(2), "name": "n", "pair": (torch.zeros(1), 2)})
+    assert alone.get(0) is item
+    assert moved.get(0)["x"].device.type == moved.get(0)["pair"][0].device.type == "meta"
+    assert moved.get(0)["name"] == "n" and moved.get(0)["pair"][1] == 2
+
+
+def test_containment_iteration_and_length():
+    assert ListStorage().max_size == sys.maxsize
+    storage = ListStorage(5)
+    storage.set([0, 1, 2], list("abc"))
+    assert len(storage) == 3 and list(storage) == ["a", "b", "c"]
+    assert 2 in storage and -3 in storage and 3 not in storage
+    check_same(storage.contains(torch.tensor([0, 3, -1])), torch.tensor([True, False, True]))
+    with pytest.raises(NotImplementedError):
+        storage.contains("a")
+    assert storage.shape == torch.Size([5]) and storage.flatten() is storage
+
+
+def test_edits_by_key_need_tensor_storages():
+    buffer = ReplayBuffer(storage=ListStorage(5))
+    buffer.extend(flat_td([1, 2]))
+    for edit in (
+        lambda: buffer.set_("obs", torch.zeros(2, 3)),
+        lambda: buffer.set_at_("obs", torch.zeros(3), 0),
+        lambda: buffer.update_({"obs": torch.zeros(2, 3)}),
+    ):
+        with refused(buffer, AttributeError):
+            edit()
