@@ -9,10 +9,9 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from interop.buffers.turn import turn
 from interop.data.keys import as_path, entries_below
-from interop.host.device_rows import JaxRows
 from interop.storages import Storage, TensorStorage, columns
+from interop.writers import Writer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,66 +37,45 @@ class ConditionalUpdateResult:
         return self.updated.numel() - self.updated_count - self.version_rejected_count
 
 
-def update_if_present(
-    self: Any,
-    *,
+def update_rows(
+    storage: Storage,
+    writer: Writer,
     index: Any,
     generation: Any,
     patch: Any,
-    version_key: Any = None,
-    version: Any = None,
-    require_newer: bool = False,
+    version_key: Any,
+    version: Any,
+    require_newer: bool,
 ) -> ConditionalUpdateResult:
-    """Write entries of stored items, where the rows still hold what they held at these generations.
-
-    Several rows of the patch may be for one item: the last wins, or with versions the one of the highest version. Needs a
-    writer with `track_generations=True`. What is written is what is stored: transforms are not run. O(items).
-
-    Args:
-        index: of the items, as from `extend` or in a sample under "index": [n], or coordinates [n, ndim] or a tuple.
-        generation: of their rows, [n], as in a sample under "index_generation".
-        patch: a dict or tensordict of tensors [n, ...] by key.
-        version_key: an integer or real entry of one value an item, which is not in the patch; items are then written only
-            where `version` is not lower than what they have under it, and get it.
-        version: one for all or one for each, [n].
-        require_newer: write only where `version` is higher.
-
-    Raises, before anything is written: RuntimeError for a storage of other things than tensors by key, or a writer that
-    tracks no generations; KeyError for a key that is not stored; ValueError for another shape or dtype, and for one of
-    `version_key` and `version` without the other; TypeError for what is no tensor.
-    """
-    with turn(self):
-        storage = self._storage
-        storage.recover()
-        if not isinstance(storage, TensorStorage):
-            raise RuntimeError(f"update_if_present() needs a storage of tensors by key, got {type(storage).__name__}")
-        if not self._writer.tracks_generations:
-            raise RuntimeError(
-                f"{type(self._writer).__name__} tracks no generations: build it with track_generations=True"
-            )
-        storage.refuse_a_stranger()
-        slots, rows = _slots(index, storage)
-        generation = _integers("generation", generation)
-        if generation.shape != rows.shape:
-            raise ValueError(
-                f"there are {rows.numel()} indices and {generation.numel()} generations: one each is needed"
-            )
-        entries = _planned(storage, patch, rows.numel())
-        present = (self._writer.generations_of(rows) == generation) & (generation >= 0) & (slots >= 0)
-        versions = _versions(storage, entries, version_key, version, rows.numel())
-        rejected = None
-        chosen = present
-        if versions is not None:
-            held = _at(storage, version_key, torch.where(present, slots, 0)).reshape(-1).cpu()
-            accepted = versions > held if require_newer else versions >= held
-            chosen = present & accepted
-            wins = _highest(slots, versions, chosen)
-            rejected, chosen = present & ~wins, wins
-            entries = {**entries, as_path(version_key): versions}
-        written = _last(slots, chosen)
-        if len(written):
-            _write(storage, slots[written], {key: values[written.to(values.device)] for key, values in entries.items()})
-        return ConditionalUpdateResult(chosen, rejected)
+    """`ReplayBuffer.update_if_present`; the lock of the storage is held."""
+    storage.recover()
+    if not isinstance(storage, TensorStorage):
+        raise RuntimeError(f"update_if_present() needs a storage of tensors by key, got {type(storage).__name__}")
+    if not writer.tracks_generations:
+        raise RuntimeError(f"{type(writer).__name__} tracks no generations: build it with track_generations=True")
+    storage.refuse_a_stranger()
+    slots, rows = _slots(index, storage)
+    generation = _integers("generation", generation)
+    if generation.shape != rows.shape:
+        raise ValueError(f"there are {rows.numel()} indices and {generation.numel()} generations: one each is needed")
+    entries = _planned(storage, patch, rows.numel())
+    versions = _versions(storage, entries, version_key, version, rows.numel())
+    chosen = present = (writer.generations_of(rows) == generation) & (generation >= 0) & (slots >= 0)
+    rejected = None
+    order = np.arange(len(slots))  # of two patches of one item the later one wins
+    if versions is not None:
+        held = columns.read(storage, as_path(version_key), torch.where(present, slots, 0).numpy()).reshape(-1).cpu()
+        chosen = present & (versions > held if require_newer else versions >= held)
+        order = np.lexsort((order, versions.numpy()))
+        entries = {**entries, as_path(version_key): versions}
+    winners = _last_of_each(slots, chosen, order)
+    if versions is not None:
+        chosen = torch.zeros_like(present)
+        chosen[winners] = True
+        rejected = present & ~chosen
+    if len(winners):
+        _write(storage, slots[winners], {key: values[winners.to(values.device)] for key, values in entries.items()})
+    return ConditionalUpdateResult(chosen, rejected)
 
 
 # ------------------------------------------------------------------ what is given
@@ -181,26 +159,11 @@ def _held(storage: Storage, path: tuple[Any, ...]) -> Tensor:
 # ------------------------------------------------------------------ what is written
 
 
-def _highest(slots: Tensor, versions: Tensor, chosen: Tensor) -> Tensor:
-    """Of the chosen entries for one slot only the last of those with the highest version."""
-    order = np.lexsort((np.arange(len(slots)), versions.numpy(), slots.numpy()))
-    order = order[chosen.numpy()[order]]
-    wins = np.zeros(len(slots), bool)
-    if order.size:
-        at = slots.numpy()[order]
-        wins[order[np.append(at[1:] != at[:-1], True)]] = True
-    return torch.from_numpy(wins)
-
-
-def _last(slots: Tensor, chosen: Tensor) -> Tensor:
-    """Where the last chosen entry for each slot is."""
-    at = chosen.nonzero().reshape(-1)
-    _, from_the_end = np.unique(slots[at].flip(0).numpy(), return_index=True)
-    return at[torch.from_numpy(at.shape[0] - 1 - from_the_end)]
-
-
-def _at(storage: TensorStorage, key: Any, slots: Tensor) -> Tensor:
-    return columns.read(storage, as_path(key), slots.numpy())
+def _last_of_each(slots: Tensor, chosen: Tensor, order: np.ndarray) -> Tensor:
+    """The chosen entries that come last in this order among those for one slot."""
+    order = order[chosen.numpy()[order]][::-1]
+    _, first = np.unique(slots.numpy()[order], return_index=True)
+    return torch.from_numpy(order[first].copy())
 
 
 def _write(storage: TensorStorage, slots: Tensor, entries: Mapping[tuple[Any, ...], Tensor]) -> None:
@@ -211,6 +174,4 @@ def _write(storage: TensorStorage, slots: Tensor, entries: Mapping[tuple[Any, ..
         held = _held(storage, path)
         values = values.detach().to(held.device).reshape(len(slots), *held.shape[storage.ndim :])
         held[tuple(place.to(held.device) for place in places)] = values
-    if isinstance(storage.rows, JaxRows):
-        storage.rows._settle()
-    storage.ring.edited(places[0].numpy())
+    storage.edited(places[0].numpy())

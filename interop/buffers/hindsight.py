@@ -11,8 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from interop.buffers.joined import Joined
-from interop.buffers.pending import PendingBatch
+from interop.buffers.request import Part
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data import randomness
 from interop.data.keys import as_path
@@ -21,6 +20,7 @@ from interop.samplers import ConsumingSampler, Sampler
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.stored_trajectories import StoredTrajectories
 from interop.storages import Storage, columns
+from interop.writers import Writer
 
 _TAG = 0x4845  # tells the draws of goals from those of items that have the same key
 
@@ -94,20 +94,19 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self._episodes: StoredTrajectories | None = None  # None until entries are known
         super().__init__(sampler=sampler, **kwargs)
 
-    @staticmethod
-    def _check_fit(storage: Storage, sampler: Sampler) -> None:
-        Joined._check_fit(storage, sampler)
+    def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
+        super()._check_fit(storage, sampler, writer)
         if storage.ndim != 1:
             raise ValueError(f"hindsight needs a storage with one item dim, got ndim={storage.ndim}")
         if isinstance(sampler, ConsumingSampler):
             raise ValueError("hindsight and consuming exclude each other: episodes would not stay together in the ring")
 
-    def _plan(self, pending: PendingBatch, key: np.ndarray | None = None) -> None:
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
         if len(self._storage):
             self._entries()  # refuses before anything is drawn
-        super()._plan(pending, key)
+        return super()._plan(batch_size, key)
 
-    _revises = True
+    revises = True
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         told = super()._revision(info, key)
@@ -200,8 +199,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self._episodes = StoredTrajectories(BoundaryKeys(None, ends, any_dtype=True))
         return found
 
-    def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return {**super()._snapshot(memo), "_found": None, "_episodes": None}
+    def _kept(self) -> dict[str, Any]:
+        return {**super()._kept(), "_found": None, "_episodes": None}
 
 
 class _Found(NamedTuple):

@@ -8,48 +8,36 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.data.pytrees import each_leaf, length_of, swapped
+from interop.samplers import Sampler
 from interop.specs.spec import TensorSpec
+from interop.storages import Storage, TensorStorage
 from interop.storages import planning as of_storages
+from interop.writers import Writer
 
 
-def shares(buffer: Any, data: Any) -> list[Share]:
-    """Those of the storage, sampler and writer of a buffer, in its turn; `data` as `extend` takes it, a spec, or None."""
-    storage, writer = buffer._storage, buffer._writer
-    if isinstance(data, TensorSpec):
-        data = swapped(of_storages.row_of(data, storage.ndim), buffer.dim_extend)
-    stored = None if data is None else _to_be_stored(buffer, data)
+def shares(storage: Storage, sampler: Sampler, writer: Writer, stored: Any) -> list[Share]:
+    """The shares of a storage, a sampler and a writer. `stored` is a first row as `first_row` returns it, or None."""
+    if stored is not None and length_of(stored):
+        stored = writer.stamped(stored, torch.arange(1, device="cpu"))
     found = list(storage.memory_shares(stored))
-    capacity = _capacity(storage, stored)
-    found += buffer._sampler.memory_shares(storage, capacity)
+    capacity = storage.max_size
+    if stored is not None and isinstance(storage, TensorStorage) and storage.ndim > 1 and not storage.initialized:
+        capacity = storage.item_capacity(stored)
+    found += sampler.memory_shares(storage, capacity)
     if writer.tracks_generations and storage.max_size < 2**31:
         found.append(Share("writer", "generations", "cpu", 8 * storage.row_capacity(stored)))
     return found
 
 
-def _capacity(storage: Any, stored: Any) -> int:
-    """Items, whole rows of them."""
-    lanes = storage.max_size
-    if stored is not None and storage.ndim > 1 and not getattr(storage, "initialized", True):
-        per_row = torch.Size(storage.lanes_of(stored, batch=True)).numel()
-        lanes = storage.row_capacity(stored) * per_row
-    return int(lanes)
+def example(data: Any, ndim: int, dim_extend: int) -> Any:
+    """The data, or what a `TensorSpec` in its place says of a row, as `extend` takes it."""
+    return swapped(of_storages.row_of(data, ndim), dim_extend) if isinstance(data, TensorSpec) else data
 
 
-def _to_be_stored(buffer: Any, data: Any) -> Any:
-    """What would be written of one row of data, which is all that it takes to know the others."""
-    chain = buffer._transform
-    before = chain.snapshot() if chain.keeps else None
-    try:
-        stored = buffer._to_store(data)
-    finally:
-        if before is not None:
-            chain.restore(before)
-    if buffer._is_nothing(stored):
-        raise RuntimeError("a transform wants nothing of this data stored: give plan() more rows")
-    stored = swapped(stored, buffer.dim_extend)
-    stored = stored[:1] if isinstance(stored, list) else each_leaf(stored, _first_row)
-    return buffer._writer.stamped(stored, torch.arange(1, device="cpu")) if length_of(stored) else stored
+def first_row(stored: Any) -> Any:
+    """The first row of data, rows first."""
+    return stored[:1] if isinstance(stored, list) else each_leaf(stored, _first)
 
 
-def _first_row(leaf: Any) -> Any:
+def _first(leaf: Any) -> Any:
     return leaf[:1] if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf

@@ -4,10 +4,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
-from interop.buffers.pending import PendingBatch
+from interop.buffers.request import Request
 from interop.shared.thread_lock import renew_in_children
 
 
@@ -25,64 +25,58 @@ class Prefetch:
 
     def renew(self) -> None:
         # Of the queue alone: no thread waits for a batch, or for a buffer, while it holds this.
-        self._mutex = threading.RLock()
-        self._queue: deque[PendingBatch] = deque()
-        self._awaited: list[PendingBatch] = []  # by calls of other threads
-        self._error: Exception | None = None  # of the request after those
+        self.mutex = threading.RLock()
+        self._queue: deque[Request] = deque()
+        self._awaited: list[Request] = []  # by calls of other threads
         self._pool: ThreadPoolExecutor | None = None
 
     def take(
         self,
         draw: Callable[[], Any],
-        request: Callable[[], PendingBatch | None],
+        request: Callable[[], Request],
         more: Callable[[], bool],
-        make: Callable[[PendingBatch], Any],
-        lock: AbstractContextManager[Any] | None = None,
+        make: Callable[[Request], Any],
+        lock: AbstractContextManager[Any],
     ) -> Any:
         """The oldest batch, or one drawn now where none waits; then the queue is filled while `more()`.
 
         An error of a thread is raised by the call that would have returned its batch, and drops the queue: the next call
-        draws that batch again.
+        draws that batch again. A batch that cannot be requested is left to the call that needs it, which raises the error.
 
         Args:
             draw: draws and makes a batch.
-            request: the next request, or None for no more; an error is raised by the call that finds the queue empty.
+            request: the next request.
             more: whether there is another batch in the epoch.
             make: makes a batch; run by threads. None for a request that is stale.
             lock: held while requests are made. It is taken before that of the queue, as by a writer that drops it.
         """
-        with self._mutex:
+        with self.mutex:
             oldest = self._queue.popleft() if self._queue else None
             if oldest is not None:
                 self._awaited.append(oldest)
-            elif self._error is not None:
-                error, self._error = self._error, None
-                raise error
-        batch = draw() if oldest is None or oldest.future is None else self._await(oldest, oldest.future, draw)
-        with lock or nullcontext(), self._mutex:
-            while len(self._queue) < self.depth and self._error is None and more():
+        batch = draw() if oldest is None else self._await(oldest, draw)
+        with lock, self.mutex:
+            while len(self._queue) < self.depth and more():
                 try:
                     pending = request()
-                except Exception as error:
-                    self._error = error
-                    break
-                if pending is None:
+                except Exception:
                     break
                 self._pool = self._pool or ThreadPoolExecutor(self.depth, thread_name_prefix="replay-prefetch")
                 pending.future = self._pool.submit(make, pending)
                 self._queue.append(pending)
         return batch
 
-    def _await(self, pending: PendingBatch, future: Any, draw: Callable[[], Any]) -> Any:
+    def _await(self, pending: Request, draw: Callable[[], Any]) -> Any:
+        assert pending.future is not None
         try:
-            batch = future.result()
+            batch = pending.future.result()
         except BaseException as error:
-            with self._mutex:
+            with self.mutex:
                 if not (pending.dropped and isinstance(error, Exception)):
                     self.drop()
                     raise
         else:
-            with self._mutex:
+            with self.mutex:
                 if not pending.dropped:
                     self._awaited.remove(pending)
                     if pending.is_current:
@@ -96,18 +90,14 @@ class Prefetch:
 
         Does not wait: the caller may hold a lock that the threads are waiting for.
         """
-        with self._mutex:
+        with self.mutex:
             stale = [*self._awaited, *self._queue]
-            self._awaited, self._queue, self._error = [], deque(), None
+            self._awaited, self._queue = [], deque()
             for pending in stale[::-1]:
                 pending.drop()
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    def held_still(self) -> AbstractContextManager[Any]:
-        """A context in which no other thread takes a batch of the queue, or makes a request."""
-        return self._mutex
 
     def __reduce__(self) -> Any:
         return Prefetch, (self.depth,)

@@ -7,9 +7,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from interop.buffers.joined import made
+from interop.buffers.components import made
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
+from interop.buffers.turn import turn
 from interop.data.class_names import class_of
 from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, Sampler
@@ -82,7 +83,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def prioritized_sampler(self) -> Sampler:
         """The sampler that holds the priorities, those of rows that other processes wrote among them."""
-        with self._in_turn():
+        with turn(self):
             return self.sampler
 
 
@@ -153,8 +154,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             )
         return super().extend(tensordicts, update_priority=update_priority)
 
-    def _priority_in(self, data: Any) -> Any:
-        return None if self._workers_only_write else super()._priority_in(data)
+    def _priority_in(self, stored: Any, many: bool) -> Any:
+        return None if self._workers_only_write else super()._priority_in(stored, many)
 
 
 def _capacity(storage: Storage) -> int:

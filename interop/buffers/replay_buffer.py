@@ -1,10 +1,12 @@
 """The replay buffer: a storage, a sampler and a writer joined."""
 
+import copy
+import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -12,25 +14,38 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from interop.buffers import collate
-from interop.buffers.assignment import assign
-from interop.buffers.pending import Part, PendingBatch
-from interop.buffers.places import as_key, is_all, owned, unwrapped
+from fbuf.checkpoint import Fields, Source, Writing
+from fbuf.memory_plan import Plan, Share
+from interop.buffers import checkpoints, collate, editing, planning
+from interop.buffers.components import all_made, check_fit, made
+from interop.buffers.conditional import ConditionalUpdateResult, update_rows
+from interop.buffers.request import Part, Request, reads_slots
+from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.turn import turn
-from interop.buffers.writable import Writable
+from interop.checkpoint.rule import EXACT, Rule
+from interop.formats.torchrl_folder import TorchrlDump
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.numbers import whole
-from interop.data.pytrees import each_leaf, swapped
+from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.doors.to_fbuf import to_fbuf
 from interop.host.rows import TorchRows
-from interop.sample_units import expanded
-from interop.samplers.drawing import DrawingSampler, names_slots
-from interop.storages import StorageEnsemble, TensorStorage
-from interop.transforms.order import Order, in_order
+from interop.sample_units import SampleUnit, expanded, expanding
+from interop.samplers import ConsumingSampler, Sampler
+from interop.samplers.assembly import Assemblies
+from interop.samplers.consuming import consuming
+from interop.samplers.drawing import DrawingSampler
+from interop.samplers.drawn_elsewhere import DrawnElsewhere
+from interop.shared.interrupts import uninterrupted
+from interop.shared.processes import starting_a_worker
+from interop.shared.thread_lock import Lock, renew_in_children
+from interop.storages import Storage, TensorStorage
+from interop.storages import planning as of_storages
+from interop.transforms.order import Order
+from interop.writers import RoundRobinWriter, Writer
 
 
-class ReplayBuffer(Writable):
+class ReplayBuffer(Sampled):
     """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
 
     Every call is safe from several threads, and of several buffers on one storage. A call that raises has changed
@@ -58,123 +73,439 @@ class ReplayBuffer(Writable):
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
-    @classmethod
-    def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
-        """This class as a Ray actor class with `is_remote = True`: `.remote(...)` constructs a buffer in another process.
+    marks_samples = False  # whether the info is written into them
+    revises = False  # whether batches are changed after collating where there are no transforms
+    _workers_only_write = False  # whether processes that are given the buffer, or forked, get it without the sampler
 
-        Give the constructor callables in the place of components. Methods of the actor return references, for `ray.get`.
+    _storage: Storage
+    _sampler: Sampler
+    _writer: Writer
+    _reads_slots: bool
 
-        Args:
-            remote_config: options of `ray.remote`; by default 1 CPU, 0.2 GPU where torch sees CUDA, and 2 GiB of memory.
+    def __init__(
+        self,
+        *,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: Any = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        sample_unit: SampleUnit | None = None,
+        consume_after_n_samples: int | None = None,
+    ) -> None:
+        if transform is not None and transform_factory is not None:
+            raise TypeError("transform and transform_factory exclude each other")
+        super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
+        if consume_after_n_samples is not None:
+            sampler = consuming(sampler, consume_after_n_samples)
+        self._unit = expanding(sample_unit)
+        self._dim_extend = None if dim_extend is None else whole("dim_extend", dim_extend, least=0)
+        self._ask_to_share(shared)
+        collate_fn = as_collate_fn(collate_fn)
 
-        ImportError where Ray is not installed, TypeError or ValueError for options that Ray does not have.
+        def make() -> None:
+            chain = transform if transform_factory is None else transform_factory()
+            components = all_made(
+                storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer
+            )
+            components[1].check_batch_size(self._batch_size)
+            with components[0].lock.turn():
+                self._join(*components)
+                if checkpointer is not None:
+                    components[0].checkpointer = checkpointer
+
+        self._known_storage = storage if isinstance(storage, Storage) else None
+        self._make_components: Callable[[], None] | None = make
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self._init()
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._making = Lock()
+        self._assemblies = Assemblies()
+
+    def _init(self) -> None:
+        """Make the components. Where that fails nothing is kept, and the next use tries again."""
+        with self._making:
+            if self._make_components is not None:
+                self._make_components()
+                self._make_components = self._known_storage = None
+
+    @staticmethod
+    def _default_writer(compilable: bool) -> Writer:
+        return RoundRobinWriter()
+
+    def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
+        """ValueError, TypeError or RuntimeError for components of which no buffer can be made."""
+        check_fit(storage, sampler, writer, self._unit, self.prefetches)
+        if self._workers_only_write and storage.ndim != 1:
+            raise ValueError(f"sync=False needs a storage with ndim=1, got one with ndim={storage.ndim}")
+
+    def _join(self, storage: Storage, sampler: Sampler, writer: Writer, *others: Any) -> None:
+        """Have the components know of each other and of this buffer. The lock of the storage is held.
+
+        `others` are a chain of transforms and a collate function.
         """
-        from interop.remote.as_remote import as_remote  # its package imports this module
+        self._check_fit(storage, sampler, writer)
+        if self._workers_only_write:
+            renew_in_children(self)
+        before = self.__dict__
+        if before.get("_storage") is not storage or before.get("_sampler") is not sampler:
+            if "_storage" in before:
+                sampler.clear()  # it may have served another storage, or this one some time ago
+            sampler.take_over(storage)
+        writer.register_storage(storage)
+        if isinstance(before.get("_writer"), RoundRobinWriter):
+            before["_writer"].vacant = None
+        if isinstance(writer, RoundRobinWriter):
+            writer.vacant = sampler.vacant if isinstance(sampler, ConsumingSampler) else None
+        if others:
+            others[0].set_container(self)
+            self._transform, self._collate_fn = others
+        if self._shared:
+            storage.share()
+        self._storage, self._sampler, self._writer = storage, sampler, writer
+        self._reads_slots = self._unit is None and reads_slots(storage, sampler)
+        storage.attach(self)
+        self._pass_generator()
 
-        return as_remote(cls, remote_config)
+    def _pass_generator(self) -> None:
+        self._storage.buffer_generator = self._sampler.buffer_generator = self._rng
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.
+    def renew(self) -> None:  # in a forked child
+        self._sampler, self._reads_slots = DrawnElsewhere(), False
 
-        RuntimeError without any batch size or for an empty buffer.
+    def __getattr__(self, name: str) -> Any:
+        if name in _MADE_LATE and self.__dict__.get("_make_components") is not None:
+            try:
+                self._init()
+            except AttributeError as error:  # would be taken for one of this buffer
+                raise RuntimeError(f"a component could not be made: AttributeError: {error}") from error
+            return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    # ------------------------------------------------------------------ components and settings
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the components were made."""
+        return self._make_components is None
+
+    @property
+    def storage(self) -> Storage:
+        """Where items live."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which items are drawn."""
+        return self._sampler
+
+    @property
+    def writer(self) -> Writer:
+        """Which slots new items take."""
+        return self._writer
+
+    @property
+    def sample_unit(self) -> SampleUnit | None:
+        """What a drawn item becomes in a batch; None for the item itself."""
+        return self._unit
+
+    @property
+    def write_count(self) -> int:
+        """Rows ever written."""
+        with turn(self):
+            return self._writer.write_count
+
+    @property
+    def dim_extend(self) -> int:
+        """The dim of data along which `extend` runs."""
+        return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, value: int) -> None:
+        if value != self.dim_extend:
+            raise RuntimeError(f"dim_extend is {self.dim_extend} and cannot be changed to {value}")
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Numbers to watch, JSON as they are; makes no components that were not made yet.
+
+        "size", "write_count", "prefetch_queue_size", "initialized" and, where the storage is known, "capacity" and
+        "utilization", which is size / capacity.
         """
-        data, info = self._next_batch(self._size_of_batch(batch_size))
-        return (data, self._told(info)) if return_info else data
+        storage = self._storage if self.initialized else self._known_storage
+        found: dict[str, int | float | bool] = {
+            "size": len(self) if self.initialized else 0,
+            "write_count": self.write_count if self.initialized else 0,
+            "prefetch_queue_size": 0 if self._prefetch is None else len(self._prefetch),
+            "initialized": self.initialized,
+        }
+        if storage is not None:
+            found |= {"capacity": storage.max_size, "utilization": found["size"] / storage.max_size}
+        return found
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Put in another storage; returns the one before."""
+        new = made("storage", storage, Storage)
+        chosen = as_collate_fn(collate_fn) or collate.default_for(new)
+        while True:
+            before = self._storage
+            first, second = sorted((before.lock, new.lock), key=id)  # in one order, whoever exchanges with whom
+            with first.turn(), second.turn():
+                if self._storage is not before:  # exchanged by another thread meanwhile
+                    continue
+                if new is not before:
+                    self._sampler.refuse_a_stranger()
+                    self._join(new, self._sampler, self._writer)
+                    before.detach(self)
+                self._collate_fn = chosen
+                self.drop_prefetched()
+                return before
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Put in another sampler, which takes over the stored rows; returns the one before."""
+        new = made("sampler", sampler, Sampler)
+        new.check_batch_size(self._batch_size)
+        with turn(self):
+            before = self._sampler
+            self._join(self._storage, new, self._writer)
+            self.drop_prefetched()
+            return before
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Put in another writer; returns the one before."""
+        new = made("writer", writer, Writer)
+        with turn(self):
+            before = self._writer
+            self._join(self._storage, self._sampler, new)
+            return before
+
+    def share(self, shared: bool = True) -> Self:
+        """Have processes take turns at every call, those of all buffers on the storage. ValueError with prefetch.
+
+        They do by themselves from the moment a process is started with the buffer, and memory maps from a fork on. Forked
+        children of other buffers can only read what there was at the fork. False takes back only what was asked for before
+        any process has the buffer.
+        """
+        self._ask_to_share(shared)
+        if self.initialized:
+            self._storage.share() if shared else self._storage.lock.unshare()
+        return self
+
+    def _ask_to_share(self, shared: bool) -> None:
+        if shared and self.prefetches:
+            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
+        self._shared = bool(shared)
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, data: Any) -> Any:
+        """Write one item. Returns its slot: an int, or coordinates [n, ndim] for a storage of several item dims.
+
+        None where the writer does not keep it; slots [n] where a transform that kept items before gives several now.
+        """
+        self._check_data("add", data)
+        if is_tensor_collection(data) and data.ndim >= self._storage.ndim and _warns_of_batches():
+            warnings.warn(
+                f"add() got data of batch size {list(data.shape)} as one item: use extend()", UserWarning, stacklevel=2
+            )
+        return self._store(data, many=False)
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Write a batch. Returns its slots, [n], or coordinates [n, ndim] for a storage of several item dims.
+
+        -1 stands for what the writer did not keep.
+        A list at the root is a stack of single items; a tuple or dict is a pytree whose leaves share the leading dim.
+        """
+        if update_priority is not None:
+            raise NotImplementedError("update_priority is for buffers of tensordicts: use TensorDictReplayBuffer")
+        slots: Tensor = self._store(data, many=True)
+        return slots
+
+    def _check_data(self, call: str, data: Any) -> None:
+        """ValueError for data that this kind of buffer does not take."""
+
+    def _store(self, data: Any, many: bool, with_priorities: bool = True) -> Any:
+        """Write what the inverse transforms make of data.
+
+        Transforms that keep something for the next write run under the lock, in the order of writes. A write that fails
+        leaves what they keep as it was.
+        """
+        self._writer.refuse("extend" if many else "add")
+        chain = self._transform
+        if not chain.keeps:
+            stored = self._to_store(data, lift=not many)
+            with turn(self):
+                return self._write(stored, many, with_priorities)
+        with turn(self):
+            kept, counts = chain.snapshot(), (self._storage.ring.counts, self._writer.write_count)
+            try:
+                stored = self._to_store(data, lift=not many)
+                grew = is_tensor_collection(stored) and stored.ndim > data.ndim
+                return self._write(stored, many or grew, with_priorities)
+            except BaseException:
+                if (self._storage.ring.counts, self._writer.write_count) == counts:
+                    with uninterrupted():
+                        chain.restore(kept)
+                raise
+
+    def _to_store(self, data: Any, lift: bool = False) -> Any:
+        """The data after the inverse transforms; with `lift` they see a tensordict as a batch of one."""
+        if not len(self._transform):
+            return data
+        if is_tensor_collection(data):
+            data = data.copy()  # transforms may add and remove keys of this one
+        if not lift or not isinstance(data, TensorDictBase):
+            return self._transform.inv(data)
+        dim = data.ndim
+
+        def lower(leaf: Any) -> Any:
+            fits = isinstance(leaf, Tensor) or is_tensor_collection(leaf)
+            return leaf.squeeze(dim) if fits and leaf.ndim > dim else leaf
+
+        return each_leaf(self._transform.inv(data.unsqueeze(-1)), lower)
+
+    def _write(self, stored: Any, many: bool, with_priorities: bool) -> Any:
+        """Write what is stored, and have all samplers on the storage know. The lock is held."""
+        storage, writer, sampler = self._storage, self._writer, self._sampler
+        if stored is None and len(self._transform):
+            return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
+        storage.recover()
+        buffers = storage.attached()
+        for buffer in buffers:  # one that cannot follow the write refuses it
+            buffer.sampler.refuse_a_stranger()
+        priority = self._priority_in(stored, many) if with_priorities else None
+        dim = self.dim_extend
+        if many:
+            index = writer.extend(swapped(stored, dim) if dim else stored)
+        else:
+            index = writer.add(stored)
+        if index is None:
+            return None
+        for buffer in buffers:
+            buffer.mark_update(index)
+        (sampler.extend if many else sampler.add)(index)
+        if priority is not None:
+            sampler.update_priority(index, priority, storage=storage)
+        if not self.marks_samples and dim == 0 and storage.ndim == 1 and not len(self._transform):
+            writer.note(stored, index)
+        return index
+
+    def _priority_in(self, stored: Any, many: bool) -> Any:
+        """The priorities that data to be stored bring along, checked; None without any."""
+        return None
+
+    def mark_update(self, index: Any) -> None:
+        """Give the items at index the default priority of the sampler."""
+        if self._sampler.follows_writes:
+            with turn(self):
+                self._sampler.mark_update(index, storage=self._storage)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Give the items at index new priorities; a warning where the sampler has none."""
+        with turn(self):
+            if isinstance(index, tuple):
+                index = torch.stack([torch.as_tensor(each) for each in index], -1)
+            if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
+                priority = priority.transpose(0, self.dim_extend).flatten()
+            self._sampler.update_priority(index, priority, storage=self._storage)
+
+    def refuse_priorities(self, priority: Any, count: int) -> None:
+        """Raise what an update of so many items by these priorities would; None stands for the default one."""
+        if priority is None:
+            return
+        self._sampler.checked(priority)
+        if priority.numel() != count:
+            raise RuntimeError(f"there are {priority.numel()} priorities for {count} items of a {type(self).__name__}")
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget all items; the memory is kept. Every buffer on the storage starts over."""
+        with turn(self):
+            storage = self._storage
+            storage.recover()
+            storage.refuse_a_stranger()
+            for buffer in storage.attached():
+                buffer.writer.refuse("empty")
+            with storage.transaction():
+                storage.clear()
+                for buffer in storage.attached():
+                    buffer.forget(empty_write_count)
+
+    def forget(self, empty_write_count: bool = True) -> None:
+        """Start over: the storage was emptied. Its lock is held."""
+        self._writer.clear(empty_write_count)
+        self._sampler.clear()
+        self._transform.forget()
+        self.drop_prefetched()
+
+    # ------------------------------------------------------------------ sampling
 
     def draw_by_key(self, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """A batch and its info, which follow from the key and what is stored: nothing is drawn ahead, no generator used.
 
         For batches over several buffers, of which each draws its part. The data do not include the info. The errors are
-        those of `sample`; TypeError with a sample unit and for ensembles.
+        those of `sample`; TypeError with a sample unit.
 
         Args:
             batch_size: how many items.
             key: random bits, [2] uint32.
         """
-        if self._unit is not None or isinstance(self._storage, StorageEnsemble):
-            found = "an ensemble" if self._unit is None else f"sample_unit={self._unit!r}"
-            raise TypeError(f"parts of a batch cannot be drawn with {found}: use sample()")
-        data, info = self._sample(batch_size, key)
-        return data, self._told(info)
+        if self._unit is not None:
+            raise TypeError(f"parts of a batch cannot be drawn with sample_unit={self._unit!r}: use sample()")
+        data, info = self._draw(batch_size, key)
+        return data, self._info(info)
 
-    def _told(self, info: dict[Any, Any]) -> dict[Any, Any]:
+    def _info(self, info: dict[Any, Any]) -> dict[Any, Any]:
         """The info on the device of the storage."""
         device = getattr(self._storage, "device", None)
         return {key: _moved(each, device) for key, each in info.items()} if isinstance(device, torch.device) else info
 
-    # ------------------------------------------------------------------ a batch, step by step
-
-    def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
-        """A batch and its info: the oldest prefetched one, or one that is drawn now."""
-        draw = partial(self._sample, batch_size)
-        if self._prefetch is None:
-            return draw()
-        request = partial(self._request, batch_size)
-        return self._prefetch.take(draw, request, lambda: self._sampler.has_more, self._make, self._lock_to_reserve())
-
-    def _sample(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
-        """Draws a batch now, with a key of the generator unless one is given."""
-        with self._lock_to_draw():
-            pending = PendingBatch(batch_size, self._generators() if key is None else ())
-            try:
-                self._plan(pending, key)
-                read = self._read(pending, reserves=True)
-            except BaseException:
-                pending.abandon()
-                raise
-            pending.commit()
-        return self._finish(*read)
-
-    def _request(self, batch_size: int) -> PendingBatch | None:
-        """The next batch for a thread to make; None where it cannot be drawn: the call that asks for it raises the error.
-
-        The error of a user's sampler, which may have changed, is raised here.
-        """
-        pending = PendingBatch(batch_size, self._generators())
-        try:
-            self._plan(pending)
-            for part in pending.parts:
-                part.reserve()
-        except Exception:
-            pending.abandon()
-            if self._draws_itself:
-                return None
-            raise
-        pending.close()
-        return pending
-
-    def _make(self, pending: PendingBatch) -> tuple[Any, Any] | None:
-        """Makes a batch that was requested, in a thread; None where it is stale."""
-        with self._lock_to_draw():
-            read = self._read(pending)
-        return None if read is None else self._finish(*read)
-
-    def _plan(self, pending: PendingBatch, key: np.ndarray | None = None) -> None:
-        """Settle what decides the draw of a batch."""
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
         key = randomness.key(self._rng) if key is None else key
-        pending.parts = [Part(0, self._sampler, self._storage, pending.batch_size, key)]
+        return [Part(0, self._sampler, self._storage, batch_size, key)]
 
-    def _read(self, pending: PendingBatch, reserves: bool = False) -> Any:
-        """Draw and read a batch: what `_finish` takes, or None where it is stale. The lock of the storage is held."""
-        [part] = pending.parts
+    def _read(self, request: Request, reserves: bool) -> Complete | None:
+        [part] = request.parts
         if reserves:
             part.reserve()
-        elif not pending.can_be_read(part):
+        elif not request.can_be_read(part):
             return None
+        return self.read(part)
+
+    def read(self, part: Part, collate_fn: Callable[[Any], Any] | None = None) -> Complete:
+        """Draw and read the items of a request. The returned function completes the batch while no lock is held.
+
+        `collate_fn` stands in for the own one.
+        """
+        collate_fn = self._collate_fn if collate_fn is None else collate_fn
         data, info = self._gather(part)
-        revise, order = self._revision(info, part.key), None
-        if len(self._transform):
-            order = Order.of(self, info["index"], info)
-        return data, info, self._collate_fn, revise, order
+        revise = self._revision(info, part.key)
+        order = Order.of(self, info["index"], info) if len(self._transform) else None
+        return partial(self._complete, data, info, collate_fn, revise, order)
+
+    def _complete(self, data: Any, info: dict[Any, Any], *how: Any) -> tuple[Any, dict[Any, Any]]:
+        return self.completed(data, *how), info
 
     def _gather(self, part: Part) -> tuple[Any, dict[Any, Any]]:
-        """The items that are drawn, which no write changes any more, and the info."""
+        """The items that are drawn, which no write changes any more, and the info. The lock is held."""
         storage, sampler = part.storage, part.sampler
         if self._reads_slots:
             assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
-            marks = self._marks_samples and not len(self._transform)  # transforms see what is stored
-            if part.reservation is None and (batch := sampler._batch(storage, part.size, part.key, marks)) is not None:
-                return batch
+            marks = self.marks_samples and not len(self._transform)  # transforms see what is stored
+            if part.reservation is None:
+                batch = sampler.draw_batch(storage, part.size, part.key, marks)
+                if batch is not None:
+                    return batch
             slots, info, leaves = part.draw_slots()
             rows = storage.rows
             assert rows is not None  # an empty storage was refused by the sampler
@@ -184,49 +515,164 @@ class ReplayBuffer(Writable):
         index, info = part.draw()
         index, info = expanded(self._unit, index, info, storage)
         data = storage.get(index)
-        apart = isinstance(storage, TensorStorage)  # a list gives the items themselves
-        edited = apart or self._marks_samples or len(self._transform) > 0
-        return owned(data) if edited and self._is_live(index) else data, info
+        # A list gives the items themselves where nothing edits them.
+        edited = isinstance(storage, TensorStorage) or self.marks_samples or len(self._transform) > 0
+        return editing.owned(data) if edited and self._is_live(index) else data, info
 
-    def _finish(self, data: Any, info: Any, *after: Any) -> tuple[Any, Any]:
-        """A batch after collating and transforms, and its info. No lock is held."""
-        return self._from_store(data, info["index"], *after), info
+    def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
+        """What is to be changed in a batch of this key after collating. Adds to the info. The lock is held."""
+        if self._writer.tracks_generations:
+            info["index_generation"] = self._writer.generations_of(info["index"])
+        return None
 
-    @property
-    def _draws_itself(self) -> bool:
-        """Whether draws are the library's own."""
-        return names_slots(self._sampler)
+    def _is_live(self, index: Any) -> bool:
+        """Whether what comes of the storage at index, and of collating that, is what is stored and not a copy."""
+        stacked = self._collate_fn is collate.stack and as_int(index) is None
+        return self._storage.is_live(index) and not stacked
 
-    def _generators(self) -> Collection[torch.Generator | None]:
-        """Those that the keys of a batch come from."""
-        return (self._rng,)
-
-    def _lock_to_draw(self) -> AbstractContextManager[Any]:
-        """Held while a batch is drawn and read."""
+    def _locked(self) -> AbstractContextManager[Any]:
         return turn(self)
 
-    def _lock_to_reserve(self) -> AbstractContextManager[Any] | None:
-        """Held while a batch is requested."""
-        return turn(self) if self._sampler.reads_to_reserve else None
+    def _locked_to_reserve(self) -> AbstractContextManager[Any]:
+        return turn(self) if self._sampler.reads_to_reserve else nullcontext()
 
-    def _size_of_batch(self, batch_size: int | None) -> int:
-        if batch_size is None:
-            if self._batch_size is None:
-                raise RuntimeError(
-                    "batch_size not specified: give one to sample(), or to the constructor of the buffer"
-                )
-            return self._batch_size
-        batch_size = whole("batch_size", batch_size)
-        if batch_size >= 2**31:
-            raise ValueError(f"batch_size must be less than 2**31, got {batch_size}")
-        if self._batch_size is not None and batch_size != self._batch_size:
-            warnings.warn(
-                f"sample() was given batch_size={batch_size}, the buffer was built with {self._batch_size}: "
-                "the argument counts",
-                UserWarning,
-                stacklevel=3,
+    # ------------------------------------------------------------------ stored items
+
+    def __len__(self) -> int:
+        with turn(self):
+            return self._sampler.sampleable(self._storage)
+
+    def __getitem__(self, index: Any) -> Any:
+        key = editing.as_key(index)
+        if key is not None:
+            return self[:][key]
+        index = editing.unwrapped(index)
+        with turn(self):
+            if self.dim_extend > 0:
+                data = swapped(self._storage[:], self.dim_extend)
+                data = data if editing.is_all(index) else each_leaf(data, lambda leaf: leaf[index])
+            else:
+                data = self._storage[index]
+            if len(self._transform) and self._is_live(index):
+                data = editing.owned(data)
+            collate_fn = self._collate_fn if as_int(index) is None else collate.identity
+            order = Order.of(self, index)
+        return self.completed(data, collate_fn, order=order)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        key = editing.as_key(index)
+        if key is not None:
+            self._edit({key: value}, dim=self.dim_extend, adds=True)
+            return
+        if self._transform.keeps:
+            raise TypeError(
+                "rb[...] = rows would hand them to a transform that takes what comes for the next steps of a stream: "
+                "write to rb.storage[...], or use extend()"
             )
-        return batch_size
+        value = self._to_store(value)
+        if value is None and len(self._transform):
+            return  # a transform wants nothing stored
+        with turn(self):
+            self._storage.refuse_a_stranger()
+            self._storage.recover()
+            editing.assign(self._storage, self._writer, self.dim_extend, editing.unwrapped(index), value)
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """`rb[:]`, or `rb[:end]`: rows in the order of their slots."""
+        return self[:] if end is None else self[:end]
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """`rb[:end] = data`, `end` being the length of data by default. Length and cursor stay. Of all rows: adds keys."""
+        if end is None:
+            end = None if self._storage.is_full else length_of(data)
+        self[:end] = data
+
+    def set_(self, key: Any, value: Tensor) -> Self:
+        """Write one key of all stored rows in place. KeyError for an unknown key, RuntimeError for a wrong size."""
+        return self._edit({key: value})
+
+    def set_at_(self, key: Any, value: Tensor, index: Any) -> Self:
+        """Write one key of the rows at storage indices in place."""
+        return self._edit({key: value}, index=index)
+
+    def update_(
+        self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Sequence[Any] | None = None
+    ) -> Self:
+        """Write several keys of all stored rows in place, and add new ones; only `keys_to_update` where given.
+
+        `clone` makes no difference: values are copied either way.
+        """
+        given = input_dict_or_td if keys_to_update is None else editing.chosen(input_dict_or_td, keys_to_update)
+        return self._edit(given, adds=True)
+
+    def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> Self:
+        with turn(self):
+            editing.edit(self._storage, given, index, dim, adds)
+        return self
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Any,
+        version_key: Any = None,
+        version: Any = None,
+        require_newer: bool = False,
+    ) -> ConditionalUpdateResult:
+        """Write entries of stored items, where the rows still hold what they held at these generations.
+
+        Several rows of the patch may be for one item: the last wins, or with versions the one of the highest version. Needs
+        a writer with `track_generations=True`. What is written is what is stored: transforms are not run. O(items).
+
+        Args:
+            index: of the items, as from `extend` or in a sample under "index": [n], or coordinates [n, ndim] or a tuple.
+            generation: of their rows, [n], as in a sample under "index_generation".
+            patch: a dict or tensordict of tensors [n, ...] by key.
+            version_key: an integer or real entry of one value an item, which is not in the patch; items are then written
+                only where `version` is not lower than what they have under it, and get it.
+            version: one for all or one for each, [n].
+            require_newer: write only where `version` is higher.
+
+        Raises, before anything is written: RuntimeError for a storage of other things than tensors by key, or a writer that
+        tracks no generations; KeyError for a key that is not stored; ValueError for another shape or dtype, and for one of
+        `version_key` and `version` without the other; TypeError for what is no tensor.
+        """
+        with turn(self):
+            return update_rows(
+                self._storage, self._writer, index, generation, patch, version_key, version, require_newer
+            )
+
+    # ------------------------------------------------------------------ memory
+
+    def plan(self, data: Any = None) -> Plan:
+        """What memory the buffer takes or, before the first write, will take once `data` is written as by `extend`.
+
+        `print` it for a table of storage, sampler and writer, key by key; `plan(data).check()` refuses what does not fit.
+        In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated, and nothing changes.
+        RuntimeError without data where that is needed to tell, and the errors of the write.
+        """
+        with turn(self):
+            return of_storages.plan(self.memory(data))
+
+    def memory(self, data: Any) -> list[Share]:
+        """The shares of `plan`. The lock is held."""
+        stored = None if data is None else self._first_row_of(data)
+        return planning.shares(self._storage, self._sampler, self._writer, stored)
+
+    def _first_row_of(self, data: Any) -> Any:
+        """What would be written of the first row of data, which says what the others take."""
+        chain = self._transform
+        data = planning.example(data, self._storage.ndim, self.dim_extend)
+        kept = chain.snapshot() if chain.keeps else None
+        try:
+            stored = self._to_store(data)
+        finally:
+            if kept is not None:
+                chain.restore(kept)
+        if stored is None:
+            raise RuntimeError("a transform wants nothing of this data stored: give plan() more rows")
+        return planning.first_row(swapped(stored, self.dim_extend))
 
     def to_fbuf(
         self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"
@@ -260,112 +706,134 @@ class ReplayBuffer(Writable):
                 raise TypeError(
                     f"a state cannot hold {', '.join(lost)}: apply them in the program, with transforms='drop'"
                 )
-            if self._unit is not None or self._revises:
+            if self._unit is not None or self.revises:
                 raise TypeError(
                     "a sample_unit or hindsight makes other items of those drawn: a functional buffer does not"
                 )
             size = self._batch_size if batch_size is None else whole("batch_size", batch_size)
             return to_fbuf(self._storage, self._sampler, self._writer, size, narrow)
 
-    _revises = False  # whether batches are changed after collating where there are no transforms
+    @classmethod
+    def as_remote(cls, remote_config: Mapping[str, Any] | None = None) -> Any:
+        """This class as a Ray actor class with `is_remote = True`: `.remote(...)` constructs a buffer in another process.
 
-    def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
-        """What is to be changed in a batch of this key after collating; the lock is held. Adds to the info."""
-        if self._writer.tracks_generations:
-            info["index_generation"] = self._writer.generations_of(info["index"])
-        return None
+        Give the constructor callables in the place of components. Methods of the actor return references, for `ray.get`.
 
-    _marks_samples = False  # whether the info is written into them
+        Args:
+            remote_config: options of `ray.remote`; by default 1 CPU, 0.2 GPU where torch sees CUDA, and 2 GiB of memory.
 
-    def _is_live(self, index: Any) -> bool:
-        """Whether what comes of the storage at index, and of collating that, is what is stored and not a copy."""
-        stacked = self._collate_fn is collate.stack and as_int(index) is None
-        return self._storage.is_live(index) and not stacked
+        ImportError where Ray is not installed, TypeError or ValueError for options that Ray does not have.
+        """
+        from interop.remote.as_remote import as_remote  # its package imports this module
 
-    def _from_store(
-        self,
-        data: Any,
-        index: Any,
-        collate_fn: Any,
-        revise: Callable[[Any], Any] | None = None,
-        order: Order | None = None,
-    ) -> Any:
-        """The data after collating, a revision, transforms and pinning."""
-        if collate_fn is not collate.identity and as_int(index) is None:
-            data = collate_fn(data)
-        data = data if revise is None else revise(data)
+        return as_remote(cls, remote_config)
+
+    # ------------------------------------------------------------------ checkpoints and copies
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that `dumps` saves, as plain values and tensors: `torch.load(weights_only=True)` reads it.
+
+        Keys: "_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_consume_after_n_samples", "_rng" and
+        "_prefetch_state", which is None: batches are drawn again. It takes the memory of the rows a second time: `dumps`
+        does not.
+        """
+        with self._unchanging():
+            self.drop_prefetched()
+            return checkpoints.state_dict(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave into a buffer built alike. After an error nothing has changed."""
+        where = "the state_dict of a buffer"
+        fields = Fields(state_dict, where)
+        with self._unchanging():
+            self._put_in(checkpoints.restoring_dict(self, fields, where, EXACT))
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have `hook(data, path=None)` change what is saved of the storage; see `StorageCheckpointerBase`."""
+        self._storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have `hook(data, out=None)` change what was loaded for the storage."""
+        self._storage.register_load_hook(hook)
+
+    def saved(self, out: Writing) -> dict[str, Any]:
+        return checkpoints.saved(self, out)
+
+    def restoring(
+        self, tree: Any, source: Source, rule: Rule, where: str, beside: Collection[Sampled] = ()
+    ) -> Callable[[], None]:
+        return checkpoints.restoring(self, tree, source, rule, where, beside)
+
+    def restoring_dump(self, dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
+        return checkpoints.restoring_dump(self, dump, rule)
+
+    def reloaded(self, beside: Collection[Sampled] = ()) -> None:
+        """The storage holds other rows than before: other buffers on it start over, but for those `beside`."""
+        self._sampler.reloaded(self._storage)
+        for buffer in self._storage.attached():
+            if all(buffer is not each for each in (self, *beside)):
+                buffer.sampler.clear()
+                buffer.sampler.take_over(self._storage)
+                buffer.drop_prefetched()
+
+    def _unchanging(self) -> AbstractContextManager[Any]:
+        with ExitStack() as held:
+            held.enter_context(turn(self))
+            if self._prefetch is not None:
+                held.enter_context(self._prefetch.mutex)
+            return held.pop_all()
+
+    def _transaction(self) -> AbstractContextManager[Any]:
+        return self._storage.transaction() if self._storage.checkpointer.changes_rows else nullcontext()
+
+    def _kept(self) -> dict[str, Any]:
+        """What copies and pickles have, as of one moment: the lock is held."""
+        self.drop_prefetched()
+        return {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._unchanging():
+            state = self._kept()
+            if not starting_a_worker():
+                parts = copy.deepcopy([state[name] for name in _COMPONENTS])
+                state.update(zip(_COMPONENTS, parts, strict=True))
+            elif self._workers_only_write:
+                state["_sampler"] = DrawnElsewhere()
+            return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        with self._unchanging():
+            state = copy.deepcopy(self._kept(), memo)
+        twin.__setstate__(state)
+        return twin
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin()
+        self.__dict__.update(state, _make_components=None, _known_storage=None)
+        with self._storage.lock.turn():
+            self._join(self._storage, self._sampler, self._writer)
+
+    def __repr__(self) -> str:
+        parts = [f"storage={self._storage!r}", f"sampler={self._sampler!r}", f"writer={self._writer!r}"]
         if len(self._transform):
-            with in_order(order):
-                data = self._transform(data.copy() if is_tensor_collection(data) else data)
-        if (
-            self._pin_memory
-            and hasattr(data, "pin_memory")
-            and getattr(data, "device", None) in (None, torch.device("cpu"))
-        ):
-            data = data.pin_memory()
-        return data
+            parts.append(f"transform={self._transform!r}")
+        parts += [f"batch_size={self._batch_size}", f"collate_fn={self._collate_fn}"]
+        body = ",\n".join(parts)
+        return f"{type(self).__name__}(\n" + "\n".join("    " + line for line in body.splitlines()) + ")"
 
-    def __getitem__(self, index: Any) -> Any:
-        key = as_key(index)
-        if key is not None:
-            return self[:][key]
-        index = unwrapped(index)
-        with turn(self):
-            if self.dim_extend > 0:
-                data = swapped(self._storage[:], self.dim_extend)
-                data = data if is_all(index) else each_leaf(data, lambda leaf: leaf[index])
-            else:
-                data = self._storage[index]
-            if len(self._transform) and self._is_live(index):
-                data = owned(data)
-            collate_fn, order = self._collate_fn, Order.of(self, index)
-        return self._from_store(data, index, collate_fn, order=order)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        key = as_key(index)
-        if key is not None:
-            self._edit({key: value}, dim=self.dim_extend, adds=True)
-            return
-        if self._transform.keeps:
-            raise TypeError(
-                "rb[...] = rows would hand them to a transform that takes what comes for the next steps of a stream: "
-                "write to rb.storage[...], or use extend()"
-            )
-        value = self._to_store(value)
-        if self._is_nothing(value):
-            return
-        with turn(self):
-            self._storage.refuse_a_stranger()
-            self._storage.recover()
-            assign(self._storage, self._writer, self.dim_extend, unwrapped(index), value)
+_COMPONENTS = ("_storage", "_sampler", "_writer")
+_MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots")
+_NOT_KEPT = (
+    *("_making", "_stepping", "_iterating", "_readers", "_assemblies"),
+    *("_make_components", "_known_storage", "_reads_slots"),
+)
 
-    def __len__(self) -> int:
-        with self._in_turn():
-            return self._sampler.sampleable(self._storage)
 
-    def __iter__(self) -> Iterator[Any]:
-        if self._batch_size is None:
-            raise RuntimeError("batch_size not specified: iterating needs one in the constructor of the buffer")
-        if not self._has_more():
-            self._sampler.ran_out = False
-        while self._has_more():
-            yield self.sample()
-
-    def _has_more(self) -> bool:
-        return not self._sampler.ran_out or (self._prefetch is not None and len(self._prefetch) > 0)
-
-    def next(self) -> Any:
-        """The next batch of a running iteration; None once at its end, after which it starts anew."""
-        if self._batch_size is None:
-            raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
-        with self._stepping:
-            if not self._iterating and not self._has_more():
-                self._sampler.ran_out = False
-            self._iterating = self._has_more()
-            if not self._iterating:
-                return None
-            data = self.sample()
-        return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
+def _warns_of_batches() -> bool:
+    return os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false")
 
 
 def _moved(value: Any, device: torch.device) -> Any:

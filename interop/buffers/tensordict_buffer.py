@@ -30,7 +30,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         **kwargs: as for `ReplayBuffer`; the writer is a `TensorDictRoundRobinWriter` by default.
     """
 
-    _marks_samples = True
+    marks_samples = True
 
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
@@ -40,7 +40,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _default_writer(compilable: bool) -> Writer:
         return TensorDictRoundRobinWriter(compilable)
 
-    def _expect(self, call: str, data: Any) -> None:
+    def _check_data(self, call: str, data: Any) -> None:
         if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             raise ValueError(
                 f"{type(self).__name__}.{call}() takes a TensorDict, got {type(data).__name__}; "
@@ -50,49 +50,31 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _to_store(self, data: Any, lift: bool = False) -> Any:
         return super()._to_store(data, lift=lift and self._transform.keeps)
 
-    def _add(self, stored: Any) -> Any:
-        priority = self._priority_in(stored)
-        if priority is not None and self._sampler.takes_priorities:
-            lanes = stored.shape[: self._storage.ndim - 1].numel()
-            priority = self._checked(priority, lambda given: self._reduced(given, lanes))
-        else:
-            priority = None
-        index = self._write(stored, many=False)
-        if priority is not None and index is not None:
-            self._sampler.update_priority(index, priority, storage=self._storage)
-        return index
-
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
         """Write a batch; where it has `priority_key`, with these priorities unless `update_priority=False`.
 
         ValueError for what is not a tensordict; RuntimeError where the priorities do not fit one for each item: nothing
         is written then.
         """
-        self._expect("extend", tensordicts)
-        self._writer.refuse("extend")
-        with self._stored(tensordicts) as stored:
-            if self._is_nothing(stored):
-                return self._no_slots()
-            priority = self._priority_in(stored) if update_priority is not False else None
-            if priority is not None and not self._sampler.takes_priorities:
+        self._check_data("extend", tensordicts)
+        slots: Tensor = self._store(tensordicts, many=True, with_priorities=update_priority is not False)
+        return slots
+
+    def _priority_in(self, stored: Any, many: bool) -> Any:
+        """The priorities under `priority_key` as the sampler takes them. RuntimeError for what it would refuse."""
+        plain = type(stored) is TensorDict or isinstance(stored, TensorDictBase)
+        priority = _entry(stored, self.priority_key) if plain else None
+        if priority is None:
+            return None
+        if not self._sampler.takes_priorities:
+            if many:
                 self._sampler.update_priority(None, priority)  # warns, while nothing is written
-                priority = None
-            if priority is not None:
-                dims = stored.shape[: self._storage.ndim]
-                priority = self._checked(priority, lambda given: self._one_each(given, dims))
-            index = self._write(stored, many=True)
-            if priority is not None:
-                self._sampler.update_priority(index, priority, storage=self._storage)
-            return index
-
-    def _priority_in(self, data: Any) -> Any:
-        plain = type(data) is TensorDict or isinstance(data, TensorDictBase)
-        return _entry(data, self.priority_key) if plain else None
-
-    def _checked(self, priority: Any, arrange: Callable[[Tensor], Tensor]) -> Any:
-        """The priorities as the sampler takes them. RuntimeError for what it would refuse after the write."""
+            return None
+        dims = stored.shape[: self._storage.ndim - (not many)]
         try:
-            return self._sampler.checked(arrange(_numbers(priority)))
+            values = _numbers(priority)
+            arranged = self._one_each(values, dims) if many else self._reduced(values, dims.numel())
+            return self._sampler.checked(arranged)
         except NotImplementedError:  # an unknown reduction
             raise
         except (TypeError, ValueError, RuntimeError) as error:
@@ -119,7 +101,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             for key in info:
                 if as_path(key) not in stored:
                     del data[key]
-        return (data, self._told(info)) if return_info else data
+        return (data, self._info(info)) if return_info else data
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         super()._revision(info, key)

@@ -107,7 +107,7 @@ class JaxRows:
         with uninterrupted(), bridge.exact():  # the program takes the memory over: without its result the rows are gone
             self.arrays = compiled.write(self.arrays, at, batch)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Have torch's edits of views done before JAX reads."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import torch
 
+from interop.host.device_rows import JaxRows
 from interop.samplers.reservation import Reservation
 from interop.samplers.sampler import Sampler
 from interop.storages import Storage, TensorStorage
@@ -24,17 +25,25 @@ class DrawingSampler(Sampler):
         RuntimeError where there is nothing to draw.
         """
         slots, info, _ = self._draw(storage, batch_size, key)
-        return self._index_of(slots, storage), info
+        return self.index_of(slots, storage), info
 
-    def _index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
+    def index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
         """Flat slots as they are told: a tuple of coordinates for several item dims."""
         return unravel(slots, storage)
 
-    def _batch(
+    def draw_slots(
+        self, storage: TensorStorage, batch_size: int, key: np.ndarray
+    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+        """Flat slots, their info, and the leaves of the items where the program that draws has read them."""
+        return self._draw(storage, batch_size, key, storage.rows.arrays if isinstance(storage.rows, JaxRows) else [])
+
+    def draw_batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
-        """A whole batch and what to tell about it, which it may have in it with `marks`, where the sampler has a shorter way
-        than to name slots; None otherwise, and then nothing was drawn."""
+        """A whole batch and its info, where the sampler has a shorter way than to name slots; None otherwise.
+
+        With `marks` the info is in the batch as well.
+        """
         return None
 
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:

@@ -265,6 +265,9 @@ class PrioritizedSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ priorities
 
+    def reloaded(self, storage: Storage) -> None:
+        self._keep(storage)
+
     def _keep(self, storage: Storage) -> None:
         """Keep the priorities in the files of the storage; begin with those that an earlier process left there."""
         kept = storage.kept_priorities()

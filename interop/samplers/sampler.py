@@ -167,8 +167,11 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     def ran_out(self, value: bool) -> None:
         pass
 
+    def reloaded(self, storage: Storage) -> None:
+        """The rows of the storage were loaded. What is kept beside them is to be kept beside these."""
+
     def clear(self) -> None:
-        """Call `_empty`, by which samplers forget all items."""
+        """Start over: the buffer was emptied. Calls `_empty`, which a subclass may define."""
         self._empty()
 
     def _empty(self) -> None:

@@ -164,7 +164,7 @@ class SliceSampler(DrawingSampler):
         slices, weights = self._slices(storage, batch_size, key)
         return torch.from_numpy(slices.slots), {**self._info.of(storage, slices), **weights}, []
 
-    def _batch(
+    def draw_batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
     ) -> tuple[Any, dict[Any, Any]] | None:
         rows = storage.rows
@@ -172,9 +172,13 @@ class SliceSampler(DrawingSampler):
             return None
         slices, weights = self._slices(storage, batch_size, key)
         slots = torch.from_numpy(slices.slots)
+<<<<<<< HEAD
         info = self._info.of(storage, slices, rows.runs)
         info.update(weights)
         info["index"] = self._index_of(slots, storage)
+=======
+        info = {**self._info.of(storage, slices), **weights, "index": self.index_of(slots, storage)}
+>>>>>>> ce1a48a (WIP)
         return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
 
     def _slices(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
@@ -255,7 +259,7 @@ class SliceSampler(DrawingSampler):
         lengths = np.minimum(start + length, last + 1) - begin
         return slices_at(index, begin, lane, length, lengths, self.pad_output)
 
-    def _index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
+    def index_of(self, slots: Tensor, storage: Storage) -> tuple[Tensor, ...]:
         coordinates: tuple[Tensor, ...] = (slots,) if storage.ndim == 1 else unravel(slots, storage)
         return coordinates
 

@@ -74,6 +74,11 @@ class Storage(Component, Seeded):
         return self._max_size
 
     @property
+    def asked_size(self) -> int:
+        """Capacity in items as the user asked for it, before it is rounded up to whole rows."""
+        return getattr(self, "_max_size", self.max_size)
+
+    @property
     def checkpointer(self) -> Any:
         """What saves and loads the content."""
         if self._checkpointer is None:
@@ -318,8 +323,12 @@ class Storage(Component, Seeded):
         return self
 
     def clear(self) -> None:
-        """Call `_empty`, by which storages forget all items. The lock is held."""
+        """Forget all items, as a part of a change of the buffers on it. Calls `_empty`, which a subclass defines."""
         self._empty()
+
+    def edited(self, rows: Any) -> None:
+        """Rows were changed in place, a slice or an array of their numbers. The lock is held."""
+        self.ring.edited(rows)
 
     def _empty(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} does not define _empty()")

@@ -19,6 +19,7 @@ from interop.data.layout import Layout, LeafSpec, stack_items
 from interop.data.layout import Path as KeyPath
 from interop.data.numbers import whole
 from interop.data.packed import PackedValues
+from interop.host.device_rows import JaxRows
 from interop.host.rows import Rows, TorchRows
 from interop.shared.interrupts import uninterrupted
 from interop.shared.journal import LARGEST, Guarded, Journal
@@ -218,6 +219,15 @@ class TensorStorage(Readable):
         if self.ndim == 1 or data is None or not self._needs_memory(data, self.ndim):
             return self.row_count
         return _rows_for(self._max_size, math.prod(self.lanes_of(data, batch=True)))
+
+    def item_capacity(self, data: Any) -> int:
+        """Items that there will be room for once a batch like `data` is written."""
+        return self.row_capacity(data) * math.prod(self.lanes_of(data, batch=True))
+
+    def edited(self, rows: Any) -> None:
+        super().edited(rows)
+        if isinstance(self.rows, JaxRows):
+            self.rows.settle()
 
     def lanes_of(self, data: Any, batch: bool) -> tuple[int, ...]:
         """The lanes that data written first has: a batch of rows, a list of them, or one row."""
@@ -420,7 +430,7 @@ class TensorStorage(Readable):
                 self.guard()
             self.ring.edited(slice(None))
             for buffer in self.attached():
-                getattr(buffer, "_drop_ahead", bool)()  # batches that lack the keys
+                buffer.drop_prefetched()  # batches that lack the keys
 
     def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
         """Rows of new leaves with these values; `layout` is that of all."""

@@ -49,7 +49,7 @@ class Writer(Stateful, Seeded, ABC):
         """RuntimeError where the buffer must not "add", "extend" or "empty"; nothing has changed yet."""
 
     def clear(self, empty_write_count: bool = True) -> None:
-        """Call `_empty`, by which writers start over."""
+        """Start over: the buffer was emptied. Calls `_empty`, which a subclass defines."""
         self._empty(empty_write_count)
 
     @abstractmethod

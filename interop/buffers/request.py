@@ -1,4 +1,4 @@
-"""A batch that was requested and is not returned yet: its random keys, and what was drawn for it already."""
+"""A request for a batch: what decides its draw, and what was drawn for it already."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from interop.data import bridge
-from interop.host.device_rows import JaxRows
 from interop.samplers import Sampler
 from interop.samplers.drawing import DrawingSampler, names_slots
 from interop.samplers.reservation import Reservation
@@ -19,7 +18,7 @@ from interop.storages import Storage, TensorStorage
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Part:
-    """What one buffer gives to a batch: what decides its draw, and the draw itself where it was reserved."""
+    """What one buffer gives to a batch."""
 
     place: int  # of the member of an ensemble
     sampler: Sampler
@@ -38,7 +37,7 @@ class Part:
         if drawn is None:
             return self.sampler.draw(self.storage, self.size, self.key)
         if isinstance(self.sampler, DrawingSampler) and not drawn.is_own:
-            return self.sampler._index_of(drawn.slots, self.storage), drawn.info
+            return self.sampler.index_of(drawn.slots, self.storage), drawn.info
         return drawn.slots, drawn.info
 
     def draw_slots(self) -> tuple[Tensor, dict[Any, Any], list[Tensor]]:
@@ -46,14 +45,12 @@ class Part:
 
         For a storage and a sampler that `reads_slots` names.
         """
-        storage, sampler, drawn = self.storage, self.sampler, self.reservation
-        assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
-        if drawn is None:
-            arrays = storage.rows.arrays if isinstance(storage.rows, JaxRows) else []
-            slots, info, leaves = sampler._draw(storage, self.size, self.key, arrays)
+        assert isinstance(self.storage, TensorStorage) and isinstance(self.sampler, DrawingSampler)
+        if self.reservation is None:
+            slots, info, leaves = self.sampler.draw_slots(self.storage, self.size, self.key)
         else:
-            slots, info, leaves = drawn.slots, drawn.info, []
-        info["index"] = sampler._index_of(slots, storage)
+            slots, info, leaves = self.reservation.slots, self.reservation.info, []
+        info["index"] = self.sampler.index_of(slots, self.storage)
         return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
 
 
@@ -62,14 +59,13 @@ def reads_slots(storage: Storage, sampler: Sampler) -> bool:
     return isinstance(storage, TensorStorage) and type(storage).get is TensorStorage.get and names_slots(sampler)
 
 
-class PendingBatch:
-    """A request for a batch. What was drawn for it, of epochs and of generators, can be undone."""
+class Request:
+    """A batch that is not returned yet. What was drawn for it, of epochs and of generators, can be undone."""
 
-    __slots__ = ("_after", "_before", "batch_size", "dropped", "future", "parts")
+    __slots__ = ("_after", "_before", "dropped", "future", "parts")
 
-    def __init__(self, batch_size: int, generators: Iterable[torch.Generator | None]) -> None:
+    def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
         """Begin a request whose keys come from these generators; None for torch's global one."""
-        self.batch_size = batch_size
         self.parts: list[Part] = []
         self.dropped = False
         self.future: Future[Any] | None = None
@@ -98,11 +94,6 @@ class PendingBatch:
             if part.reservation is not None:
                 part.reservation.commit()
 
-    def _release(self) -> None:
-        for part in reversed(self.parts):
-            if part.reservation is not None:
-                part.reservation.release()
-
     def abandon(self) -> None:
         """Undo a request that failed: generators are as before it."""
         self._release()
@@ -121,3 +112,8 @@ class PendingBatch:
         for (generator, before), after in zip(self._before, self._after, strict=False):
             if generator is not torch.default_generator and torch.equal(generator.get_state(), after):
                 generator.set_state(before)
+
+    def _release(self) -> None:
+        for part in reversed(self.parts):
+            if part.reservation is not None:
+                part.reservation.release()

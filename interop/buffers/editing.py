@@ -1,0 +1,235 @@
+"""Edits of stored items: by key in place, and by index. All is checked before anything is written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, lazy_stack
+from torch import Tensor
+
+from interop.checkpoint.stateful import defined_outside
+from interop.data.index import as_int, as_list, resolved
+from interop.data.keys import as_path
+from interop.data.layout import Layout
+from interop.data.pytrees import assigned, each_leaf, swapped
+from interop.storages import Storage
+from interop.writers import TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
+
+Path = tuple[str, ...]
+
+# ------------------------------------------------------------------ indices
+
+
+def is_all(index: Any) -> bool:
+    """Whether index is `:`."""
+    return isinstance(index, slice) and index == slice(None)
+
+
+def owned(data: Any) -> Any:
+    """The data with tensors, tensordicts and tensorclasses of its own."""
+    return each_leaf(
+        data, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
+    )
+
+
+def coordinates(shape: Sequence[int], dim: int, index: Any) -> tuple[Tensor, ...]:
+    """For each dim of `shape`, where the items at index are; the index goes over the same items with dims 0 and `dim`
+    exchanged. IndexError out of range. Memory in proportion to what the index names."""
+    axes = torch.meshgrid(
+        *(torch.arange(length, device="cpu") for length in shape), indexing="ij"
+    )  # views of one line each
+    return tuple(axis.transpose(0, dim)[index] for axis in axes)
+
+
+def row_numbers(storage: Storage, index: Any, data: Any) -> int | Tensor:
+    """The rows that an index of the storage names, none negative; data is what is to be written there."""
+    shape = storage.shape if storage.shape is not None else torch.Size([0])
+    filled = len(storage) if storage.ndim == 1 else shape[0]
+    places = resolved(index, filled, filled, (storage.row_capacity(data), *shape[1:]))
+    rows = places[0] if isinstance(places, tuple) else places
+    if isinstance(rows, slice):
+        return torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64, device="cpu")
+    return rows
+
+
+def as_key(index: Any) -> str | tuple[str, ...] | None:
+    """The key, nested or not, that an index names; "_data" in front says nothing."""
+    key = (index,) if isinstance(index, str) else index
+    if not (isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)):
+        return None
+    key = key[1:] if key[0] == "_data" and len(key) > 1 else key
+    return key if len(key) > 1 else key[0]
+
+
+def unwrapped(index: Any) -> Any:
+    """The index out of a tuple of one."""
+    return index[0] if isinstance(index, tuple) and len(index) == 1 else index
+
+
+# ------------------------------------------------------------------ by key
+
+
+def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> None:
+    """Write entries of stored tensordicts at an index in place, dims 0 and `dim` being exchanged.
+
+    With `adds`, entries that are not stored yet are added to all items. The lock of the storage is held. AttributeError
+    where no tensordicts are stored, and the errors of `_planned`.
+    """
+    storage.refuse_a_stranger()
+    rows = storage.editable(given)
+    if not is_tensor_collection(rows):
+        raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")
+    rows = swapped(rows, dim)
+    unknown: dict[Path, Any] | None = {} if adds and isinstance(rows, TensorDictBase) else None
+    plan = list(_planned(rows, given, index, unknown=unknown))
+    if unknown:
+        rows = rows.copy().update(unknown)
+        storage.add_columns(swapped(rows, dim))
+    for held, place, value in plan:
+        held[place] = value
+    if defined_outside(storage, "get"):  # what it returned may be copies
+        storage[:] = swapped(rows, dim)
+    storage.edited(slice(None))
+
+
+def _planned(
+    held: Any, given: Any, index: Any = ..., path: Path = (), unknown: dict[Path, Any] | None = None
+) -> Iterator[tuple[Tensor, Any, Tensor]]:
+    """Each stored tensor that is to be written, where in it, and what with. Of a lazy stack the index names items.
+
+    What is not stored goes into `unknown`, where that is given.
+
+    KeyError for a key that is not stored, TypeError for what is no tensor, IndexError out of range, RuntimeError for
+    another shape or dtype. A number fills the tensor.
+    """
+    if not is_tensor_collection(held):
+        yield held, index, _fitting(held[index], given, path)
+        return
+    if not isinstance(given, Mapping) and not is_tensor_collection(given):
+        raise TypeError(f"{_name(path)}: a tensordict is stored, got {type(given).__name__}; nothing was written")
+    stored = {as_path(key) for key in held.keys(include_nested=True)}
+    for key, value in given.items():
+        below = as_path(key)
+        if below not in stored and unknown is not None:
+            unknown[path + below] = value
+            continue
+        if below not in stored:
+            raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
+        if not isinstance(held, LazyStackedTensorDict):
+            yield from _planned(held.get(below), value, index, path + below, unknown)
+            continue
+        entries = [item.get(below) for item in held.tensordicts]  # the stack itself would give copies
+        if is_tensor_collection(entries[0]):
+            yield from _planned(lazy_stack(entries, held.stack_dim), value, index, path + below, unknown)
+            continue
+        for entry, part in _shared_out(entries, held.stack_dim, value, index, path + below):
+            yield entry, ..., _fitting(entry, part, path + below)
+
+
+def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
+    """The entries of a dict or tensordict that `keys` name. KeyError for one that it does not have."""
+    every = given.items(include_nested=True) if is_tensor_collection(given) else given.items()
+    entries = {as_path(key): value for key, value in every}
+    missing = [key for key in keys if as_path(key) not in entries]
+    if missing:
+        raise KeyError(f"keys_to_update names {missing}, which the given data does not have")
+    return {as_path(key): entries[as_path(key)] for key in keys}
+
+
+def _shared_out(entries: list[Any], dim: int, value: Any, index: Any, path: Path) -> Iterator[tuple[Tensor, Any]]:
+    """The entries that an index names, each with its part of a value that is stacked along dim, or is a number."""
+    single = as_int(index)
+    if single is not None:
+        yield entries[single], value
+        return
+    entries = entries if index is Ellipsis else [entries[place] for place in as_list(index, len(entries))]
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value, device="cpu")
+    if isinstance(value, Tensor) or is_tensor_collection(value):
+        parts = value.unbind(dim) if value.ndim > dim else ()
+    else:
+        parts = value if isinstance(value, list | tuple) else [value] * len(entries)
+    if len(parts) != len(entries):
+        raise RuntimeError(f"{_name(path)}: got {len(parts)} values for {len(entries)} items; nothing was written")
+    yield from zip(entries, parts, strict=True)
+
+
+def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
+    """The value as a tensor that can be copied to the place."""
+    if not isinstance(value, Tensor | np.ndarray):
+        value = _of_numbers(value, path)
+        if not torch.can_cast(value.dtype, place.dtype):
+            raise RuntimeError(f"{_name(path)}: stored are {place.dtype}, got {value.dtype}; nothing was written")
+        value = value.to(place.dtype).expand(place.shape) if value.ndim == 0 else value.to(place.dtype)
+    value = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+    if value.shape != place.shape or value.dtype != place.dtype or value.layout != place.layout or value.is_meta:
+        raise RuntimeError(
+            f"{_name(path)}: stored are {list(place.shape)} of {place.dtype}, got {list(value.shape)} of {value.dtype} "
+            f"({value.layout}, on {value.device}); nothing was written"
+        )
+    return value.to(place.device)
+
+
+def _of_numbers(value: Any, path: Path) -> Tensor:
+    try:
+        if not is_tensor_collection(value):
+            return torch.as_tensor(value, device="cpu")
+        cause = None
+    except (TypeError, ValueError, RuntimeError) as error:
+        cause = error
+    raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written") from cause
+
+
+def _name(path: Path) -> str:
+    return repr(path[0]) if len(path) == 1 else repr(path) if path else "the data"
+
+
+# ------------------------------------------------------------------ by index
+
+
+def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -> None:
+    """Write value at an index over stored items whose dims 0 and `dim` are exchanged. Length and cursor stay.
+
+    A value that does not fit, in shape or dtype, is refused before anything is written.
+    """
+    count = storage.shape[dim] if dim < storage.ndim and storage.shape is not None else 0
+    if dim and isinstance(index, slice) and index.stop == count and index.indices(count) == (0, count, 1):
+        index = slice(None)
+    if dim == 0 or is_all(index):
+        storage[index] = _numbered(storage, writer, index, swapped(value, dim))
+        return
+    if dim < storage.ndim:
+        if storage.shape is None:
+            raise RuntimeError("Cannot write at an index of a non-initialized storage: call extend() or add() first")
+        place = coordinates(storage.shape, dim, index)
+        storage[place] = _numbered(storage, writer, place[0], value)
+        return
+    held = storage[:]  # the dim lies within the items, which are written as a whole
+    target = swapped(held, dim)
+    if isinstance(held, TensorDictBase):
+        value = _numbered(storage, writer, coordinates(held.batch_size, dim, index)[0], value)
+    Layout.of(each_leaf(target, lambda leaf: leaf[index]), 0).flatten(value, 0)  # refuses what does not fit
+    storage[:] = swapped(assigned(target, index, value), dim)
+
+
+def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
+    """The value with the row numbers that the writer keeps beside tensordicts; index is over the rows."""
+    if not isinstance(value, TensorDictBase | list) or not _keeps_numbers(storage, writer):
+        return value
+    rows = row_numbers(storage, index, value)
+    named = tuple(rows.shape) if isinstance(rows, Tensor) else ()
+    given = (len(value),) if isinstance(value, list) else tuple(value.batch_size)
+    if given[: len(named)] != named:
+        raise RuntimeError(f"the index names places of shape {named}, data has {given}; nothing was written")
+    return writer.stamped(value, rows)
+
+
+def _keeps_numbers(storage: Storage, writer: Writer) -> bool:
+    if not isinstance(writer, TensorDictRoundRobinWriter | TensorDictMaxValueWriter):
+        return False
+    layout = getattr(storage, "fixed_layout", None)
+    if layout is not None:
+        return ("index",) in layout.places
+    first = storage[0] if len(storage) else None  # of a list
+    return first is None or (isinstance(first, TensorDictBase) and "index" in first)

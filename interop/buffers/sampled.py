@@ -1,0 +1,429 @@
+"""What buffers and ensembles of buffers have in common: batches, iteration, prefetch, transforms, checkpoints."""
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensor_collection
+
+from fbuf.checkpoint import Fields, Source, Verify, Writing, load
+from interop.buffers import checkpoints
+from interop.buffers.collate import identity
+from interop.buffers.prefetch import Prefetch
+from interop.buffers.request import Part, Request
+from interop.checkpoint.component import Aliases
+from interop.checkpoint.rule import Rule
+from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
+from interop.data.numbers import whole
+from interop.samplers import Sampler
+from interop.shared.interrupts import uninterrupted
+from interop.shared.thread_lock import Lock
+from interop.transforms.chain import Compose
+from interop.transforms.order import Order, in_order
+
+Complete = Callable[[], tuple[Any, Any]]
+
+
+class Sampled(Aliases):
+    """A source of batches. They go through a collate function and transforms, and can be drawn ahead of time.
+
+    A subclass sets `_transform` and `_collate_fn`, and defines what raises NotImplementedError here.
+
+    Args:
+        batch_size: of `sample()` and of iteration.
+        prefetch: how many batches threads draw ahead; needs `batch_size`.
+        pin_memory: pin batches on the CPU.
+        generator: governs every draw; None for torch's global one.
+    """
+
+    _transform: Compose
+    _collate_fn: Callable[[Any], Any]
+    _latest_checkpoint: Path | None = None  # whose files the next one may share
+
+    def __init__(
+        self, *, batch_size: int | None, prefetch: int | None, pin_memory: bool, generator: torch.Generator | None
+    ) -> None:
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size)
+        if prefetch is not None:
+            prefetch = whole("prefetch", prefetch, least=0)
+        if prefetch and batch_size is None:
+            raise ValueError("prefetch needs a batch_size: dynamic batch sizes cannot be drawn ahead")
+        self._batch_size = batch_size
+        self._pin_memory = pin_memory
+        self._prefetch = Prefetch(prefetch) if prefetch else None
+        self._rng = as_generator(generator)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set what no copy, pickle or worker takes over."""
+        self._stepping = Lock()  # from one batch to the `next()`
+        self._iterating = False
+        self._readers: tuple[weakref.ref[Sampled], ...] = ()
+
+    # ------------------------------------------------------------------ to be defined
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which items are drawn."""
+        raise NotImplementedError
+
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+        """What decides the draw of a batch. A key is taken from the generator where none is given."""
+        raise NotImplementedError
+
+    def _read(self, request: Request, reserves: bool) -> Complete | None:
+        """Draw and read a batch. The returned function completes it while no lock is held. None for a stale request.
+
+        With `reserves` the parts of the request are reserved first, in the same hold of their locks.
+        """
+        raise NotImplementedError
+
+    def _locked(self) -> AbstractContextManager[Any]:
+        """Held while a batch is drawn and read, and while settings are changed."""
+        return nullcontext()
+
+    def _locked_to_reserve(self) -> AbstractContextManager[Any]:
+        """Held while batches are requested."""
+        return nullcontext()
+
+    def _unchanging(self) -> AbstractContextManager[Any]:
+        """Held while all of it is read or replaced: nothing is written, drawn, requested or taken."""
+        raise NotImplementedError
+
+    def _transaction(self) -> AbstractContextManager[Any]:
+        """What is stored in this context counts all together or not at all."""
+        raise NotImplementedError
+
+    def saved(self, out: Writing) -> dict[str, Any]:
+        """The tree of a checkpoint; arrays are written to `out`. Its locks are held."""
+        raise NotImplementedError
+
+    def restoring(
+        self, tree: Any, source: Source, rule: Rule, where: str, beside: Collection["Sampled"] = ()
+    ) -> Callable[[], None]:
+        """Check a tree of a checkpoint. The returned function loads it; until then nothing has changed. Locks are held.
+
+        Buffers `beside` are loaded before this one; a storage that they share with it is theirs to load.
+        """
+        raise NotImplementedError
+
+    def restoring_dump(self, dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
+        """The same for a folder that torchrl's `dumps` wrote."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ settings
+
+    @property
+    def transform(self) -> Compose:
+        """The chain of transforms."""
+        return self._transform
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:
+        """Makes a batch of what the storage returns."""
+        return self._collate_fn
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of `sample()` and of iteration."""
+        return self._batch_size
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator of every draw; None for torch's global one."""
+        return self._rng
+
+    @property
+    def prefetch_queue(self) -> Prefetch | None:
+        """The batches that are drawn ahead; None where there are none."""
+        return self._prefetch
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether batches are drawn ahead."""
+        return self._prefetch is not None
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Have this generator govern every draw from now on."""
+        generator = as_generator(generator)
+        with self._locked():
+            self._rng = generator
+            self._pass_generator()
+            self.drop_prefetched()
+
+    def _pass_generator(self) -> None:
+        """Give the generator to the components."""
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
+        """Add a transform at the end. With `invert` it runs forward when writing and backward when reading."""
+        return self.insert_transform(len(self._transform), transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
+        """Add a transform before the one at index."""
+        with self._locked():
+            self._transform.insert(index, transform, invert=invert)
+            self.drop_prefetched()
+        return self
+
+    # ------------------------------------------------------------------ batches
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch; with `return_info` also a dict of what the sampler says, "index" among it.
+
+        RuntimeError without any batch size or for an empty buffer.
+        """
+        data, info = self._next_batch(self._size_of_batch(batch_size))
+        return (data, self._info(info)) if return_info else data
+
+    def _info(self, info: Any) -> Any:
+        """The info as it is returned."""
+        return info
+
+    def _size_of_batch(self, batch_size: int | None) -> int:
+        if batch_size is None:
+            if self._batch_size is None:
+                raise RuntimeError(
+                    "batch_size not specified: give one to sample(), or to the constructor of the buffer"
+                )
+            return self._batch_size
+        batch_size = whole("batch_size", batch_size)
+        if batch_size >= 2**31:
+            raise ValueError(f"batch_size must be less than 2**31, got {batch_size}")
+        if self._batch_size is not None and batch_size != self._batch_size:
+            warnings.warn(
+                f"sample() was given batch_size={batch_size}, the buffer was built with {self._batch_size}: "
+                "the argument counts",
+                UserWarning,
+                stacklevel=3,
+            )
+        return batch_size
+
+    def _next_batch(self, batch_size: int) -> tuple[Any, Any]:
+        """A batch and its info: the oldest prefetched one, or one that is drawn now."""
+        if self._prefetch is None:
+            return self._draw(batch_size)
+        return self._prefetch.take(
+            draw=partial(self._draw, batch_size),
+            request=partial(self._request, batch_size),
+            more=lambda: self.sampler.has_more,
+            make=self._make,
+            lock=self._locked_to_reserve(),
+        )
+
+    def _draw(self, batch_size: int, key: np.ndarray | None = None) -> tuple[Any, Any]:
+        """Draw a batch now, with a key of the generator unless one is given."""
+        with self._locked():
+            request = Request(self._generators() if key is None else ())
+            try:
+                request.parts = self._plan(batch_size, key)
+                complete = self._read(request, reserves=True)
+            except BaseException:
+                request.abandon()
+                raise
+            request.commit()
+        assert complete is not None  # nothing has changed since it was reserved
+        return complete()
+
+    def _request(self, batch_size: int) -> Request:
+        """The next batch for a thread to make."""
+        request = Request(self._generators())
+        try:
+            request.parts = self._plan(batch_size, None)
+            for part in request.parts:
+                part.reserve()
+        except BaseException:
+            request.abandon()
+            raise
+        request.close()
+        return request
+
+    def _make(self, request: Request) -> tuple[Any, Any] | None:
+        """Make a batch that was requested, in a thread; None where it is stale."""
+        with self._locked():
+            complete = self._read(request, reserves=False)
+        return None if complete is None else complete()
+
+    def _generators(self) -> Collection[torch.Generator | None]:
+        """The generators that the keys of a batch come from."""
+        return (self._rng,)
+
+    def completed(
+        self,
+        data: Any,
+        collate_fn: Callable[[Any], Any] | None = None,
+        revise: Callable[[Any], Any] | None = None,
+        order: Order | None = None,
+    ) -> Any:
+        """The data after collating, a revision, transforms and pinning. No lock is held.
+
+        Args:
+            data: what was read.
+            collate_fn: stands in for the own one.
+            revise: changes the batch after collating.
+            order: where the items are stored, for transforms.
+        """
+        collate_fn = self._collate_fn if collate_fn is None else collate_fn
+        if collate_fn is not identity:
+            data = collate_fn(data)
+        if revise is not None:
+            data = revise(data)
+        if len(self._transform):
+            with in_order(order):
+                data = self._transform(data.copy() if is_tensor_collection(data) else data)
+        on_host = getattr(data, "device", None) in (None, torch.device("cpu"))
+        return data.pin_memory() if self._pin_memory and on_host and hasattr(data, "pin_memory") else data
+
+    def drop_prefetched(self) -> None:
+        """Undo all requests for batches that were not returned, here and in the ensembles that draw from here."""
+        if self._prefetch is not None:
+            self._prefetch.drop()
+        for each in self._readers:
+            if (reader := each()) is not None:
+                reader.drop_prefetched()
+
+    def add_reader(self, reader: "Sampled") -> None:
+        """Have an ensemble drop its prefetched batches whenever this buffer does. Does not keep it alive."""
+        self._readers = (*(each for each in self._readers if each() is not None), weakref.ref(reader))
+
+    # ------------------------------------------------------------------ iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batch_size is None:
+            raise RuntimeError("batch_size not specified: iterating needs one in the constructor of the buffer")
+        if not self._has_more():
+            self.sampler.ran_out = False
+        while self._has_more():
+            yield self.sample()
+
+    def _has_more(self) -> bool:
+        return not self.sampler.ran_out or (self._prefetch is not None and len(self._prefetch) > 0)
+
+    def next(self) -> Any:
+        """The next batch of a running iteration; None once at its end, after which it starts anew."""
+        if self._batch_size is None:
+            raise RuntimeError("batch_size not specified: next() needs one in the constructor of the buffer")
+        with self._stepping:
+            if not self._iterating and not self._has_more():
+                self.sampler.ran_out = False
+            self._iterating = self._has_more()
+            if not self._iterating:
+                return None
+            data = self.sample()
+        return data.copy().clear_device_() if isinstance(data, TensorDictBase) else data
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the buffer in a folder: rows, sampler, writer, generator and transforms.
+
+        It is of one moment: other threads, and processes that share the buffer, wait until all was read, not until it is on
+        the disk. It is there, flushed, when this returns; killed at any point it leaves the checkpoint that was there or
+        the new one, whole. Only the filled part is written, and of that what differs from the last checkpoint of this
+        buffer and from the one in the folder: what does not is linked to, where they are on one disk. Each can be deleted.
+
+        Prefetched batches are dropped and drawn again, here and where this is loaded. Without a generator of its own the
+        random numbers of a buffer are torch's global ones, which are not saved. `prefetch`, `collate_fn`, hooks and
+        functions are not saved: what is loaded into is built with them.
+
+        Args:
+            path: a folder; made if it is missing, below one that exists. Other files in it stay.
+
+        Raises:
+            FileNotFoundError: the folder above is missing.
+            RuntimeError: a tensor storage was not written to yet.
+            TypeError: something cannot be saved; the message names it.
+            OSError: the disk is full, or fails.
+        """
+        previous = [] if self._latest_checkpoint is None else [self._latest_checkpoint]
+        with Writing(path, previous) as out, self._unchanging():
+            self.drop_prefetched()
+            out.write(self.saved(out))
+        self._latest_checkpoint = out.path
+
+    def loads(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Load what `dumps` saved into a buffer built alike, so that it goes on as the saved one would.
+
+        All is read and checked first, then put in at once: after an error the buffer is as it was, bit for bit. A storage
+        without memory gets it; one that has memory keeps it and is written over, and what was read is in memory a second
+        time until then. Parameters such as alpha, beta and batch_size are those of the checkpoint, with a warning where they
+        were others. Folders written by torchrl's `dumps` from tensor storages are read as well.
+
+        Args:
+            path: the folder. Nothing in it is changed, and nothing in it is run.
+            verify: "full" compares the checksum of every byte, "size" that of the manifest and the sizes of files.
+            strict: keys that only the checkpoint or only the storage has are an error; without, they are left out, or zero.
+            cast: items of other dtypes are cast instead of being an error.
+            allow_pickle: read objects that were saved by `ListStorageCheckpointer(allow_pickle=True)`. That runs whatever
+                code the file names: only for files that you trust.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            CheckpointCorrupt: it is damaged; the message names the file.
+            CheckpointMismatch: it is one of something else: all differences are listed.
+        """
+        rule = Rule(strict, cast, allow_pickle)
+        foreign = is_torchrl_dump(path)
+
+        def check(source: Source) -> Callable[[], None]:
+            return self.restoring(source.tree, source, rule, str(source.path))
+
+        with self._unchanging():
+            self._put_in(self.restoring_dump(TorchrlDump(path), rule) if foreign else load(path, check, verify))
+        self._latest_checkpoint = None if foreign else Path(path).absolute()
+
+    def _put_in(self, restored: Callable[[], None]) -> None:
+        """Load what was checked, as a whole even if the process is interrupted or killed."""
+        with uninterrupted(), self._transaction():
+            restored()
+
+    def _saved_settings(self) -> dict[str, Any]:
+        return checkpoints.settings(self)
+
+    def _restoring_settings(self, fields: Fields, rule: Rule, where: str) -> list[Callable[[], None]]:
+        """Check the settings in a saved tree; the returned functions load them."""
+        return checkpoints.restoring_settings(self, fields, where, rule)
+
+    def restoring_batch_size(self, saved: int | None) -> Callable[[], None]:
+        """Warn of another batch size in a checkpoint; the returned function sets it."""
+        size = self._batch_size if saved is None else saved
+        if self._batch_size not in (None, size):  # now, while a filter may make an error of the warning
+            warnings.warn(
+                f"the buffer had batch_size={self._batch_size}, the checkpoint has {size}, which counts",
+                UserWarning,
+                stacklevel=5,
+            )
+
+        def put() -> None:
+            self._batch_size = size
+
+        return put
+
+
+def as_generator(given: Any) -> torch.Generator | None:
+    """A generator or None; TypeError for anything else."""
+    if given is not None and not isinstance(given, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(given).__name__}")
+    return given
+
+
+def as_collate_fn(given: Any) -> Callable[[Any], Any] | None:
+    """A function or None; TypeError for anything else."""
+    if given is not None and not callable(given):
+        raise TypeError(f"collate_fn must be callable, got {type(given).__name__}")
+    return given
