@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from interop.buffers import collate
-from interop.buffers.joined import _a_function
+from interop.buffers.components import check_fit
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.buffers.sampled import as_collate_fn
 from interop.samplers import SamplerEnsemble
 from interop.storages import StorageEnsemble
 from interop.writers import WriterEnsemble
@@ -33,7 +34,7 @@ def functions_of(given: Any, count: int) -> list[Callable[[Any], Any] | None]:
         return [None] * count
     if len(given) != count:
         raise ValueError(f"collate_fns must be as many as members: got {len(given)} for {count}")
-    return [_a_function(each) for each in given]
+    return [as_collate_fn(each) for each in given]
 
 
 def buffers_of(
@@ -44,8 +45,7 @@ def buffers_of(
     places = range(len(storages))
     parts = [(storages[at], samplers[at], writers[at], chains[at], collate_fns[at]) for at in places]
     for storage, sampler, writer, _, collate_fn in parts:
-        ReplayBuffer._check_fit(storage, sampler)
-        writer.check_storage(storage)
+        check_fit(storage, sampler, writer, None, False)
         collate_fn or collate.default_for(storage)
     return tuple(
         ReplayBuffer(

@@ -73,7 +73,9 @@ def restoring(
     fields, storage = fields_of(tree, where), buffer.storage
     ready: list[Callable[[], None]] = []
     with abandoned_on_error(ready):
-        ready.append(buffer.sampler._restoring(state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler"), rule))
+        ready.append(
+            buffer.sampler._restoring(state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler"), rule)
+        )
         ready.append(buffer.writer._restoring(state_for(buffer.writer, fields.any("writer"), f"{where}, writer"), rule))
         ready += restoring_settings(buffer, fields, where, rule)
         # The rows are the last to be read, for they are the largest, and the first to be put in.
@@ -131,7 +133,8 @@ def restoring_dump(buffer: "ReplayBuffer", dump: TorchrlDump, rule: Rule) -> Cal
     with dump.named():
         state = dump.state(buffer.storage, buffer.sampler, buffer.writer)
         cursor, written = (state["_writer"].get(name) for name in ("_cursor", "_write_count"))
-        rows: Any = partial(dump.restoring_rows, buffer.storage, cursor, written, rule)
+        storage: Any = buffer.storage  # of tensors, or `dump.state` has refused it
+        rows = partial(dump.restoring_rows, storage, cursor, written, rule)
         return restoring_dict(buffer, Fields(state, dump.where), dump.where, rule, rows)
 
 

@@ -1,41 +1,44 @@
 """Several replay buffers that are sampled from together."""
 
 import contextlib
-import copy
-import weakref
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from textwrap import indent
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from fbuf.checkpoint import CheckpointMismatch, Source, Writing
+from fbuf.memory_plan import Plan
 from interop.buffers import collate
 from interop.buffers.assembling import buffers_of, components_of, functions_of
-from interop.buffers.checkpoints import SaveableEnsemble
-from interop.buffers.gathering import Gathering, asked, described
-from interop.buffers.joined import _COMPONENTS, _NOT_KEPT, _a_function, _a_generator
-from interop.buffers.pending import Part, PendingBatch
-from interop.buffers.places import owned
+from interop.buffers.checkpoints import fields_of
+from interop.buffers.editing import owned
+from interop.buffers.gathering import described, mark, slots_of
 from interop.buffers.replay_buffer import ReplayBuffer
+from interop.buffers.request import Part, Request
 from interop.buffers.routing import changes, widths
+from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import turn, turns
-from interop.buffers.unwritable import Unwritable
+from interop.checkpoint.checkpointers import Together, abandoned_on_error
+from interop.checkpoint.component import described as described_component
+from interop.checkpoint.component import state_for
+from interop.checkpoint.rule import Rule
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.members import is_all, named, of_kind, routed
+from interop.formats.torchrl_folder import TorchrlDump
 from interop.samplers import ConsumingSampler, Sampler, SamplerEnsemble
-from interop.samplers.sampler import samples_by_key
 from interop.storages import StorageEnsemble
+from interop.storages import planning as of_storages
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble
 
-_DRAW, _GET = SamplerEnsemble.draw, StorageEnsemble.get
 
-
-class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
+class ReplayBufferEnsemble(Sampled):
     """Several replay buffers, sampled from together; its length is their number.
 
     A batch [n, k] is drawn in n parts of k items, each from one member. The rows of a member go through its own
@@ -79,7 +82,9 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         num_buffer_sampled: int | None = None,
         generator: torch.Generator | None = None,
         shared: bool = False,
-        **kwargs: Any,
+        prefetch: int | None = None,
+        pin_memory: bool = False,
+        transform_factory: Callable[[], Any] | None = None,
     ) -> None:
         components = (storages, samplers, writers)
         if rbs:
@@ -100,27 +105,25 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             )
         storages, samplers, writers = components_of(storages, samplers, writers)
         own_collate_fns = functions_of(collate_fns, len(storages))
-        super().__init__(
-            storage=storages,
-            sampler=samplers,
-            writer=writers,
-            collate_fn=_a_function(collate_fn) or collate.stack,
-            transform=None if transform is None else as_chain(transform),
-            batch_size=batch_size,
-            generator=generator,
-            shared=shared,
-            delayed_init=True,
-            **kwargs,
-        )
+        if transform is not None and transform_factory is not None:
+            raise TypeError("transform and transform_factory exclude each other")
+        super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
+        if shared and prefetch:
+            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
         if shared:
             _refuse_prefetching(rbs)
+        self._storage, self._sampler, self._writer = storages, samplers, writers
+        self._collate_fn = as_collate_fn(collate_fn) or collate.stack
+        self._transform = as_chain(transform if transform_factory is None else transform_factory())
+        self._transform.set_container(self)
+        samplers.check_batch_size(self._batch_size)
+        samplers.buffer_generator = self._rng
         if self._prefetch is not None and any(isinstance(each, ConsumingSampler) for each in samplers._samplers):
             raise ValueError(
                 "prefetch excludes members with a ConsumingSampler: batches that are dropped would be consumed"
             )
         self._members = rbs or buffers_of(storages, samplers, writers, own_collate_fns)
         self._collate_fns = own_collate_fns
-        self._init()
         self._listen()
         if generator is not None:
             self.set_rng(generator)
@@ -131,7 +134,7 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         """Be told of what makes batches stale that were drawn ahead."""
         if self._prefetch is not None:
             for member in self._members:
-                member._readers = (*(each for each in member._readers if each() is not None), weakref.ref(self))
+                member.add_reader(self)
 
     # ------------------------------------------------------------------ components: those that the members have now
 
@@ -153,93 +156,69 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         self._writer._writers = tuple(member.writer for member in self._members)
         return self._writer
 
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Have this generator govern every draw from now on, of the members too."""
-        super().set_rng(_a_generator(generator))
+    def _pass_generator(self) -> None:
+        self._sampler.buffer_generator = self._rng
         for member in self._members:
-            if member._rng is not generator:
-                member.set_rng(generator)
+            if member.generator is not self._rng:
+                member.set_rng(self._rng)
 
     def share(self, shared: bool = True) -> Self:
         """Have worker processes take turns at the members, or not. ValueError with prefetch, of a member too."""
         if shared:
             _refuse_prefetching(self._members)
-        super().share(shared)
         for member in self._members:
             member.share(shared)
         return self
 
     # ------------------------------------------------------------------ sampling
 
-    def _lock_to_draw(self) -> contextlib.AbstractContextManager[Any]:
-        """None: each member is locked while its part is drawn."""
-        return contextlib.nullcontext()
-
-    def _lock_to_reserve(self) -> contextlib.AbstractContextManager[None]:
+    def _locked_to_reserve(self) -> contextlib.AbstractContextManager[None]:
         """The locks of members whose reservations look at what is stored."""
-        own = not self._draws_itself
-        return turns([member for member in self._members if own or member.sampler.reads_to_reserve])
+        return turns([member for member in self._members if member.sampler.reads_to_reserve])
 
     def _generators(self) -> Collection[torch.Generator | None]:
-        return {self._rng, *(member._rng for member in self._members)}
+        return {self._rng, *(member.generator for member in self._members)}
 
-    def _plan(self, pending: PendingBatch, key: Any = None) -> None:
-        """Choose the members of a batch, each with a key of its own generator; one key where they draw together."""
-        if not self._draws_itself:
-            pending.parts = [Part(0, self.sampler, self.storage, pending.batch_size, randomness.key(self._rng))]
-            return
-        each = self._sampler.part_of(pending.batch_size)
+    def _plan(self, batch_size: int, key: Any) -> list[Part]:
+        each = self._sampler.part_of(batch_size)
         self._sampler.refuse_empty(self._members)
-        for place in self._sampler.choose(randomness.key(self._rng)):
+        parts = []
+        for place in self._sampler.choose(randomness.key(self._rng) if key is None else key):
             member = self._members[place]
-            pending.parts.append(Part(place, member.sampler, member.storage, each, randomness.key(member._rng)))
+            parts.append(Part(place, member.sampler, member.storage, each, randomness.key(member.generator)))
+        return parts
 
-    def _read(self, pending: PendingBatch, reserves: bool = False) -> Any:
-        """The parts of a batch, or a list of rows, and what the members say of them; None where it is stale."""
-        if not self._draws_itself:
-            [part] = pending.parts
-            with contextlib.nullcontext() if self._prefetch is None else self._members_still():
-                if pending.dropped:
-                    return None
-                if reserves:
-                    part.reserve()
-                assert part.reservation is not None  # an ensemble names no slots
-                return asked(part.reservation, self.storage, self._members, self._collate_fns)
-        weighs = any(member._sampler.takes_priorities for member in self._members)
-        gathering = Gathering(len(pending.parts), pending.parts[0].size, weighs)
-        for part in pending.parts:
+    def _read(self, request: Request, reserves: bool) -> Complete | None:
+        reads = []
+        for part in request.parts:
             member = self._members[part.place]
             with turn(member):
                 if reserves:
                     part.sampler, part.storage = member.sampler, member.storage  # others may have come since
                     part.reserve()
-                elif not pending.can_be_read(part):
+                elif not request.can_be_read(part):
                     return None
-                gathering.draw(part, member, self._collate_fns[part.place])
-        return gathering, [(part.place, part.info) for part in gathering.parts]
+                reads.append((part.place, member.read(part, self._collate_fns[part.place])))
+        return partial(self._complete, reads)
 
-    def _finish(self, parts: Any, told: Any, *after: Any) -> tuple[Any, Any]:
-        """The parts as one batch, through collating and transforms, and what is told about it. No lock is held."""
-        batch, collate_fn = None, self._collate_fn
-        if isinstance(parts, Gathering):
-            batch = parts.whole() if collate_fn is collate.stack else None
-            parts = parts.rows() if batch is None else [batch]
-        marked = all(isinstance(row, TensorDictBase) for row in parts)
-        batch, collate_fn = (parts, collate_fn) if batch is None else (batch, collate.identity)
-        return self._from_store(batch, None, collate_fn), (marked, told)
+    def _complete(self, reads: Sequence[tuple[int, Complete]]) -> tuple[Any, Any]:
+        weighs = any(member.sampler.takes_priorities for member in self._members)
+        rows, infos = [], []
+        for place, read in reads:
+            row, info = read()
+            if weighs and not self._members[place].sampler.takes_priorities:
+                slots = slots_of(info["index"])
+                info.setdefault("priority_weight", torch.ones(slots.shape[0], device=slots.device))
+            if isinstance(row, TensorDictBase):
+                row = row.copy()
+                mark(row, place, info)
+            rows.append(row)
+            infos.append((place, info))
+        return self.completed(rows), (all(isinstance(row, TensorDictBase) for row in rows), infos)
 
-    @property
-    def _draws_itself(self) -> bool:
-        """False where a method of the user's would be passed by: of a subclass, or put in the place of ours."""
-        return (
-            samples_by_key(self._sampler)
-            and getattr(self._sampler.draw, "__func__", None) is _DRAW
-            and getattr(self._storage.get, "__func__", None) is _GET
-        )
-
-    def _told(self, info: Any) -> Any:
-        marked, told = info
-        return described(told, marked)
+    def _info(self, info: Any) -> Any:
+        marked, parts = info
+        return described(parts, marked)
 
     def stats(self) -> dict[str, int | float | bool]:
         """Numbers to watch, JSON as they are: those of all members together, and the batches that wait here."""
@@ -294,7 +273,7 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             with turn(member):
                 data = member.storage[item]
                 data = owned(data) if member.storage.is_live(item) else data
-                collate_fn = self._collate_fns[place] or member._collate_fn
+                collate_fn = self._collate_fns[place] or member.collate_fn
             found.append(data if as_int(item) is not None else collate_fn(data))
         return self._collate_fn(found)
 
@@ -335,32 +314,93 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
             else:
                 member.update_priority(change["index"], change.get("td_error", member.sampler.default_priority))
 
+    # ------------------------------------------------------------------ what only members can do
+
+    def plan(self, data: Any = None) -> Plan:
+        """The memory of all members; data is for each of them, or a list or tuple of data for one each."""
+        with turns(self._members):
+            return of_storages.plan(of_storages.of_members([member.memory for member in self._members], data))
+
+    def add(self, data: Any) -> NoReturn:
+        """RuntimeError: members are written to."""
+        raise RuntimeError("an ensemble cannot be written to: index the member first, ensemble[i].add(data)")
+
+    def extend(self, data: Any) -> NoReturn:
+        """RuntimeError: members are written to."""
+        raise RuntimeError("an ensemble cannot be written to: index the member first, ensemble[i].extend(data)")
+
+    def empty(self, empty_write_count: bool = True) -> NoReturn:
+        """NotImplementedError: members are emptied."""
+        raise NotImplementedError("an ensemble is not emptied as a whole: ensemble[i].empty()")
+
+    def state_dict(self) -> NoReturn:
+        """NotImplementedError: members have a state."""
+        raise NotImplementedError("an ensemble has no state of its own: ensemble[i].state_dict()")
+
+    def load_state_dict(self, state_dict: Any) -> NoReturn:
+        """NotImplementedError: members have a state."""
+        raise NotImplementedError("an ensemble has no state of its own: ensemble[i].load_state_dict(...)")
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
+        with contextlib.ExitStack() as held:
+            held.enter_context(turns(self._members))
+            for each in (*self._members, self):
+                if each.prefetch_queue is not None:
+                    held.enter_context(each.prefetch_queue.mutex)
+            return held.pop_all()
+
+    def _transaction(self) -> contextlib.AbstractContextManager[Any]:
+        with contextlib.ExitStack() as steps:
+            for storage in (member.storage for member in self._members):
+                if storage.checkpointer.changes_rows:
+                    steps.enter_context(storage.part())  # two of them may have one storage
+            return steps.pop_all()
+
+    def saved(self, out: Writing) -> dict[str, Any]:
+        for member in self._members:
+            member.drop_prefetched()
+        members = [member.saved(out) for member in self._members]
+        return {**self._saved_settings(), "members": members, "sampler": described_by(self.sampler)}
+
+    def restoring(
+        self, tree: Any, source: Source, rule: Rule, where: str, beside: Collection[Sampled] = ()
+    ) -> Callable[[], None]:
+        fields = fields_of(tree, where)
+        members = fields.items("members")
+        if len(members) != len(self._members):
+            raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self._members)} are here")
+        ready: list[Callable[[], None]] = []
+        with abandoned_on_error(ready):
+            for place, (member, saved) in enumerate(zip(self._members, members, strict=True)):
+                before = [*beside, *self._members[:place]]
+                ready.append(member.restoring(saved, source, rule, f"{where}, member {place}", before))
+            state = state_for(self.sampler, fields.any("sampler"), f"{where}, sampler")
+            ready.append(self.sampler._restoring_choice(state))
+            ready += self._restoring_settings(fields, rule, where)
+        return Together([self.drop_prefetched, *ready])
+
+    def restoring_dump(self, dump: TorchrlDump, rule: Rule) -> NoReturn:
+        raise CheckpointMismatch(f"{dump.where}: folders of torchrl are read into single buffers, not into ensembles")
+
     # ------------------------------------------------------------------ copies
 
-    def _snapshot(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """What a pickle or copy has: each member as of one moment of its own, and the ensembles without members."""
-        self._drop_requests()
-        state = {key: value for key, value in self.__dict__.items() if key not in (*_NOT_KEPT, *_COMPONENTS)}
-        bare = copy.copy(self._storage), copy.copy(self._sampler), copy.copy(self._writer)
-        bare[0]._storages = bare[1]._samplers = bare[2]._writers = ()
-        state["_bare"] = bare
-        if self._rng is not None:
-            state["_rng"] = (self._rng.get_state(), str(self._rng.device))
-        return state
+    def __getstate__(self) -> dict[str, Any]:
+        self.drop_prefetched()
+        kept = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
+        return {**kept, "_sampler": self._sampler.without_members()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin()
-        bare, rng = state.pop("_bare"), state["_rng"]
-        if rng is not None:  # one generator again, of all
-            state["_rng"] = torch.Generator(rng[1])
-            state["_rng"].set_state(rng[0])
-        self.__dict__.update(state, _parts=None)
-        self._storage, self._sampler, self._writer = bare
-        self._join(self.storage, self.sampler, self.writer)
-        if rng is not None:
-            for member in self._members:
-                member._rng = self._rng
-                member._hand_rng()
+        self.__dict__.update(state)
+        self._storage = StorageEnsemble(
+            *(each.storage for each in self._members), transforms=[each.transform for each in self._members]
+        )
+        self._writer = WriterEnsemble(*(each.writer for each in self._members))
+        self._sampler.buffer_generator = self._rng
+        if self._rng is not None:  # one generator again, of all
+            self._pass_generator()
         self._listen()
 
     def __repr__(self) -> str:
@@ -371,6 +411,14 @@ class ReplayBufferEnsemble(SaveableEnsemble, Unwritable):
         )
 
 
+_NOT_KEPT = ("_stepping", "_iterating", "_readers", "_storage", "_writer")
+
+
+def described_by(sampler: SamplerEnsemble) -> dict[str, Any]:
+    """The choice of a sampler ensemble, for a checkpoint."""
+    return described_component(sampler, sampler._saved_choice())
+
+
 def _refuse_prefetching(members: Sequence[ReplayBuffer]) -> None:
-    if any(member._prefetch is not None for member in members):
+    if any(member.prefetches for member in members):
         raise ValueError("prefetch and shared exclude each other: a member of the ensemble draws ahead")

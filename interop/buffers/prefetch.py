@@ -28,12 +28,13 @@ class Prefetch:
         self.mutex = threading.RLock()
         self._queue: deque[Request] = deque()
         self._awaited: list[Request] = []  # by calls of other threads
+        self._error: Exception | None = None  # of the request after those
         self._pool: ThreadPoolExecutor | None = None
 
     def take(
         self,
         draw: Callable[[], Any],
-        request: Callable[[], Request],
+        request: Callable[[], Request | None],
         more: Callable[[], bool],
         make: Callable[[Request], Any],
         lock: AbstractContextManager[Any],
@@ -41,11 +42,11 @@ class Prefetch:
         """The oldest batch, or one drawn now where none waits; then the queue is filled while `more()`.
 
         An error of a thread is raised by the call that would have returned its batch, and drops the queue: the next call
-        draws that batch again. A batch that cannot be requested is left to the call that needs it, which raises the error.
+        draws that batch again.
 
         Args:
             draw: draws and makes a batch.
-            request: the next request.
+            request: the next request, or None for no more; an error is raised by the call that finds the queue empty.
             more: whether there is another batch in the epoch.
             make: makes a batch; run by threads. None for a request that is stale.
             lock: held while requests are made. It is taken before that of the queue, as by a writer that drops it.
@@ -54,12 +55,18 @@ class Prefetch:
             oldest = self._queue.popleft() if self._queue else None
             if oldest is not None:
                 self._awaited.append(oldest)
+            elif self._error is not None:
+                error, self._error = self._error, None
+                raise error
         batch = draw() if oldest is None else self._await(oldest, draw)
         with lock, self.mutex:
-            while len(self._queue) < self.depth and more():
+            while len(self._queue) < self.depth and self._error is None and more():
                 try:
                     pending = request()
-                except Exception:
+                except Exception as error:
+                    self._error = error
+                    break
+                if pending is None:
                     break
                 self._pool = self._pool or ThreadPoolExecutor(self.depth, thread_name_prefix="replay-prefetch")
                 pending.future = self._pool.submit(make, pending)
@@ -92,7 +99,7 @@ class Prefetch:
         """
         with self.mutex:
             stale = [*self._awaited, *self._queue]
-            self._awaited, self._queue = [], deque()
+            self._awaited, self._queue, self._error = [], deque(), None
             for pending in stale[::-1]:
                 pending.drop()
 

@@ -23,12 +23,12 @@ from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.turn import turn
 from interop.checkpoint.rule import EXACT, Rule
-from interop.formats.torchrl_folder import TorchrlDump
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.numbers import whole
 from interop.data.pytrees import each_leaf, length_of, swapped
 from interop.doors.to_fbuf import to_fbuf
+from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
@@ -115,9 +115,7 @@ class ReplayBuffer(Sampled):
 
         def make() -> None:
             chain = transform if transform_factory is None else transform_factory()
-            components = all_made(
-                storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer
-            )
+            components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
             components[1].check_batch_size(self._batch_size)
             with components[0].lock.turn():
                 self._join(*components)
@@ -180,7 +178,8 @@ class ReplayBuffer(Sampled):
         self._pass_generator()
 
     def _pass_generator(self) -> None:
-        self._storage.buffer_generator = self._sampler.buffer_generator = self._rng
+        for each in (self._storage, self._sampler, self._writer):
+            each.buffer_generator = self._rng
 
     def renew(self) -> None:  # in a forked child
         self._sampler, self._reads_slots = DrawnElsewhere(), False
@@ -386,10 +385,7 @@ class ReplayBuffer(Sampled):
             buffer.sampler.refuse_a_stranger()
         priority = self._priority_in(stored, many) if with_priorities else None
         dim = self.dim_extend
-        if many:
-            index = writer.extend(swapped(stored, dim) if dim else stored)
-        else:
-            index = writer.add(stored)
+        index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
         if index is None:
             return None
         for buffer in buffers:

@@ -1,12 +1,10 @@
 """The priorities in a sample of an ensemble, brought to the members that have them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.data.members import refuse_unstored, routed
 
 _OF_UNITS = ("anchor_index", "validity_mask")  # what a sample unit says of the rows that it made of drawn items
@@ -51,21 +49,10 @@ def _of(
         if member.sampler.takes_priorities:
             key = getattr(member, "priority_key", "td_error")
             change = TensorDict({"index": own}, [own.shape[0]])
-            for name in (key, *(_OF_UNITS if member._unit is not None else ())):
+            for name in (key, *(_OF_UNITS if member.sample_unit is not None else ())):
                 entry = rows.get(name, None)
                 if entry is not None:
                     change.set(name, entry.reshape(count, -1)[entries.to(entry.device)])
-            _check(member, change.get(key, None), own.shape[0])
+            member.refuse_priorities(change.get(key, None), own.shape[0])
             refuse_unstored(own, member.storage, place)
             yield member, change
-
-
-def _check(member: Any, priority: Any, count: int) -> None:
-    """Raise what the member would for these priorities."""
-    if priority is None:
-        return
-    member.sampler.checked(priority)
-    if isinstance(member, TensorDictReplayBuffer):
-        member.sampler.checked(member._reduced(priority, count))
-    elif priority.numel() != count:
-        raise RuntimeError(f"there are {priority.numel()} priorities for {count} items of a {type(member).__name__}")

@@ -20,9 +20,10 @@ from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Part, Request
 from interop.checkpoint.component import Aliases
 from interop.checkpoint.rule import Rule
-from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.data.numbers import whole
+from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.samplers import Sampler
+from interop.samplers.drawing import names_slots
 from interop.shared.interrupts import uninterrupted
 from interop.shared.thread_lock import Lock
 from interop.transforms.chain import Compose
@@ -232,15 +233,20 @@ class Sampled(Aliases):
         assert complete is not None  # nothing has changed since it was reserved
         return complete()
 
-    def _request(self, batch_size: int) -> Request:
-        """The next batch for a thread to make."""
+    def _request(self, batch_size: int) -> Request | None:
+        """The next batch for a thread to make; None where the library's samplers cannot draw it now.
+
+        The call that needs the batch raises their errors. That of a user's sampler, which may have changed, is raised here.
+        """
         request = Request(self._generators())
         try:
             request.parts = self._plan(batch_size, None)
             for part in request.parts:
                 part.reserve()
-        except BaseException:
+        except BaseException as error:
             request.abandon()
+            if isinstance(error, Exception) and all(names_slots(part.sampler) for part in request.parts):
+                return None
             raise
         request.close()
         return request

@@ -103,7 +103,7 @@ def _covers(key: _Path, path: _Path) -> bool:
 
 def _layout(buffer: ReplayBuffer, place: int) -> _Layout:
     """The kind of each entry of a row, as it comes in batches."""
-    if not isinstance(buffer, ReplayBuffer) or isinstance(buffer, ReplayBufferEnsemble):
+    if not isinstance(buffer, ReplayBuffer):
         raise TypeError(f"buffer {place} must be a ReplayBuffer, got {class_of(buffer)}")
     if not len(buffer.storage):
         raise RuntimeError(f"buffer {place} is empty: what its rows have is not known yet. Write some first")

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.buffers import ReplayBuffer, ReplayBufferEnsemble
+from interop.buffers import ReplayBuffer
 from interop.buffers.collate import stack
 from interop.buffers.turn import turn
 from interop.data.class_names import class_of
@@ -31,7 +31,7 @@ def stored_episodes(
     Raises: TypeError for an ensemble and for a writer that keeps no order; RuntimeError for an empty buffer, and where no
     entry says where trajectories end.
     """
-    if not isinstance(rb, ReplayBuffer) or isinstance(rb, ReplayBufferEnsemble):
+    if not isinstance(rb, ReplayBuffer):
         raise TypeError(f"a single ReplayBuffer is needed, got {class_of(rb)}: write members of an ensemble one by one")
     if isinstance(rb.writer, TensorDictMaxValueWriter):
         raise TypeError(f"a {type(rb.writer).__name__} does not keep the order of rows: there are no trajectories")

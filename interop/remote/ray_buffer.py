@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers import ConditionalUpdateResult, ReplayBuffer
-from interop.buffers.places import as_key, is_all
+from interop.buffers.editing import as_key, is_all
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.numbers import whole

@@ -157,6 +157,12 @@ class SamplerEnsemble(Sampler):
         part._upper = _upper(np.ones(len(places)) if p is None else p)
         return part
 
+    def without_members(self) -> "SamplerEnsemble":
+        """The choice of members alone, for a pickle beside those."""
+        bare = copy.copy(self)
+        bare._samplers = ()
+        return bare
+
     def __len__(self) -> int:
         return len(self._samplers)
 

@@ -172,13 +172,9 @@ class SliceSampler(DrawingSampler):
             return None
         slices, weights = self._slices(storage, batch_size, key)
         slots = torch.from_numpy(slices.slots)
-<<<<<<< HEAD
         info = self._info.of(storage, slices, rows.runs)
         info.update(weights)
-        info["index"] = self._index_of(slots, storage)
-=======
-        info = {**self._info.of(storage, slices), **weights, "index": self.index_of(slots, storage)}
->>>>>>> ce1a48a (WIP)
+        info["index"] = self.index_of(slots, storage)
         return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
 
     def _slices(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:

@@ -315,23 +315,6 @@ def test_a_writer_that_does_not_keep_an_item_says_none(kind):
     assert buffer.add(flat_td([1])[0]) is None and len(buffer) == 0
 
 
-def test_what_the_storage_is_attached_to_is_told_of_every_write():
-    class Listener:
-        def __init__(self):
-            self.marked = []
-
-        def mark_update(self, index):
-            self.marked.append(torch.as_tensor(index).tolist())
-
-    storage, listener = LazyTensorStorage(4), Listener()
-    storage.attach(listener)
-    storage.attach(listener)
-    buffer = ReplayBuffer(storage=storage)
-    buffer.extend(plain_tensor([1, 2]))
-    buffer.add(plain_tensor([3])[0])
-    assert listener.marked == [[0, 1], 2]
-
-
 def test_given_memory_may_be_shared_with_the_user():
     class Own(TensorStorage):
         pass

@@ -193,7 +193,7 @@ def test_a_generator_leaves_the_global_one_alone_and_can_be_replaced():
     assert torch.equal(before, torch.get_rng_state())
     buffer.set_rng(torch.Generator().manual_seed(3))
     check_same(buffer.sample(20), first)
-    assert buffer.storage._rng is buffer.sampler._rng is buffer.writer._rng is buffer._rng
+    assert buffer.storage._rng is buffer.sampler._rng is buffer.writer._rng is buffer.generator
 
 
 def test_empty_forgets_items_and_keeps_structure(storage, rows):
