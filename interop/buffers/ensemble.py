@@ -319,7 +319,7 @@ class ReplayBufferEnsemble(Sampled):
     def plan(self, data: Any = None) -> Plan:
         """The memory of all members; data is for each of them, or a list or tuple of data for one each."""
         with turns(self._members):
-            return of_storages.plan(of_storages.of_members([member.memory for member in self._members], data))
+            return of_storages.plan(of_storages.of_members([member.memory_shares for member in self._members], data))
 
     def add(self, data: Any) -> NoReturn:
         """RuntimeError: members are written to."""

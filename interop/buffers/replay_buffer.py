@@ -484,7 +484,7 @@ class ReplayBuffer(Sampled):
         `collate_fn` stands in for the own one.
         """
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
-        data, info = self._gather(part)
+        data, info = self._gather(part, collate_fn)
         revise = self._revision(info, part.key)
         order = Order.of(self, info["index"], info) if len(self._transform) else None
         return partial(self._complete, data, info, collate_fn, revise, order)
@@ -492,7 +492,7 @@ class ReplayBuffer(Sampled):
     def _complete(self, data: Any, info: dict[Any, Any], *how: Any) -> tuple[Any, dict[Any, Any]]:
         return self.completed(data, *how), info
 
-    def _gather(self, part: Part) -> tuple[Any, dict[Any, Any]]:
+    def _gather(self, part: Part, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """The items that are drawn, which no write changes any more, and the info. The lock is held."""
         storage, sampler = part.storage, part.sampler
         if self._reads_slots:
@@ -513,7 +513,7 @@ class ReplayBuffer(Sampled):
         data = storage.get(index)
         # A list gives the items themselves where nothing edits them.
         edited = isinstance(storage, TensorStorage) or self.marks_samples or len(self._transform) > 0
-        return editing.owned(data) if edited and self._is_live(index) else data, info
+        return editing.owned(data) if edited and self._is_live(index, collate_fn) else data, info
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         """What is to be changed in a batch of this key after collating. Adds to the info. The lock is held."""
@@ -521,10 +521,9 @@ class ReplayBuffer(Sampled):
             info["index_generation"] = self._writer.generations_of(info["index"])
         return None
 
-    def _is_live(self, index: Any) -> bool:
+    def _is_live(self, index: Any, collate_fn: Callable[[Any], Any]) -> bool:
         """Whether what comes of the storage at index, and of collating that, is what is stored and not a copy."""
-        stacked = self._collate_fn is collate.stack and as_int(index) is None
-        return self._storage.is_live(index) and not stacked
+        return self._storage.is_live(index) and collate_fn is not collate.stack
 
     def _locked(self) -> AbstractContextManager[Any]:
         return turn(self)
@@ -549,9 +548,9 @@ class ReplayBuffer(Sampled):
                 data = data if editing.is_all(index) else each_leaf(data, lambda leaf: leaf[index])
             else:
                 data = self._storage[index]
-            if len(self._transform) and self._is_live(index):
-                data = editing.owned(data)
             collate_fn = self._collate_fn if as_int(index) is None else collate.identity
+            if len(self._transform) and self._is_live(index, collate_fn):
+                data = editing.owned(data)
             order = Order.of(self, index)
         return self.completed(data, collate_fn, order=order)
 
@@ -649,9 +648,9 @@ class ReplayBuffer(Sampled):
         RuntimeError without data where that is needed to tell, and the errors of the write.
         """
         with turn(self):
-            return of_storages.plan(self.memory(data))
+            return of_storages.plan(self.memory_shares(data))
 
-    def memory(self, data: Any) -> list[Share]:
+    def memory_shares(self, data: Any) -> list[Share]:
         """The shares of `plan`. The lock is held."""
         stored = None if data is None else self._first_row_of(data)
         return planning.shares(self._storage, self._sampler, self._writer, stored)

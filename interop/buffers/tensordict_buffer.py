@@ -146,6 +146,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
             self._sampler.update_priority(index, values, storage=self._storage)
 
+    def refuse_priorities(self, priority: Any, count: int) -> None:
+        if priority is not None:
+            self._sampler.checked(priority)
+            self._sampler.checked(self._reduced(priority, count))
+
     def _reduced(self, priority: Tensor, rows: int) -> Tensor:
         """One value for each of the rows."""
         shape = priority.shape

@@ -76,16 +76,16 @@ def test_sharing_members_that_draw_ahead_is_refused():
         ReplayBufferEnsemble(*buffers, shared=True)
     with pytest.raises(ValueError, match="a member of the ensemble draws ahead"):
         ReplayBufferEnsemble(*buffers).share()
-    assert not any(each._process_lock for each in buffers)
+    assert not any(each.storage.lock.processes for each in buffers)
 
 
 def test_sharing_concerns_the_members():
     buffers = [member(), member()]
     ensemble = ReplayBufferEnsemble(*buffers, shared=True)
-    assert all(each._process_lock is not None for each in buffers) and ensemble.sample(4).shape == (2, 2)
+    assert all(each.storage.lock.processes is not None for each in buffers) and ensemble.sample(4).shape == (2, 2)
     ReplayBufferEnsemble(*buffers)
-    assert all(each._process_lock is not None for each in buffers)
-    assert ensemble.share(False) is ensemble and not any(each._process_lock for each in buffers)
+    assert all(each.storage.lock.processes is not None for each in buffers)
+    assert ensemble.share(False) is ensemble and not any(each.storage.lock.processes for each in buffers)
 
 
 def test_members_that_are_made_late_are_made():

@@ -58,7 +58,7 @@ def test_bad_arguments_change_no_member(options, error):
     with all_refused(buffers, error):
         ReplayBufferEnsemble(*buffers, **options)
     assert [each._rng for each in buffers] == generators
-    assert not any(each._process_lock for each in buffers)
+    assert not any(each.storage.lock.processes for each in buffers)
 
 
 @pytest.mark.parametrize(

@@ -275,4 +275,4 @@ def test_a_shared_buffer_can_be_copied(copier):
     twin = copier(buffer)
     twin.extend(plain_tensor([2]))
     assert len(twin) == 2 and len(buffer) == 1
-    assert twin._process_lock is not None and twin._process_lock is not buffer._process_lock
+    assert twin.storage.lock.processes is not None and twin.storage.lock.processes is not buffer.storage.lock.processes
