@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": 11,
     "docs/extending.md": 7,
+    "docs/engine.md": 4,
     "docs/from_torchrl.md": 3,
     "docs/datasets.md": 3,
     "docs/scale.md": 3,
