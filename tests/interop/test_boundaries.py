@@ -6,7 +6,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from interop import (
     LazyMemmapStorage,
@@ -166,22 +165,6 @@ def test_starts_that_may_be_drawn_by_priority(seed):
 
 
 # ------------------------------------------------------------------ who writes
-
-
-@pytest.mark.parametrize("keys", [{"traj_key": "id"}, {}])
-def test_a_writer_that_begins_anew_before_the_storage_is_full(keys):
-    storage = LazyTensorStorage(12)
-    one, other = reader(storage, **keys), reader(storage, **keys)
-    data = TensorDict({"x": torch.arange(8), "id": torch.zeros(8, dtype=torch.int64)}, [8])
-    data["next", "done"] = torch.zeros(8, dtype=torch.bool)
-    one.extend(data)
-    assert whole(one) == [tuple(range(8))]
-    for stop in (3, 5):
-        if stop == 3:
-            other.writer.cursor = 0
-        other.extend(data[:stop] if stop == 3 else data[3:5])
-        for buffer in (one, other):
-            assert whole(buffer) == [tuple(range(stop)), tuple(range(stop, 8))]
 
 
 def test_what_is_new_is_read_and_nothing_else(monkeypatch):

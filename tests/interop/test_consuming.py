@@ -58,19 +58,6 @@ def test_iterating_takes_all_that_is_left():
         list(buffer)
 
 
-def test_new_items_take_the_slots_of_consumed_ones_first():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=ConsumingSampler())
-    buffer.extend(plain_tensor(range(4)))
-    gone = drawn(buffer, 3)
-    index = buffer.extend(plain_tensor(range(10, 15)))
-    assert index.tolist() == [*gone, 4, 5] and len(buffer) == 6 and buffer.writer._cursor == 0
-    check_same(buffer[:][index], plain_tensor(range(10, 15)))
-    gone = drawn(buffer, 2)
-    assert buffer.add(plain_tensor([20])[0]) == gone[0] and buffer.add(plain_tensor([21])[0]) == gone[1]
-    assert buffer.add(plain_tensor([22])[0]) == 0 and buffer.writer._cursor == 1  # nothing is vacant: the oldest
-    assert buffer.write_count == 12
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_a_batch_longer_than_the_capacity_leaves_its_last_rows(storage):
     buffer = ReplayBuffer(storage=storage(4), sampler=ConsumingSampler())
@@ -199,14 +186,6 @@ def test_what_cannot_be_joined_with_consuming_is_refused_at_once(choices, error)
     with pytest.raises(error):
         buffer.set_sampler(ConsumingSampler())
     assert buffer.sampler is before
-
-
-@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError)])
-def test_counts_are_whole_and_positive(count, error):
-    with pytest.raises(error, match="max_sample_count"):
-        ConsumingSampler(count)
-    with pytest.raises(error, match="consume_after_n_samples"):
-        ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=count)
 
 
 def test_other_samplers_are_refused():

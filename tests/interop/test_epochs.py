@@ -152,20 +152,3 @@ def test_one_epoch_tells_nothing_of_the_next():
     orders = ["".join(map(str, epoch.take(3, 3, fresh()))) for _ in range(8000)]
     possible = ["".join(each) for each in itertools.permutations("012")]
     check_uniform([a + b for a, b in itertools.pairwise(orders)], [a + b for a in possible for b in possible])
-
-
-@pytest.mark.parametrize(("count", "length"), [(100, 30_000), (5000, 30_000), (29_000, 30_000)])
-def test_draws_are_uniform_over_many_positions(count, length):
-    """The shares of positions and of places in the batch that each bin of positions takes."""
-    fresh, epoch, table = keys_of(3), Epoch(), np.zeros((6, 5))
-    epoch.take(1000, length, fresh())
-    taken = 0
-    while taken < 100_000:
-        named = epoch.take(count, length, fresh())
-        if len(named) == count:
-            np.add.at(table, (named * 6 // length, np.arange(count) * 5 // count), 1)
-            taken += count
-    cells = table.reshape(-1)
-    assert stats.chisquare(cells).pvalue > 1e-4  # varies less than this test assumes: without replacement
-    lengths = np.abs(table - taken / 30) / np.sqrt(taken / 30)
-    assert lengths.max() < 5

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from interop import (
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
-    TensorDictPrioritizedReplayBuffer,
 )
 from interop.samplers import prioritized
 
@@ -94,16 +92,3 @@ def test_a_priority_that_another_takes_the_place_of_was_given(kind):
     buffer = filled()
     buffer.update_priority(kind([3, 3, -1]), kind([9.0, 2.0, 50.0]))
     assert buffer.sampler.priorities[3] == 2 and buffer.sampler.default_priority == 9
-
-
-def test_a_whole_cycle_and_its_state():
-    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(50), batch_size=16)
-    for turn in range(5):
-        buffer.extend(TensorDict(a=torch.arange(20), batch_size=[20]))
-        drawn = buffer.sample()
-        drawn["td_error"] = torch.rand(16) + turn
-        buffer.update_tensordict_priority(drawn)
-    twin = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(50), batch_size=16)
-    twin.load_state_dict(buffer.state_dict())
-    assert torch.equal(twin.sampler.priorities, buffer.sampler.priorities)
-    assert twin.sampler.default_priority == buffer.sampler.default_priority

@@ -137,14 +137,3 @@ def test_forked_workers_are_refused(make):
         os._exit(refusals)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     assert held(buffer) == [1, 2] and buffer.add(ranked([3])[0]) == 0
-
-
-def test_the_representation_shows_what_it_ranks_by():
-    assert repr(TensorDictMaxValueWriter()) == (
-        "TensorDictMaxValueWriter(cursor=0, full_storage=False, rank_key=('next', 'reward'), reduction=sum)"
-    )
-    buffer = best(2, reduction="max")
-    buffer.add(ranked([1])[0])
-    assert repr(buffer.writer) == "TensorDictMaxValueWriter(cursor=1, full_storage=False, rank_key=key, reduction=max)"
-    buffer.extend(ranked([1, 2]))
-    assert repr(buffer.writer) == "TensorDictMaxValueWriter(cursor=0, full_storage=True, rank_key=key, reduction=max)"

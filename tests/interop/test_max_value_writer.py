@@ -194,24 +194,6 @@ def test_what_cannot_be_ranked_changes_nothing(make, batch, error):
     assert held(buffer) == [3.0, 2.0]
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_write_that_the_storage_refuses_changes_nothing(make):
-    buffer = best(4, make, sampler=PrioritizedSampler(4, 1.0, 1.0))
-    buffer.extend(ranked([1.0, 2.0, 3.0]))
-    wrong = TensorDict(key=torch.tensor([9.0, 8.0, 7.0, 0.0, 6.0]), id=torch.rand(5), batch_size=[5])
-    before = sorted(buffer.writer._heap)
-    for write in (
-        lambda: buffer.extend(wrong),
-        lambda: buffer.add(wrong[0]),
-        lambda: buffer.extend(list(wrong.unbind(0))),
-    ):
-        with refused(buffer, RuntimeError):
-            write()
-        assert sorted(buffer.writer._heap) == before
-    check_same(buffer.extend(ranked([5.0, 1.5])), torch.tensor([3, 0]))
-    assert held(buffer) == [1.5, 2.0, 3.0, 5.0]
-
-
 def test_a_storage_that_fails_leaves_the_ranks():
     class Failing(ListStorage):
         fails = False
@@ -246,11 +228,3 @@ def test_several_item_dims_are_refused_before_anything_changes():
         other.set_writer(TensorDictMaxValueWriter("key"))
     with pytest.raises(ValueError, match="ndim=2"):
         TensorDictMaxValueWriter("key").register_storage(LazyTensorStorage(4, ndim=2))
-
-
-def test_an_unknown_reduction_is_refused_at_once():
-    with pytest.raises(NotImplementedError, match="'product'"):
-        TensorDictMaxValueWriter("key", reduction="product")
-    with pytest.raises(TypeError):
-        TensorDictMaxValueWriter("key", unknown=1)
-    TensorDictMaxValueWriter("key", "max", compilable=True)

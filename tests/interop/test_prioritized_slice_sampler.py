@@ -13,7 +13,7 @@ from interop import (
     TensorDictReplayBuffer,
 )
 from tests.interop.rows import refused
-from tests.interop.slice_model import SliceModel, check_law, drawn, starts
+from tests.interop.slice_model import SliceModel, drawn, starts
 
 PRIORITIES = torch.tensor([3.0, 1, 0.5, 2, 4, 9, 1, 1, 5, 2, 2, 7, 1, 3, 2, 6])
 
@@ -62,19 +62,6 @@ def test_starts_come_in_proportion_to_their_priority(choices, need):
     counts = np.array([Counter(seen)[each] for each in wanted])
     expected = np.array(list(wanted.values())) * len(seen) / sum(wanted.values())
     assert (abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
-
-
-@pytest.mark.parametrize("lanes", [(2,), (2, 2)])
-def test_several_lanes(lanes):
-    torch.manual_seed(0)
-    model, data = filled((3, 2, 5) if lanes == (2,) else (1, 4, 1), lanes)
-    buffer = buffer_of(model, data, slice_len=2)
-    buffer.update_priority(torch.stack(torch.unravel_index(torch.arange(16), buffer.storage.shape), -1), PRIORITIES)
-    wanted = by_priority(model, 2)
-    check_law([each for _ in range(60) for each in drawn(buffer, 2 * 16)], wanted)
-    batch = buffer.sample(8)
-    assert batch["index"].shape == (8, 1 + len(lanes))
-    assert torch.equal(buffer.storage[tuple(batch["index"].unbind(-1))]["x"], batch["x"])
 
 
 def three_episodes(alpha, beta):
@@ -127,14 +114,6 @@ def test_priorities_of_the_items_of_a_sample():
     batch, info = buffer.sample(return_info=True)
     buffer.update_priority(info["index"], torch.full((6,), 0.25))
     assert (buffer.sampler.priorities[batch["x"]] == 0.25).all()
-
-
-def test_a_span_on_the_left_counts_for_nothing():
-    with pytest.warns(UserWarning, match="no span on the left"):
-        sampler = PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=4, span=True)
-    assert sampler.span == (False, True)
-    with pytest.warns(UserWarning, match="no span on the left"):
-        assert PrioritizedSliceSampler(16, 1.0, 1.0, slice_len=4, span=2).span == (False, 2)
 
 
 @pytest.mark.parametrize("strict", [True, False])

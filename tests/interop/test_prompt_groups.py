@@ -117,16 +117,6 @@ def test_random_histories_agree_with_lists(tmp_path_factory, storage, size, most
         assert len(buffer) == size * len(model.ready()) and buffer.sampler.num_ready == len(model.ready())
 
 
-@pytest.mark.parametrize("kind", STORAGES)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_ids_of_every_integer_type_in_every_storage(kind, dtype):
-    buffer = made(2, storage=STORAGES[kind], group_key=("meta", "id"))
-    ids = torch.tensor([3, 100, 3, 100, 127], dtype=dtype)
-    buffer.extend(TensorDict({"meta": {"id": ids[:, None]}, "x": torch.arange(5)}, [5]))
-    batch = buffer.sample(4)
-    assert sorted(batch["x"].reshape(2, 2).tolist()) == [[0, 2], [1, 3]]
-
-
 @pytest.mark.parametrize("storage", STORAGES.values())
 def test_texts_are_ids_by_their_value(storage, tmp_path):
     def texts(*values):

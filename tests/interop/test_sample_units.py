@@ -205,38 +205,6 @@ def test_units_of_ones_own_expand():
                 buffer.sample(3)
 
 
-def test_the_identity_unit_changes_nothing():
-    one, other = (
-        TensorDictReplayBuffer(
-            storage=LazyTensorStorage(10), sample_unit=unit, generator=torch.Generator().manual_seed(1)
-        )
-        for unit in (None, Transition())
-    )
-    for buffer in (one, other):
-        buffer.extend(episodes(range(10), []))
-    check_same(one.sample(5), other.sample(5))
-    assert other._reads_slots and other._unit is None
-    assert Transition().expand(3, {}, None) == (3, {})
-
-
-@pytest.mark.parametrize(
-    ("choices", "error"),
-    [
-        ({"length": 0}, ValueError),
-        ({"length": 2.5}, TypeError),
-        ({"length": 2, "episode_boundary": "wrap"}, ValueError),
-        ({"length": 2, "burn_in": -1}, ValueError),
-        ({"length": 2, "bootstrap": -1}, ValueError),
-        ({"length": 2, "dilation": 0}, ValueError),
-        ({"length": 2, "done_key": 3}, TypeError),
-        ({"length": 2, "done_key": ()}, TypeError),
-    ],
-)
-def test_windows_that_cannot_be_are_refused(choices, error):
-    with pytest.raises(error):
-        Sequence(**choices)
-
-
 def test_other_things_than_units_are_refused():
     for kind, choices in (
         (ReplayBuffer, {}),

@@ -107,19 +107,6 @@ def test_bad_exponents_are_refused_and_change_nothing(value):
                 PrioritizedSampler(*arguments)
 
 
-def test_construction_is_checked():
-    for capacity in (0, -5):
-        with pytest.raises(ValueError):
-            PrioritizedSampler(capacity, 1.0, 1.0)
-    with pytest.raises((TypeError, ValueError)):
-        PrioritizedSampler(2.5, 1.0, 1.0)
-    with pytest.raises(NotImplementedError):
-        PrioritizedSampler(10, 1.0, 1.0, dtype=torch.float16)
-    sampler = PrioritizedSampler(10, 1.2, 1.0, device="cpu")
-    assert sampler.max_size == 10 and sampler.device == torch.device("cpu") and sampler.reduction == "max"
-    assert repr(PrioritizedSampler(10, 0.7, 0.9)) == "PrioritizedSampler(alpha=0.7, beta=0.9, eps=1e-08, reduction=max)"
-
-
 def test_the_highest_priority_may_be_that_within_the_buffer():
     buffer = filled([1.0, 3.0, 1.0, 5.0, 1.0, 1.0, 1.0, 1.0], capacity=8, max_priority_within_buffer=True)
     assert buffer.sampler.default_priority == pytest.approx(5.0)

@@ -124,36 +124,6 @@ def test_trajectories_that_are_too_short(make):
 
 
 @of_each_kind
-def test_both_or_neither_of_exclusive_choices(make):
-    ends, ids = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.int64)
-    cached = {} if make is SliceSamplerWithoutReplacement else {"cache_values": True}
-    for choices, error, match in [
-        ({}, TypeError, "one of num_slices and slice_len, got None and None"),
-        ({"num_slices": 2, "slice_len": 2}, TypeError, "one of num_slices and slice_len, got 2 and 2"),
-        ({"slice_len": 0}, ValueError, "slice_len"),
-        ({"num_slices": 1.5}, TypeError, "num_slices"),
-        ({"slice_len": 2, "end_key": "a", "end_keys": ["b"]}, RuntimeError, "one of end_key and end_keys"),
-        ({"slice_len": 2, "ends": ends, "trajectories": ids, **cached}, RuntimeError, "exclude each other"),
-        ({"slice_len": 2, "ends": ends, "end_key": "a", **cached}, RuntimeError, "neither end_key nor traj_key"),
-        (
-            {"slice_len": 2, "trajectories": ids, "traj_key": "a", **cached},
-            RuntimeError,
-            "neither end_key nor traj_key",
-        ),
-        ({"slice_len": 2, "ends": ids, **cached}, TypeError, "ends must be bool"),
-        ({"slice_len": 2, "trajectories": ids.float(), **cached}, TypeError, "trajectories integers"),
-        ({"slice_len": 2, "ends": ends[:, None], **cached}, RuntimeError, r"must be \[items\], got shape \[8, 1\]"),
-        ({"slice_len": 2, "ends": ends[:0], **cached}, RuntimeError, r"must be \[items\], got shape \[0\]"),
-        ({"slice_len": 2, "compile": 3}, TypeError, "compile must be a bool or a dict"),
-    ]:
-        with pytest.raises(error, match=match):
-            make(**choices)
-    if cached:
-        with pytest.raises(RuntimeError, match="cache_values=True"):
-            make(slice_len=2, ends=ends)
-
-
-@of_each_kind
 def test_given_boundaries_of_other_data(make):
     ends = torch.arange(8) == 7
     cached = {} if make is SliceSamplerWithoutReplacement else {"cache_values": True}
@@ -176,18 +146,6 @@ def test_a_span_as_long_as_a_slice(span):
     with refused(buffer, ValueError, "must be less than the slices' length, 2"):
         buffer.sample(4)
     assert len(buffer.sample(16)) <= 16
-
-
-def test_filling_up_where_nothing_is_shorter():
-    with pytest.raises(ValueError, match="pad_output=True needs strict_length=False"):
-        SliceSampler(slice_len=2, pad_output=True)
-
-
-@pytest.mark.parametrize("key", [["next", "done"], ()])
-@pytest.mark.parametrize("name", ["end_key", "traj_key", "truncated_key"])
-def test_a_key_is_a_name_or_a_tuple_of_names(name, key):
-    with pytest.raises(TypeError, match=f"{name} must be a name"):
-        SliceSampler(slice_len=2, **{name: key})
 
 
 def test_priorities_of_one_storage_do_not_serve_another():

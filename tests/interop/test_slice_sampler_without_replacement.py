@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SliceSamplerWithoutReplacement
+from interop import LazyTensorStorage, ReplayBuffer, SliceSamplerWithoutReplacement
 from tests.interop.rows import refused
 from tests.interop.slice_model import SliceModel, check_law, drawn, shares
 
@@ -30,28 +30,6 @@ def buffer_of(data, capacity=1000, storage=LazyTensorStorage, batch_size=None, *
 def where(slices, whole):
     """From which trajectories slices are."""
     return [next(place for place, each in enumerate(whole) if item in each) for item, *_ in slices]
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_each_trajectory_once_an_epoch(drop_last, shuffle, storage):
-    data, whole = episodes(4, 3, 5, 2, 2, 6, 2)
-    buffer = buffer_of(data, storage=storage, batch_size=6, slice_len=2, drop_last=drop_last, shuffle=shuffle)
-    sizes = [3, 3] if drop_last else [3, 3, 1]
-    for _ in range(5):
-        batches, named = [], []
-        for batch in buffer:
-            named += batch["episode"][::2].tolist()
-            batches.append(len(batch) // 2)
-            assert torch.equal(batch["x"][1::2], batch["x"][::2] + 1)
-        assert batches == sizes
-        assert len(set(named)) == len(named)
-        assert named == list(range(len(named))) or shuffle
-    assert buffer.sampler.ran_out
-    assert [len(drawn(buffer, 6)) for _ in range(2)] == [3, 3]
-    assert buffer.sampler.ran_out == drop_last
-    assert len(whole) == 7
 
 
 def test_every_order_and_every_start_comes_equally_often():

@@ -138,23 +138,6 @@ def test_every_change_counts_at_the_next_draw():
     assert set(buffer.sample(50)["index"].tolist()) == {0}
 
 
-def test_weights_are_made_once_for_what_does_not_change():
-    calls = []
-    sampler = StalenessAwareSampler(staleness_weight_fn=lambda staleness: calls.append(0) or staleness + 1.0)
-    storages = [LazyTensorStorage(8), LazyTensorStorage(8)]
-    buffers = [TensorDictReplayBuffer(storage=storage, sampler=sampler) for storage in storages]
-    for buffer in buffers:
-        buffer.extend(of([0, 1]))
-    for _ in range(3):
-        buffers[0].sample(2)
-    assert len(calls) == 1
-    buffers[1].sample(2)
-    assert len(calls) == 2
-    sampler.consumer_version = 1
-    buffers[1].sample(2)
-    assert len(calls) == 3
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_items_without_one_number_as_a_version_are_refused(storage):
     for data, error in (
@@ -185,23 +168,3 @@ def test_weights_that_cannot_be_drawn_from_are_refused(weights, error):
     buffer, _ = buffer_of([0, 0], staleness_weight_fn=weights)
     with refused(buffer, error):
         buffer.sample(1)
-
-
-def test_arguments_are_checked():
-    for choices, error in (
-        ({"max_staleness": -2}, ValueError),
-        ({"max_staleness": 1.5}, TypeError),
-        ({"staleness_weight_fn": 3}, TypeError),
-    ):
-        with pytest.raises(error):
-            StalenessAwareSampler(**choices)
-    sampler = StalenessAwareSampler()
-    for version, error in ((1.5, TypeError), (2**63, ValueError), (None, TypeError)):
-        with pytest.raises(error):
-            sampler.consumer_version = version
-    assert sampler.consumer_version == 0
-    with pytest.raises(RuntimeError, match="empty"):
-        ReplayBuffer(storage=LazyTensorStorage(2), sampler=sampler).sample(1)
-    with pytest.warns(UserWarning, match="not a prioritized"):
-        sampler.update_priority(0, 1.0)
-    assert "max_staleness=-1" in repr(sampler)

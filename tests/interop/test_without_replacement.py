@@ -133,12 +133,6 @@ def test_coordinates_of_several_item_dims(make, prefetch):
 # ------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize("wrong", [{"drop_last": 1}, {"shuffle": None}, {"shuffle": "yes"}])
-def test_options_are_true_or_false(wrong):
-    with pytest.raises(TypeError, match=next(iter(wrong))):
-        SamplerWithoutReplacement(**wrong)
-
-
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_a_refused_draw_changes_nothing(prefetch, storage):

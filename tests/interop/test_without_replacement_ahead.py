@@ -8,7 +8,6 @@ import torch
 
 from interop import (
     ReplayBuffer,
-    SamplerWithoutReplacement,
 )
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 from tests.interop.test_without_replacement import buffer_of, epoch_of, flat, ids
@@ -52,19 +51,6 @@ def test_buffers_that_share_a_sampler_share_its_epoch():
     while not one.sampler.ran_out:
         drawn += [ids(one.sample()), ids(two.sample())]
     assert sorted(flat(drawn)) == list(range(20))
-
-
-@pytest.mark.parametrize("prefetch", [None, 1, 2])
-def test_a_subclass_that_draws_differently_has_epochs_too(prefetch):
-    class Doubled(SamplerWithoutReplacement):
-        def sample(self, storage, batch_size):
-            time.sleep(0.001)
-            return super().sample(storage, batch_size)
-
-    buffer = buffer_of(10, sampler=Doubled(), prefetch=prefetch)
-    for _ in range(5):
-        drawn = epoch_of(buffer)
-        assert len(drawn) == 4 and sorted(flat(drawn)) == list(range(10))
 
 
 # ------------------------------------------------------------------ copies and processes

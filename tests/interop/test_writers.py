@@ -1,8 +1,5 @@
 """RoundRobinWriter and TensorDictRoundRobinWriter."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -90,20 +87,6 @@ def test_cursor_and_length_go_past_two_to_the_thirty_one():
     check_same(buffer[2**31 - 1 :], torch.tensor([1, 2, 3], dtype=torch.uint8))
     assert buffer.add(torch.tensor(4, dtype=torch.uint8)) == 2**31 + 2
     assert int(buffer[-1]) == 4 and int(buffer[2**31]) == 2
-
-
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda writer: pickle.loads(pickle.dumps(writer))])
-@pytest.mark.parametrize("compilable", [False, True])
-def test_copies_count_on_their_own(copier, compilable):
-    writer = RoundRobinWriter(compilable=compilable)
-    writer.register_storage(LazyTensorStorage(5))
-    writer.extend(plain_tensor([0, 1]))
-    twin = copier(writer)
-    assert twin._cursor == 2 and twin.write_count == 2
-    twin.extend(plain_tensor([0]))
-    assert twin.write_count == 3 and writer.write_count == 2 and writer._cursor == 2
-    twin.register_storage(LazyTensorStorage(5))
-    assert (twin.write_count, twin._cursor) == (0, 0)
 
 
 def test_the_representation_shows_cursor_and_fullness():
