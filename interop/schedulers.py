@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt, Fields
-from interop.checkpoint.component import Component
+from fbuf.checkpoint import CheckpointCorrupt
 from interop.checkpoint.members import loading_members, saved_members
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.state import Component, Entries, LoadOptions
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.samplers import Sampler
@@ -78,12 +77,12 @@ class ParameterScheduler(Component, ABC):
         setattr(sampler, self.param_name, int(value) if self._is_int and value.is_integer() else value)
         self.step_count += 1
 
-    def _saved(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return self.state_dict()
 
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         loaded = copy.copy(self)
-        _load(loaded, saved)
+        _load(loaded, entries.all())
         return lambda: self.__dict__.update(loaded.__dict__)
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,11 +222,11 @@ class SchedulerList(Component):
                 each.step_count = count
             raise
 
-    def _saved(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return {"members": saved_members(self.schedulers)}
 
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        return loading_members(Fields(saved, "the state of a SchedulerList"), self.schedulers, rule)
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+        return loading_members(entries, self.schedulers, options)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each, under "0", "1" and so on."""

@@ -22,7 +22,7 @@ class Fields:
     def __init__(self, saved: Any, where: str) -> None:
         if not isinstance(saved, Mapping):
             raise CheckpointCorrupt(f"{where}: expected named entries, found {_kind(saved)}")
-        self._saved, self._where = saved, where
+        self._saved, self.where = saved, where
 
     def __contains__(self, name: str) -> bool:
         return name in self._saved
@@ -30,7 +30,7 @@ class Fields:
     def any(self, name: str) -> Any:
         """The entry, of any type."""
         if name not in self._saved:
-            raise CheckpointCorrupt(f"{self._where}: the entry {name!r} is missing")
+            raise CheckpointCorrupt(f"{self.where}: the entry {name!r} is missing")
         return self._saved[name]
 
     def whole(self, name: str, least: int = 0, most: int = _WIDEST) -> int:
@@ -78,7 +78,7 @@ class Fields:
 
     def fields(self, name: str) -> "Fields":
         """A dict below this one."""
-        return Fields(self.any(name), f"{self._where}, {name}")
+        return Fields(self.any(name), f"{self.where}, {name}")
 
     def array(self, name: str, dtype: Any = None, shape: tuple[int | None, ...] | None = None) -> Any:
         """An array of this dtype and shape, where None stands for any size; read it by `np.asarray`."""
@@ -92,12 +92,12 @@ class Fields:
             fits = fits and all(wanted in (None, size) for wanted, size in zip(shape, found[1], strict=True))
         if not fits:
             what = f"an array of {'any dtype' if dtype is None else np.dtype(dtype)} and shape {shape or 'any'}"
-            raise CheckpointCorrupt(f"{self._where}: {name!r} should be {what}, found {found[0]} of {found[1]}")
+            raise CheckpointCorrupt(f"{self.where}: {name!r} should be {what}, found {found[0]} of {found[1]}")
         return value
 
     def wrong(self, name: str, wanted: str, value: Any) -> CheckpointCorrupt:
         """The error of an entry that is not what it should be."""
-        return CheckpointCorrupt(f"{self._where}: {name!r} should be {wanted}, found {_kind(value)}")
+        return CheckpointCorrupt(f"{self.where}: {name!r} should be {wanted}, found {_kind(value)}")
 
 
 def _kind(value: Any) -> str:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
-from interop.checkpoint.checkpointers import Together, abandoned_on_error
-from interop.checkpoint.component import described, state_for
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import Apply, LoadOptions, Together, described, state_for
 from interop.formats.torchrl_folder import TorchrlDump
 
 if TYPE_CHECKING:
@@ -36,18 +34,18 @@ def settings(buffer: "Sampled") -> dict[str, Any]:
         "kind": KIND,
         "class": type(buffer).__name__,
         "batch_size": buffer.batch_size,
-        "transforms": buffer.transform._saved(),
+        "transforms": buffer.transform.saved(),
         "generator": None
         if generator is None
         else {"state": generator.get_state().numpy(), "device": str(generator.device)},
     }
 
 
-def restoring_settings(buffer: "Sampled", fields: Fields, where: str, rule: Rule) -> list[Callable[[], None]]:
+def restoring_settings(buffer: "Sampled", fields: Fields, where: str, options: LoadOptions) -> list[Callable[[], None]]:
     """Check the settings in a saved tree; the returned functions load them."""
     size = None if fields.any("batch_size") is None else fields.whole("batch_size", 1, 2**31)
     return [
-        buffer.transform._restoring(fields.any("transforms"), rule),
+        buffer.transform.restoring(fields.any("transforms"), options),
         _restoring_generator(buffer.generator, fields.any("generator"), where),
         buffer.restoring_batch_size(size),
     ]
@@ -60,28 +58,28 @@ def saved(buffer: "ReplayBuffer", out: Writing) -> dict[str, Any]:
     """The tree of a buffer; arrays are written to `out`. The lock is held."""
     return {
         **settings(buffer),
-        "storage": buffer.storage.checkpointer._described(buffer.storage, out),
-        "sampler": described(buffer.sampler, buffer.sampler._saved()),
-        "writer": described(buffer.writer, buffer.writer._saved()),
+        "storage": buffer.storage.checkpointer.saved(buffer.storage, out),
+        "sampler": described(buffer.sampler, buffer.sampler.saved()),
+        "writer": described(buffer.writer, buffer.writer.saved()),
     }
 
 
 def restoring(
-    buffer: "ReplayBuffer", tree: Any, source: Source, rule: Rule, where: str, beside: Collection["Sampled"]
+    buffer: "ReplayBuffer", tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"]
 ) -> Callable[[], None]:
     """Check a tree; the returned function loads it. Buffers `beside` load the storage if they have the same one."""
     fields, storage = fields_of(tree, where), buffer.storage
-    ready: list[Callable[[], None]] = []
-    with abandoned_on_error(ready):
-        ready.append(
-            buffer.sampler._restoring(state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler"), rule)
-        )
-        ready.append(buffer.writer._restoring(state_for(buffer.writer, fields.any("writer"), f"{where}, writer"), rule))
-        ready += restoring_settings(buffer, fields, where, rule)
-        # The rows are the last to be read, for they are the largest, and the first to be put in.
-        if all(storage is not getattr(each, "storage", None) for each in beside):
-            ready.insert(0, storage.checkpointer._restoring(storage, fields.any("storage"), source, rule))
-    return Together([buffer.drop_prefetched, *ready, partial(buffer.reloaded, beside)])
+    sampler = state_for(buffer.sampler, fields.any("sampler"), f"{where}, sampler")
+    writer = state_for(buffer.writer, fields.any("writer"), f"{where}, writer")
+    parts: list[Apply] = [
+        buffer.sampler.restoring(sampler, options),
+        buffer.writer.restoring(writer, options),
+        *restoring_settings(buffer, fields, where, options),
+    ]
+    # The rows are the last to be read, for they are the largest, and the first to be put in.
+    if all(storage is not getattr(each, "storage", None) for each in beside):
+        parts.insert(0, storage.checkpointer.restoring(storage, fields.any("storage"), source, options))
+    return Together([buffer.drop_prefetched, *parts, partial(buffer.reloaded, beside)])
 
 
 # ------------------------------------------------------------------ state dicts
@@ -95,7 +93,7 @@ def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
         "_sampler": buffer.sampler.state_dict(),
         "_writer": buffer.writer.state_dict(),
         "_transforms": {
-            key: each.clone() if isinstance(each, Tensor) else each for key, each in buffer.transform._state().items()
+            key: each.clone() if isinstance(each, Tensor) else each for key, each in buffer.transform.settled_state_dict().items()
         },
         "_batch_size": buffer.batch_size,
         "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
@@ -108,7 +106,7 @@ def restoring_dict(
     buffer: "ReplayBuffer",
     fields: Fields,
     where: str,
-    rule: Rule,
+    options: LoadOptions,
     rows: Callable[[], Callable[[], None]] | None = None,
 ) -> Callable[[], None]:
     """Check a `state_dict`; the returned function loads it. `rows` checks and reads those that are not in it."""
@@ -116,26 +114,26 @@ def restoring_dict(
     rng = None if fields.any("_rng") is None else fields.items("_rng", 2)
     generator = None if rng is None else {"state": np.asarray(rng[0]), "device": rng[1]}
     size = None if fields.any("_batch_size") is None else fields.whole("_batch_size", 1, 2**31)
-    ready: list[Callable[[], None]] = []
-    with abandoned_on_error(ready):
-        ready.append(buffer.sampler._from_dict(fields.any("_sampler"), rule))
-        ready.append(buffer.writer._from_dict(fields.any("_writer"), rule))
-        ready.append(buffer.transform._loading(fields.any("_transforms"), f"{where}, transforms", rule))
-        ready.append(_restoring_generator(buffer.generator, generator, where))
-        ready.append(buffer.restoring_batch_size(size))
-        # The rows are the last, for they may take memory, and the first to be put in.
-        ready.insert(0, storage._from_dict(fields.any("_storage")) if rows is None else rows())
-    return Together([buffer.drop_prefetched, *ready, buffer.reloaded])
+    parts: list[Apply] = [
+        buffer.sampler.restoring_dict(fields.any("_sampler"), options),
+        buffer.writer.restoring_dict(fields.any("_writer"), options),
+        buffer.transform.restoring_dict(fields.any("_transforms"), f"{where}, transforms", options),
+        _restoring_generator(buffer.generator, generator, where),
+        buffer.restoring_batch_size(size),
+    ]
+    # The rows are the last, for they may take memory, and the first to be put in.
+    parts.insert(0, storage.restoring_dict(fields.any("_storage")) if rows is None else rows())
+    return Together([buffer.drop_prefetched, *parts, buffer.reloaded])
 
 
-def restoring_dump(buffer: "ReplayBuffer", dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
+def restoring_dump(buffer: "ReplayBuffer", dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
     """Check a folder that torchrl's `dumps` wrote; the returned function loads it."""
     with dump.named():
         state = dump.state(buffer.storage, buffer.sampler, buffer.writer)
         cursor, written = (state["_writer"].get(name) for name in ("_cursor", "_write_count"))
         storage: Any = buffer.storage  # of tensors, or `dump.state` has refused it
-        rows = partial(dump.restoring_rows, storage, cursor, written, rule)
-        return restoring_dict(buffer, Fields(state, dump.where), dump.where, rule, rows)
+        rows = partial(dump.restoring_rows, storage, cursor, written, options)
+        return restoring_dict(buffer, Fields(state, dump.where), dump.where, options, rows)
 
 
 def _restoring_generator(generator: torch.Generator | None, saved: Any, where: str) -> Callable[[], None]:

@@ -8,7 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, lazy_stack
 from torch import Tensor
 
-from interop.checkpoint.stateful import defined_outside
+from interop.checkpoint.state import defined_outside
 from interop.data.index import as_int, as_list, resolved
 from interop.data.keys import as_path
 from interop.data.layout import Layout

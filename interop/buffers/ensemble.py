@@ -23,10 +23,8 @@ from interop.buffers.routing import changes, widths
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import turn, turns
-from interop.checkpoint.checkpointers import Together, abandoned_on_error
-from interop.checkpoint.component import described as described_component
-from interop.checkpoint.component import state_for
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import LoadOptions, Together, state_for, together
+from interop.checkpoint.state import described as described_component
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.members import is_all, named, of_kind, routed
@@ -365,23 +363,21 @@ class ReplayBufferEnsemble(Sampled):
         return {**self._saved_settings(), "members": members, "sampler": described_by(self.sampler)}
 
     def restoring(
-        self, tree: Any, source: Source, rule: Rule, where: str, beside: Collection[Sampled] = ()
+        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
     ) -> Callable[[], None]:
         fields = fields_of(tree, where)
         members = fields.items("members")
         if len(members) != len(self._members):
             raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self._members)} are here")
-        ready: list[Callable[[], None]] = []
-        with abandoned_on_error(ready):
-            for place, (member, saved) in enumerate(zip(self._members, members, strict=True)):
-                before = [*beside, *self._members[:place]]
-                ready.append(member.restoring(saved, source, rule, f"{where}, member {place}", before))
-            state = state_for(self.sampler, fields.any("sampler"), f"{where}, sampler")
-            ready.append(self.sampler._restoring_choice(state))
-            ready += self._restoring_settings(fields, rule, where)
-        return Together([self.drop_prefetched, *ready])
+        state = state_for(self.sampler, fields.any("sampler"), f"{where}, sampler")
+        rest = [self.sampler.restoring_choice(state), *self._restoring_settings(fields, options, where)]
+        checks = []
+        for place, (member, saved) in enumerate(zip(self._members, members, strict=True)):
+            before = [*beside, *self._members[:place]]
+            checks.append(partial(member.restoring, saved, source, options, f"{where}, member {place}", before))
+        return Together([self.drop_prefetched, together(checks), *rest])
 
-    def restoring_dump(self, dump: TorchrlDump, rule: Rule) -> NoReturn:
+    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> NoReturn:
         raise CheckpointMismatch(f"{dump.where}: folders of torchrl are read into single buffers, not into ensembles")
 
     # ------------------------------------------------------------------ copies
@@ -416,7 +412,7 @@ _NOT_KEPT = ("_stepping", "_iterating", "_readers", "_storage", "_writer")
 
 def described_by(sampler: SamplerEnsemble) -> dict[str, Any]:
     """The choice of a sampler ensemble, for a checkpoint."""
-    return described_component(sampler, sampler._saved_choice())
+    return described_component(sampler, sampler.saved_choice())
 
 
 def _refuse_prefetching(members: Sequence[ReplayBuffer]) -> None:

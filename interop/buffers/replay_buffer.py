@@ -22,7 +22,7 @@ from interop.buffers.conditional import ConditionalUpdateResult, update_rows
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.turn import turn
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.numbers import whole
@@ -755,12 +755,12 @@ class ReplayBuffer(Sampled):
         return checkpoints.saved(self, out)
 
     def restoring(
-        self, tree: Any, source: Source, rule: Rule, where: str, beside: Collection[Sampled] = ()
+        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
     ) -> Callable[[], None]:
-        return checkpoints.restoring(self, tree, source, rule, where, beside)
+        return checkpoints.restoring(self, tree, source, options, where, beside)
 
-    def restoring_dump(self, dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
-        return checkpoints.restoring_dump(self, dump, rule)
+    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
+        return checkpoints.restoring_dump(self, dump, options)
 
     def reloaded(self, beside: Collection[Sampled] = ()) -> None:
         """The storage holds other rows than before: other buffers on it start over, but for those `beside`."""

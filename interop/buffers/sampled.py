@@ -18,8 +18,8 @@ from interop.buffers import checkpoints
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Part, Request
-from interop.checkpoint.component import Aliases
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import Aliases
+from interop.checkpoint.state import LoadOptions
 from interop.data.numbers import whole
 from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.samplers import Sampler
@@ -108,7 +108,7 @@ class Sampled(Aliases):
         raise NotImplementedError
 
     def restoring(
-        self, tree: Any, source: Source, rule: Rule, where: str, beside: Collection["Sampled"] = ()
+        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection["Sampled"] = ()
     ) -> Callable[[], None]:
         """Check a tree of a checkpoint. The returned function loads it; until then nothing has changed. Locks are held.
 
@@ -116,7 +116,7 @@ class Sampled(Aliases):
         """
         raise NotImplementedError
 
-    def restoring_dump(self, dump: TorchrlDump, rule: Rule) -> Callable[[], None]:
+    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> Callable[[], None]:
         """The same for a folder that torchrl's `dumps` wrote."""
         raise NotImplementedError
 
@@ -383,14 +383,14 @@ class Sampled(Aliases):
             CheckpointCorrupt: it is damaged; the message names the file.
             CheckpointMismatch: it is one of something else: all differences are listed.
         """
-        rule = Rule(strict, cast, allow_pickle)
+        options = LoadOptions(strict, cast, allow_pickle)
         foreign = is_torchrl_dump(path)
 
         def check(source: Source) -> Callable[[], None]:
-            return self.restoring(source.tree, source, rule, str(source.path))
+            return self.restoring(source.tree, source, options, str(source.path))
 
         with self._unchanging():
-            self._put_in(self.restoring_dump(TorchrlDump(path), rule) if foreign else load(path, check, verify))
+            self._put_in(self.restoring_dump(TorchrlDump(path), options) if foreign else load(path, check, verify))
         self._latest_checkpoint = None if foreign else Path(path).absolute()
 
     def _put_in(self, restored: Callable[[], None]) -> None:
@@ -401,9 +401,9 @@ class Sampled(Aliases):
     def _saved_settings(self) -> dict[str, Any]:
         return checkpoints.settings(self)
 
-    def _restoring_settings(self, fields: Fields, rule: Rule, where: str) -> list[Callable[[], None]]:
+    def _restoring_settings(self, fields: Fields, options: LoadOptions, where: str) -> list[Callable[[], None]]:
         """Check the settings in a saved tree; the returned functions load them."""
-        return checkpoints.restoring_settings(self, fields, where, rule)
+        return checkpoints.restoring_settings(self, fields, where, options)
 
     def restoring_batch_size(self, saved: int | None) -> Callable[[], None]:
         """Warn of another batch size in a checkpoint; the returned function sets it."""

@@ -1,16 +1,19 @@
 """How the content of a storage is written in a checkpoint, and read."""
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch, Fields, Source, Verify, Writing, load
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import Apply, LoadOptions, Together, together
 from interop.checkpoint.tensor_states import refuse_frames, restoring_data, saved_ring
 from interop.checkpoint.values import decode, encode
 from interop.shared.interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    from interop.storages import Storage, StorageEnsemble, TensorStorage
 
 
 class StorageCheckpointerBase:
@@ -41,14 +44,14 @@ class StorageCheckpointerBase:
         """Have `hook(data, out=None)` change what was loaded, after those before it."""
         self._load_hooks.append(_callable(hook))
 
-    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> None:
+    def dumps(self, storage: "Storage", path: str | os.PathLike[str]) -> None:
         """Save the content in a folder, which is made if it is missing: whole and flushed, or not at all."""
-        with Writing(path) as out, self._still(storage):
-            out.write(self._described(storage, out))
+        with Writing(path) as out, storage.locked():
+            out.write(self.saved(storage, out))
 
     def loads(
         self,
-        storage: Any,
+        storage: "Storage",
         path: str | os.PathLike[str],
         *,
         verify: Verify = "full",
@@ -57,34 +60,30 @@ class StorageCheckpointerBase:
         allow_pickle: bool = False,
     ) -> None:
         """Load what `dumps` saved, for the options see `ReplayBuffer.loads`. After an error nothing has changed."""
-        with self._still(storage):
-            self._load_from(storage, path, verify, Rule(strict, cast, allow_pickle))
+        with storage.locked():
+            self._load_from(storage, path, verify, LoadOptions(strict, cast, allow_pickle))
+
+    def _load_from(
+        self, storage: "Storage", path: str | os.PathLike[str], verify: Verify, options: LoadOptions
+    ) -> None:
+        def use(source: Source) -> Apply:
+            return self.restoring(storage, _of_storage(source.tree), source, options)
+
+        self._apply(storage, load(path, use, verify))
 
     @staticmethod
-    def _still(storage: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which nobody changes the storage."""
-        still: contextlib.AbstractContextManager[Any] = storage._still()
-        return still
-
-    def _load_from(self, storage: Any, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
-        def use(source: Source) -> Callable[[], None]:
-            return self._restoring(storage, _of_storage(source.tree), source, rule)
-
-        self._put_in(storage, load(path, use, verify))
-
-    @staticmethod
-    def _put_in(storage: Any, put: Callable[[], None]) -> None:
+    def _apply(storage: "Storage", apply: Apply) -> None:
         with uninterrupted(), storage.transaction():
-            put()
+            apply()
 
     # ------------------------------------------------------------------ as a part of a checkpoint
 
-    def _described(self, storage: Any, out: Writing) -> dict[str, Any]:
-        """A saved tree of the content, and what is needed to read it."""
+    def saved(self, storage: "Storage", out: Writing) -> dict[str, Any]:
+        """A tree of the content, and of what is needed to read it. The storage is locked until it has been written."""
         return {"checkpointer": type(self).__name__, "content": self._save(storage, out)}
 
-    def _restoring(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
-        """Check a tree of `_described` against a storage; what is returned puts it in."""
+    def restoring(self, storage: "Storage", saved: Any, source: Source, options: LoadOptions) -> Apply:
+        """Check a tree of `saved`; the returned function stores its content."""
         fields = Fields(saved, f"{source.path}, storage")
         name = fields.text("checkpointer")
         if name != type(self).__name__:
@@ -92,35 +91,51 @@ class StorageCheckpointerBase:
                 f"{source.path}: the storage was saved by a {name} and is to be loaded by a {type(self).__name__}: set "
                 f"storage.checkpointer = {name}()"
             )
-        return self._load(storage, fields.any("content"), source, rule)
+        return self._load(storage, fields.any("content"), source, options)
 
-    def _save(self, storage: Any, out: Writing) -> dict[str, Any]:
-        """A saved tree of the content. The storage is still until it has been written."""
+    def _save(self, storage: "Storage", out: Writing) -> dict[str, Any]:
+        """A tree of the content; here files of the user's."""
         if type(self).dumps is StorageCheckpointerBase.dumps:
             raise CheckpointError(f"a {type(storage).__name__} has no checkpointer: set storage.checkpointer")
         name = f"files-{len(out.folders)}"
         self.dumps(storage, out.folder(name))
         return {"folder": name}
 
-    def _load(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
-        """Check all of a saved tree against a storage; what is returned puts it in, and does not fail."""
+    def _load(self, storage: "Storage", saved: Any, source: Source, options: LoadOptions) -> Apply:
+        """Check a tree of `_save`; the returned function stores its content."""
         folder = source.folder(Fields(saved, str(source.path)).text("folder"))
-        return lambda: self.loads(storage, folder)
+        return partial(self.loads, storage, folder)
 
-    def _tell_hooks(self, storage: Any) -> None:
-        """Tell the save hooks that want to know where the ring begins."""
+    def _through_save_hooks(self, storage: "Storage", data: Any) -> Any:
+        """The data that the save hooks make. Hooks with these attributes are told where the ring begins."""
         for hook in self._save_hooks:
-            if hasattr(hook, "is_full"):
-                hook.is_full = storage.is_full
-            if hasattr(hook, "shift"):
-                ring = storage.ring
-                if not ring.written and not ring.version and len(storage):
-                    warnings.warn(
-                        "where the storage was written last is not known: its first row is taken to be the oldest",
-                        UserWarning,
-                        stacklevel=2,
-                    )
-                hook.shift = ring.cursor
+            self._tell(hook, storage)
+            data = hook(data, path=None)
+        return data
+
+    def _tell(self, hook: Any, storage: "Storage") -> None:
+        if hasattr(hook, "is_full"):
+            hook.is_full = storage.is_full
+        if hasattr(hook, "shift"):
+            ring = storage.ring
+            if not ring.written and not ring.version and len(storage):
+                warnings.warn(
+                    "where the storage was written last is not known: its first row is taken to be the oldest",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            hook.shift = ring.cursor
+
+    def _through_load_hooks(self, fields: Fields, options: LoadOptions, device: Any = None) -> Any:
+        """The data that the load hooks make of the saved one. CheckpointMismatch where only one side has hooks."""
+        if "hooked" not in fields or not self._load_hooks:
+            raise CheckpointMismatch(
+                f"{fields.where}: data that went through save hooks is loaded by load hooks, and by nothing else"
+            )
+        data = decode(fields.any("hooked"), options.allow_pickle, fields.where, device)
+        for hook in self._load_hooks:
+            data = hook(data, out=None)
+        return data
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
@@ -129,84 +144,44 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     With hooks it saves what the save hooks make of the stored tensordict, and stores what the load hooks make of that.
     """
 
-    def _save(self, storage: Any, out: Writing) -> dict[str, Any]:
+    def _save(self, storage: "TensorStorage", out: Writing) -> dict[str, Any]:  # type: ignore[override]
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
         if not self._save_hooks:
-            return {"rows": storage._saved()}
+            return {"rows": storage.saved()}
         refuse_frames(storage)
-        self._tell_hooks(storage)
-        data = storage[:]
-        for hook in self._save_hooks:
-            data = hook(data, path=None)
+        data = self._through_save_hooks(storage, storage[:])
         return {"hooked": encode(data, "the data of the save hooks"), "ring": saved_ring(storage)}
 
-    def _load(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
+    def _load(self, storage: "TensorStorage", saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
         fields = Fields(saved, f"{source.path}, storage")
-        if self._load_hooks or "hooked" in fields:
-            if "hooked" not in fields or not self._load_hooks:
-                raise CheckpointMismatch(
-                    f"{source.path}: data that went through save hooks is loaded by load hooks, and by nothing else"
-                )
-            data = decode(fields.any("hooked"), rule, f"{source.path}, storage")
-            for hook in self._load_hooks:
-                data = hook(data, out=None)
-            return restoring_data(storage, data, fields.any("ring"), rule)
-        return storage._restoring(fields.any("rows"), rule)
+        if not self._load_hooks and "hooked" not in fields:
+            return storage.restoring(fields.any("rows"), options)
+        return restoring_data(storage, self._through_load_hooks(fields, options), fields.any("ring"), options)
 
 
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Each member of a `StorageEnsemble` by its own checkpointer, and the state of the transforms of the members."""
 
-    def _save(self, storage: Any, out: Writing) -> dict[str, Any]:
-        members = [member.checkpointer._described(member, out) for member in storage._storages]
-        chains = [None if each is None else each._saved() for each in storage.transforms or ()]
+    def _save(self, storage: "StorageEnsemble", out: Writing) -> dict[str, Any]:  # type: ignore[override]
+        members = [member.checkpointer.saved(member, out) for member in storage._storages]
+        chains = [None if each is None else each.saved() for each in storage.transforms or ()]
         return {"members": members, "transforms": chains}
 
-    def _load(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
+    def _load(self, storage: "StorageEnsemble", saved: Any, source: Source, options: LoadOptions) -> Together:  # type: ignore[override]
         where = f"{source.path}, storage"
         fields = Fields(saved, where)
         members, chains = fields.items("members"), fields.items("transforms")
         if len(members) != len(storage._storages) or len(chains) != len(storage.transforms or ()):
             raise CheckpointMismatch(f"{where}: {len(members)} storages were saved, {len(storage._storages)} are here")
-        ready: list[Callable[[], None]] = []
-        with abandoned_on_error(ready):
-            for member, each in zip(storage._storages, members, strict=True):
-                ready.append(member.checkpointer._restoring(member, each, source, rule))
-            for chain, each in zip(storage.transforms or (), chains, strict=True):
-                if chain is not None:
-                    ready.append(chain._restoring(each, rule))
-        return Together(ready)
-
-
-class Together:
-    """Several things that were checked, to be put in at once, or to be abandoned."""
-
-    def __init__(self, parts: list[Callable[[], None]]) -> None:
-        self._parts = parts
-
-    def __call__(self) -> None:
-        for each in self._parts:
-            each()
-
-    def abandon(self) -> None:
-        """Give back what was taken for them."""
-        for each in self._parts:
-            getattr(each, "abandon", _nothing)()
-
-
-@contextlib.contextmanager
-def abandoned_on_error(parts: list[Callable[[], None]]) -> Any:
-    """Give back what these took, where the context raises."""
-    try:
-        yield
-    except BaseException:
-        Together(parts).abandon()
-        raise
-
-
-def _nothing() -> None:
-    pass
+        pairs = zip(storage._storages, members, strict=True)
+        checks: list[Callable[[], Apply]] = [
+            partial(member.checkpointer.restoring, member, each, source, options) for member, each in pairs
+        ]
+        for chain, each in zip(storage.transforms or (), chains, strict=True):
+            if chain is not None:
+                checks.append(partial(chain.restoring, each, options))
+        return together(checks)
 
 
 def _callable(hook: Any) -> Callable[..., Any]:

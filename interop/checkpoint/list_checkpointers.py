@@ -1,13 +1,15 @@
 """How list storages are written in a checkpoint, and read."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fbuf.checkpoint import CheckpointMismatch, Fields, Source, Writing
+from fbuf.checkpoint import Fields, Source, Writing
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.values import decode, encode
+from interop.checkpoint.state import Apply, LoadOptions
+from interop.checkpoint.values import encode
+
+if TYPE_CHECKING:
+    from interop.storages import ListStorage
 
 
 class ListStorageCheckpointer(StorageCheckpointerBase):
@@ -26,29 +28,19 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         super().__init__()
         self.allow_pickle = bool(allow_pickle)
 
-    def _save(self, storage: Any, out: Writing) -> dict[str, Any]:
+    def _save(self, storage: "ListStorage", out: Writing) -> dict[str, Any]:  # type: ignore[override]
         saved = storage.saved_items(self.allow_pickle)
         if not self._save_hooks:
             return saved
-        self._tell_hooks(storage)
-        items: Any = list(storage)
-        for hook in self._save_hooks:
-            items = hook(items, path=None)
+        items = self._through_save_hooks(storage, list(storage))
         return {**saved, "items": None, "hooked": encode(items, "the data of the save hooks", self.allow_pickle)}
 
-    def _load(self, storage: Any, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
-        rule = dataclasses.replace(rule, allow_pickle=rule.allow_pickle or self.allow_pickle)
+    def _load(self, storage: "ListStorage", saved: Any, source: Source, options: LoadOptions) -> Apply:  # type: ignore[override]
+        options = dataclasses.replace(options, allow_pickle=options.allow_pickle or self.allow_pickle)
         fields = Fields(saved, f"{source.path}, storage")
         if not self._load_hooks and "hooked" not in fields:
-            return storage.restoring_items(saved, rule)
-        if not self._load_hooks or "hooked" not in fields:
-            raise CheckpointMismatch(
-                f"{source.path}: items that went through save hooks are loaded by load hooks, and by nothing else"
-            )
-        items = decode(fields.any("hooked"), rule, f"{source.path}, storage", storage.device)
-        for hook in self._load_hooks:
-            items = hook(items, out=None)
-        return storage.restoring_items(saved, rule, items)
+            return storage.restoring_items(saved, options)
+        return storage.restoring_items(saved, options, self._through_load_hooks(fields, options, storage.device))
 
 
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):

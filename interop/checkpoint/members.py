@@ -1,28 +1,26 @@
 """The states of the members of an ensemble."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
-from interop.checkpoint.component import described, state_for
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import together
+from interop.checkpoint.state import LoadOptions, described, state_for, together
 
 
 def saved_members(members: Sequence[Any]) -> list[Any]:
     """The saved state of each, with its class."""
-    return [described(member, member._saved()) for member in members]
+    return [described(member, member.saved()) for member in members]
 
 
-def loading_members(fields: Fields, members: Sequence[Any], rule: Rule) -> Callable[[], None]:
+def loading_members(fields: Fields, members: Sequence[Any], options: LoadOptions) -> Callable[[], None]:
     """Check what `saved_members` gave, under "members"; what is returned puts it in."""
     saved = fields.items("members")
     _check_count(len(saved), len(members))
-    puts = [
-        member._restoring(state_for(member, each, f"member {place}"), rule)
+    return together(
+        partial(member.restoring, state_for(member, each, f"member {place}"), options)
         for place, (member, each) in enumerate(zip(members, saved, strict=True))
-    ]
-    return together(puts)
+    )
 
 
 def loading_dicts(ensemble: Any, given: Any, members: Sequence[Any]) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -33,8 +31,8 @@ def loading_dicts(ensemble: Any, given: Any, members: Sequence[Any]) -> tuple[di
     if places != {str(place) for place in range(len(members))}:
         _check_count(len(places), len(members))
         raise CheckpointMismatch(f"members have the numbers 0 to {len(members) - 1}, found {sorted(places)}")
-    puts = [member._from_dict(given[str(place)]) for place, member in enumerate(members)]
-    return {key: value for key, value in given.items() if key not in places}, together(puts)
+    apply = together(partial(member.restoring_dict, given[str(place)]) for place, member in enumerate(members))
+    return {key: value for key, value in given.items() if key not in places}, apply
 
 
 def _check_count(saved: int, here: int) -> None:

@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt
-from interop.checkpoint.rule import EXACT
 from interop.checkpoint.values import decode, encode
 from interop.data.values import MOST_DEEP
 
@@ -78,7 +77,7 @@ def opened(value: Any, where: str, depth: int = 0) -> Any:
     if kind not in (dict, collections.OrderedDict):
         raise TypeError(f"{where}: expected a tensor, a plain value or the state of a tensordict, got {kind.__name__}")
     if value.keys() == {_SAVED}:
-        return decode(_arrays(value[_SAVED], where), EXACT, where)
+        return decode(_arrays(value[_SAVED], where), where=where)
     if _BATCH in value or hasattr(value, "_metadata"):
         try:
             return _tensordict(value, where, depth)

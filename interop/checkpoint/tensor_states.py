@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
 from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import bridge
 from interop.data.layout import Layout, Leaf, LeafSpec, same_kinds
 from interop.shared.interrupts import uninterrupted
@@ -54,7 +54,7 @@ def packed_leaves(layout: Layout, leaves: list[np.ndarray]) -> np.ndarray:
     return data
 
 
-def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
+def restoring_rows(storage: Any, saved: Any, options: LoadOptions) -> Callable[[], None]:
     """Check saved rows against a storage, and read them; what is returned puts them in."""
     where = f"the checkpoint of a {type(storage).__name__}"
     fields = Fields(saved, where)
@@ -69,13 +69,13 @@ def restoring_rows(storage: Any, saved: Any, rule: Rule) -> Callable[[], None]:
     if specs != expected or columns.rows != ring.filled:
         raise CheckpointCorrupt(f"{where}: the files do not hold the rows that they should")
     values = fields.array("values", np.uint8, (None,)) if layout.varied else None
-    plan = Plan(storage, layout, ring, rule, where)
+    plan = Plan(storage, layout, ring, options, where)
     if storage.fixed_layout is None and getattr(storage, "existsok", False):
         columns.check()  # before new files take the place of those that are there
     return plan.filled_by(lambda arrays: columns.read_into(arrays), values)
 
 
-def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Callable[[], None]:
+def restoring_data(storage: Any, data: Any, ring: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
     """The same for rows that are there as data of the user's kind: all that are filled, [rows, *lanes]."""
     where = f"the checkpoint of a {type(storage).__name__}"
     refuse_frames(storage)
@@ -88,7 +88,7 @@ def restoring_data(storage: Any, data: Any, ring: Any, rule: Rule = EXACT) -> Ca
     if any(tuple(leaf.shape[: found.ndim]) != (found.filled, *found.lanes) for leaf in leaves):
         shape = list(leaves[0].shape[: found.ndim]) if leaves else []
         raise CheckpointMismatch(f"{where}: data of shape {shape} for {found.filled} rows of {list(found.lanes)}")
-    plan = Plan(storage, layout, found, rule, where)
+    plan = Plan(storage, layout, found, options, where)
     columns = [as_array(leaf) for leaf in leaves]
     values = packed_leaves(layout, columns) if layout.varied else None
     return plan.filled_by(copying(columns), values)
@@ -131,15 +131,15 @@ class Ring:
 class Plan:
     """How saved rows go into a storage: into new memory of its own where it has none, else over what it holds."""
 
-    def __init__(self, storage: Any, layout: Layout, ring: Ring, rule: Rule, where: str) -> None:
+    def __init__(self, storage: Any, layout: Layout, ring: Ring, options: LoadOptions, where: str) -> None:
         self._storage, self._saved, self._ring, self._where = storage, layout, ring, where
         self._fresh = storage.fixed_layout is None and not storage.takes(layout, ring.lanes)
         self._layout = layout if self._fresh else storage.layout
-        differences = self._differences(rule)
+        differences = self._differences(options)
         if differences:
             raise CheckpointMismatch(f"{where} does not fit: " + "; ".join(differences))
 
-    def _differences(self, rule: Rule) -> list[str]:
+    def _differences(self, options: LoadOptions) -> list[str]:
         storage, ring = self._storage, self._ring
         found = []
         if storage.ndim != ring.ndim:
@@ -154,14 +154,14 @@ class Plan:
         if storage.lanes != ring.lanes:
             found.append(f"its rows have lanes {list(ring.lanes)}, those of the storage {list(storage.lanes)}")
         ours, theirs = _by_path(self._layout), _by_path(self._saved)
-        if rule.strict:
+        if options.strict:
             found += [f"{spec.name} is only in the checkpoint" for path, spec in theirs.items() if path not in ours]
             found += [f"{spec.name} is only in the storage" for path, spec in ours.items() if path not in theirs]
         for path in ours.keys() & theirs.keys():
             one, other = theirs[path], ours[path]
             if one.shape != other.shape:
                 found.append(f"{one.name} has shape {list(one.shape)}, in the storage {list(other.shape)}")
-            if one.dtype != other.dtype and not rule.cast:
+            if one.dtype != other.dtype and not options.cast:
                 found.append(f"{one.name} is {one.dtype}, in the storage {other.dtype} (cast=True casts it)")
             if self._saved.varied.get(path) != self._layout.varied.get(path):
                 found.append(f"{one.name} is text, ragged rows or a tensor, in the storage another of these")

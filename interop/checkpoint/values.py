@@ -16,7 +16,6 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismat
 from interop.checkpoint import pickled
 from interop.checkpoint.layouts import check_values, node_of, refuse_hidden, saved_node
 from interop.checkpoint.leaves import Reading, leaf_of, put, saved_leaf, take
-from interop.checkpoint.rule import EXACT, Rule
 from interop.data.values import Node, NotKept, Value, build, flatten, is_container, leaves_of, value_of
 from interop.data.varied import Leaf
 
@@ -30,9 +29,9 @@ def encode(value: Any, where: str, allow_pickle: bool = False) -> dict[str, Any]
     return save_items([value], allow_pickle, where)
 
 
-def decode(tree: Any, rule: Rule = EXACT, where: str = "value", device: torch.device | None = None) -> Any:
+def decode(tree: Any, allow_pickle: bool = False, where: str = "value", device: torch.device | None = None) -> Any:
     """The value of a saved tree. The arguments and errors of `load_items`."""
-    found = load_items(tree, rule, where, device, 1)
+    found = load_items(tree, allow_pickle, where, device, 1)
     if not found:
         raise CheckpointCorrupt(f"{where}: a value was expected, found none")
     return found[0]
@@ -132,13 +131,17 @@ def _pickling(value: Any, why: str) -> tuple[Value, Any]:
 
 
 def load_items(
-    tree: Any, rule: Rule = EXACT, where: str = "items", device: torch.device | None = None, most: int | None = None
+    tree: Any,
+    allow_pickle: bool = False,
+    where: str = "items",
+    device: torch.device | None = None,
+    most: int | None = None,
 ) -> list[Any]:
     """The values of a saved tree, in memory of their own.
 
     Args:
         tree: what `save_items` gave, or what somebody else wrote.
-        rule: whether pickled objects are read.
+        allow_pickle: read pickled objects.
         where: what they are, for messages.
         device: where tensors go; None for where they were.
         most: how many there may be.
@@ -149,7 +152,7 @@ def load_items(
     """
     with reading_errors(where):
         fields = Fields(tree, where)
-        reading = Reading(where, rule.allow_pickle, device)
+        reading = Reading(where, allow_pickle, device)
         if "format" not in fields and ("form" in fields or "groups" in fields):
             raise CheckpointMismatch(
                 f"{where}: saved by an older version, whose values are not known here: load it there"

@@ -17,7 +17,7 @@ import torch
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.writing import flush
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import Ring, as_array, saved_ring
 from interop.data.keys import as_path
 from interop.formats.ted_formats import Content, NestedStorageCheckpointer, given, unfit
@@ -87,7 +87,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         place = File(os.path.realpath(path))  # a link is resolved once
         beside = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with self._still(storage):
+            with storage.locked():
                 self._save_alone(self._saveable(storage), beside)
             flush(beside)
             flush(beside.parent)
@@ -96,13 +96,13 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         finally:
             beside.unlink(missing_ok=True)
 
-    def _load_from(self, storage: Storage, path: str | os.PathLike[str], verify: Verify, rule: Rule) -> None:
+    def _load_from(self, storage: Storage, path: str | os.PathLike[str], verify: Verify, options: LoadOptions) -> None:
         place = File(path)
         if place.suffix != ".h5":
-            super()._load_from(storage, path, verify, rule)
+            super()._load_from(storage, path, verify, options)
             return
         with _reading(place) as opened:
-            self._put_in(storage, self._load_alone(storage, opened, place, rule))
+            self._apply(storage, self._load_alone(storage, opened, place, options))
 
     # ------------------------------------------------------------------ in a checkpoint
 
@@ -174,7 +174,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         with _writing(path) as opened:
             self._write(opened, flat, storage)
 
-    def _load_alone(self, storage: Storage, opened: Any, path: File, rule: Rule) -> Callable[[], None]:
+    def _load_alone(self, storage: Storage, opened: Any, path: File, options: LoadOptions) -> Callable[[], None]:
         groups, where = _Groups(opened, path), str(path)
         shape, length = groups.number(("_storage_shape",)), groups.number(("_len",))
         capacity, *lanes = shape if isinstance(shape, list) and shape else [None]
@@ -187,7 +187,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         keys = Fields(self._keys(), where)
         with unfit(where):
             content = Content(None, ring, keys, groups.arrays(tuple(keys.items("episodes")), ring))
-        return self._restoring_content(storage, content, rule, where)
+        return self._restoring_content(storage, content, options, where)
 
 
 class _Groups:

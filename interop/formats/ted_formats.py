@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Source, Writing
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import Plan, Ring, as_array, as_tensor, restoring_data, saved_ring
 from interop.data.layout import Layout
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
@@ -51,7 +51,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
     def _save(self, storage: Storage, out: Writing) -> dict[str, Any]:
         kept = self._saveable(storage)
         if len(self._save_hooks) > 1:
-            return super()._save(storage, out)
+            return super()._save(kept, out)
         assert kept.item_layout is not None
         tree = {"layout": saved_layout(kept.item_layout), "ring": saved_ring(kept)}
         if not len(kept):
@@ -74,7 +74,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         return storage
 
     def _flattened(self, storage: TensorStorage) -> Flattened:
-        self._tell_hooks(storage)
+        self._tell(self._flattening, storage)
         return self._flattening.flattened(storage[:])[0]
 
     def _keys(self) -> dict[str, Any]:
@@ -89,35 +89,37 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         """The saved tree of the arrays."""
         return {"arrays": [[list(path), as_array(flat.array(path))] for path in flat.specs()]}
 
-    def _load(self, storage: Storage, saved: Any, source: Source, rule: Rule) -> Callable[[], None]:
+    def _load(self, storage: Storage, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
         where = f"{source.path}, storage"
         fields = Fields(saved, where)
         if "hooked" in fields:
-            return super()._load(storage, saved, source, rule)
+            return super()._load(storage, saved, source, options)  # type: ignore[arg-type]
         layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
         if not ring.filled:
-            return Plan(storage, layout, ring, rule, where).filled_by(lambda arrays: None)
+            return Plan(storage, layout, ring, options, where).filled_by(lambda arrays: None)
         keys = fields.fields("keys")
         with self._arrays(fields, keys, ring, source) as arrays:
             with unfit(where):
                 content = Content(layout, ring, keys, arrays)
                 self._check(content.rebuilt, fields)
-            return self._restoring_content(storage, content, rule, where)
+            return self._restoring_content(storage, content, options, where)
 
-    def _restoring_content(self, storage: Storage, content: "Content", rule: Rule, where: str) -> Callable[[], None]:
+    def _restoring_content(
+        self, storage: Storage, content: "Content", options: LoadOptions, where: str
+    ) -> Callable[[], None]:
         """Read the rows; the returned function stores them."""
         if isinstance(storage, LazyFrameStorage):
             raise CheckpointMismatch(
                 f"{where}: flat rows cannot be loaded into a LazyFrameStorage, use a LazyTensorStorage"
             )
         if len(self._load_hooks) == 1:
-            return Plan(storage, content.layout, content.ring, rule, where).filled_by(content.fill)
+            return Plan(storage, content.layout, content.ring, options, where).filled_by(content.fill)
         made = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in content.expected().values()]
         content.fill([as_array(each) for each in made])
         data = content.layout.build(made, (content.ring.filled, *content.ring.lanes))
         for hook in self._load_hooks[1:]:
             data = hook(data, out=None)
-        return restoring_data(storage, data, vars(content.ring), rule)
+        return restoring_data(storage, data, vars(content.ring), options)
 
     def _arrays(
         self, fields: Fields, keys: Fields, ring: Ring, source: Source

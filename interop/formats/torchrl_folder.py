@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, manifest
-from interop.checkpoint.rule import Rule
+from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import Plan, Ring
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
 from interop.formats.foreign_files import Folder, TensorFile
@@ -43,7 +43,7 @@ _UNSAFE = frozenset('/<>:"|?*\\ %\x7f') | frozenset(map(chr, range(32)))
 _DESCRIPTION = ("shape", "device", "_type")  # entries of meta.json that are no entries of the tensordict
 _MOST_DEEP = 64
 _NOT_READ = (SamplerWithoutReplacement, ConsumingSampler, PromptGroupSampler, StalenessAwareSampler)
-_STATES = {"_sum_tree": "priorities", "_current_top_values": "ranks", "_cursor": "a cursor"}
+_STATES = {"_priorities": "priorities", "_current_top_values": "ranks", "_cursor": "a cursor"}
 
 
 def is_torchrl_dump(path: str | os.PathLike[str]) -> bool:
@@ -93,7 +93,7 @@ class TorchrlDump:
         }
 
     def restoring_rows(
-        self, storage: TensorStorage, cursor: int | None, written: int | None, rule: Rule
+        self, storage: TensorStorage, cursor: int | None, written: int | None, options: LoadOptions
     ) -> Callable[[], None]:
         """Check the rows against a storage, and read them; the returned function stores them.
 
@@ -101,7 +101,7 @@ class TorchrlDump:
             storage: a storage of tensors.
             cursor: the row that is written next; None for the one behind the last row.
             written: how many rows were ever written, if known.
-            rule: the options of the load.
+            options: the options of the load.
         """
         folder = self._folder.folder("storage")
         where = folder.where(_ROWS)
@@ -135,7 +135,7 @@ class TorchrlDump:
             "end": filled % capacity if cursor is None else cursor,
         }
         specs = tuple(LeafSpec(path, file.shape[storage.ndim :], file.dtype) for path, file in files.items())
-        plan = Plan(storage, Layout(root, specs), Ring(Fields(ring, where)), rule, self.where)
+        plan = Plan(storage, Layout(root, specs), Ring(Fields(ring, where)), options, self.where)
 
         def fill(arrays: Sequence[np.ndarray | None]) -> None:
             for file, array in zip(files.values(), arrays, strict=True):
@@ -201,9 +201,8 @@ class TorchrlDump:
             raise pair.wrong("slot", f"that of one of {given.size} items", slot)
         dtype = np.float32 if (sums == sums.astype(np.float32)).all() else np.float64
         given = np.minimum(given.astype(dtype), dtype(highest))  # by a rounding it may be more than the highest
-        trees = {key: tree.astype(dtype) for key, tree in trees.items()}
         top = {"_schema_version": 1, "_max_capacity": capacity, "_max_priority": [highest, slot]}
-        return {**top, **parameters, **trees, "priorities": given}
+        return {**top, **parameters, "_priorities": given}
 
     def _writer_state(self, folder: Folder) -> dict[str, Any]:
         if not folder.kind("metadata.json"):
@@ -216,7 +215,7 @@ class TorchrlDump:
             if file.dtype.is_complex or (file.shape[1:] != (2,) and file.shape != (0,)):  # of no items
                 raise CheckpointCorrupt(f"{file.where}: ranks and slots are two columns of numbers")
             table = file.read().reshape(-1, 2).astype(np.float64)
-            return {**count, "_rank_key": fields.any("rank_key"), "_current_top_values": table.tolist()}
+            return {**count, "_rank_key": fields.any("rank_key"), "_current_top_values": table}
         state = {**count, "_cursor": fields.any("cursor")}
         if "generation_shape" in fields:
             file = folder.tensor("generation.memmap", fields.any("generation_dtype"), fields.any("generation_shape"))

@@ -7,8 +7,7 @@ from typing import Any
 from tensordict import NestedKey, TensorDictBase, unravel_key
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
-from interop.checkpoint.component import described, state_for
-from interop.checkpoint.stateful import as_arrays, as_tensors
+from interop.checkpoint.state import as_arrays, as_tensors, described, state_for
 from interop.maps.map import TensorDictMap, TensorMap
 from interop.maps.node_map import NodeMap
 from interop.maps.pending_steps import PendingSteps

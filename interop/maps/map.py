@@ -12,7 +12,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import Fields, Source, Verify, Writing, load
-from interop.checkpoint.component import described, state_for
+from interop.checkpoint.state import described, state_for
 from interop.checkpoint.values import decode, encode
 from interop.maps.hashes import DEFAULT_COMPONENTS, RandomProjectionHash, SipHash
 from interop.maps.query import QueryModule

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from fbuf.memory_plan import Share as MemoryShare
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, integers, permutation
+from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
@@ -131,7 +130,7 @@ class ConsumingSampler(Sampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return {
             "max_sample_count": self._most,
             "order": self._order[: self._known].copy(),
@@ -140,7 +139,7 @@ class ConsumingSampler(Sampler):
             "ran_out": self.ran_out,
         }
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         most = entries.parameter("max_sample_count", entries.whole("max_sample_count", least=1), self._most)
         drawn = integers(entries, "drawn", None, 0, 2**62)
         order = permutation(entries, "order", drawn.size)

@@ -5,8 +5,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries
+from interop.checkpoint.state import Entries, LoadOptions
 from interop.samplers.sampler import Sampler
 from interop.storages import Storage
 
@@ -23,10 +22,10 @@ class DrawnElsewhere(Sampler):
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> NoReturn:
         _refuse("update_priority()")
 
-    def _entries(self) -> NoReturn:
+    def saved_state(self) -> NoReturn:
         _refuse("saving")
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         _refuse("loading")
 
     def __repr__(self) -> str:

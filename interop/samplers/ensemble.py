@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import Fields
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, as_tensors, is_users, together
+from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors, is_users
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
@@ -217,24 +216,24 @@ class SamplerEnsemble(Sampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return {"choice": self._choice(), "members": saved_members(self._samplers)}
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         chosen = self._loading_choice(entries.fields("choice"), entries)
-        return together((loading_members(entries, self._samplers, rule), chosen))
+        return Together((loading_members(entries, self._samplers, options), chosen))
 
-    def _saved_choice(self) -> dict[str, Any]:
+    def saved_choice(self) -> dict[str, Any]:
         """A saved tree of what members are chosen by, without them: for buffers, which save their samplers themselves.
 
         What a subclass of the user's says of itself is all there is of it.
         """
-        return self._saved() if is_users(self) else {"choice": self._choice()}
+        return self.saved() if is_users(self) else {"choice": self._choice()}
 
-    def _restoring_choice(self, saved: Any) -> Callable[[], None]:
+    def restoring_choice(self, saved: Any) -> Callable[[], None]:
         """Check such a tree; what is returned puts it in."""
         if is_users(self):
-            return self._restoring(saved)
+            return self.restoring(saved)
         entries = Entries(saved, self)
         chosen = self._loading_choice(entries.fields("choice"), entries)
         entries.settle()
@@ -277,13 +276,13 @@ class SamplerEnsemble(Sampler):
         members = {str(place): sampler.state_dict() for place, sampler in enumerate(self._samplers)}
         return {**members, "_choice": as_tensors(self._choice())}
 
-    def _loading_dict(self, given: Any) -> Callable[[], None]:
+    def with_state_dict(self, given: Any, options: LoadOptions) -> Callable[[], None]:
         rest, members = loading_dicts(self, given, self._samplers)
         entries, puts = Entries(rest, self), [members]
         if "_choice" in entries:
             puts.append(self._loading_choice(entries.fields("_choice"), entries))
         entries.settle()
-        return together(puts)
+        return Together(puts)
 
     def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of samplers is not reset as a whole: empty the members")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import Fields
-from interop.checkpoint.stateful import integers
+from interop.checkpoint.state import integers
 
 Id = int | str
 

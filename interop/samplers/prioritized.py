@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,7 @@ import fbuf
 from fbuf import free_memory, priority_tree
 from fbuf.memory_plan import Share as MemoryShare
 from fbuf.memory_plan import shares_of
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries
+from interop.checkpoint.state import Entries, LoadOptions, as_arrays, as_tensors
 from interop.data import bridge
 from interop.data.numbers import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
@@ -382,12 +381,17 @@ class PrioritizedSampler(DrawingSampler):
         own = {"alpha": self._alpha, "beta": self._beta, "eps": rule.eps, "reduction": self.reduction}
         return {**own, "max_capacity": self._max_capacity, "new_items": rule.new_items}
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         with self._lock:
             return priority_states.saved(self._parameters(), self._held)
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        loaded = priority_states.checked(entries, rule, self._parameters(), self._held)
+    def state_dict(self) -> dict[str, Any]:
+        """The state, and as "_sum_tree" and "_min_tree" the weights that follow from the priorities."""
+        state = super().state_dict()
+        return {**state, **as_tensors(priority_states.trees(as_arrays(state, self)))}
+
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+        loaded = priority_states.checked(entries, options, self._parameters(), self._held)
         entries.settle()  # before anything is built
         if loaded.values.given.size:
             self.refuse_a_stranger()
@@ -401,12 +405,6 @@ class PrioritizedSampler(DrawingSampler):
                 self._keep_all()
 
         return put
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        return priority_states.as_dict(state)
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        return priority_states.of_dict(given, self._parameters(), type(self).__name__)
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from interop.checkpoint.members import loading_members, saved_members
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, a_key, integers, key_of
+from interop.checkpoint.state import Entries, LoadOptions, a_key, integers, key_of
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
@@ -206,7 +205,7 @@ class PromptGroupSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints and copies
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return {
             "group_size": self._size,
             "group_key": key_of(self._key),
@@ -217,14 +216,14 @@ class PromptGroupSampler(DrawingSampler):
             "members": saved_members([] if self._staleness is None else [self._staleness]),
         }
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         size = entries.parameter("group_size", entries.whole("group_size", 1), self._size)
         most = None if entries.any("max_uses") is None else entries.whole("max_uses", 1)
         most = entries.parameter("max_uses", most, self._most)
         key = entries.parameter("group_key", a_key(entries, "group_key"), self._key)
         groups = Groups.restored(entries.fields("groups"), size, most)
         pending, ran_out = integers(entries, "pending", None, 0, 2**48), entries.flag("ran_out")
-        members = loading_members(entries, [] if self._staleness is None else [self._staleness], rule)
+        members = loading_members(entries, [] if self._staleness is None else [self._staleness], options)
 
         def put() -> None:
             members()

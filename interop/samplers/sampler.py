@@ -9,7 +9,7 @@ import torch
 
 from fbuf import free_memory
 from fbuf.memory_plan import Share as MemoryShare
-from interop.checkpoint.stateful import Stateful, defined_outside
+from interop.checkpoint.state import Stateful, defined_outside
 from interop.data import randomness
 from interop.data.class_names import class_of
 from interop.data.index import as_tensor

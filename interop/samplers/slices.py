@@ -1,6 +1,6 @@
 """Runs of consecutive items of one trajectory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fbuf.checkpoint import Fields
 from fbuf.memory_plan import Share as MemoryShare
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, a_key, key_of, some_keys
+from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of, some_keys
 from interop.data import randomness
 from interop.data.numbers import whole
 from interop.host.rows import TorchRows
@@ -261,17 +260,21 @@ class SliceSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints: what is known is read anew
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         choices = {name: key_of(getattr(self, name)) for name in _CHOICES}
-        return {**super()._entries(), "slices": {**choices, "static": self.is_static}}
+        return {**super().saved_state(), "slices": {**choices, "static": self.is_static}}
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        found = {} if entries.any("slices") is None else _choices(entries.fields("slices"))
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the base class: that of slices are parameters."""
+        return {name: value for name, value in super().state_dict().items() if name != "slices"}
+
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+        found = _choices(entries.fields("slices")) if "slices" in entries else {}
         if found.pop("static", self.is_static) != self.is_static:
             entries.refuse("only one of the two was given the ends of trajectories")
         for name, value in found.items():
             entries.parameter(name, value, getattr(self, name))
-        rest = super()._loading(entries, rule)
+        rest = super().with_state(entries, options)
 
         def put() -> None:
             self.__dict__.update(found)
@@ -279,13 +282,6 @@ class SliceSampler(DrawingSampler):
             rest()
 
         return put
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        return super()._as_dict({key: value for key, value in state.items() if key != "slices"})
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        found = super()._of_dict(given)
-        return {**found, "slices": None} if isinstance(found, Mapping) else found
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key not in _NOT_KEPT}

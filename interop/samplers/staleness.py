@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fbuf.memory_plan import Share as MemoryShare
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, a_key, key_of
+from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
 from interop.data import randomness
 from interop.data.numbers import whole
 from interop.samplers.drawing import DrawingSampler, stored
@@ -175,14 +174,14 @@ class StalenessAwareSampler(DrawingSampler):
     def _empty(self) -> None:
         self._known = None
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return {
             "consumer_version": self._consumer_version,
             "max_staleness": self._max_staleness,
             "version_key": key_of(self.version_key),
         }
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         version = entries.whole("consumer_version", -_FARTHEST, _FARTHEST)
         most = entries.parameter("max_staleness", entries.whole("max_staleness", -1), self._max_staleness)
         key = entries.parameter("version_key", a_key(entries, "version_key"), self.version_key)

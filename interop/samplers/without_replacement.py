@@ -1,25 +1,21 @@
 """Every stored item once before any comes again."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 
-from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share as MemoryShare
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, integers, permutation
+from interop.checkpoint.state import Entries, LoadOptions, integers, permutation
 from interop.host.epochs import Epoch, EpochState
 from interop.samplers.drawing import DrawingSampler, names_slots, stored
 from interop.samplers.reservation import Reservation
 from interop.samplers.sampler import host_share
 from interop.samplers.shares import Share
 from interop.storages import Storage
-
-_DOCUMENTED = {"len_storage", "_sample_list", "drop_last", "_ran_out"}
 
 
 class SamplerWithoutReplacement(DrawingSampler):
@@ -102,22 +98,43 @@ class SamplerWithoutReplacement(DrawingSampler):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
-        return {"shuffle": self.shuffle, "drop_last": self.drop_last, **self._epoch_state()._asdict()}
+    def saved_state(self) -> dict[str, Any]:
+        epoch = self._epoch_state()
+        return {
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "len_storage": epoch.length,
+            "position": epoch.position,
+            "over": epoch.over,
+            "order": epoch.order,
+            "_ran_out": epoch.ran_out,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, and as "_sample_list" the items that this epoch still has to return."""
+        return {**super().state_dict(), "_sample_list": torch.from_numpy(self._epoch_state().left())}
 
     def _epoch_state(self) -> EpochState:
         return self._epoch.state()
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
         epoch = self._epoch
-        shuffle = entries.parameter("shuffle", entries.flag("shuffle"), epoch.shuffle)
         drop_last = entries.parameter("drop_last", entries.flag("drop_last"), epoch.drop_last)
-        length, over, ran_out = entries.whole("length", most=2**48), entries.flag("over"), entries.flag("ran_out")
-        position, order = entries.whole("position", most=length), None
-        if entries.any("order") is not None:
-            order = permutation(entries, "order", length)
-        elif shuffle and length:
-            raise entries.wrong("order", "the order of a shuffled epoch", None)
+        length, ran_out = entries.whole("len_storage", most=2**48), entries.flag("_ran_out")
+        left = integers(entries, "_sample_list", None, 0, length) if "_sample_list" in entries else None
+        shuffle, order = epoch.shuffle, None
+        if "position" in entries:
+            shuffle = entries.parameter("shuffle", entries.flag("shuffle"), epoch.shuffle)
+            position, over = entries.whole("position", most=length), entries.flag("over")
+            if entries.any("order") is not None:
+                order = permutation(entries, "order", length)
+            elif shuffle and length:
+                raise entries.wrong("order", "the order of a shuffled epoch", None)
+        elif left is None or np.unique(left).size < left.size:
+            raise entries.wrong("_sample_list", "different items", left)
+        else:  # the list is enough: it does not matter in which order the others were drawn
+            position, over = length - left.size, not left.size
+            order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
         state = EpochState(length, position, over, ran_out, order)
 
         def put() -> None:
@@ -125,31 +142,6 @@ class SamplerWithoutReplacement(DrawingSampler):
             epoch.with_state(state)
 
         return put
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        told = {name: state[name] for name in EpochState._fields}
-        return {
-            "len_storage": state["length"],
-            "_sample_list": EpochState(**told).left(),
-            "drop_last": state["drop_last"],
-            "_ran_out": state["ran_out"],
-            "_epoch": state,
-        }
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        """All of an epoch; without it what is left is enough."""
-        fields = Fields(given, f"the state of a {type(self).__name__}")
-        if "_epoch" in fields and given.keys() == _DOCUMENTED | {"_epoch"}:
-            return fields.any("_epoch")
-        if given.keys() != _DOCUMENTED:
-            raise CheckpointMismatch(f"the state of a {type(self).__name__} has no {sorted(map(str, given))[:12]}")
-        length = fields.whole("len_storage", most=2**48)
-        left = integers(fields, "_sample_list", None, 0, length)
-        if np.unique(left).size < left.size:
-            raise fields.wrong("_sample_list", "different items", left)
-        order = np.concatenate((np.setdiff1d(np.arange(length), left), left))
-        state = EpochState(length, length - left.size, not left.size, fields.flag("_ran_out"), order)
-        return {"shuffle": self.shuffle, "drop_last": fields.flag("drop_last"), **state._asdict()}
 
     def __repr__(self) -> str:
         epoch = self._epoch

@@ -7,7 +7,7 @@ from tensordict import MemoryMappedTensor
 from torch import Tensor
 
 from interop.checkpoint import tensor_states
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data.layout import Layout
 from interop.host import maps
 from interop.host.device_rows import JaxRows, rows_in_jax
@@ -28,11 +28,11 @@ class Copyable(Storage):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _saved(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         return tensor_states.saved_rows(self)
 
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        return tensor_states.restoring_rows(self, saved, rule)
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
+        return tensor_states.restoring_rows(self, saved, options)
 
     def guard(self) -> None:
         """Have the journal guard the rows."""
@@ -51,11 +51,11 @@ class Copyable(Storage):
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed."""
         with self.lock.turn():
-            put = self._from_dict(state_dict)
+            put = self.restoring_dict(state_dict)
             with uninterrupted(), self.transaction():
                 put()
 
-    def _from_dict(self, given: Any) -> Callable[[], None]:
+    def restoring_dict(self, given: Any) -> Callable[[], None]:
         return tensor_states.restoring_state(self, given)
 
     # ------------------------------------------------------------------ copies and other processes

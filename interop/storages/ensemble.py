@@ -38,10 +38,10 @@ class StorageEnsemble(Storage):
         self._transforms: list[Compose | None] | None = None if transforms is None else chains
         super().__init__(self.max_size)
 
-    def _still(self) -> Any:
+    def locked(self) -> Any:
         turns = contextlib.ExitStack()
         for each in sorted(self._storages, key=id):  # in one order, whoever takes them
-            turns.enter_context(each._still())
+            turns.enter_context(each.locked())
         return turns
 
     @property

@@ -10,8 +10,7 @@ from tensordict import TensorDict
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fields, StoredColumns
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
-from interop.checkpoint.rule import EXACT, Rule
-from interop.checkpoint.stateful import as_arrays, as_tensors
+from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
 from interop.checkpoint.tensor_states import Ring, saved_ring
 from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout
@@ -193,7 +192,7 @@ class LazyFrameStorage(TensorStorage):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _saved(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         rows = self.rows
         if not isinstance(rows, FrameRows):
             return {"layout": None}
@@ -205,7 +204,7 @@ class LazyFrameStorage(TensorStorage):
         described = {"layout": saved_layout(self.layout), "ring": saved_ring(self), "scheme": rows.scheme.described()}
         return {**described, **parts}
 
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
         where = f"the checkpoint of a {type(self).__name__}"
         fields = Fields(saved, where)
         if fields.any("layout") is None:
@@ -248,12 +247,12 @@ class LazyFrameStorage(TensorStorage):
     def state_dict(self) -> dict[str, Any]:
         with self.lock.turn():
             saved = {
-                name: value.arrays if isinstance(value, Columns) else value for name, value in self._saved().items()
+                name: value.arrays if isinstance(value, Columns) else value for name, value in self.saved().items()
             }
             return {"_storage": as_tensors(saved), "initialized": self.initialized, "_len": len(self)}
 
-    def _from_dict(self, given: Any) -> Callable[[], None]:
-        return self._restoring(
+    def restoring_dict(self, given: Any) -> Callable[[], None]:
+        return self.restoring(
             as_arrays(Fields(given, f"the state_dict of a {type(self).__name__}").any("_storage"), self)
         )
 

@@ -14,7 +14,7 @@ from fbuf.memory_plan import Share
 from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
 from interop.checkpoint.list_states import check_setting, cursor_of, items_of, saved_cursor
 from interop.checkpoint.plain_values import plain
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.state import EXACT, LoadOptions
 from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
 from interop.data.layout import Layout
@@ -196,14 +196,14 @@ class ListStorage(Storage):
             **self._setting(), **self._ring(), "cursor": saved_cursor(self._last_cursor, len(self)), "items": items,
         }  # fmt: skip
 
-    def restoring_items(self, saved: Any, rule: Rule, given: Any = None) -> Callable[[], None]:
+    def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Callable[[], None]:
         """Check saved items, or those given in their place; calling the result stores them in the place of all items."""
         where = f"the checkpoint of a {type(self).__name__}"
         fields = Fields(saved, where)
         check_setting(fields, {**self._setting(), "capacity": self.max_size}, where)
         written, end = fields.whole("written"), fields.whole("end", 0, self.max_size)
         if given is None:
-            items = load_items(fields.any("items"), rule, where, self._home(), self.max_size)
+            items = load_items(fields.any("items"), options.allow_pickle, where, self._home(), self.max_size)
             items = self._checked(items, where)
         else:
             items = self._kept(given, where)
@@ -227,11 +227,11 @@ class ListStorage(Storage):
 
         return put
 
-    def _saved(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         return self.saved_items()
 
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
-        return self.restoring_items(saved, rule)
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
+        return self.restoring_items(saved, options)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the items: "_storage", a list of tensors, plain values and, for tensordicts, dicts of their entries.
@@ -239,7 +239,7 @@ class ListStorage(Storage):
         Of a `CompressedListStorage` the leaves of each item, and beside them "_metadata", what restores it.
         `torch.load(weights_only=True)` reads it. TypeError for an item that cannot be saved, naming it.
         """
-        with self._still():
+        with self.locked():
             held = [plain(each, f"item {n}") for n, each in enumerate(self._held())]
             state = {"_storage": [each[0] for each in held] if self._AROUND else held, "_ring": self._ring()}
             return {**state, "_metadata": [each[1] for each in held]} if self._AROUND else state
@@ -249,10 +249,10 @@ class ListStorage(Storage):
 
         TypeError for an item of another kind than it gives, `CheckpointMismatch` for more items than there is room for.
         """
-        with self._still():
-            self._from_dict(state_dict)()
+        with self.locked():
+            self.restoring_dict(state_dict)()
 
-    def _from_dict(self, given: Any) -> Callable[[], None]:
+    def restoring_dict(self, given: Any) -> Callable[[], None]:
         where = f"the state_dict of a {type(self).__name__}"
         items, written, end = items_of(given, self.max_size, bool(self._AROUND), where)
         return self._putting(self._checked(items, where), written, end, None)

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from fbuf.memory_plan import Plan, Share
 from interop.checkpoint.checkpointers import StorageCheckpointerBase
-from interop.checkpoint.component import Component
+from interop.checkpoint.state import Aliases
 from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.data.randomness import Seeded
@@ -25,7 +25,7 @@ from interop.shared.storage_lock import StorageLock
 from interop.storages import following, planning
 
 
-class Storage(Component, Seeded):
+class Storage(Aliases, Seeded):
     """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
 
     Buffers take turns: each holds the lock of its storage while it reads or writes; so do processes, from the moment a
@@ -119,11 +119,11 @@ class Storage(Component, Seeded):
         """Copy what `state_dict` gave in."""
         raise NotImplementedError(f"{type(self).__name__} does not define load_state_dict()")
 
-    def _from_dict(self, given: Any) -> Callable[[], None]:
+    def restoring_dict(self, given: Any) -> Callable[[], None]:
         """Check what `state_dict` gave; what is returned puts it in. Here the storage of a user checks it then."""
         return partial(self.load_state_dict, given)
 
-    def _still(self) -> Any:
+    def locked(self) -> Any:
         return self.lock.turn()
 
     @property

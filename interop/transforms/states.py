@@ -9,30 +9,27 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.nn.parameter import is_lazy
 
 from fbuf.checkpoint import CheckpointMismatch
-from interop.checkpoint.rule import EXACT, Rule
+from interop.checkpoint.state import EXACT, LoadOptions
+from interop.checkpoint.values import decode, encode
 
 
 class States(nn.Module):
     """The `state_dict` of modules in a checkpoint; functions have none."""
 
-    def _state(self) -> dict[str, Any]:
+    def settled_state_dict(self) -> dict[str, Any]:
         """The `state_dict`, without buffers that have no shape yet."""
         return dict(_settled(self).state_dict())
 
-    def _saved(self) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """A saved tree."""
-        from interop.checkpoint.values import encode
+        return encode(self.settled_state_dict(), "the state_dict() of the transforms")
 
-        return encode(self._state(), "the state_dict() of the transforms")
-
-    def _restoring(self, saved: Any, rule: Rule = EXACT) -> Callable[[], None]:
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
         """Check a saved tree against these modules; the returned function loads it."""
-        from interop.checkpoint.values import decode
-
         where = "the state of the transforms"
-        return self._loading(decode(saved, rule, where), where, rule)
+        return self.restoring_dict(decode(saved, options.allow_pickle, where), where, options)
 
-    def _loading(self, given: Any, where: str, rule: Rule) -> Callable[[], None]:
+    def restoring_dict(self, given: Any, where: str, options: LoadOptions) -> Callable[[], None]:
         """Check a `state_dict`: CheckpointMismatch where it is of other transforms. The returned function loads it."""
         if not isinstance(given, Mapping):
             raise CheckpointMismatch(f"{where} is a dict, got {type(given).__name__}")
@@ -44,7 +41,7 @@ class States(nn.Module):
             one, other = found[key], here[key]
             alike = type(one) is type(other)
             if isinstance(one, Tensor) and isinstance(other, Tensor):
-                alike = one.shape == other.shape and (rule.cast or one.dtype == other.dtype)
+                alike = one.shape == other.shape and (options.cast or one.dtype == other.dtype)
             if not alike and not key.endswith(_EXTRA_STATE_KEY_SUFFIX):  # which the module checks itself, below
                 wrong.append(f"{key} is {_words(one)}, here {_words(other)}")
         if wrong:

@@ -6,8 +6,7 @@ from textwrap import indent
 from typing import Any, NoReturn
 
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries
+from interop.checkpoint.state import Entries, LoadOptions
 from interop.data.members import is_all, named, of_kind, unwrapped
 from interop.storages import Storage
 from interop.writers.writer import Writer
@@ -43,17 +42,17 @@ class WriterEnsemble(Writer):
         """AttributeError: members count."""
         raise AttributeError("an ensemble counts no writes: ask its members, ensemble[i].write_count")
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         return {"members": saved_members(self._writers)}
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        return loading_members(entries, self._writers, rule)
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+        return loading_members(entries, self._writers, options)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each member under "0", "1" and so on."""
         return {str(place): writer.state_dict() for place, writer in enumerate(self._writers)}
 
-    def _loading_dict(self, given: Any) -> Callable[[], None]:
+    def with_state_dict(self, given: Any, options: LoadOptions) -> Callable[[], None]:
         rest, members = loading_dicts(self, given, self._writers)
         Entries(rest, self).settle()
         return members

@@ -1,7 +1,7 @@
 """The items of the highest ranks."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heapify, heappush, heapreplace
 from typing import Any
 
@@ -10,9 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from fbuf.checkpoint import Fields
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, a_key, key_of, permutation
+from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
 from interop.data.layout import shallow
 from interop.data.reductions import REDUCTIONS
 from interop.shared.processes import starting_a_worker
@@ -291,31 +289,32 @@ class TensorDictMaxValueWriter(Writer):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
-        count = len(self._heap)
+    def saved_state(self) -> dict[str, Any]:
         return {
-            "rank_key": key_of(self.rank_key),
-            "reduction": self.reduction,
-            "write_count": self._write_count,
-            "keeps_index": self._keeps_index,
-            "ranks": np.fromiter((rank for rank, _ in self._heap), np.float64, count),
-            "slots": np.fromiter((slot for _, slot in self._heap), np.int64, count),
+            "_rank_key": key_of(self.rank_key),
+            "_reduction": self.reduction,
+            "_write_count": self._write_count,
+            "_keeps_index": self._keeps_index,
+            "_current_top_values": np.array(self._heap, np.float64).reshape(-1, 2),
         }
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        count, key, reduction = entries.whole("write_count"), a_key(entries, "rank_key"), entries.text("reduction")
-        keeps = None if entries.any("keeps_index") is None else entries.flag("keeps_index")
-        ranks = np.array(entries.array("ranks", np.float64, (None,)))
-        if np.isnan(ranks).any():
-            raise entries.wrong("ranks", "numbers", ranks)
-        slots = permutation(entries, "slots", ranks.size)
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+        count, key, reduction, keeps = entries.whole("_write_count"), self.rank_key, self.reduction, None
+        if "_rank_key" in entries:
+            key = entries.parameter("rank_key", a_key(entries, "_rank_key"), self.rank_key)
+        if "_reduction" in entries:
+            reduction = entries.parameter("reduction", entries.text("_reduction"), self.reduction)
+        if "_keeps_index" in entries and entries.any("_keeps_index") is not None:
+            keeps = entries.flag("_keeps_index")
         if reduction not in REDUCTIONS or key is None:
-            raise entries.wrong("reduction", "one that there is", reduction)
-        if hasattr(self, "_storage") and ranks.size > self._storage.max_size:
-            entries.refuse(f"it ranks {ranks.size} items, here there is room for {self._storage.max_size}")
-        entries.parameter("rank_key", key, self.rank_key)
-        entries.parameter("reduction", reduction, self.reduction)
-        heap = list(zip(ranks.tolist(), slots.tolist(), strict=True))
+            raise entries.wrong("_reduction", "one that there is", reduction)
+        table = np.array(entries.array("_current_top_values", np.float64, (None, 2)))
+        slots = table[:, 1].astype(np.int64)
+        if np.isnan(table).any() or (slots != table[:, 1]).any() or sorted(slots.tolist()) != [*range(slots.size)]:
+            raise entries.wrong("_current_top_values", "ranks, and each slot once", table)
+        if hasattr(self, "_storage") and slots.size > self._storage.max_size:
+            entries.refuse(f"it ranks {slots.size} items, here there is room for {self._storage.max_size}")
+        heap = list(zip(table[:, 0].tolist(), slots.tolist(), strict=True))
         heapify(heap)
 
         def put() -> None:
@@ -323,29 +322,6 @@ class TensorDictMaxValueWriter(Writer):
             self._heap, self._keeps_index = heap, keeps
 
         return put
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        told = {f"_{name}": state[name] for name in ("rank_key", "reduction", "write_count", "keeps_index")}
-        return {**told, "_cursor": self._cursor, "_current_top_values": [list(each) for each in self._heap]}
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        fields = Fields(given, f"the state of a {type(self).__name__}")
-        pairs = [
-            Fields({"it": each}, "a rank and a slot").items("it", 2) for each in fields.items("_current_top_values")
-        ]
-        try:
-            ranks = np.array([float(rank) for rank, _ in pairs], np.float64)
-            slots = np.array([int(slot) for _, slot in pairs], np.int64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise fields.wrong("_current_top_values", "ranks and slots", given["_current_top_values"]) from error
-        rest = {key: value for key, value in given.items() if key not in ("_current_top_values", "_cursor")}
-        own = {"rank_key": key_of(self.rank_key), "reduction": self.reduction, "keeps_index": None}
-        return {
-            **own,
-            **{str(key).removeprefix("_"): value for key, value in rest.items()},
-            "ranks": ranks,
-            "slots": slots,
-        }
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():

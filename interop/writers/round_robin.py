@@ -1,6 +1,6 @@
 """The oldest slot first."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,8 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from interop.checkpoint.rule import Rule
-from interop.checkpoint.stateful import Entries, integers
+from interop.checkpoint.state import Entries, LoadOptions, integers
 from interop.data.index import as_int, as_tensor
 from interop.data.layout import Layout, entries_of, of_entries, shallow, stack_items
 from interop.data.pytrees import each_leaf, lead_of
@@ -195,26 +194,23 @@ class RoundRobinWriter(Writer):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _entries(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         storage: Storage | None = getattr(self, "_storage", None)
-        counted = None if storage is None else storage.generations
-        return {
-            "cursor": self.cursor,
-            "write_count": self.write_count,
-            "ring": None if storage is None else _ring(storage),
-            "generations": None if counted is None else counted.saved(),
-            "tracks_generations": self.tracks_generations,
-        }
+        ring = None if storage is None else _ring(storage)
+        state = {"_cursor": self.cursor, "_write_count": self.write_count, "_ring": ring}
+        if self.tracks_generations:
+            counted = None if storage is None else storage.generations
+            state["_generation"] = None if counted is None else counted.saved()
+        return state
 
-    def _loading(self, entries: Entries, rule: Rule) -> Callable[[], None]:
-        cursor, count = entries.whole("cursor"), entries.whole("write_count")
-        cursor = self._fitting(entries, cursor)
-        if entries.flag("tracks_generations") != self.tracks_generations and rule.strict:
-            entries.refuse(
-                f"track_generations is {not self.tracks_generations} there and {self.tracks_generations} here"
-            )
-        storage, found = getattr(self, "_storage", None), entries.any("generations")
-        kept = None if found is None or storage is None else integers(entries, "generations", None, 0, 2**62)
+    def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
+        count, cursor = entries.whole("_write_count"), self._fitting(entries, entries.whole("_cursor"))
+        tracked, storage = "_generation" in entries, getattr(self, "_storage", None)
+        kept = None
+        if tracked and entries.any("_generation") is not None and storage is not None:
+            kept = integers(entries, "_generation", None, 0, 2**62)
+        if tracked != self.tracks_generations and options.strict:
+            entries.refuse(f"track_generations is {tracked} there and {self.tracks_generations} here")
         counted = None if storage is None else storage.generations
         put_generations: Any = None
         if counted is not None or (kept is not None and self.tracks_generations):
@@ -232,12 +228,12 @@ class RoundRobinWriter(Writer):
 
     def _fitting(self, entries: Entries, cursor: int) -> int:
         """The saved cursor in the storage that there is: rows that were never written over have their place in any."""
-        if entries.any("ring") is None:
+        if "_ring" not in entries or entries.any("_ring") is None:
             return cursor
-        ring = entries.fields("ring")
+        ring = entries.fields("_ring")
         capacity, filled = ring.whole("capacity", 1), ring.whole("filled")
         if filled > capacity or cursor >= capacity:
-            raise entries.wrong("cursor", f"a row of {capacity}", cursor)
+            raise entries.wrong("_cursor", f"a row of {capacity}", cursor)
         known = _ring(self._storage) if hasattr(self, "_storage") else None
         here = capacity if known is None else known["capacity"]
         if here == capacity:
@@ -245,15 +241,6 @@ class RoundRobinWriter(Writer):
         if cursor != filled % capacity or filled > here:
             entries.refuse(f"it writes around {capacity} rows, here there are {here}")
         return filled % here
-
-    def _as_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        told = {"_cursor": state["cursor"], "_write_count": state["write_count"], "_ring": state["ring"]}
-        return told if not self.tracks_generations else {**told, "_generation": state["generations"]}
-
-    def _of_dict(self, given: Mapping[str, Any]) -> Any:
-        known = {"_cursor": "cursor", "_write_count": "write_count", "_ring": "ring", "_generation": "generations"}
-        state = {known.get(key, key): value for key, value in given.items()}
-        return {"ring": None, "generations": None, **state, "tracks_generations": "_generation" in given}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "vacant": None}

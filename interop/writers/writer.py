@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interop.checkpoint.stateful import Stateful
+from interop.checkpoint.state import Stateful
 from interop.data.randomness import Seeded
 from interop.storages import Storage
 

@@ -51,7 +51,7 @@ def test_a_storage_comes_back(kind, content, tmp_path):
         storage._last_cursor, storage.ring.cursor, storage.ring.written,
     )  # fmt: skip
     twin = kind(20)
-    twin._restoring(through_json(storage._saved()))()
+    twin.restoring(through_json(storage.saved()))()
     twin.dumps(tmp_path / "d")
     again = kind(20)
     again.load(tmp_path / "d")
@@ -187,7 +187,7 @@ def test_the_cursor_of_the_last_write(kind):
         if cursor is not None:
             storage.set(cursor, "x" if isinstance(cursor, int) else ["x"] * len(np.arange(4)[cursor]))
         back = kind(20)
-        back._restoring(through_json(storage._saved()))()
+        back.restoring(through_json(storage.saved()))()
         places = [
             [] if c is None else np.arange(20)[c].ravel().tolist() for c in (back._last_cursor, storage._last_cursor)
         ]

@@ -16,7 +16,7 @@ def _saved(item, **changes):
     storage = filled(CompressedListStorage, [item])
     ((leaves, described),) = storage._held()
     storage._held = lambda: [(leaves, {key: each for key, each in {**described, **changes}.items() if each is not ...})]
-    return through_json(storage._saved())
+    return through_json(storage.saved())
 
 
 def _leaf(**changes):
@@ -52,7 +52,7 @@ def test_a_structure_that_does_not_agree_is_refused(item, changes):
     target = filled(CompressedListStorage, [others(5)])
     before = fingerprint(target)
     with pytest.raises(CheckpointError):
-        target._restoring(_saved(item, **changes))
+        target.restoring(_saved(item, **changes))
     assert unchanged(target, before)
 
 
@@ -61,12 +61,12 @@ def test_bytes_that_are_no_frame_are_refused():
         storage = filled(CompressedListStorage, [torch.ones(4)])
         storage._storage[0] = storage._storage[0]._replace(leaves=[packed])
         with pytest.raises(CheckpointCorrupt):
-            CompressedListStorage(20)._restoring(through_json(storage._saved()))
+            CompressedListStorage(20).restoring(through_json(storage.saved()))
 
 
 def test_entries_that_do_not_agree_are_refused():
     for kind in KINDS:
-        saved = through_json(filled(kind, [tensordict_of(n) for n in range(4)])._saved())
+        saved = through_json(filled(kind, [tensordict_of(n) for n in range(4)]).saved())
         target = filled(kind, ["a"])
         before = fingerprint(target)
         for name in saved:
@@ -77,16 +77,16 @@ def test_entries_that_do_not_agree_are_refused():
                 if wrong is not ...:
                     edited[name] = wrong
                 with pytest.raises(CheckpointError):
-                    target._restoring(edited)
+                    target.restoring(edited)
                     pytest.fail(f"{name}={wrong!r} was taken")
         assert unchanged(target, before)
         for junk in (None, 3, [], {}, "x"):
             with pytest.raises(CheckpointError):
-                target._restoring(junk)
+                target.restoring(junk)
 
 
 def test_an_item_that_does_not_stack_is_refused():
-    saved = through_json(filled(LazyStackStorage, [TensorDict({"x": torch.ones(2)}, [2])], stack_dim=1)._saved())
-    flat = through_json(filled(LazyStackStorage, [TensorDict({"x": torch.ones(2)}, [])])._saved())
+    saved = through_json(filled(LazyStackStorage, [TensorDict({"x": torch.ones(2)}, [2])], stack_dim=1).saved())
+    flat = through_json(filled(LazyStackStorage, [TensorDict({"x": torch.ones(2)}, [])]).saved())
     with pytest.raises(CheckpointCorrupt, match="stack_dim=1"):
-        LazyStackStorage(20, stack_dim=1)._restoring({**saved, "items": flat["items"]})
+        LazyStackStorage(20, stack_dim=1).restoring({**saved, "items": flat["items"]})

@@ -47,7 +47,7 @@ def test_sums_of_priorities_are_the_same_bits_after_thousands_of_updates(
             sampler.alpha = 0.7 * alpha
     twin = make()
     with pytest.warns(UserWarning, match="alpha="):
-        put_into(twin, sampler._saved())
+        put_into(twin, sampler.saved())
     one, other = sampler.state, twin.state
     assert one is not None and other is not None
     assert bits(one.tree) == bits(other.tree) and bits(one.ranks) == bits(other.ranks)
@@ -60,7 +60,7 @@ def test_priorities_that_wait_are_saved_as_they_are_given() -> None:
     sampler.mark_update(np.arange(4), storage=storage)
     sampler.update_priority([0, 1, 2], [5.0, 0.0, 2.0])
     twin = PrioritizedSampler(12, 1, 1)
-    put_into(twin, sampler._saved())
+    put_into(twin, sampler.saved())
     assert twin.priorities.tolist() == [5, 0, 2, 1] and twin.default_priority == 5
     assert torch.equal(twin.priorities, sampler.priorities)
 
@@ -74,10 +74,10 @@ def test_priorities_fit_another_capacity_if_every_item_does(capacity: int) -> No
     twin = PrioritizedSampler(capacity, 1, 1)
     if capacity < 6:
         with pytest.raises(CheckpointMismatch, match="max_capacity"):
-            put_into(twin, sampler._saved())
+            put_into(twin, sampler.saved())
         assert twin.state is None
         return
-    put_into(twin, sampler._saved())
+    put_into(twin, sampler.saved())
     assert twin.priorities.tolist() == [1, 2, 3, 4, 5, 6]
     room = LazyTensorStorage(capacity)
     room.set(slice(0, 6), torch.arange(6))
@@ -96,10 +96,10 @@ def test_a_sampler_that_was_loaded_grows_to_its_storage() -> None:
     sampler.update_priority([0, 3], [3.0, 2.0])
     other = PrioritizedSliceSampler(4, 1, 1, slice_len=1)
     for twin in (PrioritizedSampler(4, 1, 1), other):
-        saved = dict(sampler._saved())
+        saved = dict(sampler.saved())
         if twin is other:
             saved["slices"] = None
-        twin._restoring(saved)()
+        twin.restoring(saved)()
         twin.mark_update(4, storage=_of(5))
         assert twin.priorities.tolist() == [3, 1, 1, 2, 3]
 
@@ -114,6 +114,6 @@ def test_priorities_of_other_items_than_are_stored_are_not_drawn_by() -> None:
     sampler = PrioritizedSampler(12, 1, 1)
     sampler.mark_update(np.arange(6), storage=_of(6))
     twin = PrioritizedSampler(12, 1, 1)
-    put_into(twin, sampler._saved())
+    put_into(twin, sampler.saved())
     with pytest.raises(RuntimeError, match="priorities of 6 items, and 4 items are stored"):
         twin.sample(_of(4), 2)

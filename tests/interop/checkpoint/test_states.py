@@ -29,7 +29,7 @@ OFTEN = {("LazyTensorStorage", 1), ("LazyTensorStorage", 2), ("ListStorage", 1)}
 
 def twin_of(buffer: Any, cell: Cell) -> Any:
     """A buffer on a copy of the storage, with a fresh sampler and writer that were given what those of `buffer` saved."""
-    saved = through_json(buffer.sampler._saved()), through_json(buffer.writer._saved())
+    saved = through_json(buffer.sampler.saved()), through_json(buffer.writer.saved())
     generator = torch.Generator("cpu")
     generator.set_state(buffer._rng.get_state())
     storage = copy.deepcopy(buffer.storage)
@@ -37,7 +37,7 @@ def twin_of(buffer: Any, cell: Cell) -> Any:
     twin = TensorDictReplayBuffer(
         storage=storage, sampler=sampler, writer=writer, batch_size=BATCH, generator=generator
     )
-    puts = [sampler._restoring(saved[0]), writer._restoring(saved[1])]
+    puts = [sampler.restoring(saved[0]), writer.restoring(saved[1])]
     for put in puts:
         put()
     return twin
@@ -102,8 +102,8 @@ def test_an_epoch_of_trajectories_is_over_where_it_would_have_been(change: str, 
         batch_size=4,
         generator=torch.Generator(),
     )
-    put_into(twin.sampler, buffer.sampler._saved())
-    put_into(twin.writer, buffer.writer._saved())
+    put_into(twin.sampler, buffer.sampler.saved())
+    put_into(twin.writer, buffer.writer.saved())
     twin._rng.set_state(buffer._rng.get_state())
     if when == "after" and change == "write":  # edits are noticed from the first draw on
         alter(buffer)
@@ -121,14 +121,14 @@ def test_cursor_count_and_generations_go_on() -> None:
     one, other = make(), make()
     one.extend(torch.arange(17))
     other.extend(torch.arange(3))
-    put_into(other.writer, one.writer._saved())
+    put_into(other.writer, one.writer.saved())
     assert (other.writer._cursor, other.write_count) == (5, 17)
     assert other.writer.generations_of(torch.arange(12)).tolist() == [1] * 5 + [0] * 7
     assert other.extend(torch.arange(2)).tolist() == [5, 6]
     with pytest.raises(CheckpointMismatch, match="track_generations is True there and False here"):
-        ReplayBuffer(storage=LazyTensorStorage(12)).writer._restoring(one.writer._saved())
+        ReplayBuffer(storage=LazyTensorStorage(12)).writer.restoring(one.writer.saved())
     with pytest.raises(CheckpointMismatch, match="track_generations is False there"):
-        one.writer._restoring(ReplayBuffer(storage=LazyTensorStorage(12)).writer._saved())
+        one.writer.restoring(ReplayBuffer(storage=LazyTensorStorage(12)).writer.saved())
 
 
 @pytest.mark.parametrize(("written", "capacity", "cursor"), [(5, 9, 5), (9, 20, 9), (5, 5, 0), (9, 9, 0), (0, 3, 0)])
@@ -136,7 +136,7 @@ def test_a_ring_that_was_not_gone_around_may_have_another_capacity(written: int,
     one, other = (ReplayBuffer(storage=ListStorage(size)) for size in (9, capacity))
     if written:
         one.extend(list(range(written)))
-    put_into(other.writer, one.writer._saved())
+    put_into(other.writer, one.writer.saved())
     assert other.writer._cursor == cursor
 
 
@@ -145,7 +145,7 @@ def test_a_ring_that_was_gone_around_may_not(written: int, capacity: int) -> Non
     one, other = (ReplayBuffer(storage=ListStorage(size)) for size in (9, capacity))
     one.extend(list(range(written)))
     with pytest.raises(CheckpointMismatch, match=f"around 9 rows, here there are {capacity}"):
-        other.writer._restoring(one.writer._saved())
+        other.writer.restoring(one.writer.saved())
 
 
 def test_a_writer_of_the_highest_goes_on_ranking() -> None:
@@ -155,13 +155,13 @@ def test_a_writer_of_the_highest_goes_on_ranking() -> None:
     one = make()
     one.extend(items(np.array([5, 1, 9, 3, 7]), False))
     twin = TensorDictReplayBuffer(storage=copy.deepcopy(one.storage), writer=TensorDictMaxValueWriter("x"))
-    put_into(twin.writer, one.writer._saved())
+    put_into(twin.writer, one.writer.saved())
     for each in (one, twin):
         assert each.extend(items(np.array([2, 4, 11]), False)).tolist() == [-1, 3, 0] or each.write_count == 7
     assert same(one[:], twin[:]) and one.write_count == twin.write_count
     with pytest.raises(CheckpointMismatch, match="room for 3"):
-        TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=TensorDictMaxValueWriter("x")).writer._restoring(
-            one.writer._saved()
+        TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=TensorDictMaxValueWriter("x")).writer.restoring(
+            one.writer.saved()
         )
 
 
@@ -211,16 +211,16 @@ class Doubled(PrioritizedSampler):
 def test_a_sampler_of_ones_own_saves_what_its_state_dict_says() -> None:
     one, other = InTurn(), InTurn()
     one.place = torch.tensor(5)
-    saved = through_json(one._saved())
+    saved = through_json(one.saved())
     put_into(other, saved)
     assert other.place == 5
     one.place = torch.tensor(-5)
     with pytest.raises(CheckpointMismatch, match="a place is not negative"):
-        other._restoring(through_json(one._saved()))
+        other.restoring(through_json(one.saved()))
     with pytest.raises(CheckpointMismatch, match="a place is not negative"):
         SamplerEnsemble(other).load_state_dict({"0": {"place": torch.tensor(-1)}})
     assert other.place == 5
-    assert Plain()._saved() == {} and Plain().state_dict() == {}
+    assert Plain().saved() == {} and Plain().state_dict() == {}
     put_into(Plain(), {})
 
 
@@ -231,5 +231,5 @@ def test_a_sampler_may_add_to_what_one_of_the_librarys_saves() -> None:
     one.mark_update(np.arange(4), storage=storage)
     one.update_priority([1], [7.0])
     one.factor = 3
-    put_into(other, one._saved())
+    put_into(other, one.saved())
     assert other.factor == 3 and torch.equal(other.priorities, one.priorities)

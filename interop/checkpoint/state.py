@@ -1,0 +1,379 @@
+"""The state of components as one tree of arrays and plain values: what decides their later draws, slots and values.
+
+`saved()` gives the tree, `restoring(tree, options)` checks one and returns a function that applies it, so that nothing
+changes when a part of a load fails. `dumps` writes the tree to a folder; `state_dict` has it with tensors.
+"""
+
+import contextlib
+import copy
+import dis
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fbuf.checkpoint import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointMismatch,
+    Fields,
+    Source,
+    Verify,
+    Writing,
+    load,
+)
+from interop.checkpoint.values import decode, encode
+from interop.data.class_names import class_of
+from interop.shared.interrupts import uninterrupted
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How far a checkpoint may differ from what it is loaded into. See `ReplayBuffer.loads`."""
+
+    strict: bool = True
+    cast: bool = False
+    allow_pickle: bool = False
+
+
+EXACT = LoadOptions()
+Apply = Callable[[], None]  # applies a state that was checked, and does not fail
+
+
+class Entries(Fields):
+    """The entries of a saved state. Each must be read; differences to the target are collected until `settle`.
+
+    Args:
+        saved: should be a dict.
+        target: the component that loads it.
+    """
+
+    def __init__(self, saved: Any, target: Any) -> None:
+        super().__init__(saved, f"the state of a {type(target).__name__}")
+        self._all = dict(saved)
+        self._unread = set(saved)
+        self._refused: list[str] = []
+        self._changed: list[str] = []
+
+    def any(self, name: str) -> Any:
+        self._unread.discard(name)
+        return super().any(name)
+
+    def all(self) -> dict[Any, Any]:
+        """Every entry."""
+        self._unread.clear()
+        return self._all
+
+    def refuse(self, difference: str) -> None:
+        """The checkpoint does not fit: `settle` raises this with all other differences."""
+        self._refused.append(difference)
+
+    def parameter(self, name: str, saved: Any, here: Any) -> Any:
+        """The saved value of a parameter; `settle` warns where it differs from the one here."""
+        if type(saved) is not type(here) or saved != here:
+            self._changed.append(f"{name}={saved!r} instead of {here!r}")
+        return saved
+
+    def settle(self) -> None:
+        """CheckpointMismatch for differences and unknown entries; one UserWarning for changed parameters.
+
+        It warns before anything is applied: a filter may turn the warning into an error.
+        """
+        if self._unread:
+            self.refuse(f"it has nothing to do with the entries {sorted(map(str, self._unread))}")
+        if self._refused:
+            raise CheckpointMismatch(f"{self.where}: {'; '.join(self._refused)}")
+        changed, self._changed = self._changed, []
+        if changed:
+            warnings.warn(f"{self.where}: the checkpoint counts, with {', '.join(changed)}", UserWarning, stacklevel=5)
+
+
+class Aliases:
+    """The other names of `dumps` and `loads`."""
+
+    dumps: Callable[..., None]
+    loads: Callable[..., None]
+
+    def dump(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `dumps`."""
+        self.dumps(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `dumps`."""
+        self.dumps(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """An alias of `loads`."""
+        self.loads(*args, **kwargs)
+
+
+class Component(Aliases):
+    """A class of the library with a state: it defines `saved_state` and `with_state`."""
+
+    def saved_state(self) -> dict[str, Any]:
+        """A tree of arrays and plain values, which may be views."""
+        return {}
+
+    def with_state(self, entries: Entries, options: LoadOptions) -> Apply:
+        """Check the entries of `saved_state`; the returned function applies them."""
+        return nothing
+
+    def saved(self) -> dict[str, Any]:
+        """The tree of a checkpoint."""
+        return self.saved_state()
+
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Apply:
+        """Check a tree of `saved`; the returned function applies it."""
+        entries = Entries(saved, self)
+        apply = self.with_state(entries, options)
+        entries.settle()
+        return apply
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save it in a folder, which is made if it is missing.
+
+        The checkpoint is complete and flushed when this returns. A process that is killed before leaves the previous one.
+        OSError where the disk is full or fails.
+        """
+        with Writing(path) as out:
+            out.write(described(self, self.saved()))
+
+    def loads(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "full",
+        strict: bool = True,
+        cast: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Load what `dumps` saved, for the options see `ReplayBuffer.loads`. After an error nothing has changed.
+
+        FileNotFoundError, `CheckpointCorrupt` for damage, `CheckpointMismatch` for a checkpoint of something else.
+        """
+        options = LoadOptions(strict, cast, allow_pickle)
+
+        def use(source: Source) -> Apply:
+            return self.restoring(state_for(self, source.tree, str(source.path)), options)
+
+        apply = load(path, use, verify)
+        with uninterrupted():
+            apply()
+
+
+class Stateful(Component):
+    """A component that users may define too.
+
+    A class of the user's that has attributes defines `state_dict`, which returns tensors and plain values, in dicts with
+    text keys and lists, and `load_state_dict`, which takes them back and changes nothing where it raises. Without both of
+    them it is not saved: NotImplementedError.
+    """
+
+    def saved(self) -> dict[str, Any]:
+        if is_users(self):
+            return {"given": encode(self.state_dict(), f"state_dict() of a {type(self).__name__}")}
+        return self.saved_state()
+
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Apply:
+        if not is_users(self):
+            return super().restoring(saved, options)
+        entries = Entries(saved, self)
+        given = decode(entries.any("given"), options.allow_pickle, f"the state of a {type(self).__name__}")
+        entries.settle()
+        return self._tried(given)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the state, of tensors and plain values: `torch.load(weights_only=True)` reads it."""
+        is_users(self)  # raises where something would be lost
+        state: dict[str, Any] = as_tensors(self.saved_state())
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a copy of a state. CheckpointError, a RuntimeError, for one of something else: nothing has changed."""
+        self.with_state_dict(state_dict, EXACT)()
+
+    def with_state_dict(self, given: Any, options: LoadOptions) -> Apply:
+        """Check a result of `state_dict` of the library's classes; the returned function applies a copy."""
+        if not isinstance(given, Mapping):
+            raise CheckpointCorrupt(f"the state of a {type(self).__name__} is a dict, got {type(given).__name__}")
+        return Component.restoring(self, as_arrays(given, self), options)
+
+    def restoring_dict(self, given: Any, options: LoadOptions = EXACT) -> Apply:
+        """Check a result of `state_dict`; the returned function applies it."""
+        return self._tried(given) if is_users(self) else self.with_state_dict(given, options)
+
+    def _tried(self, given: Any) -> Apply:
+        """Load it into a copy, whose errors come before anything changes."""
+        storage = getattr(self, "_storage", None)  # of a writer: it is not copied
+        trial = None
+        with contextlib.suppress(Exception):  # it cannot be copied: then it has to check by itself
+            trial = copy.deepcopy(self, {} if storage is None else {id(storage): storage})
+        if trial is not None:
+            try:
+                trial.load_state_dict(copy.deepcopy(given))
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointMismatch(
+                    f"the state of a {type(self).__name__} is refused: {type(error).__name__}: {error}"
+                ) from error
+        return lambda: self.load_state_dict(given)
+
+
+def described(component: object, state: Any) -> dict[str, Any]:
+    """The state of a component with the name of its class."""
+    return {"class": type(component).__name__, "state": state}
+
+
+def state_for(component: object, saved: Any, where: str) -> Any:
+    """The state in a tree of `described`. CheckpointMismatch where it is of another class."""
+    fields = Fields(saved, where)
+    name = fields.text("class")
+    if name != type(component).__name__:
+        raise CheckpointMismatch(f"{where}: was saved from a {name}, to be loaded into a {type(component).__name__}")
+    return fields.any("state")
+
+
+# ------------------------------------------------------------------ several states
+
+
+def nothing() -> None:
+    """Applies nothing."""
+
+
+class Together:
+    """Applies several states that were checked, in order; or gives back what was taken for them."""
+
+    def __init__(self, parts: Iterable[Apply]) -> None:
+        self._parts = list(parts)
+
+    def __call__(self) -> None:
+        for each in self._parts:
+            each()
+
+    def abandon(self) -> None:
+        """Give back memory that was taken."""
+        for each in self._parts:
+            getattr(each, "abandon", nothing)()
+
+
+def together(checks: Iterable[Callable[[], Apply]]) -> Together:
+    """Run the checks one after the other. Where one raises, the states before it are abandoned."""
+    parts: list[Apply] = []
+    try:
+        for check in checks:
+            parts.append(check())  # noqa: PERF401  # those before an error are abandoned
+    except BaseException:
+        Together(parts).abandon()
+        raise
+    return Together(parts)
+
+
+# ------------------------------------------------------------------ classes of the user's
+
+
+def is_users(component: Stateful) -> bool:
+    """Whether a class of the user's saves its state; NotImplementedError where some of it would be lost."""
+    missing = [name for name in ("state_dict", "load_state_dict") if not defined_outside(component, name)]
+    lost = [] if not missing or _is_ours(type(component)) else _unsaved(component)
+    if len(missing) == 1 or lost:
+        what = f"attributes that nothing saves, {', '.join(lost)}" if lost else "one half of the pair that saves it"
+        raise NotImplementedError(f"{class_of(component)} has {what}: define {' and '.join(missing)}")
+    return not missing
+
+
+def defined_outside(component: object, name: str) -> bool:
+    """Whether a class of the user's defines this method."""
+    return not _is_ours(next(kind for kind in type(component).__mro__ if name in vars(kind)))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _unsaved(component: object) -> list[str]:
+    """Attributes of an object that no class of this library declares, or sets in a method."""
+    known: set[str] = set()
+    for kind in filter(_is_ours, type(component).__mro__):
+        known.update(vars(kind), inspect.get_annotations(kind))
+        members = [each for member in vars(kind).values() for each in (member, getattr(member, "fset", None))]
+        for function in filter(inspect.isfunction, members):
+            known.update(each.argval for each in dis.get_instructions(function) if each.opname == "STORE_ATTR")
+    return sorted(vars(component).keys() - known)
+
+
+# ------------------------------------------------------------------ tensors and arrays
+
+
+def as_tensors(tree: Any) -> Any:
+    """A copy of a tree with tensors in the place of arrays."""
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(tree.copy())
+    if isinstance(tree, dict):
+        return {key: as_tensors(value) for key, value in tree.items()}
+    return [as_tensors(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def as_arrays(tree: Any, component: object) -> Any:
+    """A tree with arrays in the place of tensors; CheckpointCorrupt for tensors that no array can be."""
+    if isinstance(tree, Tensor):
+        try:
+            return tree.detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:
+            what = f"a tensor of {tree.dtype} is no part of the state of a {type(component).__name__}"
+            raise CheckpointCorrupt(what) from error
+    if isinstance(tree, Mapping):
+        return {key: as_arrays(value, component) for key, value in tree.items()}
+    return [as_arrays(value, component) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+# ------------------------------------------------------------------ entries of several kinds
+
+
+def integers(fields: Fields, name: str, count: int | None, least: int, below: int) -> np.ndarray:
+    """A copy of a 1-d array of int32 or int64 in [least, below), as int64; CheckpointCorrupt for anything else."""
+    found = fields.array(name, shape=(count,))
+    if found.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+        raise fields.wrong(name, "an array of int32 or int64", found)
+    values = np.array(found, np.int64)
+    if values.size and not (values.min() >= least and values.max() < below):
+        raise fields.wrong(name, f"integers from {least} to {below - 1}", found)
+    return values
+
+
+def permutation(fields: Fields, name: str, count: int) -> np.ndarray:
+    """A copy of an array of [0, count) in some order, int64; CheckpointCorrupt for anything else."""
+    values = integers(fields, name, count, 0, count)
+    if np.bincount(values, minlength=count).max(initial=0) > 1:
+        raise fields.wrong(name, f"each number below {count} once", values)
+    return values
+
+
+def key_of(value: Any) -> Any:
+    """A key, or several, as they are saved: texts and lists of them."""
+    return [key_of(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def a_key(fields: Fields, name: str) -> Any:
+    """A saved key: a text, a tuple of texts for a list, or None."""
+    return _key(fields, name, fields.any(name))
+
+
+def _key(fields: Fields, name: str, value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise fields.wrong(name, "a key: a text, or a list of texts", value)
+
+
+def some_keys(fields: Fields, name: str) -> list[Any] | None:
+    """A saved list of keys, or None."""
+    value = fields.any(name)
+    return None if value is None else [_key(fields, name, each) for each in fields.items(name)]
