@@ -147,7 +147,7 @@ def states_of(buffer: Any) -> Any:
     rows = list(buffer.storage) if isinstance(buffer.storage, ListStorage) else buffer[:] if len(buffer) else None
     ranks = state["_writer"].get("_current_top_values")
     if ranks is not None:  # a heap, in which many orders are one
-        state["_writer"]["_current_top_values"] = sorted(ranks)
+        state["_writer"]["_current_top_values"] = sorted(ranks.tolist())
     return state, len(buffer), rows
 
 
