@@ -212,7 +212,7 @@ class Custom:
 @each_kind
 def test_other_objects_are_pickled_by_leave_at_both_ends(kind, tmp_path):
     storage = filled(kind, ["a", {"env": Custom(3)}])
-    for save in (lambda: storage.dumps(tmp_path / "c"), storage.state_dict, storage._saved):
+    for save in (lambda: storage.dumps(tmp_path / "c"), storage.state_dict, storage.saved):
         with pytest.raises(TypeError, match=r"item 1(, .*)?: .*Custom cannot be saved.*"):
             save()
     assert not (tmp_path / "c").exists()

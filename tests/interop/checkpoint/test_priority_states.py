@@ -97,8 +97,6 @@ def test_a_sampler_that_was_loaded_grows_to_its_storage() -> None:
     other = PrioritizedSliceSampler(4, 1, 1, slice_len=1)
     for twin in (PrioritizedSampler(4, 1, 1), other):
         saved = dict(sampler.saved())
-        if twin is other:
-            saved["slices"] = None
         twin.restoring(saved)()
         twin.mark_update(4, storage=_of(5))
         assert twin.priorities.tolist() == [3, 1, 1, 2, 3]
