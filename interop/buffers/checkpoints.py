@@ -87,13 +87,14 @@ def restoring(
 
 def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
     """A copy of the state as plain values and tensors. The lock is held."""
-    generator = buffer.generator
+    generator, transforms = buffer.generator, buffer.transform.settled_state_dict()
     return {
         "_storage": buffer.storage.state_dict(),
         "_sampler": buffer.sampler.state_dict(),
         "_writer": buffer.writer.state_dict(),
         "_transforms": {
-            key: each.clone() if isinstance(each, Tensor) else each for key, each in buffer.transform.settled_state_dict().items()
+            key: each.clone() if isinstance(each, Tensor) else each
+            for key, each in buffer.transform.settled_state_dict().items()
         },
         "_batch_size": buffer.batch_size,
         "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),

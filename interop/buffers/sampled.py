@@ -18,8 +18,7 @@ from interop.buffers import checkpoints
 from interop.buffers.collate import identity
 from interop.buffers.prefetch import Prefetch
 from interop.buffers.request import Part, Request
-from interop.checkpoint.state import Aliases
-from interop.checkpoint.state import LoadOptions
+from interop.checkpoint.state import Aliases, LoadOptions
 from interop.data.numbers import whole
 from interop.formats.torchrl_folder import TorchrlDump, is_torchrl_dump
 from interop.samplers import Sampler
