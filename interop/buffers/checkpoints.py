@@ -92,10 +92,7 @@ def state_dict(buffer: "ReplayBuffer") -> dict[str, Any]:
         "_storage": buffer.storage.state_dict(),
         "_sampler": buffer.sampler.state_dict(),
         "_writer": buffer.writer.state_dict(),
-        "_transforms": {
-            key: each.clone() if isinstance(each, Tensor) else each
-            for key, each in buffer.transform.settled_state_dict().items()
-        },
+        "_transforms": {key: each.clone() if isinstance(each, Tensor) else each for key, each in transforms.items()},
         "_batch_size": buffer.batch_size,
         "_consume_after_n_samples": getattr(buffer.sampler, "max_sample_count", None),
         "_rng": None if generator is None else (generator.get_state(), str(generator.device)),
