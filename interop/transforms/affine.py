@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interop.transforms.entries import as_floating
+from interop.transforms.entries import as_floating, broadcasts
 
 
 def parameter(name: str, value: Any) -> Tensor:
@@ -46,8 +46,7 @@ def described(loc: Tensor | None, scale: Tensor | None, keys: Any) -> str:
 
 def _fitting(name: str, each: Tensor, value: Tensor) -> Tensor:
     """A location or scale on the device of values that it fits, and in their memory order."""
-    sizes = list(zip(each.shape[::-1], value.shape[::-1], strict=False))
-    if len(sizes) < each.ndim or any(one not in (1, other) for one, other in sizes):
+    if not broadcasts(each.shape, value.shape):
         raise ValueError(f"{name} of shape {list(each.shape)} does not fit values of shape {list(value.shape)}")
     return in_memory_order(each.to(value.device), value)
 

@@ -34,8 +34,8 @@ class CatFrames(Transform):
     of `key` one step later.
 
     In a buffer, stacks are of steps that were stored one right after the other, also in a flat batch of slices. Elsewhere,
-    such a batch is one line in time: give `slice_len`. For stacks of independent steps there is
-    `make_rb_transform_and_sampler`. A `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less.
+    such a batch is one line in time: reshape it. For stacks of independent steps there is `make_rb_transform_and_sampler`.
+    A `LazyFrameStorage` stores every frame once and stacks when it reads, which costs less.
 
     Args:
         N: frames of a stack, the oldest first.
@@ -50,10 +50,9 @@ class CatFrames(Transform):
         done_key: the flag under "next" that ends a trajectory, "done" by default.
         future: stack the next `N` steps instead, this one first; without any end, they end with the data.
         mask_key: also write where frames are padding: bool [..., T, N].
-        slice_len: steps of a slice in data of slices one after the other.
 
-    KeyError for missing frames and where no entry marks ends, ValueError for data without time, of no whole number of
-    slices, for frames without `dim`, and for a batch of a buffer with no step right after another.
+    KeyError for missing frames and where no entry marks ends, ValueError for data without time, for frames without `dim`,
+    and for a batch of a buffer with no step right after another.
     """
 
     def __init__(
@@ -69,8 +68,6 @@ class CatFrames(Transform):
         done_key: NestedKey | None = None,
         future: bool = False,
         mask_key: NestedKey | None = None,
-        *,
-        slice_len: int | None = None,
     ) -> None:
         in_keys = ["pixels"] if in_keys is None else in_keys
         super().__init__(in_keys, in_keys if out_keys is None else out_keys)
@@ -85,7 +82,6 @@ class CatFrames(Transform):
         done_key = as_key("done_key", "done" if done_key is None else done_key)
         self.done_key = before_key(done_key) or done_key
         self.mask_key = None if mask_key is None else as_key("mask_key", mask_key)
-        self.slice_len = None if slice_len is None else whole("slice_len", slice_len)
         written = [*self.out_keys, *([] if self.mask_key is None else [self.mask_key])]
         if len(set(written)) < len(written):
             raise ValueError(f"out_keys and mask_key must be different keys, got {written}")
@@ -103,7 +99,7 @@ class CatFrames(Transform):
         frames = {key: value for key in self.in_keys if (value := self._get(data, key)) is not None}
         for key, value in frames.items():
             self.check(key, value, data.batch_dims)
-        windows = Windows(data, self.N, self.done_key, self.future, self.slice_len)
+        windows = Windows(data, self.N, self.done_key, self.future)
         made: list[tuple[NestedKey, Tensor]] = []
         for key, out_key in zip(self.in_keys, self.out_keys, strict=True):
             if key in frames:
@@ -132,10 +128,10 @@ class CatFrames(Transform):
         shape, item = windows.outside.shape, frames.shape[windows.outside.ndim - 1 :]
         rows, places = frames.reshape(shape[:-1].numel(), *item), windows.places.to(frames.device)
         out = picked(rows, places)
-        padded = windows.padded(frames.device)
+        padded = _true(windows.outside, frames.device)
         if first is not None:
             put_rows(out, padded, picked(first.reshape(rows.shape), places.index_select(0, padded)))
-            padded = windows.padded(frames.device, but_first=True)
+            padded = _true(windows.before_first, frames.device)
         if self.padding == "constant":
             value = torch.full((1, *item), self.padding_value, dtype=out.dtype, device=out.device)
             put_rows(out, padded, value.expand(len(padded), *item))
@@ -156,7 +152,7 @@ class CatFrames(Transform):
             sampler_kwargs: for the `SliceSampler`, such as `traj_key` or `end_key`; the latter is that of this transform by
                 default.
 
-        ValueError with `future`, `mask_key`, `as_inverse` or `slice_len`, which have no meaning there.
+        ValueError with `future`, `mask_key` or `as_inverse`, which have no meaning there.
         """
         from interop.transforms.frame_slices import stacks_of_slices
 
@@ -172,17 +168,14 @@ class Windows:
     Attributes:
         places: int64 [steps * count], which of the flat batch; the nearest of the trajectory for one out of it.
         outside: bool [*batch_size, count], whether it is out of it.
+        before_first: the same, but for the one right before the trajectory.
     """
 
-    def __init__(
-        self, data: TensorDictBase, count: int, done_key: NestedKey, future: bool, slice_len: int | None
-    ) -> None:
+    def __init__(self, data: TensorDictBase, count: int, done_key: NestedKey, future: bool) -> None:
         shape = data.batch_size
         time = data.names.index("time") if "time" in data.names else len(shape) - 1
-        if slice_len is not None and shape[time] % slice_len:
-            raise ValueError(f"CatFrames: {shape[time]} steps are no whole number of slices of slice_len={slice_len}")
         begins = _begins(data, time, done_key, future)
-        begins[..., :: slice_len or max(shape[time], 1)] = True
+        begins[..., :1] = True
         follows = follows_in_buffer(shape, time)
         if follows is not None:
             alone = not bool(follows.any()) and not bool(begins[..., 1:].all())
@@ -192,26 +185,26 @@ class Windows:
                     "with a SliceSampler, or make transform and sampler with make_rb_transform_and_sampler()"
                 )
             begins[..., 1:] |= ~follows.to(begins.device)
-        steps = torch.arange(shape[time], device=begins.device)
+        # With `future` time runs backwards, and a trajectory begins with its last step.
         if future:
-            wanted = steps.unsqueeze(-1) + torch.arange(count, device=steps.device)
-            ends = begins.roll(-1, -1)
-            bound = steps.where(ends, shape[time]).flip(-1).cummin(-1).values.flip(-1).unsqueeze(-1)
-            outside, inside = wanted > bound, torch.minimum(wanted, bound)
-        else:
-            wanted = steps.unsqueeze(-1) + torch.arange(1 - count, 1, device=steps.device)
-            bound = steps.where(begins, 0).cummax(-1).values.unsqueeze(-1)
-            outside, inside = wanted < bound, torch.maximum(wanted, bound)
+            begins = begins.roll(-1, -1).flip(-1)
+        steps = torch.arange(shape[time], device=begins.device)
+        wanted = steps.unsqueeze(-1) + torch.arange(1 - count, 1, device=steps.device)
+        bound = steps.where(begins, 0).cummax(-1).values.unsqueeze(-1)
+        inside, outside, before_first = torch.maximum(wanted, bound), wanted < bound, wanted < bound - 1
+        if future:
+            inside, outside, before_first = (
+                each.flip(-2, -1) for each in (shape[time] - 1 - inside, outside, before_first)
+            )
         rows = torch.arange(shape.numel(), device=steps.device).reshape(shape).movedim(time, -1)[..., :1]
         inside = inside * shape[time + 1 :].numel() + rows.unsqueeze(-1)
         self.places = inside.movedim(-2, time).reshape(-1)
-        self.outside = outside.movedim(-2, time)
-        self._before_first = (wanted < bound - 1).movedim(-2, time)
+        self.outside, self.before_first = outside.movedim(-2, time), before_first.movedim(-2, time)
 
-    def padded(self, device: torch.device, but_first: bool = False) -> Tensor:
-        """Which of `places` are padding, int64 [n]; but for the one right before the trajectory, if asked."""
-        chosen = self._before_first if but_first else self.outside
-        return chosen.reshape(-1).nonzero().squeeze(-1).to(device)
+
+def _true(chosen: Tensor, device: torch.device) -> Tensor:
+    """The flat places where a tensor is True, int64 [n]."""
+    return chosen.reshape(-1).nonzero().squeeze(-1).to(device)
 
 
 def side_by_side(stacks: Tensor, batch_dims: int, dim: int) -> Tensor:
@@ -223,14 +216,14 @@ def side_by_side(stacks: Tensor, batch_dims: int, dim: int) -> Tensor:
 def _begins(data: TensorDictBase, time: int, done_key: NestedKey, may_miss: bool) -> Tensor:
     """bool [..., T], time last: whether a trajectory ends before a step."""
     shape, done_key = data.batch_size, ("next", *as_path(done_key))
+    order = current()
+    drawn_by = () if order is None or order.traj_key is None else (order.traj_key,)
     marked, changes = False, []
     for key in dict.fromkeys((done_key, _TRUNCATED)):
         if (ends := data.get(key, None)) is not None:
             expect_tensor("CatFrames", key, ends)
             changes.append(_of_items(ends, shape, key).movedim(time, 0)[:-1] != 0)
             marked |= key == done_key
-    order = current()
-    drawn_by = () if order is None or order.traj_key is None else (order.traj_key,)
     for key in (*_IDS, *drawn_by, _MASK):
         if isinstance(value := data.get(key, None), Tensor) and not value.is_floating_point():
             moved = _of_items(value, shape, key).movedim(time, 0)
@@ -242,8 +235,7 @@ def _begins(data: TensorDictBase, time: int, done_key: NestedKey, may_miss: bool
             "trajectories end"
         )
     device = next((value.device for value in (*changes, *data.values(True, True))), None)
-    length, others = shape[time], [size for place, size in enumerate(shape) if place != time]
-    begins = torch.zeros(length, *others, dtype=torch.bool, device=device)
+    begins = torch.zeros(shape, dtype=torch.bool, device=device).movedim(time, 0)
     for change in changes:
         begins[1:] |= change.unsqueeze(-1).flatten(len(shape)).any(-1).to(device)
     return begins.movedim(0, -1)

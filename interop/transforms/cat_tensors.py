@@ -41,19 +41,18 @@ class Joining(Transform):
         """Put the result in place of the entries."""
         name = type(self).__name__
         expect_tensordict(name, data)
-        parts = [data.get(key, None) for key in self.in_keys]
-        absent = [repr(key) for key, part in zip(self.in_keys, parts, strict=True) if part is None]
+        parts = {key: data.get(key, None) for key in self.in_keys}
+        absent = [repr(key) for key, part in parts.items() if part is None]
         if absent and self.missing_tolerance:
             return data
         if absent:
             raise KeyError(
-                f"{name}: {', '.join(absent)} not found in tensordict: it needs {list(self.in_keys)}, there are "
-                f"{known_keys(data)}"
+                f"{name}: {', '.join(absent)} not found in tensordict: it needs {list(parts)}, there are {known_keys(data)}"
             )
         try:
-            made = join(parts)
+            made = join(list(parts.values()))
         except (RuntimeError, IndexError) as error:
-            shapes = ", ".join(f"{key!r} {list(part.shape)}" for key, part in zip(self.in_keys, parts, strict=True))
+            shapes = ", ".join(f"{key!r} {list(part.shape)}" for key, part in parts.items())
             raise ValueError(f"{name}: {shapes} do not fit {where} dim {self.dim}: {error}") from error
         put(name, data, [(self.out_keys[0], made)], gone=self.in_keys if self.del_keys else ())
         return data
@@ -85,12 +84,15 @@ class CatTensors(Joining):
         self.unsqueeze_if_oor = bool(unsqueeze_if_oor)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        def shaped(value: Tensor) -> Tensor:
+            """With a dim of size 1 where the items, behind the batch dims, lack `dim`."""
+            lacks = -self.dim > value.ndim - next_tensordict.batch_dims if self.dim < 0 else self.dim >= value.ndim
+            return value.unsqueeze(self.dim) if lacks and self.unsqueeze_if_oor else value
+
         def join(parts: list[Any]) -> Tensor:
             for key, part in zip(self.in_keys, parts, strict=True):
                 expect_tensor("CatTensors", key, part)
-            if self.unsqueeze_if_oor:
-                parts = [_with_dim(part, self.dim, next_tensordict.batch_dims) for part in parts]
-            return torch.cat(parts, self.dim)
+            return torch.cat([shaped(part) for part in parts], self.dim)
 
         return self._joined(next_tensordict, join, "along")
 
@@ -131,10 +133,9 @@ class Stack(Joining):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         def join(parts: list[Any]) -> Any:
-            try:
-                return torch.stack(parts, self.dim)
-            except TypeError as error:  # tensors beside tensordicts
-                raise RuntimeError(str(error)) from error
+            if len(set(map(is_tensor_collection, parts))) > 1:
+                raise RuntimeError("tensors are stacked with tensors only")
+            return torch.stack(parts, self.dim)
 
         return self._joined(next_tensordict, join, "at")
 
@@ -173,9 +174,3 @@ def _some(name: str, keys: Any) -> list[NestedKey]:
     if len(set(found)) < len(found):
         raise ValueError(f"{name} must be different keys, got {found}")
     return found
-
-
-def _with_dim(value: Tensor, dim: int, batch_dims: int) -> Tensor:
-    """The tensor with a dim of size 1 where its items, behind the batch dims, lack `dim`."""
-    has = -dim <= value.ndim - batch_dims if dim < 0 else dim < value.ndim
-    return value if has else value.unsqueeze(dim)

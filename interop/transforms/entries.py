@@ -91,6 +91,12 @@ def as_floating(value: Tensor) -> Tensor:
     return value if value.is_floating_point() or value.is_complex() else value.to(torch.get_default_dtype())
 
 
+def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    """Whether a shape broadcasts to another one without changing it."""
+    pairs = zip(shape[::-1], to[::-1], strict=False)
+    return len(shape) <= len(to) and all(one in (1, other) for one, other in pairs)
+
+
 def _refuse_locked(name: str, holder: TensorDictBase, key: NestedKey) -> None:
     if holder.is_locked:
         raise RuntimeError(f"{name}: {key!r} cannot be changed: the tensordict that holds it is locked")

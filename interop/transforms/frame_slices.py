@@ -21,7 +21,7 @@ from interop.transforms.transform import Transform
 def stacks_of_slices(frames: CatFrames, batch_size: int, kwargs: dict[str, Any]) -> tuple[Compose, "StackSampler"]:
     """See `CatFrames.make_rb_transform_and_sampler`."""
     whole("batch_size", batch_size)
-    for name in ("future", "as_inverse", "mask_key", "slice_len"):
+    for name in ("future", "as_inverse", "mask_key"):
         if getattr(frames, name):
             raise ValueError(f"stacks of slices are made when reading, of steps before, without {name}")
     for name in ("slice_len", "num_slices", "pad_output", "span"):
@@ -90,37 +90,33 @@ class LastOfSlices(Transform):
     """The last steps of slices [batch, N], with the frames of the others before their own."""
 
     def __init__(self, frames: CatFrames, padded: bool) -> None:
-        roots = list(zip(frames.in_keys, frames.out_keys, strict=True))
-        more = [
-            (_next(key), _next(out))
-            for key, out in roots
-            if as_path(key)[0] != "next" and _next(key) not in frames.in_keys
-        ]
-        super().__init__([key for key, _ in roots + more], [out for _, out in roots + more])
-        self._needed, self._frames, self._padded = len(roots), frames, padded
+        pairs = dict(zip(frames.in_keys, frames.out_keys, strict=True))
+        for key, out in list(pairs.items()):
+            if as_path(key)[0] != "next":
+                pairs.setdefault(_next(key), _next(out))
+        super().__init__(list(pairs), list(pairs.values()))
+        self._frames, self._padded = frames, padded
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        tensordict = next_tensordict
-        expect_tensordict("CatFrames", tensordict)
-        there = [
-            (key, out, tensordict.get(key, None) if place >= self._needed else self._get(tensordict, key))
-            for place, (key, out) in enumerate(zip(self.in_keys, self.out_keys, strict=True))
-        ]
-        found = {key: (out, value) for key, out, value in there if value is not None}
-        if tensordict.batch_dims != 2 or tensordict.batch_size[1] != self._frames.N:
+        expect_tensordict("CatFrames", next_tensordict)
+        shape, count = next_tensordict.batch_size, self._frames.N
+        if len(shape) != 2 or shape[1] != count:
             raise ValueError(
-                f"CatFrames: stacks are made of slices [batch, {self._frames.N}], got a batch size of "
-                f"{list(tensordict.batch_size)}: a buffer needs the sampler that was made with the transform, and "
-                "rb.storage[:] has the single frames"
+                f"CatFrames: stacks are made of slices [batch, {count}], got a batch size of {list(shape)}: a buffer needs "
+                "the sampler that was made with the transform, and rb.storage[:] has the single frames"
             )
-        made = []
-        for key, (out, value) in found.items():
+        made: list[tuple[NestedKey, Tensor]] = []
+        for key, out in zip(self.in_keys, self.out_keys, strict=True):
+            needed = key in self._frames.in_keys
+            value = self._get(next_tensordict, key) if needed else next_tensordict.get(key, None)
+            if value is None:
+                continue
             self._frames.check(key, value, 2)
-            before = found.get(before_key(key)) if self._padded else None
-            if before is not None:  # repeated first steps are of before the step
-                value = torch.cat([before[1][:, 1:], value[:, -1:]], 1)
+            before = before_key(key) if self._padded else None
+            if before in self.in_keys:  # repeated first steps are of before the step
+                value = torch.cat([next_tensordict.get(before)[:, 1:], value[:, -1:]], 1)
             made.append((out, side_by_side(value, 1, self._frames.dim)))
-        last = tensordict[:, -1].copy()
+        last = next_tensordict[:, -1].copy()
         put("CatFrames", last, made)
         return last
 

@@ -1,6 +1,6 @@
 """Transforms of shapes: other dims for the same numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,17 +22,18 @@ class Reshaping(EntriesTransform):
     least = least_inv = 0
     """The number of dims that an item needs, read and written, so that no batch dim changes places."""
 
-    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Callable[[Any], Any], value: Any) -> Tensor:
-        expect_tensor(type(self).__name__, key, value)
+    def _of_entry(self, data: TensorDictBase, key: NestedKey, function: Any, value: Any) -> Tensor:
+        name = type(self).__name__
+        expect_tensor(name, key, value)
         least = self.least_inv if function == self._inv_apply_transform else self.least
-        try:
-            batch = around(type(self).__name__, data, key).batch_dims if least > 0 else 0
-            if value.ndim < batch + least:
-                dims = max(value.ndim - batch, 0)
-                raise IndexError(f"items have {dims} dims, behind {batch} batch dims, and {least} are needed")
-            return function(value)
-        except (RuntimeError, IndexError) as error:
-            raise ValueError(f"{self} does not fit {key!r} of shape {list(value.shape)}: {error}") from error
+        batch = around(name, data, key).batch_dims if least > 0 else 0
+        reason: Any = f"items have {max(value.ndim - batch, 0)} dims, behind {batch} batch dims, and {least} are needed"
+        if value.ndim >= batch + least:
+            try:
+                return function(value)
+            except (RuntimeError, IndexError) as error:
+                reason = error
+        raise ValueError(f"{self} does not fit {key!r} of shape {list(value.shape)}: {reason}")
 
 
 class FlattenObservation(Reshaping):
@@ -105,14 +106,9 @@ class DimOfOne(Reshaping):
 class UnsqueezeTransform(DimOfOne):
     """A dim of size 1 more, at `dim` of the result; when data is written, such a dim less. Arguments as for `DimOfOne`."""
 
-    @property
-    def least(self) -> int:  # type: ignore[override]
-        return -self.dim - 1
-
-    @property
-    def unsqueeze_dim(self) -> int:
-        """The same as `dim`."""
-        return self.dim
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        super().__init__(dim, **kwargs)
+        self.unsqueeze_dim, self.least = self.dim, -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.unsqueeze(self.dim)
@@ -124,14 +120,9 @@ class UnsqueezeTransform(DimOfOne):
 class SqueezeTransform(DimOfOne):
     """A dim of size 1 less, where it is of that size; when data is written, such a dim more. Arguments: see `DimOfOne`."""
 
-    @property
-    def least_inv(self) -> int:  # type: ignore[override]
-        return -self.dim - 1
-
-    @property
-    def squeeze_dim(self) -> int:
-        """The same as `dim`."""
-        return self.dim
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        super().__init__(dim, **kwargs)
+        self.squeeze_dim, self.least_inv = self.dim, -self.dim - 1
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
         return obs.squeeze(self.dim)
@@ -167,13 +158,13 @@ class PermuteTransform(Reshaping):
                 f"dims must be an order of the last dims, {places or '[-1]'} for so many, got {tuple(dims)}"
             )
         self.least = self.least_inv = len(self.dims)
-        self._back = tuple(self.dims.index(place) - len(self.dims) for place in places)
 
     def _apply_transform(self, obs: Tensor) -> Tensor:
-        return _permuted(obs, self.dims)
+        return obs.permute(*range(obs.ndim - self.least), *self.dims)
 
     def _inv_apply_transform(self, state: Tensor) -> Tensor:
-        return _permuted(state, self._back)
+        back = (self.dims.index(place) - self.least for place in range(-self.least, 0))
+        return state.permute(*range(state.ndim - self.least), *back)
 
     def __repr__(self) -> str:
         return f"PermuteTransform(dims={self.dims}, keys={self.in_keys})"
@@ -238,8 +229,3 @@ def as_dim(name: str, dim: Any, positive: bool = False, error: type[Exception] =
             f"{name} must be negative, so that data of all batch sizes fits, got {dim}: allow_positive_dim=True takes it"
         )
     return found
-
-
-def _permuted(value: Tensor, dims: tuple[int, ...]) -> Tensor:
-    lead = value.ndim - len(dims)
-    return torch.permute(value, (*range(lead), *(value.ndim + dim for dim in dims)))

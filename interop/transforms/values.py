@@ -10,7 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.nn import functional
 
-from interop.transforms.entries import expect_tensordict, tensors
+from interop.transforms.entries import broadcasts, expect_tensordict, tensors
 from interop.transforms.transform import EntriesTransform, Keys, Transform
 
 
@@ -257,10 +257,9 @@ def _chosen(action: Tensor) -> Tensor:
 def _bound(name: str, value: Any) -> Tensor | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    bound = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
-    if bound.is_complex():
+    number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+    bound = torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu").detach() if number else None
+    if bound is None or bound.is_complex():
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not bound.is_meta and bool(bound.isnan().any()):
         raise ValueError(f"{name} must be a number, got {value!r}")
@@ -268,25 +267,24 @@ def _bound(name: str, value: Any) -> Tensor | None:
 
 
 def _clamped(value: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    low, high = (None if bound is None else bound.to(value.device) for bound in (low, high))
-    for bound in (low, high):
-        if bound is not None and bound.ndim and torch.broadcast_shapes(bound.shape, value.shape) != value.shape:
-            raise ValueError(f"bounds of shape {list(bound.shape)} do not fit values of shape {list(value.shape)}")
-    if not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool:
-        low, high = _in_range("lower", low, value.dtype), _in_range("upper", high, value.dtype)
-    return value if low is None and high is None else value.clamp(low, high)
+    return value.clamp(_fitting("lower", low, value), _fitting("upper", high, value))
 
 
-def _in_range(kind: str, bound: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """An integer bound if the dtype has it, where torch would have it wrap around; None for one that excludes nothing."""
-    if bound is None or bound.ndim or bound.is_floating_point():
-        return bound
-    number, held = int(bound), torch.iinfo(dtype)
-    if held.min <= number <= held.max:
-        return bound
-    if (number < held.min) == (kind == "lower"):
+def _fitting(kind: str, bound: Tensor | None, value: Tensor) -> Tensor | None:
+    """A bound for values on their device; one beyond the range of their dtype, where torch would wrap around, is its end."""
+    if bound is None:
         return None
-    raise ValueError(f"the {kind} bound {number} is not of {dtype}, and nor is what is clipped to it: cast the values")
+    if not broadcasts(bound.shape, value.shape):
+        raise ValueError(f"bounds of shape {list(bound.shape)} do not fit values of shape {list(value.shape)}")
+    of_integers = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    if of_integers and not bound.ndim and not bound.is_floating_point():
+        number, held = int(bound), torch.iinfo(value.dtype)
+        if number > held.max if kind == "lower" else number < held.min:
+            raise ValueError(
+                f"the {kind} bound {number} is not of {value.dtype}, and nor is what is clipped to it: cast the values"
+            )
+        bound = torch.tensor(min(max(number, held.min), held.max), dtype=value.dtype, device="cpu")
+    return bound.to(value.device)
 
 
 def _number(value: Tensor) -> str:

@@ -97,17 +97,3 @@ def test_another_dim_named_time_is_refused():
     given.names = ["time", None]
     with pytest.raises(ValueError, match="time is the last batch dim, the names of dims are"):
         BurnInTransform([Recurrent()], burn_in=2)(given)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: BurnInTransform([torch.nn.Linear(1, 1)], 2), TypeError, "TensorDictModules, got a Linear"),
-        (lambda: BurnInTransform([Recurrent()], -1), ValueError, "burn_in must be at least 0"),
-        (lambda: BurnInTransform([Recurrent()], 2.0), TypeError, "burn_in must be an int"),
-        (lambda: BurnInTransform([Recurrent()], 2, ["out"]), ValueError, r"\['out'\] are not written under 'next'"),
-    ],
-)
-def test_bad_arguments_are_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make()

@@ -122,24 +122,6 @@ def test_the_next_frames_are_stacked_with_future():
     )
 
 
-def test_the_mask_tells_where_frames_are_padding():
-    given = data(3, 8)
-    found = CatFrames(3, -3, mask_key=("m", "pad"))(given.copy())
-    marked = CatFrames(3, -3, padding="constant", padding_value=-1)(given)
-    assert torch.equal(found["m", "pad"], (marked["pixels"] == -1).all(-1).all(-1))
-
-
-def test_slices_one_after_the_other_do_not_go_on_in_the_next():
-    given = data(2, 12)
-    expected = CatFrames(3, -3, BOTH)(given.reshape(2, 3, 4))
-    found = CatFrames(3, -3, BOTH, slice_len=4)(given.copy())
-    assert all(torch.equal(found[key].reshape(expected[key].shape), expected[key]) for key in BOTH)
-    with pytest.raises(ValueError, match="12 steps are no whole number of slices of slice_len=5"):
-        CatFrames(3, -3, slice_len=5)(given)
-    with pytest.raises(ValueError, match="slice_len must be at least 1"):
-        CatFrames(3, -3, slice_len=0)
-
-
 def test_padded_slices_of_a_buffer_are_not_mixed():
     steps = torch.arange(40)
     given = TensorDict({"o": steps.float()[:, None], "next": {"over": (steps % 7 == 6)[:, None]}}, [40])
@@ -217,22 +199,3 @@ def test_data_that_cannot_be_stacked_is_refused_and_stays(kwargs, given, error, 
     with pytest.raises(error, match=text):
         CatFrames(**{"N": 3, "dim": -3, **kwargs})(given)
     assert set(given.keys(True, True)) == set(before.keys(True, True)) and (given == before).all()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "text"),
-    [
-        ({"N": 0}, ValueError, "N must be at least 1"),
-        ({"N": 2.0}, TypeError, "N must be an int"),
-        ({"dim": 1}, ValueError, "dim must be negative"),
-        ({"padding": "zeros"}, ValueError, "'same' or 'constant', got 'zeros'"),
-        ({"padding_value": "0"}, TypeError, "must be a number"),
-        ({"out_keys": ["a", "b"]}, ValueError, "as many"),
-        ({"in_keys": BOTH, "out_keys": ["a", "a"]}, ValueError, "must be different keys"),
-        ({"out_keys": ["a"], "mask_key": "a"}, ValueError, "must be different keys"),
-        ({"done_key": 3}, TypeError, "done_key must be a key"),
-    ],
-)
-def test_bad_arguments_are_refused(kwargs, error, text):
-    with pytest.raises(error, match=text):
-        CatFrames(**{"N": 3, "dim": -3, **kwargs})

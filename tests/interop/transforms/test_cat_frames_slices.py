@@ -1,8 +1,5 @@
 """Buffers of single frames that give stacks of independent steps."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from scipy import stats
@@ -84,31 +81,6 @@ def test_images_and_lanes():
     rb.extend(TensorDict({"p": p, "next": {"done": torch.zeros(2, 10, 1, dtype=torch.bool)}}, [2, 10]))
     found = rb.sample()
     assert found["p"].shape == (8, 2, 4, 4) and (found["p"][:, 1] - found["p"][:, 0] == 1).all()
-
-
-def test_it_is_drawn_ahead_saved_and_copied(tmp_path):
-    rb = made(buffer={"prefetch": 2}, strict_length=False)
-    for _ in range(4):
-        assert rb.sample()["s"].shape == (64, 3)
-    rb, twin = (made(given=given, strict_length=False) for given in (data(), data()[:5]))
-    rb.dumps(tmp_path)
-    twin.loads(tmp_path)
-    torch.manual_seed(3)
-    one = rb.sample()
-    torch.manual_seed(3)
-    assert torch.equal(one["s"], twin.sample()["s"])
-    for copied in (copy.deepcopy(rb.transform), pickle.loads(pickle.dumps(rb.transform))):
-        assert repr(copied) == repr(rb.transform)
-    assert pickle.loads(pickle.dumps(rb.sampler)).slice_len == 3
-
-
-def test_a_done_key_of_its_own_tells_of_ends():
-    given = data()
-    given["next", "over"] = given["next", "done"]
-    del given["next", "done"]
-    rb = made(frames=CatFrames(3, -1, ["o"], ["s"], done_key="over"), given=given)
-    assert rb.sampler.end_key == ("next", "over")
-    assert set(rb.sample()["step"].tolist()) == {2, 3, 4, *range(7, 13), *range(17, 20)}
 
 
 def test_batches_of_another_sampler_are_refused():

@@ -7,9 +7,7 @@ from torch import nn
 
 from interop import (
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
-    ReplayBuffer,
     SliceSampler,
     TensorDictReplayBuffer,
 )
@@ -113,19 +111,7 @@ def test_it_prints_one_transform_a_line():
     assert repr(Compose(Add(1), Add(2))) == "Compose(\n        Add(1),\n        Add(2))"
 
 
-def test_an_inverse_that_wants_nothing_stored_ends_the_chain():
-    class Nothing(Transform):
-        def inv(self, data):
-            return None
-
-    chain = Compose(Add(1), Nothing())
-    assert chain.inv(TensorDict({"a": torch.zeros(1)}, [1])) is None
-    rb = ReplayBuffer(storage=LazyTensorStorage(3), transform=chain)
-    index = rb.extend(TensorDict({"a": torch.zeros(1)}, [1]))
-    assert index.shape == (0, 1) and index.dtype == torch.int64 and len(rb) == 0
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyStackStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_transforms_see_where_slices_end(storage):
     seen = []
     rb = TensorDictReplayBuffer(

@@ -22,6 +22,7 @@ from tests.interop.transforms.every_transform import CASES, ITEMS
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 ABSTRACT = {"Compose", "Transform"}
 ON_ACCELERATORS = {"PinMemoryTransform"}
+NO_GRADIENTS = {"BurnInTransform", "BinarizeReward"}
 
 
 def same(one, other):
@@ -90,10 +91,8 @@ def test_buffers_read_through_it(case, buffer, storage):
         assert rb.storage[0].batch_size == rb.storage[:].batch_size[1:]
 
 
-@each
+@pytest.mark.parametrize("case", [case for case in CASES.values() if not case.waits])
 def test_what_is_stored_is_its_inverse(case):
-    if case.waits:
-        pytest.skip("what is stored depends on the write before: tests of its own")
     data = case.data()
     rb = ReplayBuffer(storage=LazyTensorStorage(ITEMS), transform=case.make())
     torch.manual_seed(7)
@@ -196,6 +195,21 @@ def test_a_default_device_does_not_matter(case):
     same(found, expected)
     if inverse is not None:
         assert all(leaf.device.type == "cpu" for leaf in inverse.values(True, True))
+
+
+def floats(name):
+    """The floats that an example reads; None for others."""
+    key = CASES[name].reads or "observation"
+    value = CASES[name].data().get(key, None)
+    return key if value is not None and value.is_floating_point() else None
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if floats(name) and name not in NO_GRADIENTS])
+def test_gradients_flow(name):
+    key, data = floats(name), CASES[name].data()
+    data[key].requires_grad_()
+    found = CASES[name].make().eval()(data.copy())
+    assert any(leaf.requires_grad for leaf in found.exclude(key).values(True, True)) or found[key].requires_grad
 
 
 @each

@@ -103,43 +103,6 @@ def test_rows_are_not_edited_through_it():
     assert rb.transform[0].held["a"].tolist() == [2]
 
 
-@pytest.mark.parametrize("way", ["dumps", "state_dict", "deepcopy"])
-def test_what_is_kept_is_part_of_the_state(way, tmp_path):
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
-    rb.extend(rows(0))
-    rb.extend(rows(1))
-    twin = ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay())
-    if way == "dumps":
-        rb.dumps(tmp_path / "saved")
-        twin.loads(tmp_path / "saved")
-    elif way == "state_dict":
-        twin.load_state_dict(rb.state_dict())
-    else:
-        twin = copy.deepcopy(rb)
-    for each in (rb, twin):
-        each.extend(rows(2))
-        assert each[:]["a"].tolist() == [0, 1]
-
-
-def test_threads_write_in_turn():
-    rb = ReplayBuffer(storage=LazyTensorStorage(4000), transform=Delay())
-
-    def write(first):
-        for number in range(200):
-            rb.extend(rows(first + number, first + number))
-
-    threads = [threading.Thread(target=write, args=(1000 * each,)) for each in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stored = rb[:]["a"].reshape(-1, 2)
-    assert len(stored) == 4 * 200 - 1
-    assert (stored[:, 0] == stored[:, 1]).all()
-    left = {float(rb.transform[0].held["a"][0])}
-    assert set(stored[:, 0].tolist()) | left == {1000.0 * each + n for each in range(4) for n in range(200)}
-
-
 def steps(first, count):
     time = torch.arange(first, first + count, dtype=torch.float32)
     done = torch.zeros(count, 1, dtype=torch.bool)
@@ -154,3 +117,33 @@ def test_what_waits_is_forgotten_with_the_rest():
     assert rb.extend(steps(100, 3)).shape == (0, 1)
     rb.extend(steps(103, 4))
     assert rb[:]["a"].tolist() == [100, 101, 102, 103]
+
+
+def test_the_state_is_saved_loaded_and_copied(tmp_path):
+    rb, loaded, stated = (ReplayBuffer(storage=LazyTensorStorage(8), transform=Delay()) for _ in range(3))
+    rb.extend(rows(0))
+    rb.extend(rows(1))
+    rb.dumps(tmp_path)
+    loaded.loads(tmp_path)
+    stated.load_state_dict(rb.state_dict())
+    for each in (copy.deepcopy(rb), loaded, stated, rb):
+        each.extend(rows(2))
+        assert each[:]["a"].tolist() == [0, 1]
+
+
+def test_threads_write_one_by_one():
+    rb = ReplayBuffer(storage=LazyTensorStorage(4000), transform=Delay())
+
+    def write(first):
+        for number in range(200):
+            rb.extend(rows(first + number, first + number))
+
+    threads = [threading.Thread(target=write, args=(1000 * each,)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stored = rb[:]["a"].reshape(-1, 2)
+    assert len(stored) == 4 * 200 - 1 and (stored[:, 0] == stored[:, 1]).all()
+    left = {float(rb.transform[0].held["a"][0])}
+    assert set(stored[:, 0].tolist()) | left == {1000.0 * each + n for each in range(4) for n in range(200)}

@@ -18,11 +18,7 @@ from interop import (
 from interop.transforms import (
     CatFrames,
     Compose,
-    ExcludeTransform,
     MultiStepTransform,
-    RenameTransform,
-    SelectTransform,
-    UnsqueezeTransform,
 )
 
 STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage]
@@ -103,26 +99,3 @@ def test_stacks_and_returns_of_several_steps_go_together(storage):
     assert rows["obs"][:4].tolist() == [[0, 0, 0], [0, 0, 1], [100, 100, 100], [100, 100, 101]]
     assert rows["next", "obs"][:4].tolist() == [[0, 1, 2], [0, 1, 2], [100, 101, 102], [101, 102, 103]]
     assert rows["next", "reward"][:4].flatten().tolist() == [1.5, 1, 1.5, 1.5]
-
-
-def test_transforms_lose_neither_nested_entries_nor_the_way_back_to_priorities():
-    nested = ("agent", "td_error")
-    rb = TensorDictPrioritizedReplayBuffer(
-        storage=LazyTensorStorage(10),
-        priority_key=nested,
-        **PRIORITIZED,
-        transform=Compose(
-            UnsqueezeTransform(-1, in_keys=[("agent", "obs")]),
-            RenameTransform([("agent", "obs")], [("agent", "seen")]),
-            SelectTransform(("agent", "seen"), nested),
-            ExcludeTransform("nothing of this name"),
-        ),
-    )
-    agent = TensorDict({"obs": torch.arange(5.0)[:, None], "td_error": torch.ones(5)}, [5])
-    rb.extend(TensorDict({"agent": agent, "rest": torch.zeros(5)}, [5]))
-    sample = rb.sample()
-    assert sample["agent", "seen"].shape == (64, 1, 1) and "rest" not in set(sample.keys())
-    sample[nested] = torch.where(sample["agent", "seen"].flatten() == 3, 1.0, 0.0)
-    rb.update_tensordict_priority(sample)
-    assert set(rb.sample()["agent", "seen"].flatten().tolist()) == {3.0}
-    assert set(rb.storage[:]["agent"].keys()) == {"obs", "td_error"}

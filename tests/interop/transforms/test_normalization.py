@@ -1,25 +1,30 @@
-"""Normalizing by a fixed location and scale."""
+"""Normalizing by a fixed location and scale, and by running statistics, against NumPy."""
 
 import copy
 import io
 import pickle
+import threading
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointMismatch
-from interop import LazyTensorStorage, ListStorage, ReplayBuffer
-from interop.transforms import Compose, ObservationNorm, RewardScaling, ToTensorImage
+from interop import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
+from interop.transforms import Compose, ObservationNorm, RewardScaling, ToTensorImage, VecNorm, VecNormV2
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def observations(values, *batch):
-    return TensorDict({"obs": values}, batch or [values.shape[0]])
+def td(values):
+    return TensorDict({"obs": values}, values.shape[:1])
 
 
 @pytest.mark.parametrize("standard", [False, True])
@@ -28,70 +33,39 @@ def test_numbers_follow_the_memory_order_of_images(shape, standard):
     channels_last = normal(6, 3, 4, 5, 2).movedim(-1, -3)
     loc, scale = normal(*shape, seed=1), normal(*shape, seed=2).abs() + 1
     norm = ObservationNorm(loc, scale, ["obs"], in_keys_inv=["obs"], standard_normal=standard)
-    for values in (channels_last, channels_last[..., 1:, ::2].mT.mT[:, :2], channels_last[:1].expand(6, 3, 2, 4, 5)):
-        if shape[-1] not in (1, values.shape[-1]) or (len(shape) > 1 and shape[-2] not in (1, values.shape[-2])):
-            continue
-        found = norm(observations(values))["obs"]
-        expected = (values - loc) / scale if standard else values * scale + loc
-        assert torch.equal(found, expected)
-        torch.testing.assert_close(norm.inv(observations(found))["obs"], values, rtol=1e-4, atol=1e-4)
-    assert norm(observations(channels_last))["obs"].stride() == channels_last.stride()
+    for values in (channels_last, channels_last[:1].expand(6, 3, 2, 4, 5)):
+        found = norm(td(values))["obs"]
+        assert torch.equal(found, (values - loc) / scale if standard else values * scale + loc)
+        torch.testing.assert_close(norm.inv(td(found))["obs"], values, rtol=1e-4, atol=1e-4)
+    assert norm(td(channels_last))["obs"].stride() == channels_last.stride()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("standard", [False, True])
 def test_values_are_moved_and_scaled(dtype, standard):
     values = torch.arange(6).reshape(3, 2).to(dtype)
-    wide = values.double()
-    expected = (wide - 1) / 2 if standard else wide * 2 + 1
-    floating = dtype if dtype.is_floating_point else torch.float32
+    expected = (values.double() - 1) / 2 if standard else values.double() * 2 + 1
     data = TensorDict({"reward": values, "obs": values}, [3])
-    rewards = RewardScaling(1.0, 2.0, standard_normal=standard)(data.copy())["reward"]
     norm = ObservationNorm(1, 2, ["obs"], in_keys_inv=["obs"], standard_normal=standard)
-    found = norm(data.copy())
-    for each in (rewards, found["obs"]):
-        assert each.dtype == floating
-        torch.testing.assert_close(each.double(), expected)
-    torch.testing.assert_close(norm.inv(found)["obs"].double(), wide)
-    assert norm.inv(found)["obs"] is not found["obs"]
+    found = RewardScaling(1.0, 2.0, standard_normal=standard)(norm(data.copy()))
+    for key in ("reward", "obs"):
+        assert found[key].dtype == (dtype if dtype.is_floating_point else torch.float32)
+        torch.testing.assert_close(found[key].double(), expected)
+    torch.testing.assert_close(norm.inv(found)["obs"].double(), values.double())
 
 
 def test_tensors_fit_the_last_dims():
-    data = TensorDict({"obs": normal(2, 3, 4), "next": {"obs": normal(2, 3, 4, seed=1)}}, [2, 3])
-    loc, scale = normal(4, seed=2), normal(4, seed=3).abs() + 1
-    norm = ObservationNorm(loc, scale, ["obs", ("next", "obs")], standard_normal=True)
-    out = norm(data.copy())
-    torch.testing.assert_close(out["next", "obs"], (data["next", "obs"] - loc) / scale)
-    assert norm.initialized
     for wrong in (torch.ones(3), torch.ones(5, 2, 3, 4)):
         with pytest.raises(ValueError, match=r"ObservationNorm: 'obs': loc of shape"):
-            ObservationNorm(wrong, 1.0 if wrong.ndim > 1 else wrong, ["obs"])(data.copy())
+            ObservationNorm(wrong, torch.ones(1), ["obs"])(td(normal(2, 3, 4)))
         with pytest.raises(ValueError, match=r"RewardScaling: 'obs': scale of shape"):
-            RewardScaling(0.0, wrong, ["obs"])(data.copy())
-
-
-def test_what_is_refused_at_construction():
-    with pytest.raises(ValueError, match="in_keys"):
-        ObservationNorm(0.0, 1.0)
-    with pytest.raises(ValueError, match="must not contain 0"):
-        ObservationNorm(torch.zeros(2), torch.tensor([1.0, 0.0]), ["obs"], standard_normal=True)
-    with pytest.raises(ValueError, match="scale must not be negative"):
-        ObservationNorm(0.0, -1.0, ["obs"])
+            RewardScaling(0.0, wrong, ["obs"])(td(normal(2, 3, 4)))
     assert ObservationNorm(0.0, 0.0, ["obs"]).scale > 0 and ObservationNorm(0.0, -torch.ones(1), ["obs"]).scale < 0
-    with pytest.raises(ValueError, match="both loc and scale"):
-        ObservationNorm(0.0, None, ["obs"])
-    with pytest.raises(TypeError, match="loc must be a number"):
-        RewardScaling(None, 1.0)
-    with pytest.raises(TypeError, match="scale must be a number"):
-        RewardScaling(0.0, "1")
-    with pytest.raises(ValueError, match="must not contain 0"):
-        RewardScaling(0.0, torch.tensor([1.0, 0.0]), standard_normal=True)
 
 
 def test_repr_and_state():
     assert repr(RewardScaling(1.0, 2.0)) == "RewardScaling(loc=1.0000, scale=2.0000, keys=['reward'])"
     assert repr(RewardScaling(torch.zeros(2), 2.0)) == "RewardScaling(keys=['reward'])"
-    assert repr(ObservationNorm(1.0, 2.0, ["obs"])) == "ObservationNorm(loc=1.0000, scale=2.0000, keys=['obs'])"
     assert repr(ObservationNorm(in_keys=["obs"])) == "ObservationNorm(keys=['obs'])"
     assert set(RewardScaling(1.0, 2.0).state_dict()) == {"loc", "scale", "standard_normal"}
     other = RewardScaling(0.0, 1.0)
@@ -100,32 +74,29 @@ def test_repr_and_state():
 
 
 @pytest.mark.parametrize("standard", [False, True])
-def test_statistics_make_data_standard_normal(standard):
-    values = normal(500, 3) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 100.0, -5.0])
-    norm = ObservationNorm(in_keys=["obs"], standard_normal=standard)
-    norm.init_stats(observations(values))
-    out = norm(observations(values))["obs"]
-    torch.testing.assert_close(out.mean(0), torch.zeros(3), rtol=0, atol=1e-4)
-    torch.testing.assert_close(out.std(0), torch.ones(3), rtol=0, atol=1e-4)
-    assert norm.loc.dtype == torch.float32
-    with pytest.raises(RuntimeError, match="there already"):
-        norm.init_stats(observations(values))
-
-
 @pytest.mark.parametrize(
-    ("reduce", "cat", "keep", "shape"),
-    [(0, None, None, (4, 5)), ((0, 1), 0, None, (5,)), ((0, -1), 0, -1, (4, 1)), ((-3, 2), -3, (2, 0), (1, 4, 1))],
+    ("reduce", "cat", "keep", "shape", "mean"),
+    [
+        (0, None, None, (4, 5), 2.0),
+        ((0, 1), 0, None, (5,), 1e5),
+        ((0, -1), 0, -1, (4, 1), -4096.0),
+        ((-3, 2), -3, (2, 0), (1, 4, 1), 2.0),
+    ],
 )
-def test_dims_are_as_given(reduce, cat, keep, shape):
-    values = normal(20, 4, 5) * 3 + 2
-    norm = ObservationNorm(in_keys=["obs"], standard_normal=True)
-    norm.init_stats(
-        [observations(values[:7]), observations(values[7:8]), observations(values[8:])], reduce, cat, None, keep
+def test_statistics_of_data(reduce, cat, keep, shape, mean, standard):
+    values = normal(200, 4, 5, dtype=torch.float64) * 3 + mean
+    norm = ObservationNorm(in_keys=["obs"], standard_normal=standard)
+    norm.init_stats([td(values[:7]), td(values[7:8]), td(values[8:])], reduce, cat, None, keep)
+    axes = (reduce,) if isinstance(reduce, int) else tuple(reduce)
+    center, spread = (
+        np.asarray(each).reshape(shape) for each in (values.numpy().mean(axes), values.numpy().std(axes, ddof=1))
     )
-    wide, axes = values.double().numpy(), (reduce,) if isinstance(reduce, int) else tuple(reduce)
-    np.testing.assert_allclose(norm.loc.reshape(shape), wide.mean(axes).reshape(shape), atol=1e-5)
-    np.testing.assert_allclose(norm.scale.reshape(shape), wide.std(axes, ddof=1).reshape(shape), atol=1e-5)
+    loc, scale = (center, spread) if standard else (-center / spread, 1 / spread)
+    np.testing.assert_allclose(norm.loc.numpy(), loc, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(norm.scale.numpy(), scale, rtol=1e-6)
     assert norm.loc.shape == norm.scale.shape == shape
+    with pytest.raises(RuntimeError, match="there already"):
+        norm.init_stats(td(values))
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
@@ -145,25 +116,21 @@ def test_statistics_of_a_buffer_are_after_the_transforms_before(storage, inside)
     np.testing.assert_allclose(norm.scale.numpy(), wide.std((0, 1, 2), ddof=1).reshape(3, 1, 1), atol=1e-6)
     if not inside:
         rb.append_transform(norm)
-    assert rb[:]["pixels"].mean().abs() < 1e-4
-    assert rb.sample()["pixels"].shape == (4, 3, 2, 2)
+    assert rb[:]["pixels"].mean().abs() < 1e-4 and rb.sample()["pixels"].shape == (4, 3, 2, 2)
 
 
-def test_what_init_stats_refuses_changes_nothing():
-    norm = ObservationNorm(in_keys=["obs"])
-    two = ObservationNorm(in_keys=["obs", "other"])
-    good = observations(normal(4, 2))
-    bad = normal(4, 2)
+def test_init_stats_refuses_and_nothing_changes():
+    norm, two = ObservationNorm(in_keys=["obs"]), ObservationNorm(in_keys=["obs", "other"])
+    good, bad = td(normal(4, 2)), normal(4, 2)
     bad[2, 1] = float("nan")
     for call, error, text in (
         (lambda: norm.init_stats(10), TypeError, "takes a tensordict, a buffer"),
         (lambda: norm.init_stats([torch.ones(3)]), TypeError, "takes tensordicts"),
         (lambda: norm.init_stats(TensorDict({"x": torch.ones(3)}, [3])), KeyError, "obs"),
         (lambda: norm.init_stats(TensorDict({"obs": "text"}, [])), TypeError, "obs"),
-        (lambda: norm.init_stats(observations(bad)), ValueError, "'obs': infinities or NaNs"),
+        (lambda: norm.init_stats(td(bad)), ValueError, "'obs': infinities or NaNs"),
         (lambda: norm.init_stats(good[:1]), ValueError, "at least two"),
-        (lambda: norm.init_stats([]), ValueError, "at least two"),
-        (lambda: norm.init_stats([good, observations(normal(4, 3))]), ValueError, "different shapes"),
+        (lambda: norm.init_stats([good, td(normal(4, 3))]), ValueError, "different shapes"),
         (lambda: norm.init_stats(good, 2), ValueError, "out of range"),
         (lambda: norm.init_stats(good, (0, 1)), ValueError, "cat_dim"),
         (lambda: norm.init_stats(good, 0, 1), ValueError, "cat_dim"),
@@ -172,35 +139,201 @@ def test_what_init_stats_refuses_changes_nothing():
         with pytest.raises(error, match=text):
             call()
         assert not norm.initialized
-    with pytest.raises(RuntimeError, match="init_stats"):
-        norm(good)
     two.init_stats(good, key="obs")
     assert two.initialized
 
 
-def test_statistics_are_saved_and_loaded_where_there_are_none(tmp_path):
-    def buffer():
-        chain = Compose(ObservationNorm(in_keys=["obs"], standard_normal=True))
-        return ReplayBuffer(storage=LazyTensorStorage(10), transform=chain)
+def weighted(batches, weights):
+    """Mean and variance of rows of batches that each count for a weight."""
+    rows = np.concatenate([batch.double().numpy() for batch in batches])
+    counts = np.concatenate([np.full(len(batch), weight) for batch, weight in zip(batches, weights, strict=True)])
+    mean = np.average(rows, axis=0, weights=counts)
+    return mean, np.average((rows - mean) ** 2, axis=0, weights=counts)
 
-    rb, other, third = buffer(), buffer(), buffer()
-    rb.extend(observations(normal(10, 3) * 2 + 1))
-    rb.dumps(tmp_path / "before")
-    third.loads(tmp_path / "before")
-    rb.transform[0].init_stats(rb)
-    rb.dumps(tmp_path / "after")
-    other.loads(tmp_path / "after")
-    third.load_state_dict(rb.state_dict())
-    for each in (other, third, copy.deepcopy(rb), pickle.loads(pickle.dumps(rb))):
-        assert torch.equal(each[:]["obs"], rb[:]["obs"])
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
+    st.sampled_from([1.0, 0.9, 0.3]),
+    st.sampled_from([0.0, 1e3, -1e5]),
+)
+def test_running_statistics_are_weighted_means_of_all_that_came(sizes, decay, offset):
+    batches = [normal(size, 3, seed=i, dtype=torch.float64) + offset for i, size in enumerate(sizes)]
+    first, second = VecNorm(["obs"], decay=decay), VecNormV2(["obs"], decay=decay, reduce_batch_dims=True)
+    for batch in batches:
+        first.update(td(batch))
+        second.update(td(batch))
+    real = [i for i, size in enumerate(sizes) if size]
+    after = np.cumsum(sizes[::-1])[::-1] - sizes
+    by_call = [decay ** sum(j > i for j in real) for i in range(len(sizes))]
+    by_value = [
+        1.0 if decay == 1 else decay ** after[i] * (1 - decay**size) / max(size, 1) for i, size in enumerate(sizes)
+    ]
+    probe = normal(4, 3, seed=99, dtype=torch.float64) + offset
+    for norm, weights, spread in (
+        (first, by_call, lambda variance: np.sqrt(np.maximum(variance, 1e-4))),
+        (second, by_value, lambda variance: np.maximum(np.sqrt(variance), 1e-4)),
+    ):
+        mean, variance = weighted(batches, weights)
+        found = norm.eval()(td(probe))["obs"].numpy()
+        np.testing.assert_allclose(found, (probe.numpy() - mean) / spread(variance), rtol=1e-6, atol=1e-5)
+
+
+def test_float32_with_a_large_mean_keeps_its_variance():
+    values, norm = normal(4000, 2) * 0.5 + 4096.0, VecNorm(["obs"], decay=1.0)
+    for part in values.split(16):
+        norm.update(td(part))
+    out = norm.eval()(td(values))["obs"]
+    torch.testing.assert_close(out.std(0), torch.ones(2), rtol=1e-3, atol=0)
+    torch.testing.assert_close(out.mean(0), torch.zeros(2), rtol=0, atol=1e-3)
+
+
+def test_modes_outside_of_buffers():
+    norm = VecNorm(["obs"], ["normed"], decay=1.0)
+    with pytest.raises(RuntimeError, match="no statistics of 'obs' yet"):
+        norm.eval()(td(normal(4, 3)))
+    norm.train()(td(normal(4, 3)))
+    before = norm.loc["obs"]
+    assert set(norm.eval()(td(normal(4, 3, seed=1))).keys()) == {"obs", "normed"}
+    norm.train().freeze()(td(normal(4, 3, seed=1)))
+    assert torch.equal(norm.loc["obs"], before)
+    norm.unfreeze()(td(normal(4, 3, seed=1)))
+    assert not torch.equal(norm.loc["obs"], before)
+    frozen = norm.frozen_copy()
+    kept = frozen.loc["obs"]
+    norm.update(td(normal(4, 3, seed=2)))
+    frozen.inv(td(normal(4, 3, seed=2)))
+    assert frozen.frozen and torch.equal(frozen.loc["obs"], kept) and not norm.frozen
+    with pytest.raises(RuntimeError, match="no statistics yet"):
+        VecNorm(["obs"]).frozen_copy()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_a_buffer_counts_what_is_written_and_not_what_is_read(kind):
+    norm, values = VecNorm(["obs"], decay=1.0), normal(10, 3) * 5 + 2
+    rb = kind(storage=LazyTensorStorage(10), transform=norm, batch_size=8)
+    rb.extend(td(values[:4]))
+    for i in range(4, 10):
+        rb.add(td(values[i : i + 1])[0])
+    assert torch.equal(rb.storage[:]["obs"], values)
+    rb.sample()
+    expected = (values - values.mean(0)) / values.std(0, correction=0)
+    torch.testing.assert_close(rb[:]["obs"], expected, rtol=1e-4, atol=1e-5)
+    norm.freeze()
+    rb.extend(td(values + 100))
+    torch.testing.assert_close(norm.loc["obs"], values.mean(0))
+
+
+def test_a_write_that_fails_counts_for_nothing():
+    norm, x = VecNorm(["obs"]), torch.ones(4)
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), transform=norm)
+    rb.extend(TensorDict({"obs": normal(4, 3), "x": x}, [4]))
+    before, bad = pickle.dumps(norm.get_extra_state()), normal(4, 3)
+    bad[1, 1] = float("inf")
+    for wrong, error, text in (
+        ({"obs": normal(4, 3)}, KeyError, "x"),
+        ({"obs": normal(4, 3), "x": torch.ones(4, 7)}, (ValueError, RuntimeError), "x"),
+        ({"obs": bad, "x": x}, ValueError, "'obs' has infinities or NaNs"),
+        ({"obs": normal(4, 2), "x": x}, ValueError, r"'obs' has values of shape \[2\]"),
+        ({"x": x}, KeyError, "'obs' not found"),
+        ({"obs": "text", "x": x}, TypeError, "'obs': a tensor"),
+    ):
+        with pytest.raises(error, match=text):
+            rb.extend(TensorDict(wrong, [4]))
+        assert pickle.dumps(norm.get_extra_state()) == before and len(rb) == 4
+
+
+def rows(seed):
+    return TensorDict({"obs": normal(6, 3, seed=seed), "next": {"obs": normal(6, 3, seed=seed + 9)}}, [6])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: VecNorm(["obs", ("next", "obs")], decay=0.9), lambda: ObservationNorm(in_keys=["obs"])]
+)
+def test_a_resumed_buffer_goes_on_exactly(make, tmp_path):
+    def buffer():
+        return ReplayBuffer(storage=LazyTensorStorage(20), transform=Compose(RewardScaling(1.0, 2.0, ["obs"]), make()))
+
+    rb, loaded, stated = buffer(), buffer(), buffer()
+    empty = rb.transform.state_dict()
+    rb.extend(rows(0))
+    if isinstance(rb.transform[1], ObservationNorm):
+        rb.transform[1].init_stats(rb)
+    rb.dumps(tmp_path)
+    loaded.loads(tmp_path)
+    stated.load_state_dict(rb.state_dict())
+    others = [loaded, stated, copy.deepcopy(rb), pickle.loads(pickle.dumps(rb))]
+    for each in (rb, *others):
+        each.extend(rows(2))
+    for each in others:
+        for key in ("obs", ("next", "obs")):
+            assert torch.equal(each[:][key], rb[:][key])
     file = io.BytesIO()
     torch.save(rb.transform.state_dict(), file)
     file.seek(0)
-    fresh = Compose(ObservationNorm(in_keys=["obs"]))
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(fresh[0].loc, rb.transform[0].loc) and fresh[0].standard_normal
-    wide = ReplayBuffer(storage=LazyTensorStorage(10), transform=ObservationNorm(torch.ones(4), torch.ones(4), ["obs"]))
-    with pytest.raises(CheckpointMismatch, match="loc and scale are"):
-        wide.loads(tmp_path / "after")
-    with pytest.raises(ValueError, match="standard_normal, loc and scale"):
-        wide.transform[0].set_extra_state({"loc": torch.ones(4)})
+    again = buffer().transform
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert str(again.state_dict()) == str(rb.transform.state_dict())
+    again.load_state_dict(empty)
+    assert str(again.state_dict()) == str(empty)
+    for other in (VecNorm(["other"]), ObservationNorm(torch.ones(4), torch.ones(4), ["obs"])):
+        chain = Compose(RewardScaling(1.0, 2.0, ["obs"]), other)
+        with pytest.raises(CheckpointMismatch):
+            ReplayBuffer(storage=LazyTensorStorage(20), transform=chain).loads(tmp_path)
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    norm = VecNorm(["obs"])
+    norm.update(td(normal(4, 3)))
+    fields, wide = norm.get_extra_state()["'obs'"], torch.ones(2).double()
+    for wrong in (
+        None,
+        {"'x'": fields},
+        {"'obs'": {"mean": fields["mean"]}},
+        {"'obs'": {**fields, "mean": fields["mean"].float()}},
+        {"'obs'": {**fields, "mean": wide}},
+        {"'obs'": {name: torch.ones(5, dtype=torch.float64) for name in fields}},
+        {"'obs'": {**fields, "mean": wide, "squares": wide}},
+    ):
+        with pytest.raises(ValueError, match="statistics"):
+            norm.set_extra_state(wrong)
+    assert torch.equal(norm.get_extra_state()["'obs'"]["mean"], fields["mean"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1])
+@pytest.mark.parametrize("norm", [VecNorm(["obs"]), VecNormV2(["obs"], reduce_batch_dims=True, decay=1.0)], ids=repr)
+def test_normalized_values_come_back(norm, dtype):
+    values, norm = (normal(50, 2) * 20 + 60).to(dtype), norm.clone()
+    norm.update(td(values))
+    normed = norm.eval()(td(values))
+    assert normed["obs"].dtype == (dtype if dtype.is_floating_point else torch.float32)
+    torch.testing.assert_close(norm.denorm(normed)["obs"].double(), values.double(), rtol=1e-2, atol=0.5)
+    with pytest.raises(KeyError, match="obs"):
+        norm.denorm(TensorDict({}, [2]))
+
+
+def test_other_forms():
+    norm = VecNorm(["obs", "x"], ["obs", "y"])
+    data = TensorDict({"obs": normal(30, 2) + 5, "x": normal(30, 1, seed=3) * 7}, [30])
+    norm.update(data)
+    expected, found = norm.eval()(data.copy()), norm.to_observation_norm()(data.copy())
+    for key in ("obs", "y"):
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
+    made = VecNorm(["obs"], decay=0.5, eps=0.1, new_api=True)
+    assert type(made) is VecNormV2 and (made.decay, made.eps, made.reduce_batch_dims) == (0.5, 0.1, False)
+    each = VecNormV2(["obs"], decay=1.0)
+    each(td(normal(4, 3)))
+    assert torch.equal(each.loc["obs"], normal(4, 3))
+    with pytest.raises(ValueError, match="reduce_batch_dims=True"):
+        each(td(normal(2, 3)))
+
+
+def test_threads_lose_no_update():
+    norm, batches = VecNorm(["obs"], decay=1.0), [normal(3, 2, seed=i) for i in range(80)]
+    threads = [threading.Thread(target=lambda i=i: [norm.update(td(each)) for each in batches[i::4]]) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert norm.get_extra_state()["'obs'"]["weight"] == 240
+    torch.testing.assert_close(norm.loc["obs"], torch.cat(batches).mean(0))

@@ -1,14 +1,11 @@
 """What holds for all transforms: keys, directions, copies, and what they are part of."""
 
-import copy
-import pickle
 import sys
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import LazyTensorStorage, ReplayBuffer
 from interop.transforms import Compose, Transform, as_torchrl
 
 
@@ -113,15 +110,6 @@ def test_a_clone_is_part_of_nothing_and_shares_tensors():
     assert not hasattr(t, "other")
     t.reset_parent()
     assert t.container is None
-
-
-def test_copies_and_pickles_are_part_of_nothing():
-    chain = Compose(Shift(1.0, in_keys=["a"], out_keys=["a"]))
-    rb = ReplayBuffer(storage=LazyTensorStorage(4), transform=chain)
-    assert chain[0].container is rb
-    for twin in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
-        assert twin.container is None and twin[0].container is twin
-        assert twin(rows())["a"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("transform", [Transform(), Compose(), lambda data: data])
