@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import is_tensor_collection
 
 from interop.data.keys import as_path
-from interop.storages import ListStorage, Storage, columns
+from interop.storages import Storage, columns
 
 DONE = ("next", "done")
 _DEFAULTS: tuple[tuple[Any, bool], ...] = ((("collector", "traj_ids"), True), ("episode", True), (DONE, False))
@@ -91,22 +90,11 @@ def _column(storage: Storage, key: Any, rows: np.ndarray | slice, lanes: int) ->
     arrays = columns.arrays(storage, [as_path(key)])
     if arrays is not None and arrays[0] is not None:
         return arrays[0].reshape(-1, lanes)[rows]
-    if isinstance(storage, ListStorage):
-        return np.array([_value(storage, key, row) for row in np.arange(len(storage))[rows].tolist()]).reshape(-1, 1)
-    held: Any = columns.memory(storage, key)
-    if held is None:
-        every = storage[:]
-        held = every.get(key) if isinstance(every, TensorDictBase) else columns.whole(storage, key)
-    found = held[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(held.device)]
-    return (found != 0 if found.is_floating_point() else found).reshape(-1, lanes).cpu().numpy()
-
-
-def _value(storage: ListStorage, key: Any, row: int) -> Any:
-    item = storage.get(row)
-    value = item.get(key, None) if is_tensor_collection(item) else None
-    if value is None or value.numel() != 1:
+    at = np.arange(storage.filled_rows)[rows] if isinstance(rows, slice) else rows
+    try:
+        found = columns.read(storage, key, (at[:, None] * lanes + np.arange(lanes)).reshape(-1))
+        return (found != 0 if found.is_floating_point() else found).reshape(-1, lanes).cpu().numpy()
+    except (KeyError, RuntimeError) as error:
         raise RuntimeError(
-            f"every item must have one value under {key!r}, which says where trajectories end; the one at {row} has "
-            f"{'none' if value is None else f'the shape {list(value.shape)}'}"
-        )
-    return value.item()
+            f"every item must have one value under {key!r}, which says where trajectories end: {error.args[0]}"
+        ) from error

@@ -124,23 +124,25 @@ def texts(storage: Storage, key: Any, slots: np.ndarray) -> list[str] | None:
 
     KeyError for an entry that is not stored.
     """
-    places = np.unravel_index(slots, tuple(storage.shape or ())) if storage.ndim > 1 else (slots,)
-    index = tuple(map(torch.from_numpy, places))
-    found = storage.get(index if storage.ndim > 1 else index[0])
+    found = _gotten(storage, slots)
     for step in as_path(key):
         found = [item[step] for item in found] if isinstance(found, list) else found[step]
     is_text = isinstance(found, Iterable) and not isinstance(found, Tensor) and all(type(each) is str for each in found)
     return list(found) if is_text else None
 
 
+def _gotten(storage: Storage, slots: np.ndarray) -> Any:
+    """The items at slots, [n], by the `get` of the storage: a batch or a list."""
+    if storage.ndim == 1:
+        return storage.get(torch.from_numpy(slots))
+    return storage.get(tuple(map(torch.from_numpy, np.unravel_index(slots, tuple(storage.shape or ())))))
+
+
 def _by_item(storage: Storage, key: Any, slots: np.ndarray) -> Tensor:
-    """The same by reading items one by one, each once."""
-    named, back = np.unique(slots, return_inverse=True)
-    places: Any = named.tolist()
-    if storage.ndim > 1:
-        places = map(tuple, np.stack(np.unravel_index(named, tuple(storage.shape or ())), -1).tolist())
-    found = torch.stack([_within(storage.get(place), key) for place in places])
-    return found[torch.from_numpy(back.reshape(slots.shape))]
+    """The same by the `get` of the storage."""
+    found = _gotten(storage, slots.reshape(-1))
+    held = torch.stack([_within(item, key) for item in found]) if isinstance(found, list) else _within(found, key)
+    return held.reshape(*slots.shape, *held.shape[1:])
 
 
 def _within(item: Any, key: Any) -> Tensor:

@@ -49,7 +49,8 @@ class Plain(Storage):
             self.items[int(place) : int(place) + 1] = [item]
 
     def get(self, index):
-        found = self.items[index] if isinstance(index, int | slice) else [self.items[int(place)] for place in index[0]]
+        index = index[0] if isinstance(index, tuple) else index
+        found = self.items[index] if isinstance(index, int | slice) else [self.items[int(place)] for place in index]
         return torch.stack(found) if isinstance(found, list) else found
 
     def __len__(self):

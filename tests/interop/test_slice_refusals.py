@@ -69,7 +69,7 @@ def test_markers(make, choices, data, error, match):
 def test_an_item_of_a_list_without_the_marker():
     buffer = ReplayBuffer(storage=LazyStackStorage(8), sampler=SliceSampler(slice_len=1, traj_key="id"))
     buffer.extend([TensorDict({"x": torch.tensor(0), "id": torch.tensor(1)}), TensorDict({"x": torch.tensor(1)})])
-    with refused(buffer, RuntimeError, "every item must have one value under 'id'.*at 1 has none"):
+    with refused(buffer, RuntimeError, "every item must have one value under 'id'"):
         buffer.sample(1)
 
 
