@@ -19,11 +19,11 @@ class SampleUnit(ABC):
 
     @abstractmethod
     def expand(self, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
-        """The index of the batch and what to tell about it; called while the lock of the storage is held.
+        """The index of the batch and its info; called while the lock of the storage is held.
 
         Args:
             index: of the anchors, int64 [anchors], or a tuple of coordinates for a storage of several item dims.
-            info: what the sampler tells about them. Entries that have one value an anchor are to be brought in line with
+            info: that of the anchors. Entries that have one value an anchor are to be brought in line with
                 the new index.
             storage: only to be read.
         """
@@ -101,14 +101,14 @@ class Sequence(SampleUnit):
         each = steps.size
         new: dict[Any, Any] = {key: _repeated(value, count, each) for key, value in info.items()}
         drawn = np.stack(anchors, -1) if len(anchors) > 1 else rows
-        told = {
+        own = {
             "sequence_id": np.repeat(np.arange(count), each),
             "step_in_sequence": np.tile(np.arange(each), count),
             "learning_mask": np.tile((steps >= 0) & (steps < self.length), count),
             "validity_mask": (inside == offsets).reshape(-1),
             "anchor_index": np.repeat(drawn, each, 0),
         }
-        new.update((key, torch.from_numpy(value)) for key, value in told.items())
+        new.update((key, torch.from_numpy(value)) for key, value in own.items())
         places = (found.reshape(-1), *(np.repeat(lane, each) for lane in anchors[1:]))
         named = tuple(torch.from_numpy(place) for place in places)
         new["index"] = named if len(named) > 1 else named[0]
@@ -133,8 +133,7 @@ class Sequence(SampleUnit):
             slots = slots * size + lane[:, None]
         ended = columns.flags(storage, self.done_key, slots)
         ended &= near == steps
-        ahead, behind = ended[:, steps >= 0], ended[:, steps < 0][:, ::-1]  # the nearest first
-        return _until(behind, before), _until(ahead, after)
+        return _until(ended[:, steps < 0][:, ::-1], before), _until(ended[:, steps >= 0], after)  # the nearest first
 
     def __repr__(self) -> str:
         names = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
@@ -149,7 +148,7 @@ def expanding(given: Any) -> SampleUnit | None:
 
 
 def expanded(unit: SampleUnit | None, index: Any, info: dict[Any, Any], storage: Storage) -> tuple[Any, dict[Any, Any]]:
-    """The index of a batch, and what to tell about it, "index" among it, for the index of anchors."""
+    """The index of a batch and its info, with "index", for the index and the info of anchors."""
     if unit is not None:
         index, info = unit.expand(index, info, storage)
     info["index"] = index

@@ -86,7 +86,7 @@ class ParameterScheduler(Component, ABC):
         return lambda: self.__dict__.update(loaded.__dict__)
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and names alone; what the sampler stands at is in the sampler's own state."""
+        """Numbers and names alone; the value of the moment is in the state of the sampler."""
         kept = ("param_name", "initial_value", "step_count", *self._CHOICES)
         return {name: getattr(self, name) for name in kept}
 

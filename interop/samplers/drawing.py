@@ -28,7 +28,7 @@ class DrawingSampler(Sampler):
         return self.index_of(slots, storage), info
 
     def index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
-        """Flat slots as they are told: a tuple of coordinates for several item dims."""
+        """The index of flat slots: a tuple of coordinates for several item dims."""
         return unravel(slots, storage)
 
     def draw_slots(
@@ -57,7 +57,7 @@ class DrawingSampler(Sampler):
     def _draw(
         self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
-        """Flat slots, what to tell about them, and copies of items there where the same program could read them."""
+        """Flat slots, their info, and copies of items there where the same program could read them."""
 
 
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:

@@ -288,7 +288,7 @@ class PrioritizedSampler(DrawingSampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give the items at index the default priority; entries of -1 are ignored.
 
-        IndexError for an item that is not stored, which only `storage` tells of new ones.
+        IndexError for an item that is not stored: new ones are known by their `storage` alone.
         """
         slots, low, high = flat_slots(index, storage)
         refuse_below(low)

@@ -111,7 +111,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """Items were added at index."""
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """The items at index are new, whoever wrote them."""
+        """The items at index are new, through whichever buffer they were written."""
 
     @property
     def follows_writes(self) -> bool:
@@ -151,7 +151,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
 
     def refuse_a_stranger(self) -> None:
-        """RuntimeError in a process where the sampler cannot be told of new items."""
+        """RuntimeError in a forked child, whose draws and writes the sampler would not follow."""
 
     @property
     def default_priority(self) -> float:

@@ -44,7 +44,7 @@ class SliceSampler(DrawingSampler):
         ends, trajectories: the same as tensors for a storage that is full and never written again, of one item dim; they
             need `cache_values`.
         cache_values: accepted; what is known of the trajectories is always kept, and brought up to date.
-        truncated_key: where the ends of slices are told, with "done" and "terminated" beside it; None to tell nothing.
+        truncated_key: the entry of the batch for the ends of slices, with "done" and "terminated" beside it; None for none.
         strict_length: False lets shorter trajectories come out whole, in a batch that is smaller.
         pad_output: fill these up by repeating their last item; ("collector", "mask") is False there.
         compile: accepted; there is nothing to compile.

@@ -93,11 +93,11 @@ class StalenessAwareSampler(DrawingSampler):
         """The weights of all items, made anew where something has changed."""
         stored(storage)
         # What other processes wrote is counted, too.
-        stands_at = (standing(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
+        computed_at = (standing(storage), self._consumer_version, self._max_staleness, self.staleness_weight_fn)
         known = self._known
-        if known is None or known.storage() is not storage or known.stands_at != stands_at:
+        if known is None or known.storage() is not storage or known.computed_at != computed_at:
             staleness = self.staleness_of(storage)
-            known = _Known(weakref.ref(storage), stands_at, staleness, self.weighed(staleness))
+            known = _Known(weakref.ref(storage), computed_at, staleness, self.weighed(staleness))
             self._known = known
         return known
 
@@ -241,7 +241,7 @@ class _Known(NamedTuple):
     """The weights of the items of a storage at one moment."""
 
     storage: Callable[[], Storage | None]
-    stands_at: Any
+    computed_at: Any
     staleness: np.ndarray
     weighed: Weighed
 

@@ -173,7 +173,7 @@ class GivenTrajectories:
         size, many, ring = stored(storage), self.index.capacity, storage.ring
         if size != many or storage.ndim > 1:
             raise RuntimeError(
-                f"ends and trajectories tell of {many} items of one dim, {size} of {storage.ndim} dims are stored: they are "
+                f"ends and trajectories are of {many} items of one dim, {size} of {storage.ndim} dims are stored: they are "
                 "for a storage that is full and not written any more"
             )
         written = ring.written, ring.cursor

@@ -72,7 +72,7 @@ class Generations:
         return self._writes[: int(used[-1]) + 1 if used.size else 0].copy()
 
     def loading(self, counts: np.ndarray | None, storage: Storage) -> Callable[[], None]:
-        """What puts such counts in; None stands for one write of each row that is stored by then."""
+        """Returns a function that sets these counts; None is one write of each row that is stored by then."""
         size = self._writes.size
         grown = _zeros(max(counts.size, size)) if counts is not None and counts.size > size else None
 

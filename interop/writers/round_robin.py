@@ -29,8 +29,8 @@ class RoundRobinWriter(Writer):
 
     Args:
         compilable: accepted; the storage says whether its counters are local to a process.
-        track_generations: count the writes of each row, so that a sample tells by its "index_generation" which ones it
-            has: see `generations_of` and `update_if_present` of a buffer.
+        track_generations: count the writes of each row; a sample has the counts as "index_generation". See
+            `generations_of`, and `update_if_present` of a buffer.
     """
 
     # Returns rows that are to be written before the cursor moves on, at most as many as asked for.
@@ -42,7 +42,7 @@ class RoundRobinWriter(Writer):
         self.tracks_generations = bool(track_generations)
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to this storage from now on, where its ring stands; at a loaded cursor into one without any write."""
+        """Write to this storage from now on, at its cursor; at a loaded one where nothing was written yet."""
         if self.tracks_generations and storage.reopened and storage.generations is None and len(storage):
             raise RuntimeError(
                 "how often rows were written is not kept in files: use a writer without track_generations on a storage that "

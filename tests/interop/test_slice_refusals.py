@@ -128,7 +128,7 @@ def test_given_boundaries_of_other_data(make):
     ends = torch.arange(8) == 7
     cached = {} if make is SliceSamplerWithoutReplacement else {"cache_values": True}
     short = buffer_of(make(slice_len=2, ends=ends, **cached), rows(5))
-    with refused(short, RuntimeError, "tell of 8 items of one dim, 5 of 1 dims are stored"):
+    with refused(short, RuntimeError, "are of 8 items of one dim, 5 of 1 dims are stored"):
         short.sample(4)
     lanes = ReplayBuffer(
         storage=TensorStorage(TensorDict({"x": torch.arange(8).reshape(4, 2)}, [4, 2]), ndim=2),

@@ -230,7 +230,7 @@ def test_given_boundaries_are_for_data_that_is_not_written_any_more():
         buffer.sample(40)
     buffer.empty()
     buffer.extend(data[:5])
-    with pytest.raises(RuntimeError, match="tell of 14 items of one dim, 5 of 1 dims are stored"):
+    with pytest.raises(RuntimeError, match="are of 14 items of one dim, 5 of 1 dims are stored"):
         buffer.sample(40)
     buffer.extend(data[5:])
     assert len(drawn(buffer, 40)) == 10
