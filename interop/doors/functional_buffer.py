@@ -100,12 +100,11 @@ class FunctionalReplayBuffer:
     # ------------------------------------------------------------------ writes
 
     def extend(self, data: Any) -> Tensor:
-        """Write a batch of leaves [n, *lanes, ...]. Returns the index of each item.
+        """Write a copy of a batch of leaves [n, *lanes, ...]. Returns the index of each item.
 
         The index is int64 [n], with lanes [n * lanes, dims] in the order of time, then lanes; -1 for an item that was not
-        kept. Data has the structure, shapes and dtypes of the stored items: nothing is cast. The data is copied. An entry
-        `priority_key` of TensorDicts gives new items priorities, where the sampler keeps some. Where data does not fit
-        nothing is written. One trace for each n.
+        kept. An entry `priority_key` gives new items priorities, where the sampler keeps some. Nothing is cast; where data
+        does not fit nothing is written. One trace for each n.
         """
         dims = 1 + len(self.buffer.lanes)
         priority = data.get(self.priority_key, None) if self._keeps and is_tensor_collection(data) else None
@@ -126,10 +125,8 @@ class FunctionalReplayBuffer:
         return index
 
     def add(self, item: Any) -> Any:
-        """Write one item, or with lanes one row of leaves [*lanes, ...]. Returns an int, with lanes the index of `extend`.
-
-        None for an item that the writer did not keep. Otherwise as `extend`.
-        """
+        """Write one item, or with lanes one row [*lanes, ...]. Returns an int, or None for an item that was not kept; with
+        lanes the index of `extend`."""
         rows = item.unsqueeze(0) if is_tensor_collection(item) else jax.tree.map(lambda leaf: leaf[None], item)
         index = self.extend(rows)
         if index.ndim > 1:
@@ -137,11 +134,10 @@ class FunctionalReplayBuffer:
         return None if index < 0 else int(index)
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give items new priorities, one for each or one for all, as the "index" of samples names them.
+        """Give items new priorities, one for each or one for all.
 
-        index: an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. TypeError
-        where the sampler keeps no priorities, IndexError out of range, ValueError for priorities that are negative or not
-        finite, RuntimeError for a wrong number of them. Nothing is changed then. O(n log capacity).
+        The index is an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. For
+        what is refused nothing is changed. O(n log capacity).
         """
         if not self._keeps:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
@@ -151,10 +147,8 @@ class FunctionalReplayBuffer:
             self._update(slots, values)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """`update_priority` of a sample whose entry `priority_key` has the priorities; of several for a row the largest.
-
-        Does nothing where the sampler keeps no priorities. KeyError where the entry is missing.
-        """
+        """`update_priority` by the entry `priority_key` of a sample; of several values for a row by the largest. Does
+        nothing where the sampler keeps no priorities."""
         if self._keeps:
             priority = data[self.priority_key]
             self.update_priority(data["index"], priority.reshape(priority.shape[0], -1).amax(1))
@@ -257,20 +251,15 @@ class FunctionalReplayBuffer:
             with rb.functional() as handle:
                 handle.state, net = train(handle.state, net)  # jitted, with donate_argnums=0
 
-        Until the block ends, other calls of the buffer raise RuntimeError. At its end, which waits for the programs, the
-        buffer has the last state assigned, also where the block raised. If that one has no values (it was donated and
-        nothing was given back, or its program failed), the buffer has the copy from the entry: RuntimeError where the block
-        did not raise. With `backup=False` there is no copy, and the state is lost then: calls raise RuntimeError until
-        `loads()` or `empty()`. Assigning raises the errors of the constructor, and ValueError for a state on another
-        device. NotEnoughMemoryError where the copy does not fit. The entry costs that copy, and nothing without it.
+        Until the block ends, other calls of the buffer raise RuntimeError. Then the buffer has the last state assigned, also
+        where the block raised. If that one has no values (it was donated and nothing was given back, or its program failed),
+        the buffer has the copy from the entry: RuntimeError where the block did not raise. With `backup=False` there is no
+        copy, and the state is lost: calls raise RuntimeError until `loads()` or `empty()`.
         """
         return self._held.lend(self.buffer, backup)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the state, beta and the generator's state in a folder that `fbuf.load_state` reads.
-
-        The folder keeps what it had until the new checkpoint is whole on the disk. OSError where the disk fails.
-        """
+        """Save the state, beta and the generator's state in a folder that `fbuf.load_state` reads, as `fbuf.save_state`."""
         extra = {"beta": np.asarray(self._beta, np.float64)}
         with self._lock:
             if self.generator is not None:
@@ -281,8 +270,7 @@ class FunctionalReplayBuffer:
         """Load what `dumps` or `fbuf.save_state` saved of a buffer with the same rules and items.
 
         Beta and the buffer's own generator, if any, are loaded where the folder has them. After an error nothing has
-        changed: FileNotFoundError, CheckpointCorrupt, CheckpointMismatch with all differences, or for the state of a
-        generator of another kind.
+        changed: FileNotFoundError, CheckpointCorrupt, CheckpointMismatch.
         """
         with self._lock:
             self._held.refuse_out()
