@@ -6,34 +6,35 @@ from functools import partial
 from textwrap import indent
 from typing import Any, NoReturn, Self
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Source, Writing
 from fbuf.memory_plan import Plan
-from interop.buffers import collate
-from interop.buffers.assembling import buffers_of, components_of, functions_of
+from interop.buffers import collate, editing
 from interop.buffers.checkpoints import fields_of
-from interop.buffers.editing import owned
-from interop.buffers.gathering import described, mark, slots_of
+from interop.buffers.ensemble_members import buffers_of, functions_of
+from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Part, Request
-from interop.buffers.routing import changes, widths
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import turn, turns
-from interop.checkpoint.state import LoadOptions, Together, state_for, together
-from interop.checkpoint.state import described as described_component
+from interop.checkpoint.state import Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
 from interop.data.index import as_int
-from interop.data.members import is_all, named, of_kind, routed
+from interop.data.members import named, of_kind, picked, routed
 from interop.formats.torchrl_folder import TorchrlDump
-from interop.samplers import ConsumingSampler, Sampler, SamplerEnsemble
-from interop.storages import StorageEnsemble
-from interop.storages import planning as of_storages
+from interop.samplers import ConsumingSampler, SamplerEnsemble
+from interop.samplers.ensemble import refuse_unstored
+from interop.samplers.member_choice import MemberChoice
+from interop.storages import StorageEnsemble, planning
 from interop.transforms.chain import as_chain
 from interop.writers import WriterEnsemble
+
+_OF_UNITS = ("anchor_index", "validity_mask")  # entries that a sample unit sets beside the rows of drawn items
 
 
 class ReplayBufferEnsemble(Sampled):
@@ -41,29 +42,25 @@ class ReplayBufferEnsemble(Sampled):
 
     A batch [n, k] is drawn in n parts of k items, each from one member. The rows of a member go through its own
     transforms, then all of them are stacked and go through those of the ensemble. Tensordicts come with a nested "index":
-    "index", the slots, and "buffer_ids", the members; and with what else the samplers say. Where some members have
+    "index", the slots, and "buffer_ids", the members; and with the infos of the samplers. Where some members have
     priorities and others do not, items of the latter have a "priority_weight" of 1.
 
     It is written to through its members: `ensemble[i].extend(data)`. The lock of a member is held while its part is drawn
-    and read, never together with that of another; but with `prefetch` those of all members that draw slices without
-    replacement are held together while it is settled what is drawn ahead, which looks at what is stored.
+    and read, never together with that of another.
 
     Args:
         rbs: the members; or give `storages`, `samplers` and `writers`, of which they are made.
         transform: of batches, after those of the members.
         batch_size: of `sample()` and of iteration.
         collate_fn: makes a batch of the list of parts; by default they are stacked, lazily where they are not alike.
-        collate_fns: for each member what stands in for its own; None for its own.
+        collate_fns: for each member a collate function in the place of its own; None for its own.
         p, sample_from_all, num_buffer_sampled: as for `SamplerEnsemble`.
-        generator: governs every draw, of the members too; by default they keep theirs.
+        generator: governs every draw, and becomes that of the members; by default torch's global one governs the draws of
+            the ensemble, and members keep theirs.
         shared: have worker processes take turns at the members.
-        kwargs: `pin_memory`, `prefetch`, `transform_factory`, as for `ReplayBuffer`.
+        prefetch, pin_memory: as for `ReplayBuffer`.
+        transform_factory: makes the transform, instead of it.
     """
-
-    _members: tuple[ReplayBuffer, ...] = ()
-    _storage: StorageEnsemble
-    _sampler: SamplerEnsemble
-    _writer: WriterEnsemble
 
     def __init__(
         self,
@@ -84,194 +81,173 @@ class ReplayBufferEnsemble(Sampled):
         pin_memory: bool = False,
         transform_factory: Callable[[], Any] | None = None,
     ) -> None:
-        components = (storages, samplers, writers)
-        if rbs:
-            if any(each is not None for each in components):
-                raise RuntimeError("give the buffers, or storages, samplers and writers; not both")
-            of_kind("buffer", rbs, ReplayBuffer, ReplayBufferEnsemble)
-            samplers = SamplerEnsemble(
-                *(each.sampler for each in rbs),
-                p=p,
-                sample_from_all=sample_from_all,
-                num_buffer_sampled=num_buffer_sampled,
-            )
-            storages = StorageEnsemble(*(each.storage for each in rbs), transforms=[each.transform for each in rbs])
-            writers = WriterEnsemble(*(each.writer for each in rbs))
-        elif p is not None or sample_from_all or num_buffer_sampled is not None:
-            raise RuntimeError(
-                "p, sample_from_all and num_buffer_sampled go with buffers: give them to SamplerEnsemble"
-            )
-        storages, samplers, writers = components_of(storages, samplers, writers)
-        own_collate_fns = functions_of(collate_fns, len(storages))
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other")
         super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
-        if shared and prefetch:
-            raise ValueError("prefetch and shared exclude each other: batches drawn ahead miss other processes' writes")
-        if shared:
-            _refuse_prefetching(rbs)
-        self._storage, self._sampler, self._writer = storages, samplers, writers
         self._collate_fn = as_collate_fn(collate_fn) or collate.stack
         self._transform = as_chain(transform if transform_factory is None else transform_factory())
         self._transform.set_container(self)
-        samplers.check_batch_size(self._batch_size)
-        samplers.buffer_generator = self._rng
-        if self._prefetch is not None and any(isinstance(each, ConsumingSampler) for each in samplers._samplers):
-            raise ValueError(
-                "prefetch excludes members with a ConsumingSampler: batches that are dropped would be consumed"
-            )
-        self._members = rbs or buffers_of(storages, samplers, writers, own_collate_fns)
-        self._collate_fns = own_collate_fns
-        self._listen()
+        if rbs:
+            if any(each is not None for each in (storages, samplers, writers)):
+                raise RuntimeError("give the buffers, or storages, samplers and writers; not both")
+            self.members = of_kind("buffer", rbs, ReplayBuffer, ReplayBufferEnsemble)
+            self._choice = MemberChoice.of(len(rbs), p, sample_from_all, num_buffer_sampled)
+            self._collate_fns = functions_of(collate_fns, len(rbs))
+        else:
+            if p is not None or sample_from_all or num_buffer_sampled is not None:
+                raise RuntimeError(
+                    "p, sample_from_all and num_buffer_sampled go with buffers: give them to SamplerEnsemble"
+                )
+            self._collate_fns = functions_of(collate_fns, 0 if storages is None else len(storages))
+            self.members = buffers_of(storages, samplers, writers, self._collate_fns)
+            assert samplers is not None
+            self._choice = samplers.choice
+        consuming = any(isinstance(each.sampler, ConsumingSampler) for each in self.members)
+        if prefetch and (consuming or shared):
+            raise ValueError("prefetch excludes shared=True, and members with a ConsumingSampler")
+        if shared:
+            self._refuse_to_share()
+        self._connect()
         if generator is not None:
             self.set_rng(generator)
         if shared:
             self.share()
 
-    def _listen(self) -> None:
-        """Be told of what makes batches stale that were drawn ahead."""
-        if self._prefetch is not None:
-            for member in self._members:
+    def _connect(self) -> None:
+        """Drop prefetched batches whenever a member changes."""
+        if self.prefetches:
+            for member in self.members:
                 member.add_reader(self)
 
-    # ------------------------------------------------------------------ components: those that the members have now
+    # ------------------------------------------------------------------ components of the members, as they are now
 
     @property
     def storage(self) -> StorageEnsemble:
-        """Where items live: the storages of the members."""
-        self._storage._storages = tuple(member.storage for member in self._members)
-        return self._storage
+        """The storages of the members, with their transforms."""
+        transforms = [each.transform for each in self.members]
+        return StorageEnsemble(*(each.storage for each in self.members), transforms=transforms)
 
     @property
     def sampler(self) -> SamplerEnsemble:
-        """Which items are drawn: the samplers of the members, and what chooses among them."""
-        self._sampler._samplers = tuple(member.sampler for member in self._members)
-        return self._sampler
+        """The samplers of the members. Its `p` and `num_buffer_sampled` can be set."""
+        sampler = SamplerEnsemble.over([each.sampler for each in self.members], self._choice)
+        sampler.buffer_generator = self.generator
+        return sampler
 
     @property
     def writer(self) -> WriterEnsemble:
         """The writers of the members."""
-        self._writer._writers = tuple(member.writer for member in self._members)
-        return self._writer
+        return WriterEnsemble(*(each.writer for each in self.members))
 
     def _pass_generator(self) -> None:
-        self._sampler.buffer_generator = self._rng
-        for member in self._members:
-            if member.generator is not self._rng:
-                member.set_rng(self._rng)
+        for member in self.members:
+            if member.generator is not self.generator:
+                member.set_rng(self.generator)
 
     def share(self, shared: bool = True) -> Self:
         """Have worker processes take turns at the members, or not. ValueError with prefetch, of a member too."""
         if shared:
-            _refuse_prefetching(self._members)
-        for member in self._members:
+            self._refuse_to_share()
+        for member in self.members:
             member.share(shared)
         return self
 
-    # ------------------------------------------------------------------ sampling
+    def _refuse_to_share(self) -> None:
+        if self.prefetches or any(member.prefetches for member in self.members):
+            raise ValueError("prefetch and shared exclude each other: the ensemble or a member of it draws ahead")
 
-    def _locked_to_reserve(self) -> contextlib.AbstractContextManager[None]:
-        """The locks of members whose reservations look at what is stored."""
-        return turns([member for member in self._members if member.sampler.reads_to_reserve])
+    # ------------------------------------------------------------------ batches
 
-    def _generators(self) -> Collection[torch.Generator | None]:
-        return {self._rng, *(member.generator for member in self._members)}
-
-    def _plan(self, batch_size: int, key: Any) -> list[Part]:
-        each = self._sampler.part_of(batch_size)
-        self._sampler.refuse_empty(self._members)
-        parts = []
-        for place in self._sampler.choose(randomness.key(self._rng) if key is None else key):
-            member = self._members[place]
-            parts.append(Part(place, member.sampler, member.storage, each, randomness.key(member.generator)))
-        return parts
+    def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
+        each = self._choice.part_of(batch_size)
+        self._choice.refuse_empty(len(member) for member in self.members)
+        chosen = self._choice.choose(randomness.key(self.generator) if key is None else key)
+        owners = [(place, self.members[place], own_key) for place, own_key in chosen]
+        return [Part(place, member.sampler, member.storage, each, own_key) for place, member, own_key in owners]
 
     def _read(self, request: Request, reserves: bool) -> Complete | None:
         reads = []
         for part in request.parts:
-            member = self._members[part.place]
+            member = self.members[part.place]
             with turn(member):
                 if reserves:
-                    part.sampler, part.storage = member.sampler, member.storage  # others may have come since
+                    part.sampler, part.storage = member.sampler, member.storage  # they may have been exchanged
                     part.reserve()
                 elif not request.can_be_read(part):
                     return None
                 reads.append((part.place, member.read(part, self._collate_fns[part.place])))
-        return partial(self._complete, reads)
+        return lambda: self._complete(reads)
 
     def _complete(self, reads: Sequence[tuple[int, Complete]]) -> tuple[Any, Any]:
-        weighs = any(member.sampler.takes_priorities for member in self._members)
-        rows, infos = [], []
-        for place, read in reads:
-            row, info = read()
-            if weighs and not self._members[place].sampler.takes_priorities:
-                slots = slots_of(info["index"])
-                info.setdefault("priority_weight", torch.ones(slots.shape[0], device=slots.device))
-            if isinstance(row, TensorDictBase):
-                row = row.copy()
-                mark(row, place, info)
-            rows.append(row)
-            infos.append((place, info))
-        return self.completed(rows), (all(isinstance(row, TensorDictBase) for row in rows), infos)
+        parts = [MemberPart(place, *read()) for place, read in reads]
+        if any(member.sampler.takes_priorities for member in self.members):
+            for part in parts:
+                part.info.setdefault("priority_weight", torch.ones(part.count, device=part.info["index"].device))
+        return self.completed(assembled(parts, self._collate_fn), collate.identity), parts
 
-    def _info(self, info: Any) -> Any:
-        marked, parts = info
-        return described(parts, marked)
+    def _info(self, info: Any) -> TensorDictBase:
+        return info_of(info)
+
+    def _locked_to_reserve(self) -> contextlib.AbstractContextManager[Any]:
+        return turns([member for member in self.members if member.sampler.reads_to_reserve])
 
     def stats(self) -> dict[str, int | float | bool]:
         """Numbers to watch, JSON as they are: those of all members together, and the batches that wait here."""
-        size, count = (sum(member.stats()[name] for member in self._members) for name in ("size", "write_count"))
+        size, count = (sum(member.stats()[name] for member in self.members) for name in ("size", "write_count"))
         room = self.storage.max_size
-        told = {"size": size, "write_count": count, "prefetch_queue_size": len(self._prefetch or ())}
-        return told | {"initialized": True, "capacity": room, "utilization": size / room}
+        waiting = 0 if self.prefetch_queue is None else len(self.prefetch_queue)
+        watched = {"size": size, "write_count": count, "prefetch_queue_size": waiting, "initialized": True}
+        return watched | {"capacity": room, "utilization": size / room}
+
+    def plan(self, data: Any = None) -> Plan:
+        """The memory of all members, as `ReplayBuffer.plan`; data is for each of them, or a list of data for one each."""
+        with turns(self.members):
+            return planning.plan(planning.of_members([member.memory_shares for member in self.members], data))
 
     # ------------------------------------------------------------------ members and their items
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.members)
 
     def __getitem__(self, index: Any) -> Any:
         """What an index names.
 
         - An int: the member itself; `:` this ensemble; a slice, list, array, mask or tensor an ensemble of these members,
           with the same transform, collate functions, batch size and generator, and their part of p.
-        - A pair of such an index and one of items: `ensemble[i][j]`, or for several members what is at j in the storage
-          of each, collated; no transforms.
+        - A pair of such an index and one of items: `ensemble[i][j]`, or for several members the items j of the storage of
+          each, collated; no transforms.
 
         IndexError out of range, TypeError for floats, RuntimeError for a tensor of several dims.
         """
         if isinstance(index, tuple) and len(index) > 1:
             return self._items(index[0], index[1] if len(index) == 2 else index[1:])
-        index = index[0] if isinstance(index, tuple) and index else index
-        if is_all(index):
-            return self
-        places = named(index, len(self))
-        return self._members[places] if isinstance(places, int) else self._over(places)
+        return picked(index, self.members, self, self._of_some)
 
-    def _over(self, places: Sequence[int]) -> "ReplayBufferEnsemble":
-        sampler = self.sampler[places]
-        part = ReplayBufferEnsemble(
-            *(self._members[place] for place in places),
+    def _of_some(self, places: Sequence[int]) -> "ReplayBufferEnsemble":
+        choice = self._choice.over(places)
+        some = ReplayBufferEnsemble(
+            *(self.members[place] for place in places),
             transform=self._transform,
             batch_size=self._batch_size,
             collate_fn=self._collate_fn,
             collate_fns=[self._collate_fns[place] for place in places],
             pin_memory=self._pin_memory,
+            generator=self.generator,
         )
-        part._sampler, part._rng = sampler, self._rng
-        return part
+        some._choice = choice
+        return some
 
     def _items(self, index: Any, item: Any) -> Any:
         places = named(index, len(self))
         if isinstance(places, int):
-            return self._members[places][item]
+            return self.members[places][item]
         found = []
         for place in places:
-            member = self._members[place]
+            member = self.members[place]
             with turn(member):
                 data = member.storage[item]
-                data = owned(data) if member.storage.is_live(item) else data
-                collate_fn = self._collate_fns[place] or member.collate_fn
+                data = editing.owned(data) if member.storage.is_live(item) else data
+            collate_fn = self._collate_fns[place] or member.collate_fn
             found.append(data if as_int(item) is not None else collate_fn(data))
         return self._collate_fn(found)
 
@@ -289,15 +265,15 @@ class ReplayBufferEnsemble(Sampled):
         """
         sampler = self.sampler
         if not sampler.takes_priorities:
-            Sampler.update_priority(sampler, index, priority)
+            sampler.update_priority(index, priority, storage=self.storage)  # warns
             return
-        for place, slots, values in sampler.parts(index, priority, [member.storage for member in self._members]):
-            self._members[place].update_priority(slots, values)
+        for place, slots, values in sampler.routed(index, priority, self.storage.members):
+            self.members[place].update_priority(slots, values)
 
     def mark_update(self, index: Any) -> None:
         """Give items of a sample the default priority of their members; `index` as for `update_priority`."""
-        for place, _, slots in routed(index, widths(self._members)):
-            self._members[place].mark_update(slots)
+        for place, _, slots in list(routed(index, self._ndims)):
+            self.members[place].mark_update(slots)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the items of a sample the priorities in it: each member those under its `priority_key`, or "td_error".
@@ -306,18 +282,109 @@ class ReplayBufferEnsemble(Sampled):
         that are a `TensorDictReplayBuffer`; without the entry items get the default priority; members without priorities
         are passed over. KeyError without the index, and the errors of `update_priority`, before anything changes.
         """
-        for member, change in changes(self._members, data):
+        keys = {_priority_key(member) for member in self.members}
+        changes = [
+            (self.members[place], change)
+            for items in items_of(data, [*keys, *_OF_UNITS])
+            for place, change in self._changes(items)
+        ]
+        for member, change in changes:
             if isinstance(member, TensorDictReplayBuffer):
                 member.update_tensordict_priority(change)
             else:
                 member.update_priority(change["index"], change.get("td_error", member.sampler.default_priority))
 
-    # ------------------------------------------------------------------ what only members can do
+    def _changes(self, items: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
+        """For each member with priorities its items, with their slots as "index". The errors of `update_priority`."""
+        count = items.batch_size[0]
+        ids, slots = (items["index", key].reshape(count, -1).cpu() for key in ("buffer_ids", "index"))
+        changes = []
+        if count and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):
+            raise IndexError(f"the sample is of members {ids.unique().tolist()}, the ensemble has {len(self)}")
+        for place in ids[:, 0].unique().tolist():
+            member = self.members[place]
+            if not member.sampler.takes_priorities:
+                continue
+            entries = (ids[:, 0] == place).nonzero()[:, 0]
+            own = slots[entries, : member.storage.ndim]
+            own = own[:, 0] if member.storage.ndim == 1 else own
+            refuse_unstored(own, member.storage, place)
+            change = TensorDict({"index": own}, [len(own)])
+            for key in (_priority_key(member), *_OF_UNITS):
+                entry = items.get(key, None)
+                if entry is not None:
+                    change.set(key, entry.reshape(count, -1)[entries.to(entry.device)])
+            member.refuse_priorities(change.get(_priority_key(member), None), len(own))
+            changes.append((place, change))
+        return changes
 
-    def plan(self, data: Any = None) -> Plan:
-        """The memory of all members; data is for each of them, or a list or tuple of data for one each."""
-        with turns(self._members):
-            return of_storages.plan(of_storages.of_members([member.memory_shares for member in self._members], data))
+    @property
+    def _ndims(self) -> list[int]:
+        return [member.storage.ndim for member in self.members]
+
+    # ------------------------------------------------------------------ checkpoints and copies
+
+    def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
+        with contextlib.ExitStack() as held:
+            held.enter_context(turns(self.members))
+            for each in (*self.members, self):
+                if each.prefetch_queue is not None:
+                    held.enter_context(each.prefetch_queue.mutex)
+            return held.pop_all()
+
+    def _transaction(self) -> contextlib.AbstractContextManager[Any]:
+        with contextlib.ExitStack() as steps:
+            for member in self.members:
+                if member.storage.checkpointer.changes_rows:
+                    steps.enter_context(member.storage.part())  # two of them may have one storage
+            return steps.pop_all()
+
+    def saved(self, out: Writing) -> dict[str, Any]:
+        for member in self.members:
+            member.drop_prefetched()
+        return {
+            **self._saved_settings(),
+            "members": [member.saved(out) for member in self.members],
+            "sampler": described(self.sampler, {"choice": self._choice.saved()}),
+        }
+
+    def restoring(
+        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
+    ) -> Callable[[], None]:
+        fields = fields_of(tree, where)
+        members = fields.items("members")
+        if len(members) != len(self):
+            raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self)} are here")
+        choice = Entries(state_for(self.sampler, fields.any("sampler"), f"{where}, sampler"), self.sampler)
+        rest = [self._choice.restoring(choice.fields("choice"), choice)]
+        choice.settle()
+        rest += self._restoring_settings(fields, options, where)
+        checks = []
+        for place, (member, saved) in enumerate(zip(self.members, members, strict=True)):
+            before = [*beside, *self.members[:place]]
+            checks.append(partial(member.restoring, saved, source, options, f"{where}, member {place}", before))
+        return Together([self.drop_prefetched, together(checks), *rest])
+
+    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> NoReturn:
+        raise CheckpointMismatch(
+            f"{dump.where}: in torchrl, dump each buffer of an ensemble by itself, and load it into a member"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        for each in (self, *self.members):
+            each.drop_prefetched()
+        return {
+            key: value for key, value in self.__dict__.items() if key not in ("_stepping", "_iterating", "_readers")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+        self._connect()
+        if self.generator is not None:  # one generator again, of all
+            self._pass_generator()
+
+    # ------------------------------------------------------------------ what only members can do
 
     def add(self, data: Any) -> NoReturn:
         """RuntimeError: members are written to."""
@@ -339,66 +406,6 @@ class ReplayBufferEnsemble(Sampled):
         """NotImplementedError: members have a state."""
         raise NotImplementedError("an ensemble has no state of its own: ensemble[i].load_state_dict(...)")
 
-    # ------------------------------------------------------------------ checkpoints
-
-    def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
-        with contextlib.ExitStack() as held:
-            held.enter_context(turns(self._members))
-            for each in (*self._members, self):
-                if each.prefetch_queue is not None:
-                    held.enter_context(each.prefetch_queue.mutex)
-            return held.pop_all()
-
-    def _transaction(self) -> contextlib.AbstractContextManager[Any]:
-        with contextlib.ExitStack() as steps:
-            for storage in (member.storage for member in self._members):
-                if storage.checkpointer.changes_rows:
-                    steps.enter_context(storage.part())  # two of them may have one storage
-            return steps.pop_all()
-
-    def saved(self, out: Writing) -> dict[str, Any]:
-        for member in self._members:
-            member.drop_prefetched()
-        members = [member.saved(out) for member in self._members]
-        return {**self._saved_settings(), "members": members, "sampler": described_by(self.sampler)}
-
-    def restoring(
-        self, tree: Any, source: Source, options: LoadOptions, where: str, beside: Collection[Sampled] = ()
-    ) -> Callable[[], None]:
-        fields = fields_of(tree, where)
-        members = fields.items("members")
-        if len(members) != len(self._members):
-            raise CheckpointMismatch(f"{where}: {len(members)} buffers were saved, {len(self._members)} are here")
-        state = state_for(self.sampler, fields.any("sampler"), f"{where}, sampler")
-        rest = [self.sampler.restoring_choice(state), *self._restoring_settings(fields, options, where)]
-        checks = []
-        for place, (member, saved) in enumerate(zip(self._members, members, strict=True)):
-            before = [*beside, *self._members[:place]]
-            checks.append(partial(member.restoring, saved, source, options, f"{where}, member {place}", before))
-        return Together([self.drop_prefetched, together(checks), *rest])
-
-    def restoring_dump(self, dump: TorchrlDump, options: LoadOptions) -> NoReturn:
-        raise CheckpointMismatch(f"{dump.where}: folders of torchrl are read into single buffers, not into ensembles")
-
-    # ------------------------------------------------------------------ copies
-
-    def __getstate__(self) -> dict[str, Any]:
-        self.drop_prefetched()
-        kept = {key: value for key, value in self.__dict__.items() if key not in _NOT_KEPT}
-        return {**kept, "_sampler": self._sampler.without_members()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin()
-        self.__dict__.update(state)
-        self._storage = StorageEnsemble(
-            *(each.storage for each in self._members), transforms=[each.transform for each in self._members]
-        )
-        self._writer = WriterEnsemble(*(each.writer for each in self._members))
-        self._sampler.buffer_generator = self._rng
-        if self._rng is not None:  # one generator again, of all
-            self._pass_generator()
-        self._listen()
-
     def __repr__(self) -> str:
         parts = f"storages={self.storage},\nsamplers={self.sampler},\nwriters={self.writer},"
         return (
@@ -407,14 +414,6 @@ class ReplayBufferEnsemble(Sampled):
         )
 
 
-_NOT_KEPT = ("_stepping", "_iterating", "_readers", "_storage", "_writer")
-
-
-def described_by(sampler: SamplerEnsemble) -> dict[str, Any]:
-    """The choice of a sampler ensemble, for a checkpoint."""
-    return described_component(sampler, sampler.saved_choice())
-
-
-def _refuse_prefetching(members: Sequence[ReplayBuffer]) -> None:
-    if any(member.prefetches for member in members):
-        raise ValueError("prefetch and shared exclude each other: a member of the ensemble draws ahead")
+def _priority_key(member: ReplayBuffer) -> Any:
+    """The entry of samples with the priorities for a member."""
+    return member.priority_key if isinstance(member, TensorDictReplayBuffer) else "td_error"

@@ -164,7 +164,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
     """Each member of a `StorageEnsemble` by its own checkpointer, and the state of the transforms of the members."""
 
     def _save(self, storage: "StorageEnsemble", out: Writing) -> dict[str, Any]:  # type: ignore[override]
-        members = [member.checkpointer.saved(member, out) for member in storage._storages]
+        members = [member.checkpointer.saved(member, out) for member in storage.members]
         chains = [None if each is None else each.saved() for each in storage.transforms or ()]
         return {"members": members, "transforms": chains}
 
@@ -172,9 +172,9 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         where = f"{source.path}, storage"
         fields = Fields(saved, where)
         members, chains = fields.items("members"), fields.items("transforms")
-        if len(members) != len(storage._storages) or len(chains) != len(storage.transforms or ()):
-            raise CheckpointMismatch(f"{where}: {len(members)} storages were saved, {len(storage._storages)} are here")
-        pairs = zip(storage._storages, members, strict=True)
+        if len(members) != len(storage.members) or len(chains) != len(storage.transforms or ()):
+            raise CheckpointMismatch(f"{where}: {len(members)} storages were saved, {len(storage.members)} are here")
+        pairs = zip(storage.members, members, strict=True)
         checks: list[Callable[[], Apply]] = [
             partial(member.checkpointer.restoring, member, each, source, options) for member, each in pairs
         ]

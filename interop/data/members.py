@@ -1,9 +1,8 @@
-"""Which members of an ensemble are meant: by an index, or by the index of a sample."""
+"""Which members of an ensemble are meant: by an index, or by the "index" of a sample."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
@@ -11,31 +10,40 @@ from torch import Tensor
 from interop.data.class_names import class_of
 from interop.data.index import as_int, as_tensor
 
+Member = TypeVar("Member")
+Whole = TypeVar("Whole")
+
 
 def of_kind(name: str, given: Sequence[Any], kind: type, but_not: type | None = None) -> tuple[Any, ...]:
     """The members given; TypeError for one of another kind, ValueError for none."""
     if not given:
         raise ValueError(f"an ensemble needs at least one {name}")
     for place, member in enumerate(given):
-        if not isinstance(member, kind):
-            raise TypeError(f"{name} {place} must be a {kind.__name__}, got {class_of(member)}")
         if but_not is not None and isinstance(member, but_not):
             raise TypeError(f"{name} {place} is an ensemble itself: give its members instead")
+        if not isinstance(member, kind):
+            raise TypeError(f"{name} {place} must be a {kind.__name__}, got {class_of(member)}")
     return tuple(given)
-
-
-def unwrapped(index: Any, name: str) -> Any:
-    """What a tuple of one holds; IndexError for longer and empty ones, which index into the members."""
-    if not isinstance(index, tuple):
-        return index
-    if len(index) != 1:
-        raise IndexError(f"{name}s have one dim, got an index of {len(index)}")
-    return index[0]
 
 
 def is_all(index: Any) -> bool:
     """Whether index is `:` or `...`."""
     return index is Ellipsis or (isinstance(index, slice) and index == slice(None))
+
+
+def picked(index: Any, members: Sequence[Member], whole: Whole, over: Callable[[list[int]], Whole]) -> Member | Whole:
+    """The member at an int, the whole ensemble for `:`, and for any other index `over(places)`, an ensemble of some.
+
+    IndexError for a tuple, which indexes into the members. Otherwise the errors of `named`.
+    """
+    if isinstance(index, tuple):
+        if len(index) != 1:
+            raise IndexError(f"members have one dim, got an index of {len(index)}")
+        index = index[0]
+    if is_all(index):
+        return whole
+    places = named(index, len(members))
+    return members[places] if isinstance(places, int) else over(places)
 
 
 def named(index: Any, count: int) -> int | list[int]:
@@ -69,45 +77,40 @@ def _in_range(place: int, count: int) -> int:
     return place % count
 
 
-def routed(index: Any, widths: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each member that an index of samples names: its place, which of the entries are its own, and their slots.
+def routed(index: Any, ndims: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For the members that the "index" of a sample names: the place, which of the entries are its own, and their slots.
 
     Args:
-        index: the "index" of a sample: a tensordict with "index" and "buffer_ids", whose entries are counted in order.
-        widths: for each member how many numbers make a slot, 0 where a slot is a number.
+        index: a tensordict with "index" and "buffer_ids", whose entries are counted in order.
+        ndims: the number of item dims of each member.
 
     TypeError for another index, IndexError for a member that there is not.
     """
-    held: dict[int, list[tuple[Tensor, Tensor]]] = {}
     start = 0
     for slots, ids in _pieces(index):
-        places = ids.detach().reshape(-1).cpu().numpy()
-        if places.size == 0 or slots.numel() == 0:
+        places = ids.detach().reshape(-1).cpu()
+        if not places.numel() or not slots.numel():
             continue
-        if places.min() < 0 or places.max() >= len(widths):
-            wrong = places.min() if places.min() < 0 else places.max()
-            raise IndexError(f"the sample is of member {wrong}, the ensemble has {len(widths)}")
-        width = max(widths[places[0]], 1)
-        slots = slots.reshape(places.size, -1, width)
-        for place in np.unique(places).tolist():
-            if max(widths[place], 1) != width:
-                raise IndexError(f"slots of {width} numbers were given for member {place}, which has {widths[place]}")
-            rows = np.flatnonzero(places == place)
-            entries = start + (rows[:, None] * slots.shape[1] + np.arange(slots.shape[1])).reshape(-1)
-            chosen = slots[torch.from_numpy(rows).to(slots.device)].reshape(-1, width)
-            chosen = chosen if widths[place] else chosen[:, 0]
-            held.setdefault(place, []).append((torch.from_numpy(entries), chosen))
-        start += places.size * slots.shape[1]
-    for place, parts in held.items():
-        entries_of, slots_of = zip(*parts, strict=True)
-        yield place, torch.cat(entries_of), torch.cat(slots_of)
+        if not 0 <= int(places.min()) <= int(places.max()) < len(ndims):
+            raise IndexError(f"the sample is of members {places.unique().tolist()}, the ensemble has {len(ndims)}")
+        ndim = ndims[int(places[0])]
+        columns = slots.reshape(places.numel(), -1, ndim)
+        owners = places.repeat_interleave(columns.shape[1])
+        flat = columns.reshape(-1, ndim)
+        for place in places.unique().tolist():
+            if ndims[place] != ndim:
+                raise IndexError(f"slots of {ndim} numbers were given for member {place}, which has {ndims[place]}")
+            entries = (owners == place).nonzero()[:, 0]
+            own = flat[entries.to(flat.device)]
+            yield place, start + entries, own[:, 0] if ndim == 1 else own
+        start += owners.numel()
 
 
 def _pieces(index: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Slots and members, dense; the rows one by one where they are not alike."""
+    """Slots and members, dense; part by part where these are not alike."""
     if isinstance(index, LazyStackedTensorDict):
-        for row in index.unbind(0):
-            yield from _pieces(row)
+        for part in index.unbind(0):
+            yield from _pieces(part)
         return
     if not isinstance(index, TensorDictBase) or not {"index", "buffer_ids"} <= set(index.keys()):
         raise TypeError(
@@ -119,12 +122,3 @@ def _pieces(index: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(slots.unbind(0), ids.unbind(0), strict=True)
     else:
         yield slots, ids
-
-
-def refuse_unstored(slots: Tensor, storage: Any, place: int) -> None:
-    """IndexError for a slot past the items stored."""
-    ends = [len(storage)] if storage.ndim == 1 else list(storage.shape or [])
-    columns = slots[:, None] if slots.ndim == 1 else slots
-    for column, end in zip(columns.unbind(-1), ends, strict=True):
-        if column.numel() and int(column.max()) >= end:
-            raise IndexError(f"slot {int(column.max())} is out of range: member {place} has {end} of them stored")

@@ -1,7 +1,6 @@
 """The samplers of several buffers, drawn from together."""
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from textwrap import indent
 from typing import Any, NoReturn
 
@@ -10,17 +9,13 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from fbuf.checkpoint import Fields
 from interop.checkpoint.members import loading_dicts, loading_members, saved_members
-from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors, is_users
-from interop.data import randomness
+from interop.checkpoint.state import Entries, LoadOptions, Together, as_tensors
 from interop.data.class_names import class_of
-from interop.data.members import is_all, named, of_kind, refuse_unstored, routed, unwrapped
-from interop.data.numbers import whole
+from interop.data.members import of_kind, picked, routed
+from interop.samplers.member_choice import MemberChoice
 from interop.samplers.sampler import Sampler, draw_by
 from interop.storages import Storage, StorageEnsemble
-
-_FOR_MEMBERS = np.uint32(0x85EBCA6B)  # makes the key of a batch the one that the keys of its parts are drawn with
 
 
 class SamplerEnsemble(Sampler):
@@ -41,133 +36,80 @@ class SamplerEnsemble(Sampler):
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
     ) -> None:
-        self._samplers: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
-        self._p_dtype = "float32"
-        self._sample_from_all = bool(sample_from_all)
-        self.num_buffer_sampled = num_buffer_sampled
-        self.p = p
+        self.members: tuple[Sampler, ...] = of_kind("sampler", samplers, Sampler, SamplerEnsemble)
+        self.choice = MemberChoice.of(len(samplers), p, sample_from_all, num_buffer_sampled)
+
+    @classmethod
+    def over(cls, samplers: Sequence[Sampler], choice: MemberChoice) -> "SamplerEnsemble":
+        """An ensemble of these samplers; settings of `choice` are its own."""
+        made = cls(*samplers)
+        made.choice = choice
+        return made
 
     @property
     def sample_from_all(self) -> bool:
         """Whether every member gives a part of each batch."""
-        return self._sample_from_all
+        return self.choice.from_all
 
     @property
     def num_buffer_sampled(self) -> int:
-        """Parts of a batch. None sets it back to the number of members."""
-        if self._sample_from_all or self._num_buffer_sampled is None:
-            return len(self._samplers)
-        return self._num_buffer_sampled
+        """Parts of a batch. May be set; None sets it back to the number of members."""
+        return self.choice.parts
 
     @num_buffer_sampled.setter
     def num_buffer_sampled(self, value: int | None) -> None:
-        self._num_buffer_sampled = None if value is None else whole("num_buffer_sampled", value)
+        self.choice.parts = value
 
     @property
     def p(self) -> Tensor | None:
-        """How often each member is chosen, of sum 1; None for equally often. May be set.
-
-        ValueError for negative or not finite numbers, another number of them, or zeros only.
-        """
-        return None if self._p is None else torch.from_numpy(self._p.astype(self._p_dtype))
+        """How often each member is chosen, of sum 1; None for equally often. May be set."""
+        return self.choice.p
 
     @p.setter
     def p(self, value: Sequence[float] | Tensor | None) -> None:
-        if value is None:
-            self._p, self._upper = None, _upper(np.ones(len(self._samplers)))
-            return
-        if self._sample_from_all:
-            raise RuntimeError("p and sample_from_all exclude each other: all members are sampled from")
-        p = _shares(value, len(self._samplers))
-        self._p, self._upper = p, _upper(p)
-        self._p_dtype = "float64" if isinstance(value, Tensor) and value.dtype == torch.float64 else "float32"
-
-    # ------------------------------------------------------------------ draws
+        self.choice.p = value
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[TensorDictBase, TensorDictBase]:
-        """A tensordict of "index" [n, k] and "buffer_ids" [n], and one [n] of what the samplers say.
+        """A tensordict of "index" [n, k] and "buffer_ids" [n], and one [n] of the infos of the samplers.
 
-        n is `num_buffer_sampled`, k what each part has of the batch. The index is [n, k, ndim] where slots are
-        coordinates, nested where parts have different lengths.
+        n is `num_buffer_sampled`, k the items of each part. The index is [n, k, ndim] where slots are coordinates, nested
+        where parts have different lengths.
 
         TypeError for a storage that is not an ensemble; ValueError for one of another length and for a batch that cannot be
         divided by n; RuntimeError where a member that may be chosen has nothing stored.
         """
-        if not isinstance(storage, StorageEnsemble):
-            raise TypeError(f"a SamplerEnsemble draws from a StorageEnsemble, got {class_of(storage)}")
-        if len(storage) != len(self):
-            raise ValueError(f"there are {len(self)} samplers for {len(storage)} storages")
-        each = self.part_of(batch_size)
-        self.refuse_empty(storage._storages)
-        rows, infos, places = [], [], self.choose(key)
-        keys = randomness.generator_of(key ^ _FOR_MEMBERS).integers(2**32, size=(len(places), 2), dtype=np.uint32)
-        for place, own in zip(places, keys, strict=True):
-            member = storage._storages[place]
-            with member.lock.turn():
-                slots, info = draw_by(self._samplers[place], member, each, own)
+        storages = self._storages_of(storage)
+        each = self.choice.part_of(batch_size)
+        self.choice.refuse_empty(map(len, storages))
+        rows, infos = [], []
+        for place, own_key in self.choice.choose(key):
+            with storages[place].lock.turn():
+                slots, info = draw_by(self.members[place], storages[place], each, own_key)
             rows.append((place, torch.stack(slots, -1) if isinstance(slots, tuple) else torch.as_tensor(slots)))
             infos.append(TensorDict(info, []))
-        told: TensorDictBase = LazyStackedTensorDict.maybe_dense_stack(infos, 0)
-        return _joined(rows), told
+        said: TensorDictBase = LazyStackedTensorDict.maybe_dense_stack(infos, 0)
+        return _joined(rows), said
 
-    def part_of(self, batch_size: int) -> int:
-        """What each part has of a batch; ValueError where it cannot be divided so."""
-        each, rest = divmod(batch_size, self.num_buffer_sampled)
-        if rest:
-            raise ValueError(
-                f"the batch size must be divisible by num_buffer_sampled={self.num_buffer_sampled}, got {batch_size}"
-            )
-        return each
-
-    def refuse_empty(self, storages: Iterable[Any]) -> None:
-        """RuntimeError where a member that may be chosen has nothing stored; no random number has been drawn then."""
-        for place, storage in enumerate(storages):
-            if len(storage) == 0 and (self._p is None or self._p[place] > 0):
-                raise RuntimeError(
-                    f"Cannot sample from an empty storage: member {place} of the ensemble has no items. Call its extend() "
-                    "first, or give it a p of 0"
-                )
-
-    def choose(self, key: np.ndarray) -> list[int]:
-        """The member of each part of a batch."""
-        if self._sample_from_all:
-            return list(range(len(self._samplers)))
-        shares = randomness.generator_of(key).random(self.num_buffer_sampled)
-        chosen: list[int] = self._upper.searchsorted(shares, side="right").tolist()
-        return chosen
-
-    # ------------------------------------------------------------------ members
+    def _storages_of(self, storage: Storage | None) -> tuple[Storage, ...]:
+        if not isinstance(storage, StorageEnsemble):
+            raise TypeError(f"a SamplerEnsemble needs storage=..., its StorageEnsemble, got {class_of(storage)}")
+        if len(storage) != len(self):
+            raise ValueError(f"there are {len(self)} samplers for {len(storage)} storages")
+        return storage.members
 
     def __getitem__(self, index: Any) -> Any:
         """A member for an int, this ensemble for `:`, an ensemble of some with their p for any other index."""
-        index = unwrapped(index, "sampler")
-        if is_all(index):
-            return self
-        places = named(index, len(self))
-        if isinstance(places, int):
-            return self._samplers[places]
-        part = copy.copy(self)
-        part._rng = self._rng
-        part._samplers = tuple(self._samplers[place] for place in places)
-        p = None if self._p is None else self._p[places]
-        if p is not None and not p.any():
-            raise ValueError(f"members {places} have a p of 0: an ensemble of them would never sample")
-        part._p = None if p is None else p / p.sum()
-        part._upper = _upper(np.ones(len(places)) if p is None else p)
-        return part
+        return picked(index, self.members, self, self._of_some)
 
-    def without_members(self) -> "SamplerEnsemble":
-        """The choice of members alone, for a pickle beside those."""
-        bare = copy.copy(self)
-        bare._samplers = ()
-        return bare
+    def _of_some(self, places: Sequence[int]) -> "SamplerEnsemble":
+        return self.over([self.members[place] for place in places], self.choice.over(places))
 
     def __len__(self) -> int:
-        return len(self._samplers)
+        return len(self.members)
 
     @property
     def takes_priorities(self) -> bool:
-        return any(sampler.takes_priorities for sampler in self._samplers)
+        return any(sampler.takes_priorities for sampler in self.members)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Give items of a sample new priorities; those of members without priorities have none.
@@ -177,26 +119,24 @@ class SamplerEnsemble(Sampler):
             priority: one value for all, or one for each slot of the index.
             storage: the ensemble that was drawn from.
         """
-        if not isinstance(storage, StorageEnsemble):
-            raise TypeError("update_priority() of an ensemble needs storage=..., the StorageEnsemble drawn from")
+        storages = self._storages_of(storage)
         if not self.takes_priorities:
             super().update_priority(index, priority, storage=storage)
             return
-        for place, slots, values in self.parts(index, priority, storage._storages):
-            member = storage._storages[place]
-            with member.lock.turn():
-                self._samplers[place].update_priority(slots, values, storage=member)
+        for place, slots, values in self.routed(index, priority, storages):
+            with storages[place].lock.turn():
+                self.members[place].update_priority(slots, values, storage=storages[place])
 
-    def parts(self, index: Any, priority: Any, storages: Sequence[Any]) -> list[tuple[int, Tensor, Any]]:
+    def routed(self, index: Any, priority: Any, storages: Sequence[Storage]) -> list[tuple[int, Tensor, Any]]:
         """The members with priorities that an index names, their slots, and the priorities given for these.
 
         RuntimeError for another number of priorities than of slots, IndexError for slots that are not stored, and what the
-        samplers raise for priorities that they refuse: nothing has changed then.
+        samplers raise for priorities that they refuse.
         """
         given = priority
         if not isinstance(priority, int | float):
             given = priority.detach() if isinstance(priority, Tensor) else torch.from_numpy(np.asarray(priority))
-        routes = list(routed(index, [storage.ndim if storage.ndim > 1 else 0 for storage in storages]))
+        routes = list(routed(index, [each.ndim for each in storages]))
         count = sum(entries.numel() for _, entries, _ in routes)
         for_all = not isinstance(given, Tensor) or given.numel() == 1
         if not for_all and given.numel() != count:
@@ -206,10 +146,9 @@ class SamplerEnsemble(Sampler):
             )
         found = []
         for place, entries, slots in routes:
-            sampler = self._samplers[place]
-            if sampler.takes_priorities:
+            if self.members[place].takes_priorities:
                 values = given if for_all else given.reshape(-1)[entries.to(given.device)]
-                sampler.checked(values)
+                self.members[place].checked(values)
                 refuse_unstored(slots, storages[place], place)
                 found.append((place, slots, values))
         return found
@@ -217,70 +156,22 @@ class SamplerEnsemble(Sampler):
     # ------------------------------------------------------------------ checkpoints
 
     def saved_state(self) -> dict[str, Any]:
-        return {"choice": self._choice(), "members": saved_members(self._samplers)}
+        return {"choice": self.choice.saved(), "members": saved_members(self.members)}
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        chosen = self._loading_choice(entries.fields("choice"), entries)
-        return Together((loading_members(entries, self._samplers, options), chosen))
-
-    def saved_choice(self) -> dict[str, Any]:
-        """A saved tree of what members are chosen by, without them: for buffers, which save their samplers themselves.
-
-        What a subclass of the user's says of itself is all there is of it.
-        """
-        return self.saved() if is_users(self) else {"choice": self._choice()}
-
-    def restoring_choice(self, saved: Any) -> Callable[[], None]:
-        """Check such a tree; what is returned puts it in."""
-        if is_users(self):
-            return self.restoring(saved)
-        entries = Entries(saved, self)
-        chosen = self._loading_choice(entries.fields("choice"), entries)
-        entries.settle()
-        return chosen
-
-    def _choice(self) -> dict[str, Any]:
-        return {
-            "p": None if self._p is None else self._p.tolist(),
-            "p_dtype": self._p_dtype,
-            "sample_from_all": self._sample_from_all,
-            "num_buffer_sampled": self._num_buffer_sampled,
-        }
-
-    def _loading_choice(self, fields: Fields, entries: Entries) -> Callable[[], None]:
-        """Check such a tree; what is returned puts it in. Differences are noted in `entries`."""
-        for_all, count = fields.flag("sample_from_all"), fields.any("num_buffer_sampled")
-        count = None if count is None else fields.whole("num_buffer_sampled", 1)
-        p, dtype = None, fields.text("p_dtype")
-        if fields.any("p") is not None:
-            p = np.array([Fields({"p": each}, "the chances").number("p", 0) for each in fields.items("p")])
-            if for_all or not p.any():
-                raise fields.wrong("p", "None where all are sampled from, and not all 0", p)
-            if p.size != len(self._samplers):
-                entries.refuse(f"p is of {p.size} members, there are {len(self._samplers)}")
-        if dtype not in ("float32", "float64"):
-            raise fields.wrong("p_dtype", "float32 or float64", dtype)
-        entries.parameter("p", None if p is None else p.tolist(), None if self._p is None else self._p.tolist())
-        entries.parameter("sample_from_all", for_all, self._sample_from_all)
-        entries.parameter("num_buffer_sampled", count, self._num_buffer_sampled)
-        upper = _upper(np.ones(len(self._samplers)) if p is None else p)
-
-        def put() -> None:
-            self._p, self._upper, self._p_dtype = p, upper, dtype
-            self._sample_from_all, self._num_buffer_sampled = for_all, count
-
-        return put
+        chosen = self.choice.restoring(entries.fields("choice"), entries)
+        return Together((loading_members(entries, self.members, options), chosen))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each member under "0", "1" and so on, and what they are chosen by."""
-        members = {str(place): sampler.state_dict() for place, sampler in enumerate(self._samplers)}
-        return {**members, "_choice": as_tensors(self._choice())}
+        """The state of each member under "0", "1" and so on, and the settings."""
+        members = {str(place): sampler.state_dict() for place, sampler in enumerate(self.members)}
+        return {**members, "_choice": as_tensors(self.choice.saved())}
 
     def with_state_dict(self, given: Any, options: LoadOptions) -> Callable[[], None]:
-        rest, members = loading_dicts(self, given, self._samplers)
+        rest, members = loading_dicts(self, given, self.members)
         entries, puts = Entries(rest, self), [members]
         if "_choice" in entries:
-            puts.append(self._loading_choice(entries.fields("_choice"), entries))
+            puts.append(self.choice.restoring(entries.fields("_choice"), entries))
         entries.settle()
         return Together(puts)
 
@@ -288,7 +179,7 @@ class SamplerEnsemble(Sampler):
         raise NotImplementedError("an ensemble of samplers is not reset as a whole: empty the members")
 
     def __repr__(self) -> str:
-        body = f"samplers=({', '.join(map(repr, self._samplers))})"
+        body = f"samplers=({', '.join(map(repr, self.members))})"
         return f"{type(self).__name__}(\n{indent(body, '    ')})"
 
 
@@ -308,26 +199,10 @@ def _joined(rows: Sequence[tuple[int, Tensor]]) -> TensorDictBase:
     return stacked
 
 
-def _shares(p: Any, count: int) -> np.ndarray:
-    """What each member has of a whole of 1."""
-    try:
-        given = p.detach().cpu().double().numpy() if isinstance(p, Tensor) else np.asarray(p)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"p must be a list of numbers, got {p!r}") from error
-    if given.dtype.kind not in "fiu":
-        raise TypeError(f"p must be a list of numbers, got {p!r}")
-    given = given.astype(np.float64)
-    if given.shape != (count,):
-        raise ValueError(f"p must have one number for each of the {count} members, got shape {list(given.shape)}")
-    if not (np.isfinite(given).all() and (given >= 0).all()):
-        raise ValueError(f"p must be finite and at least 0, got {given.tolist()}")
-    if not given.any():
-        raise ValueError("p must not be 0 for every member")
-    given = given / given.max()  # a sum of the numbers as they came might be infinite
-    return given / given.sum()
-
-
-def _upper(p: np.ndarray) -> np.ndarray:
-    """The upper ends of the parts of [0, 1) that stand for the members; a part of none for a p of 0."""
-    ends = np.cumsum(p)
-    return ends / ends[-1]
+def refuse_unstored(slots: Tensor, storage: Storage, place: int) -> None:
+    """IndexError for a slot past the items that member `place` stores."""
+    ends = [len(storage)] if storage.ndim == 1 else list(storage.shape or [])
+    columns = slots[:, None] if slots.ndim == 1 else slots
+    for column, end in zip(columns.unbind(-1), ends, strict=True):
+        if column.numel() and int(column.max()) >= end:
+            raise IndexError(f"slot {int(column.max())} is out of range: member {place} has {end} of them stored")

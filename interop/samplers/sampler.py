@@ -29,8 +29,6 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
     """
 
-    _samplers: tuple["Sampler", ...] = ()  # the members of an ensemble
-
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
             raise TypeError(f"{cls.__name__} chooses no items: define draw(storage, batch_size, key) in it")
@@ -46,7 +44,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
             batch_size: how many items are wanted.
             key: random bits, [2] uint32: a key of JAX, or a seed for `numpy.random.default_rng`.
         """
-        every: list[Sampler | Storage] = [self, *self._samplers, storage]  # the storage for its `random_index`
+        every: list[Sampler | Storage] = [self, storage]  # the storage for its `random_index`
         before = [each.buffer_generator for each in every]
         seed, made = int(key.view(np.int64)[0]), dict[torch.device, torch.Generator]()
         try:

@@ -1,7 +1,6 @@
 """The storages of several buffers, read together."""
 
 import contextlib
-import copy
 import sys
 from collections.abc import Sequence
 from textwrap import indent
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fbuf.memory_plan import Share
 from interop.checkpoint.checkpointers import StorageEnsembleCheckpointer
-from interop.data.members import is_all, named, of_kind, unwrapped
+from interop.data.members import named, of_kind, picked
 from interop.storages import planning
 from interop.storages.storage import Storage
 from interop.transforms.chain import Compose, as_chain
@@ -25,84 +24,69 @@ class StorageEnsemble(Storage):
 
     Args:
         storages: the members.
-        transforms: what the rows of each member go through, None for nothing; as many as storages.
+        transforms: a transform for the rows of each member, or None; as many as storages.
     """
 
     default_checkpointer = StorageEnsembleCheckpointer
 
     def __init__(self, *storages: Storage, transforms: Sequence[Any] | None = None) -> None:
-        self._storages: tuple[Storage, ...] = of_kind("storage", storages, Storage, StorageEnsemble)
+        self.members: tuple[Storage, ...] = of_kind("storage", storages, Storage, StorageEnsemble)
         if transforms is not None and len(transforms) != len(storages):
             raise TypeError(f"transforms must be as many as storages: got {len(transforms)} for {len(storages)}")
-        chains = [None if each is None else as_chain(each) for each in transforms or ()]
-        self._transforms: list[Compose | None] | None = None if transforms is None else chains
+        self.transforms: list[Compose | None] | None = None
+        if transforms is not None:
+            self.transforms = [None if each is None else as_chain(each) for each in transforms]
         super().__init__(self.max_size)
 
     def locked(self) -> Any:
-        turns = contextlib.ExitStack()
-        for each in sorted(self._storages, key=id):  # in one order, whoever takes them
-            turns.enter_context(each.locked())
-        return turns
-
-    @property
-    def transforms(self) -> list[Compose | None] | None:
-        """What the rows of each member go through."""
-        return self._transforms
+        locks = contextlib.ExitStack()
+        for each in sorted({member.lock for member in self.members}, key=id):  # in one order in all threads
+            locks.enter_context(each.turn())
+        return locks
 
     @property
     def max_size(self) -> int:
         """Items that the members can hold together."""
-        return min(sum(storage.max_size for storage in self._storages), sys.maxsize)
+        return min(sum(storage.max_size for storage in self.members), sys.maxsize)
 
     def get(self, index: Any) -> Any:
         """What an index names.
 
-        - A tensordict of "buffer_ids" [n] and "index" [n, k], as a `SamplerEnsemble` draws it: a list of n pairs of the
-          member and what it has at these k slots, gone through its transform.
+        - A tensordict of "buffer_ids" [n] and "index" [n, k], as a `SamplerEnsemble` draws it: a list of n pairs of a member
+          and its items at these k slots, after its transform.
         - An int: that storage; `:` this ensemble; a slice, list, array, mask or tensor an ensemble of these.
-        - A pair of such an index and one of items: `ensemble[i][j]`, or a list of what is at j in each storage.
+        - A pair of such an index and one of items: `ensemble[i][j]`, or a list of the items j of each storage.
 
         IndexError out of range, TypeError for floats, RuntimeError for a tensor of several dims.
         """
         if isinstance(index, TensorDictBase):
-            return self._drawn(index)
+            rows = [(int(row["buffer_ids"]), row["index"]) for row in index.unbind(0)]
+            named([place for place, _ in rows], len(self))  # raises for a member that there is not
+            return [(place, self._read(place, slots)) for place, slots in rows]
         if isinstance(index, tuple) and len(index) > 1:
-            first, item = index[0], index[1] if len(index) == 2 else index[1:]
-            places = named(first, len(self))
+            places, item = named(index[0], len(self)), index[1] if len(index) == 2 else index[1:]
             if isinstance(places, int):
-                return self._storages[places][item]
-            return [self._storages[place][item] for place in places]
-        index = unwrapped(index, "storage")
-        if is_all(index):
-            return self
-        places = named(index, len(self))
-        return self._storages[places] if isinstance(places, int) else self._over(places)
+                return self.members[places][item]
+            return [self.members[place][item] for place in places]
+        return picked(index, self.members, self, self._of_some)
 
-    def _over(self, places: Sequence[int]) -> "StorageEnsemble":
-        part = copy.copy(self)
-        part._storages = tuple(self._storages[place] for place in places)
-        part._transforms = None if self._transforms is None else [self._transforms[place] for place in places]
-        return part
+    def _of_some(self, places: Sequence[int]) -> "StorageEnsemble":
+        transforms = None if self.transforms is None else [self.transforms[place] for place in places]
+        return type(self)(*(self.members[place] for place in places), transforms=transforms)
 
-    def _drawn(self, index: TensorDictBase) -> list[tuple[int, Any]]:
-        rows = [(int(row["buffer_ids"]), _as_index(row["index"])) for row in index.unbind(0)]
-        for place, _ in rows:
-            named(place, len(self))  # refuses one that there is not
-        return [(place, self._read(place, slots)) for place, slots in rows]
-
-    def _read(self, place: int, slots: Any) -> Any:
-        storage = self._storages[place]
+    def _read(self, place: int, slots: Tensor) -> Any:
+        storage = self.members[place]
         with storage.lock.turn():
-            data = storage.get(slots)
-        chain = self._transforms[place] if self._transforms is not None else None
+            data = storage.get(tuple(slots.unbind(-1)) if slots.ndim > 1 else slots)
+        chain = None if self.transforms is None else self.transforms[place]
         return data if chain is None or not len(chain) else chain(data)
 
     def memory_shares(self, data: Any) -> list[Share]:
         """Those of the members; data is for each of them, or a list or tuple of data for one each."""
-        return planning.of_members([storage.memory_shares for storage in self._storages], data)
+        return planning.of_members([storage.memory_shares for storage in self.members], data)
 
     def __len__(self) -> int:
-        return len(self._storages)
+        return len(self.members)
 
     def add(self, data: Any) -> NoReturn:
         """RuntimeError: members are written to."""
@@ -116,23 +100,18 @@ class StorageEnsemble(Storage):
         """RuntimeError: members are written to."""
         raise RuntimeError("an ensemble of storages cannot be written to: index the member first, ensemble[i]")
 
-    def _empty(self) -> None:
+    def _empty(self) -> NoReturn:
         raise NotImplementedError("an ensemble of storages is not emptied as a whole: empty its members")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> NoReturn:
         """NotImplementedError: members have a state."""
         raise NotImplementedError("an ensemble of storages has no state of its own: take that of its members")
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Any) -> NoReturn:
         """NotImplementedError: members have a state."""
         raise NotImplementedError("an ensemble of storages has no state of its own: load that of its members")
 
     def __repr__(self) -> str:
-        storages = ", ".join(map(repr, self._storages))
-        body = f"storages=({storages}),\ntransforms={self._transforms}"
+        storages = ", ".join(map(repr, self.members))
+        body = f"storages=({storages}),\ntransforms={self.transforms}"
         return f"{type(self).__name__}(\n{indent(body, '    ')})"
-
-
-def _as_index(row: Tensor) -> Any:
-    """The index into one storage that a row of slots is: coordinates come in columns."""
-    return tuple(row.unbind(-1)) if row.ndim > 1 else row

@@ -9,24 +9,22 @@ from scipy import stats
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from interop import (
+    HERReplayBuffer,
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    PrioritizedSliceSampler,
+    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
+    Sequence,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    TensorStorage,
+    TensorDictRoundRobinWriter,
 )
-from tests.interop.rows import (
-    ALL_STORAGES,
-    KINDS,
-    check_same,
-    flat_td,
-    nested_td,
-    plain_tensor,
-    tensors_of,
-    trajectories,
-)
+from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, nested_td, tensors_of, trajectories
 
 
 def buffer_of(rows, storage=LazyTensorStorage, kind=TensorDictReplayBuffer, **kwargs):
@@ -50,9 +48,6 @@ def chi_square(counts, chances):
 
 def ids_of(ensemble, batch_size):
     return ensemble.sample(batch_size)["index", "buffer_ids"]
-
-
-# ---------------------------------------------------------------------- rows
 
 
 @given(data=st.data())
@@ -91,10 +86,10 @@ def test_every_row_is_what_its_member_has_in_its_slot(data):
         assert bool((nested["buffer_ids"].reshape(parts, each, -1) == ids[..., None]).all())
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 @pytest.mark.parametrize("make", sorted(ALL_STORAGES))
-def test_a_batch_has_the_index_nested_and_its_members(kind, make):
-    members = [member(100 * place, storage=ALL_STORAGES[make], kind=kind) for place in range(3)]
+def test_a_batch_is_a_copy_with_the_index_nested_and_its_members(make):
+    members = [member(100 * place, storage=ALL_STORAGES[make]) for place in range(3)]
+    stored = [each[:].clone() for each in members]
     sample, info = ReplayBufferEnsemble(*members).sample(12, return_info=True)
     assert type(sample) is TensorDict and sample.batch_size == (3, 4) and set(sample.keys()) == {"obs", "done", "index"}
     index = sample["index"]
@@ -106,34 +101,10 @@ def test_a_batch_has_the_index_nested_and_its_members(kind, make):
     before = sample.clone()
     info["index", "index"].zero_()
     check_same(sample, before)  # the info has memory of its own
-
-
-@pytest.mark.parametrize("make", sorted(ALL_STORAGES))
-def test_a_batch_is_a_copy(make):
-    members = [member(storage=ALL_STORAGES[make]), member(storage=ALL_STORAGES[make])]
-    before = [each[:].clone() for each in members]
-    sample = ReplayBufferEnsemble(*members).sample(8)
     for leaf in tensors_of(sample):
         leaf.fill_(7)
-    for each, rows in zip(members, before, strict=True):
+    for each, rows in zip(members, stored, strict=True):
         check_same(each[:], rows)
-
-
-def test_large_items_are_read_too():
-    """Above the size from which torch's gather takes over."""
-    members = [buffer_of(torch.arange(16 * 70_000).reshape(16, 70_000) + place, kind=ReplayBuffer) for place in (0, 1)]
-    sample, info = ReplayBufferEnsemble(*members).sample(8, return_info=True)
-    wanted = info["index", "index"] * 70_000 + info["index", "buffer_ids"][:, None]
-    assert torch.equal(sample[..., 0], wanted) and torch.equal(sample[..., -1], wanted + 69_999)
-
-
-def test_items_of_a_given_memory_whose_dims_do_not_merge():
-    memory = torch.arange(2 * 3 * 5.0).reshape(5, 3, 2).permute(2, 1, 0)  # [2, 3, 5]
-    members = [ReplayBuffer(storage=TensorStorage(memory, ndim=2)) for _ in range(2)]
-    sample, info = ReplayBufferEnsemble(*members).sample(8, return_info=True)
-    assert info["index", "index"].shape == (2, 4, 2)
-    rows, lanes = info["index", "index"].unbind(-1)
-    assert torch.equal(sample, memory[rows, lanes])
 
 
 def test_coordinates_of_several_item_dims():
@@ -162,7 +133,7 @@ def test_rows_that_are_trajectories_have_their_index_at_each_step():
 # ---------------------------------------------------------------------- members that are not alike
 
 
-def test_unlike_shapes_are_stacked_lazily():
+def test_unlike_shapes_and_keys_are_stacked_lazily():
     one = TensorDict({"a": torch.zeros(5), "b": torch.zeros(5, 3)}, [5])
     two = TensorDict({"a": torch.ones(5), "b": torch.ones(5, 4)}, [5])
     ensemble = ReplayBufferEnsemble(buffer_of(one), buffer_of(two), sample_from_all=True)
@@ -170,14 +141,9 @@ def test_unlike_shapes_are_stacked_lazily():
     assert isinstance(sample, LazyStackedTensorDict) and sample.batch_size == (2, 3)
     assert sample["a"].tolist() == [[0] * 3, [1] * 3] and sample["index", "buffer_ids"].tolist() == [[0] * 3, [1] * 3]
     assert sample[0]["b"].shape == (3, 3) and sample[1]["b"].shape == (3, 4)
-    assert ensemble[0].sample(6)["b"].shape == (6, 3)
-
-
-def test_unlike_keys_are_stacked_lazily():
-    ensemble = ReplayBufferEnsemble(member(), buffer_of(nested_td(range(5))), sample_from_all=True)
-    sample = ensemble.sample(6)
-    assert isinstance(sample, LazyStackedTensorDict) and set(sample.keys()) == {"obs", "index"}
-    assert set(sample[0].keys()) == {"obs", "done", "index"} and set(sample[1].keys()) == {"obs", "next", "index"}
+    unlike = ReplayBufferEnsemble(member(), buffer_of(nested_td(range(5))), sample_from_all=True).sample(6)
+    assert isinstance(unlike, LazyStackedTensorDict) and set(unlike.keys()) == {"obs", "index"}
+    assert set(unlike[0].keys()) == {"obs", "done", "index"} and set(unlike[1].keys()) == {"obs", "next", "index"}
 
 
 def test_parts_of_unlike_length_are_stacked_lazily():
@@ -191,16 +157,6 @@ def test_parts_of_unlike_length_are_stacked_lazily():
         assert row["index", "buffer_ids"].tolist() == [place] * left == info[place]["index", "buffer_ids"].tolist()
         assert sorted(torch.cat([first[place]["obs"][:, 0], row["obs"][:, 0]]).tolist()) == list(range(6 + left))
         assert members[place].sampler.ran_out
-
-
-def test_the_info_has_memory_of_its_own():
-    for counts in ((4, 4), (4, 3)):
-        members = [member(count=count, sampler=SamplerWithoutReplacement()) for count in counts]
-        ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, collate_fn=lambda parts: parts)
-        parts, info = ensemble.sample(8, return_info=True)
-        for row in info.unbind(0):
-            row["index", "index"].fill_(77)
-        assert all(torch.equal(part["index", "index"].float(), part["obs"][:, 0]) for part in parts)
 
 
 def test_plain_tensors_that_are_not_alike_are_an_error():
@@ -243,15 +199,6 @@ def test_members_are_drawn_in_proportion_to_p(p):
     assert torch.allclose(ensemble.sampler.p, torch.as_tensor(chances / chances.sum()).float())
 
 
-def test_slots_are_drawn_by_the_sampler_of_each_member():
-    one = member(count=4)
-    two = member(count=8, sampler=SamplerWithoutReplacement())
-    ensemble = ReplayBufferEnsemble(one, two, sample_from_all=True)
-    slots = torch.cat([ensemble.sample(16)["index", "index"] for _ in range(400)], 1)
-    chi_square(torch.bincount(slots[0]), np.ones(4))
-    assert (slots[1].reshape(-1, 8).sort(1).values == torch.arange(8)).all()
-
-
 def test_all_members_in_order():
     members = [member() for _ in range(3)]
     for parts in (None, 1, 7):
@@ -291,9 +238,6 @@ def test_an_empty_member_is_refused_unless_it_is_never_drawn():
     assert set(ids_of(ReplayBufferEnsemble(*members, p=[1, 0, 1]), 300).unique().tolist()) <= {0, 2}
 
 
-# ---------------------------------------------------------------------- batch size, info, iterating
-
-
 def test_batch_size_and_iterating():
     ensemble = ReplayBufferEnsemble(member(), member(), batch_size=4)
     assert [batch.batch_size for batch, _ in zip(ensemble, range(3), strict=False)] == [(2, 2)] * 3
@@ -305,21 +249,6 @@ def test_batch_size_and_iterating():
         without.sample()
     with pytest.raises(RuntimeError, match="batch_size not specified"):
         next(iter(without))
-
-
-def test_members_with_epochs_begin_them_anew():
-    members = [member(count=3, sampler=SamplerWithoutReplacement()) for _ in range(2)]
-    ensemble = ReplayBufferEnsemble(*members, batch_size=6, sample_from_all=True)
-    for batch, _ in zip(ensemble, range(4), strict=False):
-        assert (batch["obs"][..., 0].sort(1).values == torch.arange(3)).all()
-
-
-def test_a_default_device_changes_nothing():
-    ensemble = ReplayBufferEnsemble(member(), buffer_of(flat_td(range(5)), storage=ListStorage), p=[1, 2])
-    with torch.device("meta"):
-        sample, info = ensemble.sample(8, return_info=True)
-        assert not any(leaf.is_meta for leaf in (*tensors_of(sample), *tensors_of(info)))
-        assert ensemble[[0]].sampler.p.tolist() == [1] and ensemble[:, 2]["obs"][:, 0].tolist() == [2, 2]
 
 
 def test_equal_generators_draw_equal_batches():
@@ -335,8 +264,183 @@ def test_equal_generators_draw_equal_batches():
     assert not torch.equal(draws(3)[0]["obs"], draws(4)[0]["obs"])
 
 
-def test_plain_tensors_have_no_marks():
-    members = [buffer_of(plain_tensor(range(5)), kind=ReplayBuffer) for _ in range(2)]
+# ---------------------------------------------------------------------- transforms, collate functions, infos
+
+
+def test_transforms_of_members_see_their_rows_and_that_of_the_ensemble_the_batch():
+    seen = []
+
+    def note(name):
+        def transform(data):
+            seen.append((name, data.batch_size, isinstance(data["index"], TensorDict)))
+            return data.set(name, data["obs"][..., 0] + 1)
+
+        return transform
+
+    members = [
+        member(100 * i, storage=s, transform=note("own")) for i, s in enumerate((LazyTensorStorage, ListStorage))
+    ]
+    ensemble = ReplayBufferEnsemble(*members, transform=note("all"), sample_from_all=True)
+    sample = ensemble.sample(6)
+    assert seen == [("own", (3,), False), ("own", (3,), False), ("all", (2, 3), True)]
+    assert torch.equal(sample["own"], sample["obs"][..., 0] + 1) and torch.equal(sample["all"], sample["own"])
+    assert "own" not in members[0].storage[:] and "own" not in members[1].storage[0]
+    ensemble[0].append_transform(lambda data: data.set("own", data["own"] * 0))  # members stay what they are
+    assert ensemble.sample(6)["own"][0].tolist() == [0] * 3
+
+
+def test_a_transform_that_edits_in_place_leaves_the_storages_alone():
+    def edit(data):
+        for row in data.unbind(0):
+            row["obs"].add_(1)
+        return data
+
+    def stored(member):
+        return torch.stack([member.storage[i].clone() for i in range(len(member))])
+
+    members = [member(storage=each, transform=edit) for each in (LazyTensorStorage, ListStorage, LazyMemmapStorage)]
+    before = [stored(each) for each in members]
+    ReplayBufferEnsemble(*members, collate_fns=[None, LazyStackedTensorDict.lazy_stack, None], transform=edit).sample(
+        30
+    )
+    for each, rows in zip(members, before, strict=True):
+        check_same(stored(each), rows)
+
+
+def test_collate_functions_of_members_and_of_the_ensemble():
+    seen = []
+
+    def own(items):
+        seen.append(type(items).__name__)
+        return torch.stack(items)
+
+    members = [member(storage=ListStorage, collate_fn=own), member(storage=ListStorage)]
+    ReplayBufferEnsemble(*members, sample_from_all=True).sample(4)
+    assert seen == ["list"]
+    other = ReplayBufferEnsemble(*members, sample_from_all=True, collate_fns=[None, own], collate_fn=torch.cat)
+    sample = other.sample(4)
+    assert seen == ["list"] * 3 and sample.batch_size == (4,)
+    assert torch.equal(sample["index", "index"].float(), sample["obs"][:, 0])
+    assert sample["index", "buffer_ids"].tolist() == [0, 0, 1, 1]
+
+
+def test_marking_a_batch_does_not_mark_the_stored_items():
+    """A collate function may hand on the very items of a list."""
+    rows = [TensorDict({"a": torch.tensor(float(i))}) for i in range(4)]
+    members = [ReplayBuffer(storage=ListStorage(4), collate_fn=LazyStackedTensorDict.lazy_stack) for _ in range(2)]
+    for each in members:
+        each.extend(rows)
+    sample = ReplayBufferEnsemble(*members).sample(8)
+    assert "index" in sample and all(set(row.keys()) == {"a"} for row in rows)
+
+
+def test_a_member_whose_transform_changes_the_rows_says_so():
+    members = [member(transform=lambda data: data.reshape(2, -1)), member()]
+    with pytest.raises(RuntimeError, match="Failed to set the metadata"):
+        ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)
+
+
+def test_what_samplers_say_is_in_the_batch():
+    class Slices(RandomSampler):
+        """Names items as slices do, and says where they end."""
+
+        def sample(self, storage, batch_size):
+            index, _ = super().sample(storage, batch_size)
+            ends = torch.zeros(batch_size, 1, dtype=torch.bool)
+            ends[-1] = True
+            return (index,), {("next", "truncated"): ends, "weight": torch.arange(batch_size)}
+
+    members = [member(sampler=Slices()), member(sampler=Slices())]
     sample, info = ReplayBufferEnsemble(*members).sample(6, return_info=True)
-    assert torch.equal(sample[..., 0], info["index", "index"].float())
-    assert info.batch_size == (2,) and info["index"].batch_size == (2,) and info["index", "buffer_ids"].shape == (2,)
+    assert sample["index", "index"].shape == info["index", "index"].shape == (2, 3, 1)
+    assert sample["index", "buffer_ids"].shape == (2, 3)
+    assert sample["next", "truncated"].tolist() == [[[False], [False], [True]]] * 2
+    assert info["weight"].tolist() == sample["weight"].tolist() == [[0, 1, 2]] * 2
+    mixed = ReplayBufferEnsemble(members[0], member(), sample_from_all=True).sample(6)
+    assert mixed[0]["index", "index"].shape == (3, 1) and mixed[1]["index", "index"].shape == (3,)
+    assert "weight" in mixed[0] and "weight" not in mixed[1]
+
+
+def episodes(first=0, sampler=None):
+    """12 steps of three episodes."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler)
+    rows = TensorDict({"a": first + torch.arange(12), "episode": torch.arange(12) // 4}, [12])
+    rows["next", "done"] = torch.zeros(12, 1, dtype=torch.bool)
+    buffer.extend(rows)
+    return buffer
+
+
+def test_slices_of_each_member():
+    members = [episodes(100 * i, SliceSampler(slice_len=2, traj_key="episode")) for i in range(2)]
+    sample, info = ReplayBufferEnsemble(*members).sample(8, return_info=True)
+    assert sample.batch_size == info.batch_size == (2, 4) and sample["index", "index"].shape == (2, 4, 1)
+    assert torch.equal(sample["a"], 100 * sample["index", "buffer_ids"] + sample["index", "index"][..., 0])
+    starts, stops = sample["a"][:, 0::2], sample["a"][:, 1::2]
+    assert torch.equal(stops, starts + 1) and torch.equal(sample["episode"][:, 0::2], sample["episode"][:, 1::2])
+    for data in (sample, info):
+        assert data["next", "truncated"].squeeze(-1).tolist() == [[False, True] * 2] * 2
+        assert torch.equal(data["next", "done"], data["next", "truncated"])
+
+
+def test_priorities_of_slices():
+    members = [episodes(0, PrioritizedSliceSampler(12, 1.0, 1.0, slice_len=2, traj_key="episode")) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True)
+    sample, info = ensemble.sample(8, return_info=True)
+    assert sample["priority_weight"].shape == (2, 4)
+    ensemble.update_tensordict_priority(sample.set("td_error", sample["a"] + 5.0))
+    for part, each in enumerate(members):
+        slots = sample["index", "index"][part, :, 0]
+        assert torch.equal(each.sampler.priorities[slots], slots + 5.0)
+    ensemble.update_priority(info["index"], sample["a"] + 7.0)
+    for part, each in enumerate(members):
+        slots = sample["index", "index"][part, :, 0]
+        assert torch.equal(each.sampler.priorities[slots], slots + 7.0)
+
+
+def test_windows_around_items():
+    def windows():
+        buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=1.0, beta=1.0, storage=LazyTensorStorage(12), sample_unit=Sequence(3, done_key=None)
+        )
+        buffer.extend(TensorDict({"a": torch.arange(12)}, [12]))
+        return buffer
+
+    ensemble = ReplayBufferEnsemble(windows(), windows(), sample_from_all=True)
+    sample = ensemble.sample(4)
+    assert sample.batch_size == (2, 6) and torch.equal(sample["a"], sample["index", "index"])
+    assert sample["step_in_sequence"].tolist() == [[0, 1, 2] * 2] * 2
+    ensemble.update_tensordict_priority(sample.set("td_error", sample["a"] + 10.0))
+    for part in range(2):
+        wanted = torch.ones(12)
+        for anchor in sample["anchor_index"][part, ::3].tolist():
+            wanted[anchor] = min(anchor + 2, 11) + 10.0
+        assert torch.equal(ensemble[part].sampler.priorities, wanted)
+
+
+def test_a_member_that_relabels_its_items():
+    def reached(first):
+        buffer = HERReplayBuffer(
+            lambda data: (data["desired_goal"] == data["next", "achieved_goal"]).float(),
+            her_ratio=1.0,
+            strategy="final",
+            storage=LazyTensorStorage(4),
+        )
+        steps = torch.arange(first, first + 4.0)[:, None]
+        rows = TensorDict({"desired_goal": steps * 0 - 1, "next": {"achieved_goal": steps, "reward": steps * 0}}, [4])
+        rows["next", "done"] = steps == first + 3
+        buffer.extend(rows)
+        return buffer
+
+    sample = ReplayBufferEnsemble(reached(0), reached(10), sample_from_all=True).sample(8)
+    assert (sample["desired_goal"][0] == 3).all() and (sample["desired_goal"][1] == 13).all()
+
+
+def test_the_generations_of_items_are_told():
+    members = [member(writer=TensorDictRoundRobinWriter(track_generations=True)) for _ in range(2)]
+    members[1].extend(flat_td(range(16)))
+    sample, info = ReplayBufferEnsemble(*members, sample_from_all=True).sample(8, return_info=True)
+    for part, each in enumerate(members):
+        wanted = each.writer.generations_of(info["index", "index"][part])
+        assert torch.equal(info["index_generation"][part], wanted) and torch.equal(
+            sample["index_generation"][part], wanted
+        )

@@ -1,11 +1,12 @@
 """Ensembles are built of buffers or of components, indexed into members, and refuse what only members can do."""
 
+import contextlib
+
 import pytest
 import torch
-from tensordict import TensorDict
 
 from interop import (
-    Compose,
+    ConsumingSampler,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -13,15 +14,12 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    RoundRobinWriter,
     SamplerEnsemble,
-    Storage,
     StorageEnsemble,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
     WriterEnsemble,
 )
-from tests.interop.rows import check_same, flat_td
+from tests.interop.rows import check_same, flat_td, state_of
 
 
 def member(first=0, count=6, storage=LazyTensorStorage, kind=TensorDictReplayBuffer, **kwargs):
@@ -40,7 +38,14 @@ def components(count=2, transforms=None, **options):
     }
 
 
-# ---------------------------------------------------------------------- building
+@contextlib.contextmanager
+def all_refused(buffers, error, match=None):
+    """The block raises `error`, and all buffers are as before."""
+    before = [state_of(each) for each in buffers]
+    with pytest.raises(error, match=match):
+        yield
+    for each, state in zip(buffers, before, strict=True):
+        check_same(state_of(each), state)
 
 
 def test_buffers_and_components_exclude_each_other():
@@ -70,36 +75,19 @@ def test_what_is_missing_or_of_another_kind_is_refused():
         ReplayBufferEnsemble(member(), surprise=1)
 
 
-def test_sharing_members_that_draw_ahead_is_refused():
-    buffers = [member(), member(batch_size=2, prefetch=1)]
-    with pytest.raises(ValueError, match="a member of the ensemble draws ahead"):
-        ReplayBufferEnsemble(*buffers, shared=True)
-    with pytest.raises(ValueError, match="a member of the ensemble draws ahead"):
-        ReplayBufferEnsemble(*buffers).share()
-    assert not any(each.storage.lock.processes for each in buffers)
-
-
 def test_sharing_concerns_the_members():
     buffers = [member(), member()]
     ensemble = ReplayBufferEnsemble(*buffers, shared=True)
-    assert all(each.storage.lock.processes is not None for each in buffers) and ensemble.sample(4).shape == (2, 2)
-    ReplayBufferEnsemble(*buffers)
-    assert all(each.storage.lock.processes is not None for each in buffers)
+    assert all(each.storage.lock.processes for each in buffers) and ensemble.sample(4).shape == (2, 2)
     assert ensemble.share(False) is ensemble and not any(each.storage.lock.processes for each in buffers)
-
-
-def test_members_that_are_made_late_are_made():
-    late = TensorDictReplayBuffer(storage=lambda: LazyTensorStorage(4), delayed_init=True)
-    assert not late.initialized
-    ensemble = ReplayBufferEnsemble(late)
-    assert late.initialized and ensemble.initialized and ensemble.storage[0] is late.storage
+    with pytest.raises(ValueError, match="draws ahead"):
+        ReplayBufferEnsemble(*buffers, member(batch_size=2, prefetch=1), shared=True)
+    assert not any(each.storage.lock.processes for each in buffers)
 
 
 def test_components_make_members_once():
     given = components(transforms=[None, lambda data: data.set("a", data["obs"] + 1)], p=[1, 3])
     ensemble = ReplayBufferEnsemble(**given, batch_size=4)
-    assert ensemble.storage is given["storages"] and ensemble.sampler is given["samplers"]
-    assert ensemble.writer is given["writers"] and len(ensemble) == 2
     one = ensemble[0]
     assert type(one) is ReplayBuffer and ensemble[0] is one and ensemble[-2] is one
     assert one.storage is given["storages"][0] and one.sampler is given["samplers"][0]
@@ -110,51 +98,17 @@ def test_components_make_members_once():
     assert ensemble.sampler.p.tolist() == [0.25, 0.75]
 
 
-def test_components_keep_their_generators():
-    generator = torch.Generator()
-    buffers = [member(generator=generator), member()]
-    ensemble = ReplayBufferEnsemble(
-        storages=StorageEnsemble(*(each.storage for each in buffers)),
-        samplers=SamplerEnsemble(*(each.sampler for each in buffers)),
-        writers=WriterEnsemble(*(each.writer for each in buffers)),
-    )
-    assert ensemble[0].sampler._rng is generator and ensemble[1].sampler._rng is None
-
-
-def test_components_that_do_not_fit_change_none():
-    class Own(Storage):
-        pass
-
-    storages = [LazyTensorStorage(4), LazyTensorStorage(8), Own(4)]
-    for last, error in ((1, "the sampler holds 4 items"), (2, "no default way")):
-        parts = {
-            "storages": StorageEnsemble(storages[0], storages[last]),
-            "samplers": SamplerEnsemble(RandomSampler(), PrioritizedSampler(4, 1, 1) if last == 1 else RandomSampler()),
-            "writers": WriterEnsemble(RoundRobinWriter(), RoundRobinWriter()),
-        }
-        with pytest.raises((ValueError, NotImplementedError), match=error):
-            ReplayBufferEnsemble(**parts)
-        assert not any(each.attached() for each in storages) and not hasattr(parts["writers"][0], "_storage")
-
-
 def test_a_generator_is_handed_to_every_component():
     buffers = [member(), member(storage=ListStorage)]
     generator = torch.Generator()
     ensemble = ReplayBufferEnsemble(*buffers, generator=generator)
-    parts = [getattr(each, name) for each in buffers for name in ("storage", "sampler", "writer")]
+    parts = [getattr(each, name) for each in buffers for name in ("storage", "sampler")]
     assert all(part._rng is generator for part in (*parts, *buffers, ensemble.sampler))
     state = torch.get_rng_state()
     ensemble.sample(4)
     assert torch.equal(torch.get_rng_state(), state)
     ensemble.set_rng(None)
     assert all(part._rng is None for part in (*parts, *buffers, ensemble.sampler))
-
-
-def test_without_a_generator_members_keep_theirs():
-    generator = torch.Generator()
-    buffers = [member(generator=generator), member()]
-    ensemble = ReplayBufferEnsemble(*buffers)
-    assert buffers[0].sampler._rng is generator and buffers[1].sampler._rng is None and ensemble.sampler._rng is None
 
 
 def test_components_are_those_that_the_members_have_now():
@@ -167,9 +121,39 @@ def test_components_are_those_that_the_members_have_now():
     assert ensemble.storage[0] is storage and len(ensemble.storage) == 2
     with pytest.raises(RuntimeError, match="member 0 of the ensemble has no items"):
         ensemble.sample(4)
-    for call in (ensemble.set_storage, ensemble.set_sampler, ensemble.set_writer):
-        with pytest.raises(RuntimeError, match=r"ensemble\[i\]\.set_"):
-            call(sampler)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"p": [1, -1]}, ValueError),
+        ({"p": [1, float("inf")]}, ValueError),
+        ({"p": [[1, 1]]}, ValueError),
+        ({"p": 0.5}, ValueError),
+        ({"p": ["a", "b"]}, TypeError),
+        ({"p": [True, True]}, TypeError),
+        ({"p": [1, 1], "sample_from_all": True}, RuntimeError),
+        ({"num_buffer_sampled": 0}, ValueError),
+        ({"num_buffer_sampled": 1.5}, TypeError),
+        ({"collate_fns": [None]}, ValueError),
+        ({"collate_fns": [None, 3]}, TypeError),
+        ({"collate_fn": 3}, TypeError),
+        ({"batch_size": 0}, ValueError),
+        ({"prefetch": 2}, ValueError),
+        ({"prefetch": 2, "batch_size": 4, "shared": True}, ValueError),
+        ({"generator": 3}, TypeError),
+        ({"transform": 3}, RuntimeError),
+    ],
+)
+def test_bad_arguments_change_no_member(options, error):
+    buffers = [member(), member(generator=torch.Generator())]
+    generators = [each._rng for each in buffers]
+    if "generator" not in options:
+        options = {**options, "generator": torch.Generator()}
+    with all_refused(buffers, error):
+        ReplayBufferEnsemble(*buffers, **options)
+    assert [each._rng for each in buffers] == generators
+    assert not any(each.storage.lock.processes for each in buffers)
 
 
 # ---------------------------------------------------------------------- indexing
@@ -189,14 +173,9 @@ def test_an_int_is_the_member_itself(built):
 @pytest.mark.parametrize(
     ("index", "places"),
     [
-        (slice(0, 2), [0, 1]),
         (slice(None, None, -1), [2, 1, 0]),
-        ([2, 0], [2, 0]),
         ([-1], [2]),
         ([1, 1, 0], [1, 1, 0]),
-        (range(1, 3), [1, 2]),
-        (torch.tensor([0, 2]), [0, 2]),
-        (torch.tensor([0, 2]).numpy(), [0, 2]),
         (torch.tensor([True, False, True]), [0, 2]),
         ([False, True, True], [1, 2]),
     ],
@@ -231,15 +210,6 @@ def test_an_ensemble_of_some_keeps_how_it_samples():
         ReplayBufferEnsemble(*(member() for _ in range(3)), p=[1, 0, 0])[1:]
 
 
-def test_items_of_one_member_come_through_it():
-    ensemble = ReplayBufferEnsemble(member(100, transform=lambda data: data.set("a", data["obs"])), member(200))
-    check_same(ensemble[0, 2], ensemble[0][2])
-    check_same(ensemble[1, :3], ensemble[1][:3])
-    check_same(ensemble[torch.tensor(0), "obs"], ensemble[0]["obs"])
-    with pytest.raises(IndexError):
-        ensemble[0, 6]
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_items_of_every_member_are_collated(storage):
     def fail(data):
@@ -259,19 +229,99 @@ def test_items_of_every_member_are_collated(storage):
     for got in (ensemble[:, 0], *as_they_are[:, 0]):
         got["obs"].fill_(-1)
         assert ensemble.storage[0][0]["obs"][0] == 0 and ensemble.storage[1][0]["obs"][0] == 100  # they are copies
-    with pytest.raises(IndexError):
-        ensemble[:, 6]
+    for index in ((slice(None), 6), (0, 6)):
+        with pytest.raises(IndexError):
+            ensemble[index]
 
 
-def test_items_of_storages_with_several_item_dims():
-    def lanes(first):
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-        buffer.extend(TensorDict({"a": first + torch.arange(12).reshape(3, 4)}, [3, 4]))
-        return buffer
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        (-4, IndexError),
+        ([0, 3], IndexError),
+        ([True, False], IndexError),
+        (slice(3, None), IndexError),
+        ([], IndexError),
+        (torch.tensor([0.0, 1.0]), TypeError),
+        ([0.5], TypeError),
+        ("obs", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+        ((3, 0), IndexError),
+        (("obs", 0), TypeError),
+        ([[0, 1]], RuntimeError),
+    ],
+)
+def test_bad_indices(index, error):
+    ensemble = ReplayBufferEnsemble(*(member() for _ in range(3)))
+    with pytest.raises(error):
+        ensemble[index]
 
-    ensemble = ReplayBufferEnsemble(lanes(0), lanes(100))
-    assert ensemble[:, 1]["a"].tolist() == [[1, 5, 9], [101, 105, 109]]
-    assert ensemble[:, 1, 2]["a"].tolist() == [9, 109]
+
+# ---------------------------------------------------------------------- what only members can do
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ensemble: ensemble.add(flat_td([1])[0]),
+        lambda ensemble: ensemble.extend(flat_td([1])),
+        lambda ensemble: ensemble.storage.add(1),
+        lambda ensemble: ensemble.storage.extend([1]),
+        lambda ensemble: ensemble.storage.set(0, 1),
+        lambda ensemble: ensemble.storage.__setitem__(0, 1),
+    ],
+)
+def test_writing_to_the_ensemble_is_refused(call):
+    ensemble = ReplayBufferEnsemble(member(), member())
+    with all_refused([ensemble[0], ensemble[1]], RuntimeError, "ensemble"):
+        call(ensemble)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ensemble: ensemble.empty(),
+        lambda ensemble: ensemble.state_dict(),
+        lambda ensemble: ensemble.load_state_dict({}),
+        lambda ensemble: ensemble.storage._empty(),
+        lambda ensemble: ensemble.storage.state_dict(),
+        lambda ensemble: ensemble.storage.load_state_dict({}),
+        lambda ensemble: ensemble.sampler._empty(),
+        lambda ensemble: ensemble.writer._empty(),
+        lambda ensemble: ensemble.writer.add(),
+        lambda ensemble: ensemble.writer.extend(1),
+    ],
+)
+def test_what_only_members_have(call):
+    ensemble = ReplayBufferEnsemble(member(), member())
+    with all_refused([ensemble[0], ensemble[1]], NotImplementedError, "ensemble"):
+        call(ensemble)
+
+
+def test_consuming_members_are_not_drawn_from_ahead():
+    buffers = [member(sampler=ConsumingSampler()), member()]
+    with all_refused(buffers, ValueError, "ConsumingSampler"):
+        ReplayBufferEnsemble(*buffers, batch_size=4, prefetch=2)
+    assert not buffers[0]._readers
+    ensemble = ReplayBufferEnsemble(*buffers, sample_from_all=True)
+    drawn = [ensemble.sample(6)["obs"][0, :, 0] for _ in range(2)]
+    assert torch.cat(drawn).sort().values.tolist() == list(range(6))
+    with pytest.raises(RuntimeError, match="member 0 of the ensemble has no items"):
+        ensemble.sample(6)
+
+
+def test_numbers_to_watch_are_those_of_all_members():
+    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=4, prefetch=2)
+    ensemble.sample()
+    assert ensemble.stats() == {
+        "size": 12,
+        "write_count": 12,
+        "prefetch_queue_size": 2,
+        "initialized": True,
+        "capacity": 16,
+        "utilization": 0.75,
+    }
 
 
 def test_repr_shows_the_components_of_the_members():
@@ -294,5 +344,3 @@ def test_repr_shows_the_components_of_the_members():
         "        Identity()),\n"
         f"collate_fn={torch.stack})"
     )
-    assert isinstance(ensemble.transform, Compose) and isinstance(buffers[0].writer, RoundRobinWriter)
-    assert isinstance(member().writer, TensorDictRoundRobinWriter)

@@ -86,29 +86,6 @@ def test_priorities_follow_the_sample(data):
             assert torch.equal(priorities(buffer), held)
 
 
-def test_the_usual_loop():
-    members = [prioritized(), uniform(), prioritized(priority_key=("next", "error"))]
-    ensemble = ReplayBufferEnsemble(*members, batch_size=12, sample_from_all=True)
-    for step in range(3):
-        sample = ensemble.sample()
-        sample["td_error"] = sample["obs"][..., 0] + 2 + step
-        sample["next", "error"] = sample["obs"][..., 0] + 50 + step
-        ensemble.update_tensordict_priority(sample)
-        for part, first in ((0, 2), (2, 50)):
-            slots = sample["index", "index"][part]
-            assert torch.equal(priorities(members[part])[slots], slots + first + step.__float__())
-
-
-def test_plain_buffers_and_one_value_for_all():
-    ensemble = ReplayBufferEnsemble(plain(), plain(), sample_from_all=True)
-    _, info = ensemble.sample(8, return_info=True)
-    ensemble.update_priority(info["index"], 3)
-    for part in range(2):
-        slots = info["index", "index"][part]
-        assert (priorities(ensemble[part])[slots] == 3).all()
-        assert (priorities(ensemble[part]) == 3).sum() == slots.unique().numel()
-
-
 def test_indices_of_samples_that_are_no_tensordicts():
     members = [PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(8)) for _ in range(2)]
     for each in members:

@@ -19,10 +19,9 @@ from interop import (
     Sampler,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.buffers.turn import turn, turns
+from interop.buffers.turn import turn
 from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads_and_processes import together
 
@@ -34,70 +33,6 @@ def member(first=0, count=8, storage=LazyTensorStorage, **kwargs):
 
 
 # ---------------------------------------------------------------------- locks
-
-
-def test_one_member_at_a_time_is_locked():
-    """While a member draws, no other one is locked by that thread; while its transform runs, none is."""
-    held = []
-
-    class Watching(PrioritizedSampler):
-        def sample(self, storage, batch_size):
-            held.append([each.storage.lock.threads._is_owned() for each in members])
-            return super().sample(storage, batch_size)
-
-    def watch(data):
-        held.append([each.storage.lock.threads._is_owned() for each in members])
-        return data
-
-    members = [member(sampler=Watching(8, 1, 1), transform=watch) for _ in range(3)]
-    ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, transform=watch)
-    ensemble.sample(6)
-    assert held == [[i == j for j in range(3)] for i in range(3)] + [[False] * 3] * 4
-
-
-@pytest.mark.parametrize("how", ["_lock_to_reserve", "_members_still", "_turns"])
-def test_turns_are_taken_in_the_order_in_which_storages_are_exchanged(how):
-    """Whatever the order of the storages: who has both locks of an exchange waits for nobody that has one of them."""
-    storages = sorted((LazyTensorStorage(8), LazyTensorStorage(8)), key=id)
-    locks = sorted((each.lock for each in storages), key=id)
-    storages[0].lock, storages[1].lock = reversed(locks)
-    members = [member(storage=lambda _, held=each: held) for each in storages]
-    for each in members:
-        each.set_sampler(SliceSamplerWithoutReplacement(slice_len=1))
-    ensemble = ReplayBufferEnsemble(*members, batch_size=4, prefetch=1)
-
-    def still():
-        with getattr(ensemble, how)():
-            pass
-
-    with locks[0].turn():
-        waiting = threading.Thread(target=still)
-        waiting.start()
-        waiting.join(0.1)
-        assert waiting.is_alive()
-        free = locks[1].threads.acquire(timeout=60)
-        if free:
-            locks[1].threads.release()
-    waiting.join(10)
-    assert free
-    assert not waiting.is_alive()
-
-
-def test_turns_are_those_of_a_storage_that_came_while_they_were_waited_for():
-    one, other = member(), LazyTensorStorage(8)
-    before, taken = one.storage, []
-
-    def both():
-        with turns([one]):
-            taken.append([each.lock.threads._is_owned() for each in (before, other)])
-
-    with before.lock.turn():
-        waiting = threading.Thread(target=both)
-        waiting.start()
-        waiting.join(0.05)
-        one.set_storage(other)
-    waiting.join(10)
-    assert taken == [[False, True]]
 
 
 def test_a_member_that_is_busy_is_waited_for():
@@ -184,22 +119,6 @@ def test_a_draw_that_a_member_refuses_is_as_if_it_had_not_been(own):
     assert torch.equal(torch.cat(drawn).sort().values, torch.arange(8.0))  # nothing of the epoch is lost
 
 
-def test_a_transform_that_raises_does_not_stop_the_draws():
-    def sometimes(data):
-        if bool((data["obs"][..., 0] == 3).any()):
-            raise ValueError("a three")
-        return data
-
-    ensemble = ReplayBufferEnsemble(member(count=4, sampler=SamplerWithoutReplacement(), transform=sometimes))
-    found = []
-    for _ in range(4):
-        try:
-            found.append(int(ensemble.sample(1)["obs"][0, 0, 0]))
-        except ValueError:
-            found.append(3)
-    assert sorted(found) == [0, 1, 2, 3]
-
-
 # ---------------------------------------------------------------------- ahead of time
 
 
@@ -244,35 +163,6 @@ def test_what_was_drawn_ahead_is_dropped_when_a_member_changes(change):
     assert all((twin.sample()["obs"] == 50).all() for _ in range(5))
 
 
-def test_an_error_of_a_thread_is_raised_once():
-    ensemble = ReplayBufferEnsemble(member(), member(), batch_size=4, prefetch=2)
-    ensemble.sample()
-    ensemble.sampler.num_buffer_sampled = 3
-    errors = 0
-    for _ in range(4):
-        try:
-            ensemble.sample()
-        except ValueError:
-            errors += 1
-    assert errors == 2  # two batches were drawn while the number was right
-    ensemble.sampler.num_buffer_sampled = 1
-    for _ in range(3):
-        try:
-            shape = ensemble.sample().shape
-        except ValueError:
-            errors += 1
-    assert shape == (1, 4)
-
-
-def test_an_ensemble_that_is_gone_is_not_told():
-    buffer = member()
-    for _ in range(5):
-        ReplayBufferEnsemble(buffer, batch_size=2, prefetch=1)
-    buffer.empty()
-    ReplayBufferEnsemble(buffer, batch_size=2, prefetch=1)
-    assert len(buffer._readers) <= 2
-
-
 # ---------------------------------------------------------------------- copies
 
 
@@ -302,19 +192,6 @@ def test_a_copy_has_members_of_its_own_and_goes_on_alike(storage):
         assert twin.sampler.p.tolist() == [0.25, 0.75] and repr(twin.transform) == repr(ensemble.transform)
         twin[0].extend(flat_td([77]))
         assert twin.storage[0][0]["obs"][0] == 77 and ensemble.storage[0][0]["obs"][0] == 0
-
-
-def test_a_copy_has_the_batches_drawn_ahead():
-    ensemble = ReplayBufferEnsemble(
-        member(), member(), batch_size=6, prefetch=2, generator=torch.Generator().manual_seed(4)
-    )
-    ensemble.sample()
-    twins = copies(ensemble)
-    waiting = [ensemble.sample() for _ in range(2)]
-    for twin in twins:
-        for wanted in waiting:
-            check_same(twin.sample(), wanted)
-        assert twin.sample().shape == (2, 3)
 
 
 def test_copies_of_an_ensemble_without_a_generator_leave_those_of_members_apart():

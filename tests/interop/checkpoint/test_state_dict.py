@@ -3,14 +3,12 @@
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch
 from interop import (
     ConsumingSampler,
-    ImmutableDatasetWriter,
     LazyTensorStorage,
     PrioritizedSampler,
     RandomSampler,
@@ -20,15 +18,12 @@ from interop import (
     SamplerWithoutReplacement,
     SliceSampler,
     StalenessAwareSampler,
-    TensorDictMaxValueWriter,
-    TensorDictReplayBuffer,
-    WriterEnsemble,
 )
 from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
 from interop.transforms.chain import Compose
 from tests.interop.checkpoint.resuming import go_on, joined
 from tests.interop.checkpoint.saved_trees import through_json
-from tests.interop.pair_history import PRIORITIZED, SAMPLERS, Cell, items
+from tests.interop.pair_history import PRIORITIZED, SAMPLERS, Cell
 from tests.interop.rows import check_same
 
 EPOCH = {"len_storage", "_sample_list", "drop_last", "_ran_out"}
@@ -182,28 +177,6 @@ def test_ensembles_have_the_states_of_their_members() -> None:
         one.num_buffer_sampled = 3
         other.load_state_dict(one.state_dict())
     assert other.num_buffer_sampled == 3
-
-
-def test_writers_of_an_ensemble() -> None:
-    def make() -> WriterEnsemble:
-        buffers.append(ReplayBuffer(storage=LazyTensorStorage(4)))
-        buffers.append(
-            TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(rank_key="x"))
-        )
-        return WriterEnsemble(buffers[-2].writer, buffers[-1].writer, ImmutableDatasetWriter())
-
-    buffers: list[Any] = []
-    one = make()
-    buffers[0].extend(torch.arange(6))
-    buffers[1].extend(items(np.arange(6), False))
-    state = through_torch(one.state_dict())
-    assert set(state) == {"0", "1", "2"} and state["2"] == {}
-    assert sorted(state["1"]["_current_top_values"].tolist()) == [[2.0, 2], [3.0, 3], [4.0, 0], [5.0, 1]]
-    other = make()
-    other.load_state_dict(state)
-    assert other[0].write_count == 6 and other[0]._cursor == 2 and other[1].write_count == 6
-    with pytest.raises(CheckpointError):
-        other.load_state_dict({"0": state["0"]})
 
 
 # ------------------------------------------------------------------ schedulers and transforms
