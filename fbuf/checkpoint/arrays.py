@@ -27,12 +27,22 @@ class Columns:
         if len(rows) > 1 or None in rows:
             raise ValueError(f"columns must have the same first dim, got shapes {[each.shape for each in self.arrays]}")
         self.rows: int = rows.pop() or 0 if rows else 0
-        self.dtypes = [name_of(each.dtype) for each in self.arrays]
+        self.dtypes = [each.dtype for each in self.arrays]
+        list(map(name_of, self.dtypes))  # TypeError for dtypes that cannot be saved
         self.shapes = [each.shape[1:] for each in self.arrays]
         width = sum(row_bytes(each.dtype, each.shape[1:]) for each in self.arrays)
         whole = width * max(self.rows, capacity or 0)
         size = min(max(whole // _PARTS, _SMALLEST), _LARGEST)
         self.rows_a_file = 1 << max(0, int(size // width).bit_length() - 1) if width else max(self.rows, 1)
+
+    def check(self) -> None:
+        """Nothing: memory is not damaged. See `StoredColumns`."""
+
+    def read_into(self, arrays: Sequence[np.ndarray | None]) -> None:
+        """Fill arrays of [rows, ...]; None for a column that is not wanted."""
+        for array, column in zip(arrays, self.arrays, strict=True):
+            if array is not None:
+                array[...] = column
 
     def parts(self) -> list[list[np.ndarray]]:
         """The bytes of each file: one piece a column, [bytes] uint8 each."""

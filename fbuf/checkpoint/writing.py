@@ -137,7 +137,7 @@ class Writing:
         first = len(jobs)
         for place, pieces in enumerate(columns.parts(), first):
             jobs.append(lambda place=place, pieces=pieces: self._put(f"{place:06d}", pieces))  # type: ignore[misc]
-        kinds = [[name, list(shape)] for name, shape in zip(columns.dtypes, columns.shapes, strict=True)]
+        kinds = [[name_of(dtype), list(shape)] for dtype, shape in zip(columns.dtypes, columns.shapes, strict=True)]
         return [columns.rows, columns.rows_a_file, first, kinds]
 
     def _put(self, name: str, pieces: Sequence[np.ndarray]) -> FileEntry:

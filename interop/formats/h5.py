@@ -20,7 +20,7 @@ from fbuf.checkpoint.writing import flush
 from interop.checkpoint.state import LoadOptions
 from interop.checkpoint.tensor_states import Ring, as_array, saved_ring
 from interop.data.keys import as_path
-from interop.formats.ted_formats import Content, NestedStorageCheckpointer, given, unfit
+from interop.formats.ted_formats import Content, NestedStorageCheckpointer, given, loadable, unfit
 from interop.storages import Storage, TensorStorage
 from interop.ted.entries import Path, shown
 from interop.ted.flattening import Flattened, Rebuilt
@@ -181,13 +181,13 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         filled = length // max(1, math.prod(lanes)) if type(length) is int else None
         end = groups.number(self._flattening.shift_key)
         rest = {"ndim": 1 + len(lanes), "lanes": lanes, "capacity": capacity, "end": end}
-        ring = Ring(Fields({**rest, "filled": filled, "written": filled}, where))
+        ring = Ring.parsed(Fields({**rest, "filled": filled, "written": filled}, where))
         if not ring.filled:
             raise CheckpointCorrupt(f"{where}: has no rows")
         keys = Fields(self._keys(), where)
         with unfit(where):
             content = Content(None, ring, keys, groups.arrays(tuple(keys.items("episodes")), ring))
-        return self._restoring_content(storage, content, options, where)
+        return self._restoring_content(loadable(storage, where), content, options, where)
 
 
 class _Groups:

@@ -12,7 +12,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Sourc
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import Plan, Ring, as_array, as_tensor, restoring_data, saved_ring
+from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, loading, restoring_data, saved_ring
 from interop.data.layout import Layout
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.ted import Flat2TED, Nested2TED, TED2Flat, TED2Nested
@@ -91,29 +91,25 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
 
     def _load(self, storage: Storage, saved: Any, source: Source, options: LoadOptions) -> Callable[[], None]:
         where = f"{source.path}, storage"
-        fields = Fields(saved, where)
+        fields, kept = Fields(saved, where), loadable(storage, where)
         if "hooked" in fields:
-            return super()._load(storage, saved, source, options)  # type: ignore[arg-type]
-        layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
+            return super()._load(kept, saved, source, options)
+        layout, ring = layout_of(fields.any("layout"), where), Ring.parsed(fields.fields("ring"))
         if not ring.filled:
-            return Plan(storage, layout, ring, options, where).filled_by(lambda arrays: None)
+            return loading(kept, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")
         with self._arrays(fields, keys, ring, source) as arrays:
             with unfit(where):
                 content = Content(layout, ring, keys, arrays)
                 self._check(content.rebuilt, fields)
-            return self._restoring_content(storage, content, options, where)
+            return self._restoring_content(kept, content, options, where)
 
     def _restoring_content(
-        self, storage: Storage, content: "Content", options: LoadOptions, where: str
+        self, storage: TensorStorage, content: "Content", options: LoadOptions, where: str
     ) -> Callable[[], None]:
         """Read the rows; the returned function stores them."""
-        if isinstance(storage, LazyFrameStorage):
-            raise CheckpointMismatch(
-                f"{where}: flat rows cannot be loaded into a LazyFrameStorage, use a LazyTensorStorage"
-            )
         if len(self._load_hooks) == 1:
-            return Plan(storage, content.layout, content.ring, options, where).filled_by(content.fill)
+            return loading(storage, content.layout, content.ring, content.fill, options, where)
         made = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in content.expected().values()]
         content.fill([as_array(each) for each in made])
         data = content.layout.build(made, (content.ring.filled, *content.ring.lanes))
@@ -215,6 +211,15 @@ class Content:
 
     def _read(self, path: Path) -> torch.Tensor:
         return as_tensor(np.require(np.asarray(self._arrays[path]), requirements="W"), self._dtypes[path])
+
+
+def loadable(storage: Storage, where: str) -> TensorStorage:
+    """The storage. CheckpointMismatch for one that flat rows cannot be loaded into."""
+    if not isinstance(storage, TensorStorage) or isinstance(storage, LazyFrameStorage):
+        raise CheckpointMismatch(
+            f"{where}: flat rows cannot be loaded into a {type(storage).__name__}, use a LazyTensorStorage"
+        )
+    return storage
 
 
 @contextlib.contextmanager

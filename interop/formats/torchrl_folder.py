@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, manifest
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import Plan, Ring
+from interop.checkpoint.tensor_states import Ring, loading
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
 from interop.formats.foreign_files import Folder, TensorFile
 from interop.samplers import (
@@ -135,14 +135,14 @@ class TorchrlDump:
             "end": filled % capacity if cursor is None else cursor,
         }
         specs = tuple(LeafSpec(path, file.shape[storage.ndim :], file.dtype) for path, file in files.items())
-        plan = Plan(storage, Layout(root, specs), Ring(Fields(ring, where)), options, self.where)
 
         def fill(arrays: Sequence[np.ndarray | None]) -> None:
             for file, array in zip(files.values(), arrays, strict=True):
                 if array is not None:
                     file.read_into(array)
 
-        return plan.filled_by(fill)
+        parsed = Ring.parsed(Fields(ring, where))
+        return loading(storage, Layout(root, specs), parsed, fill, options, self.where)
 
     # ------------------------------------------------------------------ state dicts
 

@@ -29,10 +29,10 @@ class Copyable(Storage):
     # ------------------------------------------------------------------ checkpoints
 
     def saved(self) -> dict[str, Any]:
-        return tensor_states.saved_rows(self)
+        return tensor_states.saved_rows(self)  # type: ignore[arg-type]
 
     def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
-        return tensor_states.restoring_rows(self, saved, options)
+        return tensor_states.restoring_rows(self, saved, options)  # type: ignore[arg-type]
 
     def guard(self) -> None:
         """Have the journal guard the rows."""
@@ -46,7 +46,7 @@ class Copyable(Storage):
         It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
         with self.lock.turn():
-            return tensor_states.state_of(self)
+            return tensor_states.state_of(self)  # type: ignore[arg-type]
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed."""
@@ -56,7 +56,7 @@ class Copyable(Storage):
                 put()
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
-        return tensor_states.restoring_state(self, given)
+        return tensor_states.restoring_state(self, given)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ copies and other processes
 

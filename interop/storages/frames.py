@@ -209,7 +209,7 @@ class LazyFrameStorage(TensorStorage):
         fields = Fields(saved, where)
         if fields.any("layout") is None:
             return self.clear
-        layout, ring = layout_of(fields.any("layout"), where), Ring(fields.fields("ring"))
+        layout, ring = layout_of(fields.any("layout"), where), Ring.parsed(fields.fields("ring"))
         fixed = self.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
             raise CheckpointMismatch(

@@ -209,6 +209,14 @@ class TensorStorage(Readable):
         """Whether items of this layout and these lanes go into the memory there is, where nothing is stored."""
         return self.layout is not None and self.lanes == lanes and self.layout.alike(layout)
 
+    def rows_for(self, lanes: tuple[int, ...]) -> int:
+        """How many rows of these lanes there is room for."""
+        return -(-self._max_size // max(math.prod(lanes), 1))
+
+    def new_rows(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
+        """Memory for rows of [*lead, ...], which `adopt` takes or `release_memory` gives back."""
+        return self._memory(layout, lead)
+
     def _needs_memory(self, data: Any, dims: int) -> bool:
         """Whether memory is to be allocated for items like those of data, which has so many leading dims."""
         if self.fixed_layout is not None:

@@ -64,7 +64,7 @@ def rows_cut(folder: Path) -> None:
 
 def manifest_flipped(folder: Path) -> None:
     path = folder / "MANIFEST.json"
-    path.write_bytes(path.read_bytes().replace(b'"cursor"', b'"cursoR"', 1))
+    path.write_bytes(path.read_bytes().replace(b'"_cursor"', b'"_cursoR"', 1))
 
 
 DAMAGES = {each.__name__: each for each in (rows_flipped, rest_flipped, rows_cut, manifest_flipped)}
