@@ -66,13 +66,8 @@ class Flattened:
             self._ring.lay_out(held, places)
             return
         places[self.order.rows] = held
-        after, stops = self._leaves["next", *path], self.order.stops
-        if after.device.type == "cpu" and after.is_contiguous():
-            values = whole(dense(after), dims)[stops]
-        else:  # only the rows that are needed leave the device
-            index = torch.from_numpy(stops).to(after.device)
-            values = whole(dense(movable(after).flatten(0, dims - 1)[index]), 1)
-        places[self.order.rows[stops] + 1] = values
+        stops = self.order.stops
+        places[self.order.rows[stops] + 1] = whole(dense(self._leaves["next", *path]), dims)[stops]
 
     def array(self, path: Path) -> Tensor:
         """An array on the CPU, in new memory."""
@@ -219,12 +214,7 @@ class Rebuilt:
             np.take(flat[1:], order.rows, out=rows, mode="clip")
             rows[order.unended] = flat[order.rows[order.unended]]
         if not in_place:
-            movable(memory).copy_(movable(made))
-
-
-def movable(tensor: Tensor) -> Tensor:
-    """A view with a dtype that torch can index: not all of its operations know unsigned integers."""
-    return tensor.view(torch.int16) if tensor.dtype == torch.uint16 else tensor
+            memory.copy_(made)
 
 
 def missing_done(key: Path, leaves: Leaves) -> ValueError:

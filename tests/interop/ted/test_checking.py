@@ -57,14 +57,6 @@ def test_time_may_be_any_batch_dim() -> None:
     assert {each.key[-1] for each in violations(data)} == {as_tuple(key)[-1] for key in OBSERVATIONS}
 
 
-def test_the_last_time_of_each_batch_row_ends_a_trajectory(good: TensorDict) -> None:
-    """As two rows of four they are right; a row that does not go on into the other is none that is wrong."""
-    rows = torch.stack([good[4:], good[:4]])
-    check_ted(rows)
-    (first, *_) = violations(torch.cat([good[4:], good[:4]]), observation_keys=["obs"])
-    assert first.key == ("next", "obs") and first.row == (3,)
-
-
 @given(st.integers(0, 10**6))
 def test_the_first_row_that_does_not_follow_is_named(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -133,10 +125,6 @@ WRONG: dict[str, tuple[list[Any], list[tuple[Any, Any, str]]]] = {
         [flag(("next", "done"), 3)],
         [(("next", "done"), (3,), "is not terminated | truncated")],
     ),
-    "a part without done": (
-        [flag(("next", "truncated"), 5)],
-        [(("next", "done"), (5,), "is not terminated | truncated")],
-    ),
     "done without the only part": (
         [PARTS[1], flag(("next", "terminated"), 0)],
         [(("next", "done"), (0,), "is not set with terminated")],
@@ -156,10 +144,6 @@ WRONG: dict[str, tuple[list[Any], list[tuple[Any, Any, str]]]] = {
     "another dtype": (
         [put("obs", lambda data: data["obs"].double())],
         [(("next", "obs"), None, "is torch.float32 [8, 3], 'obs' torch.float64 [8, 3]")],
-    ),
-    "another shape": (
-        [put("obs", lambda data: data["obs"][:, :2])],
-        [(("next", "obs"), None, "is torch.float32 [8, 3]")],
     ),
     "an observation of the root alone": (
         [put(("agent", "observation"), torch.zeros(8, 2))],
@@ -213,15 +197,6 @@ def test_options(good: TensorDict) -> None:
         check_ted(data)
     assert [each.key for each in violations(data)] == [("done",), ("truncated",)]
     check_ted(data, auto_reset=False)
-
-
-def test_another_batch_size_of_next() -> None:
-    data = TensorDict({"obs": torch.zeros(4, 1)}, [4])
-    inner = TensorDict({"obs": torch.zeros(4, 1), "done": torch.zeros(4, 1).bool()}, [4])
-    data["next"] = inner
-    data["next"].batch_size = [4, 1]
-    (found,) = violations(data)
-    assert "has the batch size [4, 1], the root [4]" in str(found)
 
 
 def test_other_keys(good: TensorDict) -> None:
