@@ -26,7 +26,7 @@ def scratch_dir(tmp_path: Path) -> Iterator[Path]:
     """A folder whose files do not outlive the test: they are large."""
     folder = tmp_path / "torchrl_rb"
     yield folder
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_first_sample(sample: TensorDict, data: TensorDict, device: str) -> None:
@@ -60,83 +60,36 @@ def check_after_update(rb: TensorDictPrioritizedReplayBuffer, sample: TensorDict
     assert abs(high[index].mean() - share) < 6 * np.sqrt(share * (1 - share) / 65_536)
 
 
-def test_all_cuda_storage_and_sampling():
+@pytest.mark.parametrize(("storage_device", "sampler_device"), [(CUDA, None), (CUDA, "cpu"), ("files", CUDA)])
+def test_storage_and_priorities_on_devices(storage_device, sampler_device, scratch_dir):
+    device = "cpu" if storage_device == "files" else storage_device
+    files = storage_device == "files"
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=0.7,
         beta=0.5,
-        storage=LazyTensorStorage(1_000_000, device=CUDA),
+        storage=LazyMemmapStorage(10_000_000, scratch_dir=scratch_dir)
+        if files
+        else LazyTensorStorage(1_000_000, device=device),
         batch_size=65_536,
         priority_key="td_error",
+        **({} if sampler_device is None else {"sampler_device": sampler_device}),
     )
     data = TensorDict(
-        {
-            "obs": torch.randn(100_000, 32, device=CUDA),
-            "td_error": torch.ones(100_000, device=CUDA),
-        },
+        {"obs": torch.randn(100_000, 32, device=device), "td_error": torch.ones(100_000, device=device)},
         batch_size=[100_000],
-        device=CUDA,
+        device=device,
     )
     rb.extend(data)
     sample = rb.sample()
-    check_first_sample(sample, data, CUDA)
-    sample["td_error"] = torch.rand(sample.shape, device=CUDA)
+    check_first_sample(sample, data, device)
+    sample["td_error"] = torch.rand(sample.shape, device=device)
     rb.update_tensordict_priority(sample)
-    assert rb.sampler.device.type == CUDA
-    check_after_update(rb, sample, CUDA)
-
-
-def test_cpu_memmap_storage_with_cuda_priority_sampling(scratch_dir):
-    rb = TensorDictPrioritizedReplayBuffer(
-        alpha=0.7,
-        beta=0.5,
-        storage=LazyMemmapStorage(10_000_000, scratch_dir=scratch_dir),
-        sampler_device=CUDA,
-        batch_size=65_536,
-        priority_key="td_error",
-    )
-    data = TensorDict(
-        {
-            "obs": torch.randn(100_000, 32),
-            "td_error": torch.ones(100_000),
-        },
-        batch_size=[100_000],
-    )
-    rb.extend(data)
-    sample = rb.sample()
-    check_first_sample(sample, data, "cpu")
-    sample["td_error"] = torch.rand(sample.shape)
-    rb.update_tensordict_priority(sample)
-    assert rb.sampler.device.type == CUDA
-    check_after_update(rb, sample, "cpu")
-    opened = TensorDict.load_memmap(scratch_dir)
-    assert opened.batch_size == (10_000_000,)
-    assert torch.equal(opened["obs"][:100_000], data["obs"])
-
-
-def test_cuda_storage_with_cpu_priority_sampling():
-    rb = TensorDictPrioritizedReplayBuffer(
-        alpha=0.7,
-        beta=0.5,
-        storage=LazyTensorStorage(1_000_000, device=CUDA),
-        sampler_device="cpu",
-        batch_size=65_536,
-        priority_key="td_error",
-    )
-    data = TensorDict(
-        {
-            "obs": torch.randn(100_000, 32, device=CUDA),
-            "td_error": torch.ones(100_000, device=CUDA),
-        },
-        batch_size=[100_000],
-        device=CUDA,
-    )
-    rb.extend(data)
-    sample = rb.sample()
-    check_first_sample(sample, data, CUDA)
-    sample["td_error"] = torch.rand(sample.shape, device=CUDA)
-    rb.update_tensordict_priority(sample)
-    assert rb.sampler.device.type == "cpu"
-    check_after_update(rb, sample, CUDA)
+    assert rb.sampler.device.type == (sampler_device or device)
+    check_after_update(rb, sample, device)
+    if files:
+        opened = TensorDict.load_memmap(scratch_dir)
+        assert opened.batch_size == (10_000_000,)
+        assert torch.equal(opened["obs"][:100_000], data["obs"])
 
 
 def test_a_loop_of_extends_samples_and_updates():
