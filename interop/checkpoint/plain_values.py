@@ -3,12 +3,11 @@
 import collections
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt
+from interop.checkpoint.state import as_arrays, as_tensors
 from interop.checkpoint.values import decode, encode
 from interop.data.values import MOST_DEEP
 
@@ -42,7 +41,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         return {key: _plain(each, f"{where}, key {key!r}", depth + 1) for key, each in value.items()}
     if kind is TensorDict and _is_tensors(value):
         return _state_of(value)
-    return {_SAVED: _tensors(encode(value, where))}
+    return {_SAVED: as_tensors(encode(value, where))}
 
 
 def _is_tensors(data: TensorDict) -> bool:
@@ -77,7 +76,7 @@ def opened(value: Any, where: str, depth: int = 0) -> Any:
     if kind not in (dict, collections.OrderedDict):
         raise TypeError(f"{where}: expected a tensor, a plain value or the state of a tensordict, got {kind.__name__}")
     if value.keys() == {_SAVED}:
-        return decode(_arrays(value[_SAVED], where), where=where)
+        return decode(as_arrays(value[_SAVED], value), where=where)
     if _BATCH in value or hasattr(value, "_metadata"):
         try:
             return _tensordict(value, where, depth)
@@ -102,28 +101,3 @@ def _tensordict(state: dict[str, Any], where: str, depth: int) -> TensorDict:
         raise TypeError(f"{where}: the entries {others[:5]} are no tensors")
     found: TensorDict = TensorDict({}, []).load_state_dict(state, strict=False).clone()
     return found
-
-
-def _tensors(tree: Any) -> Any:
-    """A saved tree with copies as tensors in the place of arrays."""
-    if isinstance(tree, dict):
-        return {key: _tensors(each) for key, each in tree.items()}
-    if isinstance(tree, list):
-        return [_tensors(each) for each in tree]
-    return torch.from_numpy(tree.copy()) if isinstance(tree, np.ndarray) else tree
-
-
-def _arrays(tree: Any, where: str, depth: int = 0) -> Any:
-    """The saved tree again."""
-    if depth > 4 * MOST_DEEP:
-        raise ValueError(f"{where}: nested too deeply")
-    if isinstance(tree, Tensor):
-        try:
-            return tree.detach().cpu().numpy()
-        except (TypeError, RuntimeError) as error:
-            raise CheckpointCorrupt(f"{where}: a tensor of {tree.dtype} that was none") from error
-    if isinstance(tree, list | tuple):
-        return [_arrays(each, where, depth + 1) for each in tree]
-    if isinstance(tree, dict):
-        return {key: _arrays(each, where, depth + 1) for key, each in tree.items()}
-    return tree

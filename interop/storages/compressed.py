@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt, Fields
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import check_values, node_of, saved_node
 from interop.checkpoint.leaves import Reading, leaf_of, saved_leaf
@@ -24,11 +24,11 @@ _OBJECT = value_of("object")  # any leaf that is no tensor
 
 
 class Packed(NamedTuple):
-    """What is kept of an item: its leaves, those that are tensors compressed, and what it takes to restore them."""
+    """What is kept of an item: its structure, its leaves, those that are tensors compressed, and the shapes of these."""
 
+    node: Node
     leaves: list[Any]
-    node: Node  # its structure
-    tensors: list[dict[str, Any] | None]  # of each leaf that is a tensor, what it was
+    shapes: list[torch.Size | None]
 
 
 class CompressedListStorage(ListStorage):
@@ -48,7 +48,7 @@ class CompressedListStorage(ListStorage):
     """
 
     default_checkpointer = CompressedListStorageCheckpointer
-    _AROUND = 2
+    _kind = "compressed list"
 
     def __init__(
         self,
@@ -74,12 +74,8 @@ class CompressedListStorage(ListStorage):
         """The size of all that is compressed. 0 and a warning where nothing is stored."""
         if not self._storage:
             warnings.warn("bytes() of an empty storage is 0", UserWarning, stacklevel=2)
-        return sum(
-            leaf.nbytes
-            for packed in self._storage
-            for leaf, of in zip(packed.leaves, packed.tensors, strict=True)
-            if of
-        )
+        kept = (pair for packed in self._storage for pair in zip(packed.leaves, packed.shapes, strict=True))
+        return sum(leaf.nbytes for leaf, shape in kept if shape is not None)
 
     def to_bytestream(self, data_to_bytestream: Any) -> builtins.bytes:
         """The bytes of a tensor or array, in the order of the machine. TypeError for what has none."""
@@ -106,28 +102,30 @@ class CompressedListStorage(ListStorage):
 
     def _to_keep(self, item: Any) -> Packed:
         try:
-            node, found = flatten(item, _kept_as_it_is)
+            node, leaves = flatten(item, _kept_as_it_is)
         except NotKept as error:
             raise error.named("an item") from None
-        leaves: list[Any] = []
-        tensors: list[dict[str, Any] | None] = []
-        for leaf, value in zip(leaves_of(node), found, strict=True):
+        shapes: list[torch.Size | None] = []
+        for place, (leaf, value) in enumerate(zip(leaves_of(node), leaves, strict=True)):
             if leaf.kind == "tensor":
                 tensor = value.detach() if self.device is None else value.detach().to(self.device)
-                of = {"type": "tensor", "shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
-                tensors.append(of)
-                leaves.append(self._compressed(tensor))
+                leaves[place] = self._compressed(tensor)
             else:
-                tensors.append(None)
-                leaves.append(_copied(value))
-        return Packed(leaves, node, tensors)
+                leaves[place] = _copied(value)
+            shapes.append(value.shape if leaf.kind == "tensor" else None)
+        return Packed(node, leaves, shapes)
 
     def _unpacked(self, packed: Packed) -> Any:
         made = [
-            self._decompressed(value, of) if of else _copied(value)
-            for value, of in zip(packed.leaves, packed.tensors, strict=True)
+            _copied(value) if shape is None else self._decompressed(value, self._metadata(leaf, shape))
+            for leaf, value, shape in zip(leaves_of(packed.node), packed.leaves, packed.shapes, strict=True)
         ]
         return build(packed.node, iter(made), self.device)
+
+    def _metadata(self, leaf: Value, shape: torch.Size) -> dict[str, Any]:
+        """What a compressed tensor was."""
+        device = self.device or torch.device(leaf.device or "cpu")
+        return {"type": "tensor", "shape": shape, "dtype": getattr(torch, leaf.dtype), "device": device}
 
     def _compressed(self, tensor: Tensor) -> Tensor:
         if self._zstd is not None:
@@ -149,44 +147,58 @@ class CompressedListStorage(ListStorage):
     # ------------------------------------------------------------------ checkpoints
 
     def _setting(self) -> dict[str, Any]:
-        return {"storage": "compressed list", "compression": "zstd" if self._zstd is not None else "of the user"}
+        return {"compression": "zstd" if self._zstd is not None else "of the user"}
 
     def _home(self) -> torch.device | None:
-        return None if self.device is None or self._zstd is None else torch.device("cpu")
+        return None if self._zstd is None else torch.device("cpu")
 
     def _held(self) -> list[Any]:
         return [(packed.leaves, _described(packed)) for packed in self._storage]
 
-    def _checked(self, held: list[Any], where: str) -> list[Any]:
+    def _loaded(self, held: list[Any], where: str) -> list[Any]:
+        if len(held) > self.max_size:
+            raise CheckpointMismatch(f"{where} has {len(held)} items, the storage a capacity of {self.max_size}")
         with reading_errors(where):
-            return [self._restored(item, where) for item in held]
+            return [self._restored(leaves, described, where) for leaves, described in held]
 
-    def _restored(self, item: Any, where: str) -> Packed:
-        """A loaded item, on the devices of here. CheckpointCorrupt where its leaves are not those of its structure."""
-        leaves, described = item
+    def _restored(self, leaves: list[Any], described: Any, where: str) -> Packed:
+        """A loaded item. CheckpointCorrupt where its leaves are not those of its structure."""
         fields, reading = Fields(described, where), Reading(where)
         node = node_of(fields.any("layout"), lambda saved, where: _leaf(saved, where, reading), where, is_container)
         check_values(node, where)
-        shapes = fields.items("shapes", len(leaves))
-        tensors, stand_ins = [], []
-        for leaf, value, shape in zip(leaves_of(node), leaves, shapes, strict=True):
-            of = None
-            if leaf is not _OBJECT:
-                size = torch.Size(Fields({"shape": shape}, where).wholes("shape"))
-                dtype, device = getattr(torch, leaf.dtype), self.device or torch.device(leaf.device or "cpu")
-                of = {"type": "tensor", "shape": size, "dtype": dtype, "device": device}
-                if self._zstd is not None:
-                    frame = (
-                        isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu
-                    )
-                    if not frame or not self._zstd.makes(value.numpy(), size.numel() * dtype.itemsize):
-                        raise CheckpointCorrupt(
-                            f"{where}: the bytes of a tensor are not those of {dtype} of shape {shape}"
-                        )
-            tensors.append(of)
-            stand_ins.append(value if of is None else torch.empty(of["shape"], dtype=of["dtype"], device="meta"))
+        shapes, stand_ins = list[torch.Size | None](), []
+        for leaf, value, saved in zip(leaves_of(node), leaves, fields.items("shapes", len(leaves)), strict=True):
+            shape = None if leaf is _OBJECT else torch.Size(Fields({"shape": saved}, where).wholes("shape"))
+            stand_ins.append(value)
+            shapes.append(shape)
+            if shape is not None:
+                stand_ins[-1] = torch.empty(shape, dtype=getattr(torch, leaf.dtype), device="meta")
+                if self._zstd is not None and not _makes(self._zstd, value, stand_ins[-1].nbytes):
+                    raise CheckpointCorrupt(f"{where}: the bytes of a tensor are not those of {leaf.dtype} {saved}")
         build(node, iter(stand_ins))  # an error where they do not fit together
-        return Packed(leaves, node, tensors)
+        return Packed(node, leaves, shapes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same of a list, of the compressed leaves of each item; "_metadata" is what restores it."""
+        state = super().state_dict()
+        held = state["_storage"]
+        return {**state, "_storage": [each[0] for each in held], "_metadata": [each[1] for each in held]}
+
+    def restoring_dict(self, given: Any) -> Callable[[], None]:
+        where = f"the state_dict of a {type(self).__name__}"
+        if not isinstance(given, dict):
+            raise TypeError(f"{where}: expected a dict, got {type(given).__name__}")
+        fields = Fields(given, where)
+        leaves = fields.items("_storage")
+        held = zip(leaves, fields.items("_metadata", len(leaves)), strict=True)
+        rest = {name: value for name, value in given.items() if name != "_metadata"}
+        return super().restoring_dict({**rest, "_storage": list(held)})
+
+
+def _makes(zstd: Zstd, value: Any, size: int) -> bool:
+    """Whether a loaded leaf is compressed bytes of so many."""
+    is_bytes = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 1 and value.is_cpu
+    return is_bytes and zstd.makes(value.numpy(), size)
 
 
 def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:
@@ -203,7 +215,7 @@ def _kept_as_it_is(value: Any, why: str) -> tuple[Value, Any]:
 def _described(packed: Packed) -> dict[str, Any]:
     """What restores an item, as a saved tree."""
     leaves = (saved_leaf(leaf) if leaf.kind == "tensor" else None for leaf in leaves_of(packed.node))
-    shapes = [list(of["shape"]) if of else None for of in packed.tensors]
+    shapes = [None if shape is None else list(shape) for shape in packed.shapes]
     return {"layout": saved_node(packed.node, leaves), "shapes": shapes}
 
 

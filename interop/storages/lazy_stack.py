@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection, lazy_stack
 
-from fbuf.checkpoint import CheckpointCorrupt
 from interop.data.index import as_int
 from interop.data.numbers import whole
 from interop.storages.lists import ListStorage
@@ -24,6 +23,8 @@ class LazyStackStorage(ListStorage):
         stack_dim: the dim of the slots in what is read; a negative one counts from the end of its batch dims.
         device: where items are moved; None leaves them where they are.
     """
+
+    _kind = "lazy stack"
 
     def __init__(
         self,
@@ -59,12 +60,7 @@ class LazyStackStorage(ListStorage):
         return lazy_stack(items, self.stack_dim % (dims + 1))
 
     def _setting(self) -> dict[str, Any]:
-        return {"storage": "lazy stack", "stack_dim": self.stack_dim}
-
-    def _checked(self, held: list[Any], where: str) -> list[Any]:
-        if any(map(self._does_not_stack, held)):
-            raise CheckpointCorrupt(f"{where}: an item cannot be stacked along stack_dim={self.stack_dim}")
-        return super()._checked(held, where)
+        return {"stack_dim": self.stack_dim}
 
     def _does_not_stack(self, item: Any) -> bool:
         return is_tensor_collection(item) and not -item.ndim - 1 <= self.stack_dim <= item.ndim

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, is_tensor_collection
 from torch import Tensor
 
 from fbuf.checkpoint import CheckpointMismatch, Fields
 from fbuf.memory_plan import Share
 from interop.checkpoint.list_checkpointers import ListStorageCheckpointer
-from interop.checkpoint.list_states import check_setting, cursor_of, items_of, saved_cursor
-from interop.checkpoint.plain_values import plain
+from interop.checkpoint.plain_values import opened, plain
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.checkpoint.values import load_items, save_items
 from interop.data.index import as_int, as_list
 from interop.data.layout import Layout
+from interop.data.pytrees import each_leaf
 from interop.shared.processes import starting_a_worker
 from interop.storages import planning
 from interop.storages.storage import Storage
@@ -33,7 +33,7 @@ class ListStorage(Storage):
     """
 
     default_checkpointer = ListStorageCheckpointer
-    _AROUND = 0  # containers around an item in what is saved
+    _kind = "list"  # its name in checkpoints
 
     def __init__(
         self, max_size: int | None = None, *, compilable: bool = False, device: torch.device | str | None = None
@@ -50,23 +50,23 @@ class ListStorage(Storage):
         the list is as before then.
         """
         single = as_int(cursor)
-        if single is not None:
-            self._check([single])
-            self._told([single], set_cursor)
-            self._put(single, self._to_keep(data))
-        elif isinstance(cursor, slice):
-            self._set_slice(cursor, [self._to_keep(item) for item in unbind(data)], may_resize=set_cursor)
+        items = [self._to_keep(item) for item in (unbind(data) if single is None else [data])]
+        if isinstance(cursor, slice):
+            places: Sequence[int] = range(*cursor.indices(len(self)))
         else:
-            places = as_list(cursor, len(self._storage))
-            items = [self._to_keep(item) for item in unbind(data)]
-            if len(places) != len(items):
+            places = as_list(cursor, len(self)) if single is None else [single]
+        if len(places) != len(items):
+            if not (isinstance(cursor, slice) and set_cursor):
                 raise ValueError(f"{len(places)} places were given for {len(items)} items; nothing was written")
-            self._check(places)
-            self._told(places, set_cursor)
-            for place, item in zip(places, items, strict=True):
-                self._put(place, item)
-        if set_cursor:
-            self._last_cursor = cursor
+            self._resize(cursor, items)
+            return
+        self._check(places)
+        self._note(places, set_cursor)
+        for place, item in zip(places, items, strict=True):
+            if place == len(self._storage):
+                self._storage.append(item)
+            else:
+                self._storage[place] = item
 
     def memory_shares(self, data: Any) -> list[Share]:
         return [*self._tensors_of(planning.example(data, 1)), Share("items", "the objects of the list", "cpu", None)]
@@ -91,17 +91,12 @@ class ListStorage(Storage):
                 raise RuntimeError(f"a list storage has one dim of items, got an index of {len(index)}")
             index = index[0]
         single = as_int(index)
-        if single is not None:
-            if not self.contains(single):
-                raise IndexError(f"index {single} is out of range: {len(self)} items are stored")
-            return self._taken([single])[0]
-        if isinstance(index, slice):
-            return self._taken(range(len(self._storage))[index])
-        places = as_list(index, len(self._storage))
+        places = as_list(index, len(self)) if single is None else [single]
         wrong = next((place for place in places if not self.contains(place)), None)
         if wrong is not None:
             raise IndexError(f"index {wrong} is out of range: {len(self)} items are stored")
-        return self._taken(places)
+        found = self._taken(places)
+        return found if single is None else found[0]
 
     @property
     def tracks_writes(self) -> bool:
@@ -110,21 +105,16 @@ class ListStorage(Storage):
     def __len__(self) -> int:
         return len(self._storage)
 
-    def _set_slice(self, cursor: slice, items: list[Any], may_resize: bool) -> None:
-        places = range(*cursor.indices(len(self._storage)))
-        if len(places) == len(items):
-            self._told(places, may_resize)
-            self._storage[cursor] = items
-            return
-        if not may_resize:
-            raise ValueError(f"{len(places)} places were given for {len(items)} items; nothing was written")
+    def _resize(self, cursor: slice, items: list[Any]) -> None:
+        """Assign another number of items to a slice of the list."""
         changed = list(self._storage)
         changed[cursor] = items
         if len(changed) > self.max_size:
             raise RuntimeError(
                 f"{len(changed)} items are past the maximum capacity of {self.max_size}; nothing was written"
             )
-        self.ring.replaced(places.start, places.start + len(places), len(items), self.max_size)
+        start, stop, _ = cursor.indices(len(self))
+        self.ring.replaced(start, max(start, stop), len(items), self.max_size)
         self._storage = changed
 
     def _check(self, places: Sequence[int]) -> None:
@@ -140,8 +130,8 @@ class ListStorage(Storage):
                 )
             length += place == length
 
-    def _told(self, places: Sequence[int], set_cursor: bool) -> None:
-        """Note a write: of a run around the ring, or elsewhere."""
+    def _note(self, places: Sequence[int], set_cursor: bool) -> None:
+        """Have the ring count a write: of a run around the ring, or elsewhere."""
         places = [place + len(self._storage) if place < 0 else place for place in places]
         first = places[0] if places else 0
         if set_cursor:
@@ -152,36 +142,18 @@ class ListStorage(Storage):
             self.ring.edited(list(places))
 
     def _to_keep(self, item: Any) -> Any:
-        """What is put in the list for an item."""
-        return self._moved(item)
+        """What is put in the list for an item: the same object, unless it is to be moved or has a graph."""
+        return item if self.device is None and not _has_graph(item) else each_leaf(item, self._moved)
+
+    def _moved(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) and not is_tensor_collection(leaf):
+            return leaf
+        leaf = leaf.detach() if _has_graph(leaf) else leaf
+        return leaf if self.device is None else leaf.to(self.device)
 
     def _taken(self, places: Iterable[int]) -> list[Any]:
         """The items for what is in the list at places."""
         return [self._storage[place] for place in places]
-
-    def _put(self, place: int, item: Any) -> None:
-        if place == len(self._storage):
-            self._storage.append(item)
-        else:
-            self._storage[place] = item
-
-    def _moved(self, item: Any) -> Any:
-        """The item on the device of this storage, without a graph; the same object where nothing is to be done."""
-        if isinstance(item, Tensor):
-            item = item.detach() if item.requires_grad else item
-            return item if self.device is None else item.to(self.device)
-        if is_tensor_collection(item):
-            item = item.detach() if _requires_grad(item) else item
-            return item if self.device is None else item.to(self.device)
-        if type(item) in (dict, tuple, list):
-            values = list(item.values()) if isinstance(item, dict) else list(item)
-            moved = [self._moved(value) for value in values]
-            if all(new is old for new, old in zip(moved, values, strict=True)):
-                return item
-            return dict(zip(item, moved, strict=True)) if isinstance(item, dict) else type(item)(moved)
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*map(self._moved, item))
-        return item
 
     def _empty(self) -> None:
         self.ring.renewed(0)
@@ -191,41 +163,57 @@ class ListStorage(Storage):
 
     def saved_items(self, allow_pickle: bool = False) -> dict[str, Any]:
         """The saved tree of the items and the ring. TypeError for an item that cannot be saved."""
-        items = save_items(self._held(), allow_pickle, unnamed=self._AROUND)
-        return {
-            **self._setting(), **self._ring(), "cursor": saved_cursor(self._last_cursor, len(self)), "items": items,
-        }  # fmt: skip
+        items = save_items(self._held(), allow_pickle)
+        return {"storage": self._kind, **self._setting(), **self._ring(), "items": items}
 
     def restoring_items(self, saved: Any, options: LoadOptions, given: Any = None) -> Callable[[], None]:
-        """Check saved items, or those given in their place; calling the result stores them in the place of all items."""
+        """Check saved items, or those that load hooks gave; the returned function stores them in the place of all items."""
         where = f"the checkpoint of a {type(self).__name__}"
         fields = Fields(saved, where)
-        check_setting(fields, {**self._setting(), "capacity": self.max_size}, where)
-        written, end = fields.whole("written"), fields.whole("end", 0, self.max_size)
+        if fields.text("storage") != self._kind:
+            raise CheckpointMismatch(f"{where} is of a {fields.text('storage')[:40]}, to be loaded into a {self._kind}")
+        for name, mine in {**self._setting(), "capacity": self.max_size}.items():
+            if type(fields.any(name)) is not type(mine) or fields.any(name) != mine:
+                raise CheckpointMismatch(
+                    f"{where} does not fit: {name} is {str(fields.any(name))[:40]}, in the storage {mine}. Build it with "
+                    "the same arguments"
+                )
         if given is None:
-            items = load_items(fields.any("items"), options.allow_pickle, where, self._home(), self.max_size)
-            items = self._checked(items, where)
-        else:
-            items = self._kept(given, where)
-        return self._putting(items, written, end, cursor_of(fields, len(items)))
+            held = load_items(fields.any("items"), options.allow_pickle, where, self._home(), self.max_size)
+            return self._applying(self._loaded(held, where), fields)
+        if not isinstance(given, list):
+            raise CheckpointMismatch(f"{where}: load hooks give a list, got {type(given).__name__}")
+        return self._applying(self._kept(given, where), fields)
 
-    def _kept(self, given: Any, where: str) -> list[Any]:
-        """What is kept of items that a load hook made."""
-        if not isinstance(given, list) or len(given) > self.max_size:
-            what = f"{len(given)} items" if isinstance(given, list) else type(given).__name__
-            raise CheckpointMismatch(f"{where}: a list of at most {self.max_size} items is to be loaded, got {what}")
+    def _held(self) -> list[Any]:
+        """What is saved of the items, one value each."""
+        return self._storage
+
+    def _home(self) -> torch.device | None:
+        """Where tensors of a checkpoint go; None for where they were."""
+        return self.device
+
+    def _loaded(self, held: list[Any], where: str) -> list[Any]:
+        """What is kept of saved values. CheckpointError where the storage could not have held them."""
+        return self._kept(held, where)
+
+    def _kept(self, items: list[Any], where: str) -> list[Any]:
+        """What is kept of items from elsewhere."""
+        if len(items) > self.max_size:
+            raise CheckpointMismatch(f"{where} has {len(items)} items, the storage a capacity of {self.max_size}")
         try:
-            return [self._to_keep(item) for item in given]
+            return [self._to_keep(item) for item in items]
         except (TypeError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"{where}: what was loaded cannot be stored: {error}") from error
 
-    def _putting(self, items: list[Any], written: int, end: int, cursor: Any) -> Callable[[], None]:
-        def put() -> None:
-            self._hold(items)
-            self.ring.restored(written, end)
-            self._last_cursor = cursor
+    def _applying(self, items: list[Any], ring: Fields) -> Callable[[], None]:
+        written, end = ring.whole("written"), ring.whole("end", 0, self.max_size)
 
-        return put
+        def apply() -> None:
+            self._storage = items
+            self.ring.restored(written, end)
+
+        return apply
 
     def saved(self) -> dict[str, Any]:
         return self.saved_items()
@@ -236,13 +224,11 @@ class ListStorage(Storage):
     def state_dict(self) -> dict[str, Any]:
         """Copies of the items: "_storage", a list of tensors, plain values and, for tensordicts, dicts of their entries.
 
-        Of a `CompressedListStorage` the leaves of each item, and beside them "_metadata", what restores it.
         `torch.load(weights_only=True)` reads it. TypeError for an item that cannot be saved, naming it.
         """
         with self.locked():
-            held = [plain(each, f"item {n}") for n, each in enumerate(self._held())]
-            state = {"_storage": [each[0] for each in held] if self._AROUND else held, "_ring": self._ring()}
-            return {**state, "_metadata": [each[1] for each in held]} if self._AROUND else state
+            items = [plain(held, f"item {place}") for place, held in enumerate(self._held())]
+            return {"_storage": items, "_ring": self._ring()}
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed.
@@ -254,31 +240,29 @@ class ListStorage(Storage):
 
     def restoring_dict(self, given: Any) -> Callable[[], None]:
         where = f"the state_dict of a {type(self).__name__}"
-        items, written, end = items_of(given, self.max_size, bool(self._AROUND), where)
-        return self._putting(self._checked(items, where), written, end, None)
+        if not isinstance(given, dict):
+            raise TypeError(f"{where}: expected a dict, got {type(given).__name__}")
+        fields = Fields(given, where)
+        if "_metadata" in fields:
+            raise CheckpointMismatch(f"{where}: '_metadata' is what a CompressedListStorage has, and no other")
+        held = [opened(each, f"{where}, item {place}") for place, each in enumerate(fields.items("_storage"))]
+        items = self._loaded(held, where)
+        if "_ring" not in fields:
+            return self._applying(items, Fields({"written": len(items), "end": len(items) % self.max_size}, where))
+        ring = fields.fields("_ring")
+        if ring.whole("capacity", 1) != self.max_size:
+            raise CheckpointMismatch(
+                f"{where} is of a capacity of {ring.whole('capacity')}, the storage has {self.max_size}: build it with the "
+                "same max_size"
+            )
+        return self._applying(items, ring)
 
     def _ring(self) -> dict[str, Any]:
         return {"capacity": self.max_size, "written": self.ring.written, "end": self.ring.cursor}
 
     def _setting(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with the storage."""
-        return {"storage": "list"}
-
-    def _home(self) -> torch.device | None:
-        """Where tensors of a checkpoint go; None for where they were."""
-        return self.device
-
-    def _held(self) -> list[Any]:
-        """What is saved, one value an item."""
-        return self._storage
-
-    def _checked(self, held: list[Any], where: str) -> list[Any]:
-        """What was loaded, to be held; CheckpointCorrupt where the storage could not have held it."""
-        return held if self.device is None else [self._moved(item) for item in held]
-
-    def _hold(self, held: list[Any]) -> None:
-        """Store it in the place of all items."""
-        self._storage = held
+        """Arguments that a checkpoint must have in common with the storage."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         if starting_a_worker():
@@ -294,19 +278,20 @@ class ListStorage(Storage):
         return f"{type(self).__name__}(items=[{self._taken([0])[0]}, ...])"
 
 
-def _requires_grad(held: Any) -> bool:
-    if type(held) is TensorDict:
-        return any(map(_requires_grad, held.values()))
-    if isinstance(held, LazyStackedTensorDict):  # whose entries need not be alike
-        return any(map(_requires_grad, held.tensordicts))
-    if is_tensor_collection(held):
-        return any(map(_requires_grad, held.values(True, True)))
-    return isinstance(held, Tensor) and held.requires_grad
+def _has_graph(item: Any) -> bool:
+    """Whether a tensor of an item requires a gradient."""
+    if isinstance(item, Tensor):
+        return item.requires_grad
+    if isinstance(item, LazyStackedTensorDict):  # whose entries need not be alike
+        return any(map(_has_graph, item.tensordicts))
+    if is_tensor_collection(item) or isinstance(item, dict):
+        return any(map(_has_graph, item.values()))
+    return isinstance(item, tuple | list) and any(map(_has_graph, item))
 
 
 def unbind(data: Any) -> list[Any]:
     """The items that `extend` takes from an iterable. TypeError for what is not one: dict, str and single objects."""
-    if isinstance(data, Tensor) or (is_tensor_collection(data)):
+    if isinstance(data, Tensor) or is_tensor_collection(data):
         if data.ndim == 0:
             raise TypeError("extend() needs a leading dim to iterate over, got one without dims: use add()")
         return list(data.detach().clone().unbind(0))  # items of their own, not views of what the caller holds

@@ -42,7 +42,6 @@ class Storage(Aliases, Seeded):
     _checkpointer: Any = None
     default_checkpointer: Callable[[], Any] = StorageCheckpointerBase
     _compilable = False
-    _last_cursor: Any = None
     generations: Any = None  # of its rows, where a writer counts them
     journal: Journal  # what a process leaves half-done when it is killed is rolled back, where it is started
     _counters: torch.Tensor | None = None  # memory of the ring, where processes share it and there is no journal
@@ -257,7 +256,7 @@ class Storage(Aliases, Seeded):
         return [Share("items", f"of a {type(self).__name__}", "cpu", None)]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write data at cursor. With `set_cursor` the length grows to include it and the place is remembered."""
+        """Write data at cursor. With `set_cursor` the length grows to include it."""
         raise NotImplementedError(f"{type(self).__name__} does not define set()")
 
     def get(self, index: Any) -> Any:

@@ -1,6 +1,5 @@
 """Tensors, tensordicts and pytrees in preallocated memory."""
 
-import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,8 +44,6 @@ class TensorStorage(Readable):
     AS_STORED: Collection[KeyPath] = ()  # entries that the `get` of a subclass gives as they are in the rows
     default_checkpointer = TensorStorageCheckpointer
     _allocates = False  # whether it was given a tensordict without entries
-    _last: Any = None
-    _last_run: range | None = None
     _OF_FRAMES = False  # whether rows can be written in one order only
     _fill: Mapping[KeyPath, Tensor] | None = None  # what rows get under keys that come with a later batch
     _keeps_layout = False  # whether the memory was allocated for items of a spec, and takes no others
@@ -463,7 +460,6 @@ class TensorStorage(Readable):
         count = leaves[0].shape[0]
         self._refuse(range(start, start + count), leaves, True, new)
         writes.write_run(self, start, index, leaves, advance)
-        self._last_run = range(start, start + count)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write data at an int, slice, mask, array or tensor of rows, or a tuple of these over rows and lanes.
@@ -477,7 +473,6 @@ class TensorStorage(Readable):
         rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self.filled_rows
         if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
             self._write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
-            self._last_cursor = cursor
             return
         # A place is counted from the end of the filled part, like a place that is read.
         places = resolved(cursor, filled, rows if new or set_cursor else filled, (rows, *lanes))
@@ -494,8 +489,6 @@ class TensorStorage(Readable):
         whole = not set_cursor and isinstance(first, slice) and named[0] == filled == len(range(filled)[first])
         leaves = self.admit(data, len(named), new, named, whole and whole_rows(places))
         self._write_at(places, leaves, reached if set_cursor else None, rows, new)
-        if set_cursor:
-            self._last_cursor = cursor.clone() if isinstance(cursor, Tensor) else copy.deepcopy(cursor)
 
     def _write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
         """Write at resolved places; with `reached` it is in order, and the length grows to it."""
@@ -510,17 +503,6 @@ class TensorStorage(Readable):
             if new:
                 self._disown()
             raise
-
-    @property
-    def _last_cursor(self) -> Any:
-        """What the last write named."""
-        if self._last_run is not None:  # its index is the caller's to change; another is made when asked for
-            self._last_cursor = torch.arange(self._last_run.start, self._last_run.stop, device="cpu") % self.row_count
-        return self._last
-
-    @_last_cursor.setter
-    def _last_cursor(self, cursor: Any) -> None:
-        self._last, self._last_run = cursor, None
 
     def flatten(self) -> Storage:
         """A storage over a copy of the content with the item dims merged into one; self where there is only one."""
@@ -539,7 +521,6 @@ class TensorStorage(Readable):
             self.ring.renewed(0)
             self.ring.size = 0
             self.ring.emptied += 1
-        self._last_cursor = None
 
     def _start_journal(self) -> None:
         """Have what a process was writing when it was killed be rolled back by the next one."""

@@ -140,7 +140,7 @@ def around(storage, rows):
 
 
 class Own(ListStorage):
-    """A list that does not tell of its writes but by `_last_cursor`."""
+    """A list whose class defines `set`."""
 
     def set(self, cursor, data, *, set_cursor=True):
         super().set(cursor, data, set_cursor=set_cursor)

@@ -189,17 +189,6 @@ def test_a_list_of_rows_of_several_lanes_fills_the_ring(make):
     assert index[-1].tolist() == [9, 1] and bool((buffer.storage[9] == 59).all())
 
 
-def test_an_index_that_is_returned_is_not_what_the_storage_remembers(make):
-    buffer = ReplayBuffer(storage=make(10))
-    index = buffer.extend(torch.arange(3))
-    index += 100
-    given = torch.tensor([0, 1])
-    assert buffer.storage._last_cursor.tolist() == [0, 1, 2]
-    buffer.storage.set(given, torch.arange(2))
-    given += 100
-    assert buffer.storage._last_cursor.tolist() == [0, 1]
-
-
 # ------------------------------------------------------------------ what is refused, what is kept
 
 

@@ -38,8 +38,8 @@ def filled(kind, items, capacity=20, **kwargs):
 
 def fingerprint(storage):
     """All that a storage is."""
-    state = storage._held(), list(storage._storage) if not storage._AROUND else None
-    return state, storage._last_cursor, storage.ring.cursor, storage.ring.written, storage.ring.version
+    state = storage._held(), None if isinstance(storage, CompressedListStorage) else list(storage._storage)
+    return state, storage.ring.cursor, storage.ring.written, storage.ring.version
 
 
 def unchanged(storage, before):

@@ -47,9 +47,7 @@ def test_a_storage_comes_back(kind, content, tmp_path):
     back.loads(tmp_path / "c")
     assert len(back) == len(storage) == min(len(items), 20)
     assert all(same(back.get(n), storage.get(n)) for n in range(len(storage)))
-    assert (back._last_cursor, back.ring.cursor, back.ring.written) == (
-        storage._last_cursor, storage.ring.cursor, storage.ring.written,
-    )  # fmt: skip
+    assert (back.ring.cursor, back.ring.written) == (storage.ring.cursor, storage.ring.written)
     twin = kind(20)
     twin.restoring(through_json(storage.saved()))()
     twin.dumps(tmp_path / "d")
@@ -165,7 +163,7 @@ def test_other_kinds_of_storages_are_refused(tmp_path):
                 with pytest.raises(CheckpointMismatch):
                     target.loads(tmp_path / str(n))
             if CompressedListStorage in {kind, saved} and kind is not saved:
-                with pytest.raises(CheckpointMismatch, match="_metadata"):
+                with pytest.raises(CheckpointError, match="_metadata"):
                     target.load_state_dict(filled(saved, [tensordict_of(1)]).state_dict())
             assert unchanged(target, before)
     filled(LazyStackStorage, [tensordict_of(1)], stack_dim=-1).dumps(tmp_path / "s")
@@ -178,20 +176,6 @@ def test_other_kinds_of_storages_are_refused(tmp_path):
     back = CompressedListStorage(20, **own)
     back.loads(tmp_path / "o")
     assert same(back.get(0), torch.ones(2))
-
-
-@each_kind
-def test_the_cursor_of_the_last_write(kind):
-    for cursor in (3, slice(1, 3), [0, 2], torch.tensor([1, 0]), np.array([2]), range(2), None):
-        storage = filled(kind, ["a", "b", "c", "d"]) if cursor is not None else kind(20)
-        if cursor is not None:
-            storage.set(cursor, "x" if isinstance(cursor, int) else ["x"] * len(np.arange(4)[cursor]))
-        back = kind(20)
-        back.restoring(through_json(storage.saved()))()
-        places = [
-            [] if c is None else np.arange(20)[c].ravel().tolist() for c in (back._last_cursor, storage._last_cursor)
-        ]
-        assert places[0] == places[1]
 
 
 def test_tensors_go_to_the_device_of_the_storage(tmp_path):
@@ -293,6 +277,6 @@ def test_hooks_change_what_is_saved(tmp_path):
     target.loads(tmp_path / "c")
     assert list(target) == ["aa", "bb", "more"]
     target.register_load_hook(lambda items, out=None: items * 20)
-    with pytest.raises(CheckpointMismatch, match="at most 20 items"):
+    with pytest.raises(CheckpointMismatch, match="capacity of 20"):
         target.loads(tmp_path / "c")
     assert list(target) == ["aa", "bb", "more"]
