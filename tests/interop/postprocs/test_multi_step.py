@@ -30,8 +30,7 @@ def test_transitions_are_those_of_a_loop(batch, n):
     found = MultiStep(0.9, n)(data)
     assert_as_by_loop(found, data, 0.9, n)
     assert found.batch_size == data.batch_size
-    assert (data == before).all()
-    assert set(data.keys(True, True)) == set(before.keys(True, True))
+    assert set(data.keys(True, True)) == set(before.keys(True, True)) and (data == before).all()
 
 
 def test_padding_is_no_start_and_no_window_reaches_into_it():
@@ -43,65 +42,53 @@ def test_padding_is_no_start_and_no_window_reaches_into_it():
     assert found["nonterminal"].tolist() == [True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize("trailing", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("trailing", [(), (1,)])
 def test_agents_that_end_each_by_itself(trailing):
     data = rollout(2, 6, agents=(3,))
     for key in ("done", "terminated", "truncated"):
         data["next", key] = data["next", key].reshape(2, 6, 3, *trailing)
-    if trailing == (1, 1):
-        with pytest.raises(RuntimeError, match="shape must be compatible with the done's shape"):
-            MultiStep(0.9, 3)(data)
-        return
     found = MultiStep(0.9, 3)(data)
     assert found["gamma"].shape == (2, 6, 3, *trailing)
-    data["next", "done"] = data["next", "done"].reshape(2, 6, 3, 1)
-    found["next", "done"] = found["next", "done"].reshape(2, 6, 3, 1)
-    for key in ("terminated", "truncated"):
-        data["next", key] = found["next", key]
+    for key in ("done", "terminated", "truncated"):
+        data["next", key] = found["next", key] = data["next", key].reshape(2, 6, 3, 1)
     assert_as_by_loop(found, data, 0.9, 3, agents=1)
 
 
 def test_flags_for_all_agents_and_a_reward_for_each():
     data = rollout(2, 6)
     data["next", "agents"] = TensorDict({"reward": torch.randn(2, 6, 3, 1)}, [2, 6, 3])
-    alone = [data.clone() for _ in range(3)]
-    for i, each in enumerate(alone):
-        each["next", "reward"] = data["next", "agents", "reward"][:, :, i]
-    together = MultiStep(0.9, 3)
+    together, one = MultiStep(0.9, 3), MultiStep(0.9, 3)
     together.reward_keys = [("agents", "reward"), "reward"]
-    found, one = together(data), MultiStep(0.9, 3)
-    for i, each in enumerate(alone):
-        torch.testing.assert_close(found["next", "agents", "reward"][:, :, i], one(each)["next", "reward"])
+    found = together(data)
+    for i in range(3):
+        alone = data.clone()
+        alone["next", "reward"] = data["next", "agents", "reward"][:, :, i]
+        torch.testing.assert_close(found["next", "agents", "reward"][:, :, i], one(alone)["next", "reward"])
     torch.testing.assert_close(found["next", "reward"], one(data)["next", "reward"])
     assert torch.equal(found["next", "agents", "original_reward"], data["next", "agents", "reward"])
     assert torch.equal(found["next", "original_reward"], data["next", "reward"])
-    one.reward_keys = ("agents", "reward")  # two keys: a tuple is a list of them, as by default
-    with pytest.raises(KeyError, match="agents"):
-        one(data.exclude(("next", "agents")))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kept"),
+    ("dtype", "kept", "tolerance"),
     [
-        (torch.float64, torch.float64),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float16),
-        (torch.int64, torch.float32),
-        (torch.uint8, torch.float32),
-        (torch.bool, torch.float32),
+        (torch.float64, torch.float64, 1e-15),
+        (torch.bfloat16, torch.bfloat16, 4e-3),
+        (torch.float16, torch.float16, 5e-4),
+        (torch.int64, torch.float32, 1e-7),
+        (torch.uint8, torch.float32, 1e-7),
+        (torch.bool, torch.float32, 1e-7),
     ],
 )
-def test_rewards_of_every_kind(dtype, kept):
+def test_rewards_of_every_kind(dtype, kept, tolerance):
     found = MultiStep(0.9, 3)(line([1.0] * 8, dtype=dtype))["next", "reward"]
     assert found.dtype == kept
     exact = torch.tensor([2.71] * 6 + [1.9, 1], dtype=torch.float64)
-    tolerance = {torch.float64: 1e-15, torch.bfloat16: 4e-3, torch.float16: 5e-4}.get(dtype, 1e-7)
     torch.testing.assert_close(found[:, 0].double(), exact, rtol=tolerance, atol=0)
 
 
 def test_entries_of_every_kind_arrive():
-    count = 8
-    data = line([1.0] * count, ends=[4])
+    count, data = 8, line([1.0] * 8, ends=[4])
     dtypes = [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.bfloat16, torch.complex64, torch.int8]
     for dtype in dtypes:
         data["next", str(dtype)] = torch.arange(count).to(dtype)
@@ -131,43 +118,45 @@ def test_gradients_flow_to_rewards_and_observations():
     assert torch.autograd.gradcheck(lambda given: programs.n_step(given, ends, 0.9, 3)[0], rewards)
 
 
-@pytest.mark.parametrize("missing", [("next", "reward"), ("next", "done"), "next"])
-def test_a_missing_entry_is_named(missing):
-    data = line([1.0] * 4).exclude(missing)
-    with pytest.raises(KeyError, match="reward|done" if missing == "next" else missing[-1]):
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (line([1.0] * 4).exclude(("next", "reward")), KeyError, "reward"),
+        (line([1.0] * 4).exclude(("next", "done")), KeyError, "done"),
+        (line([1.0] * 4).exclude("next"), KeyError, "done"),
+        (
+            rollout(6, agents=(3,)).unsqueeze(0).set(("next", "done"), torch.zeros(1, 6, 3, 1, 1)),
+            RuntimeError,
+            "compatible with",
+        ),
+        ({}, TypeError, "takes a tensordict, got dict"),
+        (line([1.0])[0], ValueError, "whose last dim is time"),
+    ],
+)
+def test_data_that_is_no_rollout_is_refused(data, error, text):
+    with pytest.raises(error, match=text):
         MultiStep(0.9, 3)(data)
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("gamma", "n", "error"),
     [
-        ((0.9, 0), ValueError),
-        ((0.9, -1), ValueError),
-        ((0.9, 1.0), TypeError),
-        ((1.1, 3), ValueError),
-        ((-0.1, 3), ValueError),
-        ((float("nan"), 3), ValueError),
-        (("a", 3), TypeError),
+        (0.9, 0, ValueError),
+        (0.9, 1.0, TypeError),
+        (1.1, 3, ValueError),
+        (float("nan"), 3, ValueError),
+        ("a", 3, TypeError),
     ],
 )
-def test_discounts_and_steps_that_make_no_sense_are_refused(given, error):
+def test_wrong_discounts_and_steps_are_refused(gamma, n, error):
     with pytest.raises(error):
-        MultiStep(*given)
-
-
-def test_what_is_no_rollout_is_refused():
-    with pytest.raises(TypeError, match="takes a tensordict, got dict"):
-        MultiStep(0.9, 3)({})
-    with pytest.raises(ValueError, match="whose last dim is time"):
-        MultiStep(0.9, 3)(line([1.0])[0])
+        MultiStep(gamma, n)
 
 
 def test_it_is_a_module_with_its_discount_as_state():
-    made = MultiStep(0.9, 3)
-    assert list(made.state_dict()) == ["gammas"]
-    assert made.gammas.shape == (1, 1, 4)
+    made, other = MultiStep(0.9, 3), MultiStep(0.5, 3)
+    assert list(made.state_dict()) == ["gammas"] and made.gammas.shape == (1, 1, 4)
     assert repr(made) == "MultiStep(gamma=0.9, n_steps=3)"
-    other = MultiStep(0.5, 3)
     other.load_state_dict(made.state_dict())
     assert other.gamma == pytest.approx(0.9)
     made.load_state_dict(MultiStep(0.9, 3).state_dict())
@@ -182,8 +171,7 @@ def test_lengths_of_time_share_programs():
     made = MultiStep(0.9, 7)
     made(rollout(9))
     before = programs._few._cache_size()
-    for count in range(9, 17):
-        made(rollout(count))
-    made(rollout(2, 8))
+    for data in (*map(rollout, range(9, 17)), rollout(2, 8)):
+        made(data)
     MultiStep(0.5, 7)(rollout(3, 5))
     assert programs._few._cache_size() == before
