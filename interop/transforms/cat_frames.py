@@ -1,6 +1,5 @@
 """Frames of several steps in one entry, never across the end of a trajectory."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -265,13 +264,9 @@ def before_key(key: NestedKey) -> NestedKey | None:
 
 def _check_value(key: NestedKey, value: float, dtype: torch.dtype) -> None:
     """ValueError for a number that a dtype does not have, but for rounding."""
-    if dtype.is_floating_point or dtype.is_complex:
-        low, high = -torch.finfo(dtype).max, torch.finfo(dtype).max
-        fits = low <= value <= high or (not isinstance(value, int) and not math.isfinite(value))
-    else:
-        low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-        fits = low <= value <= high and value == int(value)
-    if not fits:
-        raise ValueError(
-            f"CatFrames: padding_value={value} is no {dtype}, which {key!r} is: take one of {low} to {high}"
-        )
+    try:
+        held = torch.full((2,), value, dtype=dtype, device="cpu")[0]
+    except (RuntimeError, OverflowError):
+        held = None
+    if held is None or (not dtype.is_floating_point and not dtype.is_complex and held.item() != value):
+        raise ValueError(f"CatFrames: padding_value={value} is no {dtype}, which {key!r} is")

@@ -247,12 +247,8 @@ def _middle(size: int, wanted: int) -> int:
 def _window(images: Tensor, top: int, left: int, rows: int, columns: int) -> Tensor:
     """Rows and columns of images, zeros outside of them."""
     height, width = images.shape[-2:]
-    first, last = min(max(top, 0), height), max(min(top + rows, height), 0)
-    start, stop = min(max(left, 0), width), max(min(left + columns, width), 0)
-    inside = images[..., first : max(first, last), start : max(start, stop)]
-    if inside.shape[-2:] == (rows, columns):
-        return inside
-    window = images.new_zeros((*images.shape[:-2], rows, columns))
-    row, column = first - top, start - left
-    window[..., row : row + inside.shape[-2], column : column + inside.shape[-1]] = inside
-    return window
+    if 0 <= top <= height - rows and 0 <= left <= width - columns:
+        return images[..., top : top + rows, left : left + columns]
+    if not (-rows < top < height and -columns < left < width):
+        return images.new_zeros((*images.shape[:-2], rows, columns))
+    return functional.pad(images, (-left, left + columns - width, -top, top + rows - height))

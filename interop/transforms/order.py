@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:  # storages of ensembles hold chains
+    from interop.samplers import Sampler
+    from interop.storages import Storage
 
 
 class Order:
@@ -21,7 +25,7 @@ class Order:
     """
 
     def __init__(
-        self, storage: Any, index: Any, info: dict[Any, Any] | None, sampler: Any, dim_extend: int = 0
+        self, storage: "Storage", index: Any, info: dict[Any, Any] | None, sampler: "Sampler", dim_extend: int = 0
     ) -> None:
         self._storage, self._index, self._info, self._dim_extend = storage, index, info, dim_extend
         self._shape, self._end = torch.Size(storage.shape or (len(storage),)), storage.ring.cursor

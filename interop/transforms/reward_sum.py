@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from interop.transforms.entries import expect_tensor, expect_tensordict, missing, put
+from interop.transforms.entries import broadcasts, expect_tensor, expect_tensordict, missing, put
 from interop.transforms.order import follows_in_buffer
 from interop.transforms.transform import Keys, Transform, as_keys
 
@@ -121,17 +121,15 @@ def _flag(data: TensorDictBase, place: Sequence[str]) -> Tensor | None:
 
 def _fitting(key: NestedKey, done: Tensor | None, reward: Tensor) -> Tensor | None:
     """The flags as bools of the shape of rewards."""
-    if done is None:
+    if not isinstance(done, Tensor):
         return None
-    flags = done.bool() if isinstance(done, Tensor) else None
-    if flags is not None and flags.ndim > reward.ndim and flags.shape[-1] == 1:
+    flags = done.bool()
+    if flags.ndim > reward.ndim and flags.shape[-1] == 1:
         flags = flags.squeeze(-1)
-    while flags is not None and flags.ndim < reward.ndim:
-        flags = flags.unsqueeze(-1)
-    if flags is None or any(one not in (1, other) for one, other in zip(flags.shape, reward.shape, strict=False)):
+    flags = flags.reshape(*flags.shape, *(1 for _ in reward.shape[flags.ndim :]))
+    if not broadcasts(flags.shape, reward.shape):
         raise ValueError(
-            f"RewardSum: {key!r} is of shape {list(reward.shape)}, which its done flag of shape "
-            f"{list(getattr(done, 'shape', []))} does not fit"
+            f"RewardSum: {key!r} is of shape {list(reward.shape)}, which its done flag of shape {list(done.shape)} does not fit"
         )
     return flags.expand(reward.shape)
 

@@ -40,6 +40,7 @@ class RunningNorm(Transform):
         self.lock = threading.Lock() if lock is None else lock
         self.decay, self.eps, self.frozen = decay, eps, False
         self._statistics: Statistics = {}  # never changed in place
+        self._hint = ""  # at the end of the error for values of other shapes
 
     def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
         """The number of leading dims of an entry that the statistics are over."""
@@ -92,7 +93,7 @@ class RunningNorm(Transform):
         if kept is not None and tuple(shape) != tuple(kept.mean.shape):
             raise ValueError(
                 f"{type(self).__name__}: {key!r} has values of shape {list(shape)}, its statistics are of "
-                f"{list(kept.mean.shape)}"
+                f"{list(kept.mean.shape)}{self._hint}"
             )
 
     def _found(self, key: NestedKey, statistics: Statistics) -> Moments:
@@ -349,17 +350,10 @@ class VecNormV2(RunningNorm):
             raise ValueError("stateful=False is for environments that carry the statistics in their data")
         super().__init__(in_keys, out_keys, lock, decay, eps, shared_data)
         self.stateful, self.reduce_batch_dims = True, reduce_batch_dims
+        self._hint = "" if reduce_batch_dims else ": batches of other shapes need reduce_batch_dims=True"
 
     def _dims(self, key: NestedKey, value: Tensor, batch_dims: int) -> int:
         return batch_dims if self.reduce_batch_dims else 0
-
-    def _check_shape(self, key: NestedKey, kept: Moments | None, shape: Sequence[int]) -> None:
-        try:
-            super()._check_shape(key, kept, shape)
-        except ValueError as error:
-            if self.reduce_batch_dims:
-                raise
-            raise ValueError(f"{error}: batches of other shapes need reduce_batch_dims=True") from None
 
     def _weights(self, count: float) -> tuple[float, float]:
         past = self.decay**count
