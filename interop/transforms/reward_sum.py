@@ -129,7 +129,7 @@ def _fitting(key: NestedKey, done: Tensor | None, reward: Tensor) -> Tensor | No
     flags = flags.reshape(*flags.shape, *(1 for _ in reward.shape[flags.ndim :]))
     if not broadcasts(flags.shape, reward.shape):
         raise ValueError(
-            f"RewardSum: {key!r} is of shape {list(reward.shape)}, which its done flag of shape {list(done.shape)} does not fit"
+            f"RewardSum: {key!r} is of shape {list(reward.shape)}, its done flag of shape {list(done.shape)} does not fit"
         )
     return flags.expand(reward.shape)
 
