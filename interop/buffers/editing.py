@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from interop.checkpoint.state import defined_outside
@@ -14,7 +14,7 @@ from interop.data.keys import as_path
 from interop.data.layout import Layout
 from interop.data.pytrees import assigned, each_leaf, swapped
 from interop.storages import Storage
-from interop.writers import TensorDictMaxValueWriter, TensorDictRoundRobinWriter, Writer
+from interop.writers import Writer
 
 Path = tuple[str, ...]
 
@@ -31,26 +31,6 @@ def owned(data: Any) -> Any:
     return each_leaf(
         data, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) or is_tensor_collection(leaf) else leaf
     )
-
-
-def coordinates(shape: Sequence[int], dim: int, index: Any) -> tuple[Tensor, ...]:
-    """For each dim of `shape`, where the items at index are; the index goes over the same items with dims 0 and `dim`
-    exchanged. IndexError out of range. Memory in proportion to what the index names."""
-    axes = torch.meshgrid(
-        *(torch.arange(length, device="cpu") for length in shape), indexing="ij"
-    )  # views of one line each
-    return tuple(axis.transpose(0, dim)[index] for axis in axes)
-
-
-def row_numbers(storage: Storage, index: Any, data: Any) -> int | Tensor:
-    """The rows that an index of the storage names, none negative; data is what is to be written there."""
-    shape = storage.shape if storage.shape is not None else torch.Size([0])
-    filled = len(storage) if storage.ndim == 1 else shape[0]
-    places = resolved(index, filled, filled, (storage.row_capacity(data), *shape[1:]))
-    rows = places[0] if isinstance(places, tuple) else places
-    if isinstance(rows, slice):
-        return torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64, device="cpu")
-    return rows
 
 
 def as_key(index: Any) -> str | tuple[str, ...] | None:
@@ -94,14 +74,14 @@ def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: boo
 
 
 def _planned(
-    held: Any, given: Any, index: Any = ..., path: Path = (), unknown: dict[Path, Any] | None = None
+    held: Any, given: Any, index: Any, path: Path = (), unknown: dict[Path, Any] | None = None
 ) -> Iterator[tuple[Tensor, Any, Tensor]]:
-    """Each stored tensor that is to be written, where in it, and what with. Of a lazy stack the index names items.
+    """Each stored tensor that is to be written, where in it, and the new values. Of a lazy stack the index names items.
 
-    What is not stored goes into `unknown`, where that is given.
+    Entries that are not stored go into `unknown`, where that is given.
 
-    KeyError for a key that is not stored, TypeError for what is no tensor, IndexError out of range, RuntimeError for
-    another shape or dtype. A number fills the tensor.
+    KeyError for a key that is not stored, TypeError for other values than numbers and tensors, IndexError out of range,
+    RuntimeError for another shape or dtype. A number fills the tensor.
     """
     if not is_tensor_collection(held):
         yield held, index, _fitting(held[index], given, path)
@@ -111,20 +91,34 @@ def _planned(
     stored = {as_path(key) for key in held.keys(include_nested=True)}
     for key, value in given.items():
         below = as_path(key)
-        if below not in stored and unknown is not None:
+        if below in stored:
+            at, lazy = path + below, isinstance(held, LazyStackedTensorDict)
+            if not lazy or is_tensor_collection(held.tensordicts[0].get(below)):
+                yield from _planned(held.get(below), value, index, at, unknown)
+            else:  # the stack itself would give copies
+                for item, part in _dealt(held, value, index, at):
+                    yield item.get(below), ..., _fitting(item.get(below), part, at)
+        elif unknown is not None:
             unknown[path + below] = value
-            continue
-        if below not in stored:
+        else:
             raise KeyError(f"{_name(path + below)} is not stored; stored are {', '.join(sorted(map(_name, stored)))}")
-        if not isinstance(held, LazyStackedTensorDict):
-            yield from _planned(held.get(below), value, index, path + below, unknown)
-            continue
-        entries = [item.get(below) for item in held.tensordicts]  # the stack itself would give copies
-        if is_tensor_collection(entries[0]):
-            yield from _planned(lazy_stack(entries, held.stack_dim), value, index, path + below, unknown)
-            continue
-        for entry, part in _shared_out(entries, held.stack_dim, value, index, path + below):
-            yield entry, ..., _fitting(entry, part, path + below)
+
+
+def _dealt(held: LazyStackedTensorDict, value: Any, index: Any, path: Path) -> Iterator[tuple[Any, Any]]:
+    """The items of a lazy stack that an index names, each with its part of a value: stacked alike, or a number for all."""
+    single, items, dim = as_int(index), held.tensordicts, held.stack_dim
+    if single is not None:
+        yield items[single], value
+        return
+    items = items if index is Ellipsis else [items[place] for place in as_list(index, len(items))]
+    value = torch.as_tensor(value, device="cpu") if isinstance(value, np.ndarray) else value
+    if isinstance(value, Tensor) or is_tensor_collection(value):
+        parts = value.unbind(dim) if value.ndim > dim else ()
+    else:
+        parts = value if isinstance(value, list | tuple) else [value] * len(items)
+    if len(parts) != len(items):
+        raise RuntimeError(f"{_name(path)}: got {len(parts)} values for {len(items)} items; nothing was written")
+    yield from zip(items, parts, strict=True)
 
 
 def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
@@ -137,28 +131,16 @@ def chosen(given: Any, keys: Sequence[Any]) -> dict[Path, Any]:
     return {as_path(key): entries[as_path(key)] for key in keys}
 
 
-def _shared_out(entries: list[Any], dim: int, value: Any, index: Any, path: Path) -> Iterator[tuple[Tensor, Any]]:
-    """The entries that an index names, each with its part of a value that is stacked along dim, or is a number."""
-    single = as_int(index)
-    if single is not None:
-        yield entries[single], value
-        return
-    entries = entries if index is Ellipsis else [entries[place] for place in as_list(index, len(entries))]
-    if isinstance(value, np.ndarray):
-        value = torch.as_tensor(value, device="cpu")
-    if isinstance(value, Tensor) or is_tensor_collection(value):
-        parts = value.unbind(dim) if value.ndim > dim else ()
-    else:
-        parts = value if isinstance(value, list | tuple) else [value] * len(entries)
-    if len(parts) != len(entries):
-        raise RuntimeError(f"{_name(path)}: got {len(parts)} values for {len(entries)} items; nothing was written")
-    yield from zip(entries, parts, strict=True)
-
-
 def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
     """The value as a tensor that can be copied to the place."""
+    if is_tensor_collection(value):
+        raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written")
     if not isinstance(value, Tensor | np.ndarray):
-        value = _of_numbers(value, path)
+        try:
+            value = torch.as_tensor(value, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(value).__name__
+            raise TypeError(f"{_name(path)}: a tensor is stored, got {kind}; nothing was written") from error
         if not torch.can_cast(value.dtype, place.dtype):
             raise RuntimeError(f"{_name(path)}: stored are {place.dtype}, got {value.dtype}; nothing was written")
         value = value.to(place.dtype).expand(place.shape) if value.ndim == 0 else value.to(place.dtype)
@@ -169,16 +151,6 @@ def _fitting(place: Tensor, value: Any, path: Path) -> Tensor:
             f"({value.layout}, on {value.device}); nothing was written"
         )
     return value.to(place.device)
-
-
-def _of_numbers(value: Any, path: Path) -> Tensor:
-    try:
-        if not is_tensor_collection(value):
-            return torch.as_tensor(value, device="cpu")
-        cause = None
-    except (TypeError, ValueError, RuntimeError) as error:
-        cause = error
-    raise TypeError(f"{_name(path)}: a tensor is stored, got {type(value).__name__}; nothing was written") from cause
 
 
 def _name(path: Path) -> str:
@@ -198,38 +170,41 @@ def assign(storage: Storage, writer: Writer, dim: int, index: Any, value: Any) -
         index = slice(None)
     if dim == 0 or is_all(index):
         storage[index] = _numbered(storage, writer, index, swapped(value, dim))
-        return
-    if dim < storage.ndim:
+    elif dim < storage.ndim:
         if storage.shape is None:
             raise RuntimeError("Cannot write at an index of a non-initialized storage: call extend() or add() first")
-        place = coordinates(storage.shape, dim, index)
+        place = _coordinates(storage.shape, dim, index)
         storage[place] = _numbered(storage, writer, place[0], value)
-        return
-    held = storage[:]  # the dim lies within the items, which are written as a whole
-    target = swapped(held, dim)
-    if isinstance(held, TensorDictBase):
-        value = _numbered(storage, writer, coordinates(held.batch_size, dim, index)[0], value)
-    Layout.of(each_leaf(target, lambda leaf: leaf[index]), 0).flatten(value, 0)  # refuses what does not fit
-    storage[:] = swapped(assigned(target, index, value), dim)
+    else:
+        held = storage[:]  # the dim lies within the items, which are written as a whole
+        target = swapped(held, dim)
+        if isinstance(held, TensorDictBase):
+            value = _numbered(storage, writer, _coordinates(held.batch_size, dim, index)[0], value)
+        Layout.of(each_leaf(target, lambda leaf: leaf[index]), 0).flatten(value, 0)  # refuses what does not fit
+        storage[:] = swapped(assigned(target, index, value), dim)
+
+
+def _coordinates(shape: Sequence[int], dim: int, index: Any) -> tuple[Tensor, ...]:
+    """The coordinates of the items at an index over items of this shape whose dims 0 and `dim` are exchanged.
+
+    IndexError out of range. Memory in proportion to the items.
+    """
+    axes = torch.meshgrid(*(torch.arange(length, device="cpu") for length in shape), indexing="ij")  # views
+    return tuple(axis.transpose(0, dim)[index] for axis in axes)
 
 
 def _numbered(storage: Storage, writer: Writer, index: Any, value: Any) -> Any:
-    """The value with the row numbers that the writer keeps beside tensordicts; index is over the rows."""
-    if not isinstance(value, TensorDictBase | list) or not _keeps_numbers(storage, writer):
+    """The value with the row numbers that the writer keeps in tensordicts; index is over the rows."""
+    if not isinstance(value, TensorDictBase | list):
         return value
-    rows = row_numbers(storage, index, value)
+    shape = storage.shape if storage.shape is not None else torch.Size([0])
+    filled = len(storage) if storage.ndim == 1 else shape[0]
+    places = resolved(index, filled, filled, (storage.row_capacity(value), *shape[1:]))
+    rows = places[0] if isinstance(places, tuple) else places
+    if isinstance(rows, slice):
+        rows = torch.tensor(range(rows.start, rows.stop, rows.step or 1), dtype=torch.int64, device="cpu")
     named = tuple(rows.shape) if isinstance(rows, Tensor) else ()
     given = (len(value),) if isinstance(value, list) else tuple(value.batch_size)
     if given[: len(named)] != named:
         raise RuntimeError(f"the index names places of shape {named}, data has {given}; nothing was written")
     return writer.stamped(value, rows)
-
-
-def _keeps_numbers(storage: Storage, writer: Writer) -> bool:
-    if not isinstance(writer, TensorDictRoundRobinWriter | TensorDictMaxValueWriter):
-        return False
-    layout = getattr(storage, "fixed_layout", None)
-    if layout is not None:
-        return ("index",) in layout.places
-    first = storage[0] if len(storage) else None  # of a list
-    return first is None or (isinstance(first, TensorDictBase) and "index" in first)

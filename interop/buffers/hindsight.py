@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers.request import Part
@@ -229,15 +229,10 @@ def _path(name: str, key: Any) -> tuple[str, ...]:
 
 def _put(data: TensorDictBase, key: tuple[str, ...], values: Tensor) -> None:
     """Set an entry of the first rows."""
-    node: Any = data
-    for step in key:
-        if type(node) is not TensorDict:  # one that may hand out copies
-            held = data.get(key)
-            held[: values.shape[0]] = values.to(held.device)
-            data.set(key, held)
-            return
-        node = node._tensordict[step]
-    node[: values.shape[0]].copy_(values)
+    held = data.get(key)
+    held[: values.shape[0]] = values.to(held.device)
+    if data.get(key) is not held:  # a copy, as of a lazy stack
+        data.set(key, held)
 
 
 def _fitting(name: str, value: Any, held: Tensor) -> Tensor:

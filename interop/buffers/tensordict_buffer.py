@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
@@ -23,10 +23,10 @@ from interop.writers import TensorDictRoundRobinWriter, Writer
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` of tensordicts: samples have an "index" and what else the sampler says.
+    """A `ReplayBuffer` of tensordicts: samples have an "index" and the other entries of the info.
 
     Args:
-        priority_key: the entry that `extend` and `update_tensordict_priority` take priorities from.
+        priority_key: the entry that `add`, `extend` and `update_tensordict_priority` take priorities from.
         **kwargs: as for `ReplayBuffer`; the writer is a `TensorDictRoundRobinWriter` by default.
     """
 
@@ -41,7 +41,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return TensorDictRoundRobinWriter(compilable)
 
     def _check_data(self, call: str, data: Any) -> None:
-        if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
+        if not isinstance(data, TensorDictBase):
             raise ValueError(
                 f"{type(self).__name__}.{call}() takes a TensorDict, got {type(data).__name__}; "
                 "ReplayBuffer takes other data"
@@ -53,17 +53,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
         """Write a batch; where it has `priority_key`, with these priorities unless `update_priority=False`.
 
-        ValueError for what is not a tensordict; RuntimeError where the priorities do not fit one for each item: nothing
-        is written then.
+        ValueError for data other than a tensordict; RuntimeError where the priorities are not one for each item: nothing is
+        written then.
         """
         self._check_data("extend", tensordicts)
         slots: Tensor = self._store(tensordicts, many=True, with_priorities=update_priority is not False)
         return slots
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
-        """The priorities under `priority_key` as the sampler takes them. RuntimeError for what it would refuse."""
-        plain = type(stored) is TensorDict or isinstance(stored, TensorDictBase)
-        priority = _entry(stored, self.priority_key) if plain else None
+        """The priorities under `priority_key` as the sampler takes them. RuntimeError for those that it would refuse."""
+        priority = stored.get(self.priority_key, None) if isinstance(stored, TensorDictBase) else None
         if priority is None:
             return None
         if not self._sampler.takes_priorities:
@@ -73,8 +72,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         dims = stored.shape[: self._storage.ndim - (not many)]
         try:
             values = _numbers(priority)
-            arranged = self._one_each(values, dims) if many else self._reduced(values, dims.numel())
-            return self._sampler.checked(arranged)
+            if many and values.numel() != dims.numel():
+                raise RuntimeError(f"there are {values.numel()} of shape {list(values.shape)} for {dims.numel()} items")
+            if many:  # in the order in which items are stored
+                values = swapped(values.reshape(dims), self.dim_extend).reshape(-1)
+            else:
+                values = self._reduced(values, dims.numel())
+            return self._sampler.checked(values)
         except NotImplementedError:  # an unknown reduction
             raise
         except (TypeError, ValueError, RuntimeError) as error:
@@ -83,35 +87,24 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "Pass update_priority=False to extend() to write without them"
             ) from error
 
-    def _one_each(self, priority: Tensor, dims: torch.Size) -> Tensor:
-        """One priority an item, in the order in which items are stored."""
-        if priority.numel() != dims.numel():
-            raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {dims.numel()} items")
-        return swapped(priority.reshape(dims), self.dim_extend).reshape(-1)
-
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        """Draw a batch with its "index" and what else the sampler says; with `return_info` also that as a dict."""
+        """Draw a batch with its "index" and the rest of the info; with `return_info` also the info as a dict."""
         if include_info is not None:
             warnings.warn("include_info is deprecated: the info is in the sample", UserWarning, stacklevel=2)
         data, info = self._next_batch(self._size_of_batch(batch_size))
-        if include_info is not False:
-            self._include(data, info, apart=return_info)
-        elif type(info) is Told and info.lies_in(data):
-            stored = self._storage.layout.places  # type: ignore[attr-defined]  # it was built with
+        included = type(info) is Told and info.lies_in(data)  # the batch was built with it
+        if include_info is False and included:
+            layout = self._storage.layout  # type: ignore[attr-defined]  # such batches come from tensors
             for key in info:
-                if as_path(key) not in stored:
+                if as_path(key) not in layout.places:
                     del data[key]
+        elif include_info is not False and (return_info or not included or self._collate_fn is not collate.identity):
+            include(data, info, apart=return_info)
         return (data, self._info(info)) if return_info else data
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         super()._revision(info, key)
         return partial(_with_flags, info=info) if len(self._transform) else None
-
-    def _include(self, data: Any, info: dict[Any, Any], apart: bool) -> None:
-        """Set what is in info in the data, with memory of its own if `apart`."""
-        if not apart and type(info) is Told and self._collate_fn is collate.identity and info.lies_in(data):
-            return
-        include(data, info, apart)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the items of a sample the priorities under `priority_key`; several values an item are reduced to one.
@@ -124,22 +117,22 @@ class TensorDictReplayBuffer(ReplayBuffer):
         with turn(self):
             ndim = self._storage.ndim
             anchors = data.get("anchor_index", None) if self._unit is not None else None
-            index = _entry(data, "index") if anchors is None else anchors
+            index = data.get("index", None) if anchors is None else anchors
             if index is None:
                 raise KeyError('the sample has no "index": pass one that came from sample(), with its index')
-            shape, size = index.shape, data.batch_size
-            if 0 in shape:
+            if 0 in index.shape:
                 return
+            items = data.batch_size[0] if data.batch_size else 1
             if ndim > 1:
                 index = index.reshape(-1, ndim)
             elif anchors is not None:
                 index = index.reshape(-1)
-            elif len(shape) != 1 or shape[0] != (size[0] if size else 1):
-                index = index.reshape(size[0] if size else 1, -1)[:, 0]
-            rows, priority = index.shape[0], _entry(data, self.priority_key)
-            values: Any = (
-                self._sampler.default_priority if priority is None else self._reduced(_numbers(priority), rows)
-            )
+            elif index.shape != (items,):  # of slices, and of trajectories as items
+                index = index.reshape(items, -1)[:, 0]
+            rows, priority = index.shape[0], data.get(self.priority_key, None)
+            values: Any = self._sampler.default_priority
+            if priority is not None:
+                values = self._reduced(_numbers(priority), rows)
             if anchors is not None:
                 valid = data.get("validity_mask", None)
                 values = torch.as_tensor(values, device=index.device).expand(rows)
@@ -153,8 +146,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _reduced(self, priority: Tensor, rows: int) -> Tensor:
         """One value for each of the rows."""
-        shape = priority.shape
-        if len(shape) == 1 and shape[0] == rows > 0:
+        if priority.shape == (rows,):
             return priority
         if priority.numel() == 0 or priority.numel() % rows:
             raise RuntimeError(f"there are {priority.numel()} of shape {list(priority.shape)} for {rows} items")
@@ -168,61 +160,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 
 def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
-    """The data with what the info says of stored entries, and of where slices end: transforms are to see that."""
-    told = {key: value for key, value in info.items() if isinstance(value, Tensor) and key != "index"}
+    """The data with the entries of the info that are stored too, and where slices end: transforms are to see these."""
     if not isinstance(data, TensorDictBase):
         return data
     data = data.copy()
-    for key, value in told.items():
+    for key, value in info.items():
+        if not isinstance(value, Tensor) or key == "index" or value.shape[:1] != data.batch_size[:1]:
+            continue
         nested = isinstance(key, tuple) and len(key) > 1
-        if (nested or key in data.keys()) and value.shape[:1] == data.batch_size[:1]:  # noqa: SIM118
+        if nested or key in data.keys():  # noqa: SIM118
             data.set(key, value if data.device is None else value.to(data.device))
     return data
 
 
-def _put_as_is(data: Any, key: Any, value: Tensor | None, shape: torch.Size) -> bool:
-    """Put a value that fits as it is into a plain tensordict of batch size `shape`, unless that very memory is there; False
-    for any other, and then nothing is put. `set` takes ten times as long."""
-    if type(value) is not Tensor:
-        return False
-    *steps, last = as_path(key)
-    for step in steps:
-        if type(data) is not TensorDict:
-            return False
-        data = data._tensordict.get(step)
-    if type(data) is not TensorDict:
-        return False
-    held = data._tensordict.get(last)
-    if held is value:
-        return True
-    if isinstance(held, Tensor) and held.data_ptr() == value.data_ptr() and held.shape == value.shape:
-        return True  # read so
-    fits = data.batch_size == shape == value.shape[: len(shape)] and data.device in (None, value.device)
-    if not fits or data.is_locked or not (held is None or type(held) is Tensor) or type(last) is not str:
-        return False
-    data._tensordict[last] = value
-    return True
-
-
-def _as_entry(told: Any) -> Tensor | None:
-    """What the info tells of items as one tensor on the host; None for what is none, or would have to be made."""
-    if isinstance(told, tuple):
-        return told[0].unsqueeze(-1) if len(told) == 1 and isinstance(told[0], Tensor) else None
-    return told if isinstance(told, Tensor) else None
-
-
-def _entry(data: TensorDictBase, key: Any) -> Any:
-    """What stands under a key, or None: of plain tensordicts in a tenth of the time of `get`."""
-    if type(data) is TensorDict and type(key) is str:
-        found = data._tensordict.get(key)
-        if found is None or type(found) is Tensor:
-            return found
-    return data.get(key, None)
-
-
 def _numbers(priority: Any) -> Tensor:
-    if type(priority) is Tensor and priority.dtype is torch.float32:
-        return priority
     if not isinstance(priority, Tensor) or priority.dtype == torch.bool or priority.is_complex():
         found = priority.dtype if isinstance(priority, Tensor) else type(priority).__name__
         raise TypeError(f"priorities must be real numbers, got {found}")
@@ -232,33 +183,24 @@ def _numbers(priority: Any) -> Tensor:
 def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
     """Set the info of a sample as entries of its tensordict, in place, with memory of their own if `apart`.
 
-    Rows to which a transform gave more dims have the info of their items. RuntimeError for data that are no tensordict,
-    and where a transform has taken rows away.
+    Rows to which a transform gave more dims have the info of their items. Of tensorclasses, only fields are set.
+    RuntimeError for data that are no tensordict, and where a transform has taken rows away.
     """
-    if not isinstance(data, TensorDictBase) and not hasattr(data, "_tensordict"):
+    fields = is_tensorclass(data)
+    if not isinstance(data, TensorDictBase) and not fields:
         raise RuntimeError(f"Cannot include info in non-tensordict data: a transform made it a {type(data).__name__}")
-    locked = data.is_locked
+    known = info.keys() & {field.name for field in dataclasses.fields(data)} if fields else info.keys()
+    shape, locked = data.batch_size, data.is_locked
     if locked:
         data.unlock_()
-    shape = data.batch_size
-    plain = isinstance(data, TensorDictBase)  # others are tensorclasses, which have no entries but their fields
-    known = info.keys() if plain else info.keys() & {field.name for field in dataclasses.fields(data)}
     for key, value in info.items():
         if key not in known:
-            continue
-        if not apart and _put_as_is(data, key, _as_entry(value), shape):
             continue
         if isinstance(value, tuple):
             value = torch.stack(value, -1)
         if isinstance(value, Tensor):
-            value = value.to(data.device) if data.device is not None else value
-            if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
-                # A transform gave rows more dims.
-                value = value.reshape(*shape, *value.shape[1:])
-            expands = value.ndim < len(shape) and value.shape == shape[: value.ndim]
-            if expands:
-                value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape)
-            value = value.clone() if expands or apart else value
+            value = _fitted(value, shape, data.device)
+            value = value.clone() if apart else value
         try:
             data.set(key, value)
         except RuntimeError as error:
@@ -269,3 +211,13 @@ def include(data: Any, info: dict[Any, Any], apart: bool = True) -> None:
             ) from error
     if locked:
         data.lock_()
+
+
+def _fitted(value: Tensor, shape: torch.Size, device: torch.device | None) -> Tensor:
+    """An entry of the info as one of a tensordict of this batch size, whose items a transform may have given more dims."""
+    value = value if device is None else value.to(device)
+    if len(shape) > 1 and value.shape[:1] != shape[:1] and value.shape[0] == shape.numel():
+        value = value.reshape(*shape, *value.shape[1:])
+    if value.ndim < len(shape) and value.shape == shape[: value.ndim]:
+        value = value.reshape(*value.shape, *(1 for _ in shape[value.ndim :])).expand(shape).clone()
+    return value
