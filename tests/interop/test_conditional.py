@@ -9,12 +9,11 @@ from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    StalenessAwareSampler,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
 from tests.interop.rows import check_same, refused
-from tests.interop.test_generations import ALL, tracked
+from tests.interop.test_generations import tracked
 
 
 def patched(kind=TensorDictReplayBuffer, storage=LazyTensorStorage, **choices):
@@ -56,15 +55,6 @@ def test_patches_may_be_nested_dicts_and_tensordicts():
     check_same(buffer[:][7].sum(1), torch.tensor([0.0, 2.0, 0.0, 0.0]))
 
 
-def test_of_several_for_one_item_the_last_wins():
-    buffer = patched()
-    result = buffer.update_if_present(
-        index=torch.tensor([3, 3, 0, 3]), generation=torch.tensor([0, 0, 0, 7]), patch={"a": torch.arange(1.0, 5.0)}
-    )
-    check_same(result.updated, torch.tensor([True, True, False, False]))
-    assert buffer["a"].tolist() == [0, 0, 0, 2, 0, 0]
-
-
 def test_rows_that_cannot_be_are_stale():
     buffer = patched()
     result = buffer.update_if_present(
@@ -98,16 +88,6 @@ def test_versions_decide_among_those_that_are_there(newer):
     assert buffer["n", "v"].tolist() == [6, 7, 8, 7, 4, 5]
 
 
-def test_one_version_may_be_for_all():
-    buffer = patched()
-    result = buffer.update_if_present(
-        index=ALL, generation=buffer.writer.generations_of(ALL), patch={"a": torch.ones(6)},
-        version_key=("n", "v"), version=5,
-    )  # fmt: skip
-    assert result.updated.tolist() == [False, False, True, True, True, True] and result.stale_count == 0
-    assert buffer["n", "v"].tolist() == [6, 7, 5, 5, 5, 5]
-
-
 def test_coordinates_name_items_in_lanes():
     for as_tuple in (False, True):
         buffer = TensorDictReplayBuffer(
@@ -118,15 +98,6 @@ def test_coordinates_name_items_in_lanes():
         index = tuple(index.unbind(-1)) if as_tuple else index
         buffer.update_if_present(index=index, generation=generation, patch={"a": torch.arange(6.0)})
         check_same(buffer.storage[:]["a"], torch.arange(6.0).reshape(3, 2))
-
-
-def test_what_samplers_know_follows():
-    sampler = StalenessAwareSampler(0, version_key=("n", "v"))
-    buffer = patched(sampler=sampler)
-    sampler.consumer_version = 7
-    assert set(buffer.sample(30)["index"].tolist()) == {1}
-    buffer.update_if_present(index=[4], generation=[0], patch={("n", "v"): torch.tensor([7])})
-    assert set(buffer.sample(30)["index"].tolist()) == {1, 4}
 
 
 @pytest.mark.parametrize(
@@ -176,13 +147,3 @@ def test_buffers_that_cannot_be_updated_so_refuse():
     ):
         with pytest.raises(error):
             buffer.update_if_present(**one)
-
-
-def test_another_default_device_makes_no_difference():
-    buffer, data = patched(), torch.ones(1)
-    torch.set_default_device("meta")
-    try:
-        result = buffer.update_if_present(index=[2], generation=[0], patch={"a": data})
-    finally:
-        torch.set_default_device(None)
-    assert result.updated.tolist() == [True] and buffer["a"].tolist() == [0, 0, 1, 0, 0, 0]

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
+from interop import LazyTensorStorage, ListStorage, ReplayBuffer
 from tests.interop.rows import KINDS, STORAGES, check_same, flat_td, plain_tensor, state_of, tensors_of
 
 
@@ -63,24 +63,3 @@ def test_the_tensors_of_a_sample_are_apart_from_each_other():
     batch = buffer.sample(3)
     batch["a"].zero_()
     assert batch["b"].all()
-
-
-def test_stored_tensors_keep_no_graph(storage):
-    buffer = ReplayBuffer(storage=storage(4))
-    weight = torch.ones(3, requires_grad=True)
-    buffer.extend({"x": weight * plain_tensor([1, 2])})
-    buffer.add({"x": weight * 3})
-    buffer.extend([{"x": weight * 4}])
-    batch = buffer.sample(4)
-    assert not batch["x"].requires_grad and not buffer[:]["x"].requires_grad
-    check_same(buffer[:]["x"], plain_tensor([1, 2, 3, 4]))
-
-
-def test_a_memmap_buffer_copied_deep_is_apart():
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(4))
-    buffer.extend(flat_td([1, 2]))
-    twin = copy.deepcopy(buffer)
-    twin.extend(flat_td([3, 4]))
-    twin[0] = flat_td([9])[0]
-    check_same(buffer[:], flat_td([1, 2]))
-    check_same(twin[:], flat_td([9, 2, 3, 4]))

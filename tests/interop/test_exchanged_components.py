@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import threading
 import time
 
 import pytest
@@ -21,7 +20,7 @@ from interop import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
-from tests.interop.rows import check_same, flat_td, plain_tensor, refused
+from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads_and_processes import check_whole, together
 
 CAPACITY = 24
@@ -139,39 +138,6 @@ def test_another_writer_goes_on_where_the_ring_stands(sampler, storage):
         assert set(buffer.sampler.priorities[10:14].tolist()) == {50.0}
 
 
-@pytest.mark.parametrize("first", ["storage", "sampler", "writer"])
-@each_sampler
-def test_all_components_can_be_exchanged_in_any_order(first, sampler):
-    buffer = buffer_of("uniform", "memory", range(1, 11))
-    exchanges = {
-        "storage": lambda: buffer.set_storage(STORAGES["list"](CAPACITY)),
-        "sampler": lambda: buffer.set_sampler(SAMPLERS[sampler]()),
-        "writer": lambda: buffer.set_writer(RoundRobinWriter()),
-    }
-    for name in sorted(exchanges, key=lambda name: name != first):
-        exchanges[name]()
-    assert len(buffer) == 0 and buffer.write_count == 0
-    with refused(buffer, RuntimeError, "empty"):
-        buffer.sample(2)
-    buffer.extend(torch.arange(5))
-    check_draws(buffer)
-
-
-@each_sampler
-def test_a_generator_governs_the_components_that_come_later(sampler):
-    drawn = []
-    for _ in range(2):
-        buffer = buffer_of("uniform", "memory", range(20), generator=torch.Generator().manual_seed(7))
-        buffer.set_sampler(SAMPLERS[sampler]())
-        other = LazyTensorStorage(CAPACITY)
-        other.set(slice(0, 20), torch.arange(100, 120))
-        before = buffer.sample(8)
-        buffer.set_storage(other)
-        drawn.append([before, buffer.sample(8)])
-        torch.manual_seed(len(drawn))
-    check_same(*drawn)
-
-
 # ------------------------------------------------------------------ several buffers on one storage
 
 
@@ -194,18 +160,6 @@ def test_writes_through_one_buffer_are_drawn_by_another(one, two, storage):
     assert held(first) == list(range(17, 41))
 
 
-def test_priorities_of_several_buffers_are_their_own():
-    one, two = buffer_of("prioritized", "memory", range(4)), None
-    two = buffer_of("prioritized", one.storage, ())
-    one.update_priority([0, 1], [5.0, 0.5])
-    two.update_priority([2], [3.0])
-    check_same(one.sampler.priorities, torch.tensor([5.0, 0.5, 1.0, 1.0]))
-    check_same(two.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 1.0]))
-    ReplayBuffer(storage=one.storage, writer=RoundRobinWriter()).extend(torch.tensor([7, 8]))
-    check_same(one.sampler.priorities, torch.tensor([5.0, 0.5, 1.0, 1.0, 5.0, 5.0]))
-    check_same(two.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 1.0, 3.0, 3.0]))
-
-
 def test_growth_through_another_buffer_begins_an_epoch_and_overwriting_does_not():
     buffer = buffer_of("without replacement", "memory", range(20), batch_size=8)
     other = ReplayBuffer(storage=buffer.storage)
@@ -216,22 +170,6 @@ def test_growth_through_another_buffer_begins_an_epoch_and_overwriting_does_not(
     buffer.sample()
     other.extend(torch.arange(20, 24))
     assert sorted(torch.cat(list(buffer)).tolist()) == list(range(24))
-
-
-@each_sampler
-@each_storage
-def test_a_buffer_that_left_a_storage_is_not_told_of_writes(sampler, storage):
-    buffer = buffer_of(sampler, storage, range(1, 5))
-    other = ReplayBuffer(storage=buffer.storage)
-    buffer.set_storage(LazyTensorStorage(CAPACITY))
-    buffer.extend(torch.tensor([7, 8]))
-    assert other.storage.attached() == [other]
-    other.extend(rows(other.storage, range(101, 121)))
-    assert len(buffer) == 2
-    check_draws(buffer)
-    buffer.set_storage(other.storage)
-    assert set(map(id, other.storage.attached())) == {id(other), id(buffer)}
-    check_draws(buffer)
 
 
 @each_sampler
@@ -304,18 +242,6 @@ def test_a_new_seed_governs_what_follows_as_if_nothing_had_been_drawn_ahead(samp
     check_same(drawn[2], drawn[0])
 
 
-@pytest.mark.parametrize("before", SAMPLERS)
-@pytest.mark.parametrize("after", SAMPLERS)
-def test_no_batch_of_a_sampler_that_was_exchanged_is_given_out(before, after):
-    buffer = buffer_of(before, "memory", range(20), batch_size=4, prefetch=3)
-    buffer.sample()
-    buffer.set_sampler(SAMPLERS[after]())
-    infos = [buffer.sample(return_info=True)[1] for _ in range(5)]
-    assert all(set(info) == {"index"} | ({"priority_weight"} if after == "prioritized" else set()) for info in infos)
-    if after == "without replacement":
-        assert sorted(torch.cat([info["index"] for info in infos]).tolist()) == list(range(20))
-
-
 # ------------------------------------------------------------------ threads
 
 
@@ -375,26 +301,3 @@ def test_threads_sample_extend_update_and_exchange_at_once(sampler, prefetch, ma
         buffer.set_sampler(SAMPLERS[sampler]())
         drawn = torch.cat([batch["index"] for batch in buffer])
         assert sorted(drawn.tolist()) == list(range(len(buffer)))
-
-
-@each_sampler
-def test_storages_are_exchanged_while_others_draw(sampler):
-    storages = [LazyTensorStorage(CAPACITY) for _ in range(2)]
-    for number, storage in enumerate(storages):
-        storage.set(slice(0, 8 + number), plain_tensor([number] * (8 + number)))
-    buffer = ReplayBuffer(storage=storages[0], sampler=SAMPLERS[sampler](), batch_size=4, prefetch=2)
-    done = threading.Event()
-
-    def exchange():
-        for turn in range(60):
-            buffer.set_storage(storages[turn % 2])
-            time.sleep(0.002)
-        done.set()
-
-    def draw():
-        while not done.is_set():
-            batch = buffer.sample()
-            assert len(batch[:, 0].unique()) == 1
-
-    assert together(exchange, draw, draw) == []
-    assert set(buffer.sample()[:, 0].tolist()) == {1.0}

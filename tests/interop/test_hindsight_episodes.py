@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from interop import HERReplayBuffer, LazyMemmapStorage, LazyStackStorage, LazyTensorStorage
-from interop.samplers.boundary_keys import BoundaryKeys
-from tests.interop.rows import check_same
+from interop import HERReplayBuffer, LazyMemmapStorage, LazyTensorStorage
 
 KEYS = (("next", "done"), ("next", "terminated"))
 
@@ -114,54 +112,6 @@ def test_any_history(kind, capacity, strategy, history, seed):
         check(buffer)
 
 
-@pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
-def test_a_draw_reads_the_ends_of_what_is_new(monkeypatch, strategy):
-    reads = []
-    read = BoundaryKeys.read
-
-    def counting(self, storage, rows, lanes):
-        found = read(self, storage, rows, lanes)
-        reads.append(len(found))
-        return found
-
-    monkeypatch.setattr(BoundaryKeys, "read", counting)
-    buffer = buffer_of(LazyTensorStorage(1000), strategy)
-    ended = np.arange(3000) % 50 == 49
-    buffer.extend(walk(0, ended[:900]))
-    for time in range(900, 3000, 30):
-        reads.clear()
-        buffer.extend(walk(time, ended[time : time + 30]))
-        buffer.sample(64)
-        buffer.sample(64)
-        if strategy == "random":
-            assert not reads
-        elif time > 900:
-            assert sum(reads) == 30
-
-
-@pytest.mark.parametrize("flag", [torch.uint8, torch.int64, torch.float32])
-def test_flags_of_other_types(flag):
-    buffer = buffer_of(LazyTensorStorage(50), "episode")
-    for time in range(0, 120, 30):
-        buffer.extend(walk(time, np.arange(time, time + 30) % 11 == 3, flag))
-        check(buffer)
-
-
-class Noting(LazyTensorStorage):
-    """A storage of a user who looks at what is written."""
-
-    def set(self, cursor, data, *, set_cursor=True):
-        super().set(cursor, data, set_cursor=set_cursor)
-
-
-@pytest.mark.parametrize("kind", [Noting, LazyStackStorage])
-def test_where_writes_are_not_told_ends_are_looked_up_for_each_draw(kind):
-    buffer = buffer_of(kind(40), "final", collate_fn=lambda data: data.clone())
-    for time in range(0, 90, 30):
-        buffer.extend(walk(time, np.arange(time, time + 30) % 11 == 3))
-        check(buffer)
-
-
 def test_one_buffer_writes_and_another_draws():
     storage = LazyTensorStorage(40)
     one, other = buffer_of(storage, "episode"), buffer_of(storage)
@@ -170,13 +120,3 @@ def test_one_buffer_writes_and_another_draws():
         one.extend(walk(time, np.arange(time, time + 13) % 7 == 3))
         check(one)
         check(other)
-
-
-def test_another_flag_that_is_stored_later_counts():
-    """A storage that was emptied keeps its layout; another one may have other flags."""
-    buffer = buffer_of(LazyTensorStorage(20))
-    buffer.extend(walk(0, [False, True, False]).exclude(("next", "terminated")))
-    check_same(buffer.sample(30)["desired_goal"].unique(), torch.tensor([1.0, 2.0]).double())
-    buffer.set_storage(LazyTensorStorage(20))
-    buffer.extend(walk(0, [False, False, True, False]))
-    check_same(buffer.sample(30)["desired_goal"].unique(), torch.tensor([2.0, 3.0]).double())

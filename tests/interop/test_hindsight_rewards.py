@@ -64,13 +64,6 @@ def test_what_is_not_terminal_for_the_new_goal_goes_on_unless_it_was_truncated(f
         check_same(batch["next", name][:, 0], torch.tensor(values, dtype=torch.bool)[batch["index"]])
 
 
-def test_flags_stay_where_the_function_says_nothing():
-    batch = buffer_of(10, [4, 9]).sample(50)
-    ended = torch.isin(batch["time"], torch.tensor([4, 9]))[:, None]
-    check_same(batch["next", "done"], ended)
-    check_same(batch["next", "terminated"], ended)
-
-
 @pytest.mark.parametrize(
     ("returned", "error"),
     [
@@ -86,10 +79,3 @@ def test_rewards_that_do_not_fit_are_refused(returned, error):
     buffer = buffer_of(10, [4], reward_fn=lambda td: returned)
     with pytest.raises(error, match="reward_fn"):
         buffer.sample(4)
-
-
-def test_ends_that_cannot_be_set_are_refused():
-    buffer = HERReplayBuffer(terminal, strategy="random", her_ratio=1.0, storage=LazyTensorStorage(8))
-    buffer.extend(walked(range(4), [], flags=()))
-    with pytest.raises(KeyError, match="terminal"):
-        buffer.sample(2)

@@ -7,13 +7,9 @@ from tensordict import TensorDict
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedReplayBuffer,
-    PrioritizedSampler,
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-    TensorStorage,
 )
 from tests.interop.rows import check_same, refused
 
@@ -88,24 +84,6 @@ def test_samples_are_single_items_under_coordinates(make):
     check_same(buffer.storage[info["index"]], batch)
 
 
-def test_tensordict_samples_carry_coordinates(make):
-    buffer = TensorDictReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    batch = buffer.sample(20)
-    assert batch["index"].shape == (20, 2)
-    check_same(values(batch), 100 * batch["index"][:, 1] + batch["index"][:, 0])
-    check_same(buffer.storage[:]["index"], torch.arange(4)[:, None].expand(4, 3))
-
-
-def test_tensordict_buffers_add_rows_of_time(make, monkeypatch):
-    monkeypatch.setenv("RL_WARNINGS", "0")
-    buffer = TensorDictReplayBuffer(storage=make(30, ndim=2))
-    for row in stream().unbind(1):
-        index = buffer.add(row)
-    check_same(index, torch.tensor([[3, 0], [3, 1], [3, 2]]))
-    check_same(buffer[:].exclude("index"), stream())
-
-
 @pytest.mark.parametrize(
     "index", [slice(0, 2), slice(None, None, 2), [2, 0], torch.tensor([1]), torch.tensor([True, False, True])], ids=repr
 )
@@ -113,55 +91,6 @@ def test_an_index_goes_along_the_first_dim_of_the_user(make, index):
     buffer = ReplayBuffer(storage=make(30, ndim=2))
     buffer.extend(stream())
     check_same(buffer[index], stream()[index].clone())
-
-
-def test_an_int_is_one_lane(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    check_same(buffer[1], stream()[1].clone())
-    check_same(buffer[-1], stream()[2].clone())
-    with refused(buffer, IndexError):
-        buffer[3]
-    with refused(buffer, IndexError):
-        buffer[torch.tensor([3])]
-
-
-def test_keys_come_in_the_layout_of_the_user(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    check_same(buffer["x"], values(stream()))
-
-
-def test_slices_are_views(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    values(buffer[:])[2].fill_(-1)
-    assert bool((values(buffer[2]) == -1).all()) and bool((values(buffer[1]) >= 0).all())
-
-
-def test_a_lane_can_be_assigned(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    buffer[1] = stream(50)[0].clone()
-    check_same(values(buffer[:])[1], torch.arange(50, 54))
-    check_same(values(buffer[:])[0], torch.arange(4))
-    buffer[0:2] = stream(7)[:2].clone()
-    check_same(values(buffer[:])[:2], values(stream(7))[:2])
-    buffer[:] = stream(30)
-    check_same(buffer[:], stream(30))
-    assert len(buffer) == 12 and buffer.writer._cursor == 4 and buffer.write_count == 4
-
-
-@pytest.mark.parametrize("kind", ["tensor", "dict", "tuple"])
-def test_tensors_and_pytrees_have_item_dims_too(make, kind):
-    x = values(stream())
-    data = {"tensor": x, "dict": {"a": x, "b": [x.float()]}, "tuple": (x, x[..., None])}[kind]
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    assert buffer.extend(data).shape == (12, 2)
-    check_same(buffer[:], data)
-    batch, info = buffer.sample(20, return_info=True)
-    first = batch if kind == "tensor" else next(iter(batch.values())) if kind == "dict" else batch[0]
-    check_same(first, 100 * info["index"][1] + info["index"][0])
 
 
 def test_three_item_dims_swap_the_first_and_the_last(make):
@@ -176,24 +105,6 @@ def test_three_item_dims_swap_the_first_and_the_last(make):
     assert len(info["index"]) == 3
     check_same(batch, data.transpose(0, 2)[info["index"]])
     check_same(index[:7], torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1], [0, 2, 0], [0, 2, 1], [1, 0, 0]]))
-
-
-def test_no_swap_where_the_first_dim_extends(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2), dim_extend=0)
-    data = stream().transpose(0, 1).clone()
-    buffer.extend(data)
-    assert buffer.dim_extend == 0 and buffer.storage.shape == torch.Size([4, 3])
-    check_same(buffer[:], data)
-    check_same(buffer[1], data[1].clone())
-
-
-def test_one_item_dim_with_another_dim_extending(make):
-    buffer = ReplayBuffer(storage=make(30), dim_extend=1)
-    check_same(buffer.extend(values(stream())), torch.arange(4))
-    assert len(buffer) == 4
-    check_same(buffer[:], values(stream()))
-    batch, info = buffer.sample(8, return_info=True)
-    check_same(batch, values(stream()).t()[info["index"]])
 
 
 def test_the_dim_that_extends_is_fixed():
@@ -227,38 +138,6 @@ def test_data_of_too_few_dims_is_refused(make):
         buffer.extend(stream()[0])
 
 
-def test_emptying_keeps_the_lanes(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    buffer.empty()
-    assert len(buffer) == 0 and buffer.storage.shape == torch.Size([0, 3])
-    with pytest.raises(RuntimeError, match="empty"):
-        buffer.sample(3)
-    check_same(buffer.extend(stream(steps=1)), torch.tensor([[0, 0], [0, 1], [0, 2]]))
-    check_same(buffer[:], stream(steps=1))
-
-
-def test_flatten_merges_the_item_dims(make):
-    buffer = ReplayBuffer(storage=make(30, ndim=2))
-    buffer.extend(stream())
-    flat = buffer.storage.flatten()
-    assert isinstance(flat, TensorStorage) and flat.ndim == 1 and len(flat) == 12 and flat.max_size == 12
-    check_same(values(flat[:]), values(stream()).t().reshape(-1))
-
-
-def test_given_memory_may_have_item_dims():
-    memory = stream().transpose(0, 1).contiguous()
-    buffer = ReplayBuffer(storage=TensorStorage(memory, ndim=2))
-    assert len(buffer) == 12 and buffer.storage.max_size == 12 and buffer.storage.shape == torch.Size([4, 3])
-    check_same(buffer[:], stream())
-    buffer.extend(stream(9, 1))
-    check_same(values(buffer[:])[:, 0], torch.tensor([9, 109, 209]))
-
-
-def test_a_list_has_one_item_dim():
-    assert ReplayBuffer(storage=ListStorage(3)).dim_extend == 0
-
-
 def test_priorities_by_coordinates(make):
     buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=make(24, ndim=2))
     buffer.extend(stream(steps=8))
@@ -271,35 +150,11 @@ def test_priorities_by_coordinates(make):
     torch.testing.assert_close(info["priority_weight"], torch.where(values(batch) == 2, 1 / 3, 1.0))
 
 
-def test_priorities_of_a_rounded_up_capacity_are_all_kept():
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(22, ndim=2))
-    buffer.extend(stream(steps=8))
-    assert buffer.storage.max_size == 24 and len(buffer.sampler.priorities) == 24
-    buffer.update_priority(torch.tensor([[t, lane] for t in range(8) for lane in range(3)]), torch.zeros(24))
-    buffer.update_priority(torch.tensor([[7, 2]]), 1.0)
-    assert set(values(buffer.sample(64)).tolist()) == {207}
-
-
-def test_rows_in_given_memory_get_the_default_priority():
-    storage = LazyTensorStorage(24, ndim=2)
-    ReplayBuffer(storage=storage).extend(stream(steps=8))
-    buffer = ReplayBuffer(storage=storage, sampler=PrioritizedSampler(24, 1.0, 1.0, eps=0.0))
-    check_same(buffer.sampler.priorities, torch.ones(24))
-
-
 @pytest.mark.parametrize("shape", [(3, 8), (3, 8, 1)])
 def test_extend_takes_priorities_in_the_layout_of_the_user(shape):
     buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(24, ndim=2))
     given = torch.arange(24.0).reshape(3, 8)
     buffer.extend(stream(steps=8).set("td_error", given.reshape(shape)))
-    check_same(buffer.sampler.priorities, given.t().reshape(-1))
-
-
-def test_update_priority_takes_priorities_in_the_layout_of_the_user():
-    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(24, ndim=2))
-    index = buffer.extend(stream(steps=8))
-    given = torch.arange(24.0).reshape(3, 8)
-    buffer.update_priority(index, given)
     check_same(buffer.sampler.priorities, given.t().reshape(-1))
 
 
@@ -326,12 +181,3 @@ def test_coordinates_out_of_range_are_refused(index):
     buffer.extend(stream(steps=8))
     with refused(buffer, IndexError):
         buffer.update_priority(torch.tensor(index), 5.0)
-
-
-def test_coordinates_need_the_storage_and_all_columns():
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(30, ndim=2))
-    buffer.extend(stream(steps=8))
-    with refused(buffer, RuntimeError):
-        buffer.sampler.update_priority(torch.tensor([[0, 1]]), 5.0)
-    with refused(buffer, RuntimeError):
-        buffer.update_priority(torch.tensor([[0, 1, 1]]), 5.0)

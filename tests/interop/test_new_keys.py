@@ -14,15 +14,12 @@ from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointMismatch
 from interop import (
-    LazyFrameStorage,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    SliceSampler,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -81,10 +78,6 @@ def with_returns(data):
     return data.set("adv", TensorDict({"gae": -data["id"]}, data.batch_size))
 
 
-def new_entries(data):
-    return with_returns(data).select("return", ("next", "value"), "adv")
-
-
 WAYS = {
     "rb[:] =": lambda rb, data: rb.__setitem__(slice(None), data),
     "rb[:n] =": lambda rb, data: rb.__setitem__(slice(0, len(data)), data),
@@ -128,30 +121,6 @@ def test_keys_are_added_to_the_items_of_a_stack(way):
     check_same(buffer[:].contiguous(), wanted)
 
 
-@pytest.mark.parametrize("way", ["rb[:] =", "write_all", "rb[key] ="])
-def test_keys_are_added_to_lanes(make, way):
-    storage = make(CAPACITY, ndim=2) if make is not given else LazyTensorStorage(CAPACITY, ndim=2)
-    buffer = TensorDictReplayBuffer(storage=storage)
-    ids = torch.arange(8).reshape(2, 4)
-    buffer.extend(TensorDict({"id": ids}, [2, 4]))
-    wanted = buffer[:].clone().set("return", buffer[:]["id"] * 2.0)
-    if way == "rb[key] =":
-        buffer["return"] = wanted["return"]
-    else:
-        WAYS[way](buffer, wanted.clone())
-    check_same(buffer[:].contiguous(), wanted)
-    check_same(buffer.storage[:]["return"], ids.t() * 2.0)
-    batch = buffer.sample(16)
-    check_same(batch["return"], batch["id"] * 2.0)
-
-
-def test_a_list_takes_whole_items():
-    buffer = filled(ListStorage(CAPACITY), collate_fn=torch.stack)
-    buffer[:] = with_returns(torch.stack(list(buffer.storage)))
-    batch = buffer.sample()
-    check_same(batch["return"], batch["id"] * 2.0)
-
-
 BAD = {
     "a part of the rows": (lambda rb, data: rb.__setitem__(slice(0, 3), data[:3]), KeyError),
     "rows by number": (lambda rb, data: rb.__setitem__([0, 1, 2, 3, 4], data), KeyError),
@@ -181,19 +150,6 @@ def test_what_does_not_fit_adds_nothing(make, bad):
     call, error = BAD[bad]
     with refused(buffer, error):
         call(buffer, with_returns(buffer[:].clone()))
-
-
-def test_frames_keep_their_keys():
-    frames = torch.zeros(4, 4, 2, 2, dtype=torch.uint8)
-    data = {"pixels": frames, "next": {"pixels": frames, "done": torch.ones(4, 1, dtype=torch.bool)}}
-    buffer = ReplayBuffer(storage=LazyFrameStorage(8))
-    buffer.extend(TensorDict(data, [4]))
-    for call in (
-        lambda: buffer.update_({"return": torch.zeros(4)}),
-        lambda: buffer.__setitem__(slice(None), buffer[:].set("return", torch.zeros(4))),
-    ):
-        with refused(buffer, (KeyError, RuntimeError)):
-            call()
 
 
 def test_priorities_are_kept_and_batches_drawn_ahead_are_drawn_anew(make):
@@ -231,14 +187,6 @@ def test_checkpoints_hold_the_new_keys(make, tmp_path):
         check_same(twin[:].contiguous(), buffer[:].contiguous())
     with refused(buffer, CheckpointMismatch, "return"):
         buffer.load_state_dict(old.state_dict())
-
-
-def test_slices_are_cut_by_ids_that_came_later(make):
-    buffer = filled(make(CAPACITY), CAPACITY)
-    buffer["episode"] = torch.arange(CAPACITY) // 4
-    buffer.set_sampler(SliceSampler(slice_len=4, traj_key="episode"))
-    for _ in range(5):
-        assert (buffer.sample()["id"].reshape(-1, 4)[:, 0] % 4 == 0).all()
 
 
 # ------------------------------------------------------------------ fill
@@ -283,14 +231,6 @@ def test_a_fill_that_does_not_fit_is_refused(fill, error, match):
     buffer = filled(LazyTensorStorage(CAPACITY, fill=fill))
     with refused(buffer, error, match):
         buffer.extend(rows(5, 2).set("return", torch.zeros(2, 3, dtype=torch.int64)))
-
-
-def test_lanes_are_filled(make_filling):
-    buffer = TensorDictReplayBuffer(storage=make_filling(CAPACITY, ndim=2))
-    buffer.extend(TensorDict({"id": torch.arange(4).reshape(2, 2)}, [2, 2]))
-    data = TensorDict({"id": torch.arange(2).reshape(2, 1), "return": torch.ones(2, 1, 2)}, [2, 1])
-    buffer.extend(data)
-    assert buffer[:]["return"][:, :, 0].tolist() == [[-1, -1, 1]] * 2
 
 
 # ------------------------------------------------------------------ folders
@@ -354,26 +294,3 @@ def test_whoever_is_killed_leaves_the_old_keys_or_the_new_ones(tmp_path, extends
             opened.write_all(new)
             check_same(opened[:].contiguous(), new)
     assert seen == sorted(seen) and set(seen) == {False, True}
-
-
-def test_a_full_disk_adds_nothing(tmp_path, monkeypatch):
-    buffer = filled(LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path))
-    names, new = sorted(tmp_path.rglob("*")), with_returns(buffer[:])
-    (tmp_path / "adv").mkdir()
-    (tmp_path / "adv" / "gae.memmap").write_text("of another")
-    with refused(buffer, RuntimeError, "already exists"):
-        buffer[:] = new
-    shutil.rmtree(tmp_path / "adv")
-    with monkeypatch.context() as patch, refused(buffer, OSError, "full"):
-        patch.setattr(os, "posix_fallocate", functools.partial(_full, os.posix_fallocate, []))
-        buffer[:] = new
-    assert sorted(tmp_path.rglob("*")) == names
-    buffer[:] = new
-    check_same(LazyMemmapStorage.open(tmp_path, "r")[:].contiguous(), new)
-
-
-def _full(really, calls, *given):
-    calls.append(0)
-    if len(calls) == 2:
-        raise OSError("full")
-    really(*given)

@@ -1,21 +1,16 @@
 """Samplers and writers of the user's: what of them is saved, which writes they hear of, what they are refused for."""
 
-import copy
-
 import pytest
 import torch
-from tensordict import TensorDict
 
 from interop import (
     ConsumingSampler,
     HERReplayBuffer,
-    ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
     LinearScheduler,
     ListStorage,
     PrioritizedReplayBuffer,
-    PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -23,10 +18,8 @@ from interop import (
     Sampler,
     SamplerEnsemble,
     StorageEnsemble,
-    TensorDictReplayBuffer,
     Writer,
 )
-from tests.interop.pair_history import SAMPLERS, WRITERS, ids_of, items
 from tests.interop.rows import plain_tensor
 
 
@@ -99,45 +92,6 @@ def test_a_class_that_defines_half_of_its_state_is_told_the_other_half(kind, hal
             save()
 
 
-class FromTheStart(Writer):
-    """Writes each batch to the first slots."""
-
-    def add(self, data):
-        self._storage.set(0, data)
-        return 0
-
-    def extend(self, data):
-        self._storage.set(index := torch.arange(len(data)), data)
-        return index
-
-    def _empty(self, empty_write_count=True):
-        pass
-
-
-LIBRARY = [
-    ("Sampler", "sampler", lambda size: own(Sampler, sample=lambda self, storage, n: (storage.random_index(n), {}))),
-    ("Writer", "writer", lambda size: FromTheStart()),
-    *((name, "sampler", make) for name, make in SAMPLERS.items()),
-    *((name, "writer", lambda size, make=make: make()) for name, make in WRITERS.items()),
-]
-
-
-@pytest.mark.parametrize("name, part, make", LIBRARY)
-def test_a_subclass_without_attributes_of_its_own_is_saved_as_its_base_is(name, part, make, tmp_path):
-    component = make(12)
-    component.__class__ = type("Own", (type(component),), {})
-    buffer = ReplayBuffer(storage=LazyTensorStorage(12), batch_size=4)
-    buffer.extend(items(ids_of(0, 8, 1)[:, 0], False))
-    buffer.set_sampler(component) if part == "sampler" else buffer.set_writer(component)
-    if not isinstance(component, ImmutableDatasetWriter):
-        buffer.extend(items(ids_of(8, 8, 1)[:, 0], False))
-    buffer.sample()
-    buffer.dumps(tmp_path / "saved")
-    component.mine = 3
-    with pytest.raises(NotImplementedError, match="Own has attributes that nothing saves, mine: "):
-        buffer.dumps(tmp_path / "saved")
-
-
 def test_a_sampler_with_both_halves_goes_on_where_it_was(tmp_path):
     class InTurn(Sampler):
         def __init__(self):
@@ -178,25 +132,6 @@ def test_a_sampler_hears_of_every_write_of_every_buffer(storage):
     assert sampler.heard == [[0, 1], 2, [3, 4], "empty"]  # the second writer goes on where the ring stands
 
 
-def test_a_sampler_hears_of_the_items_that_were_there_before_it():
-    storage = LazyTensorStorage(8)
-    buffer = ReplayBuffer(storage=storage)
-    buffer.extend(plain_tensor([1, 2, 3]))
-    put_in, built = Uniform(), Uniform()
-    buffer.set_sampler(put_in)
-    ReplayBuffer(storage=storage, sampler=built)
-    buffer.set_writer(RoundRobinWriter())  # the items are those it knows
-    assert put_in.heard == ["empty", [0, 1, 2]] and built.heard == [[0, 1, 2]]
-    assert copy.deepcopy(buffer).sampler.heard == put_in.heard
-
-
-def test_a_sampler_hears_of_coordinates_where_there_are_several_item_dims():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
-    coordinates = buffer.extend(torch.zeros(2, 3)).tolist()
-    buffer.set_sampler(sampler := Uniform())
-    assert sampler.heard == ["empty", coordinates]
-
-
 # ------------------------------------------------------------------ what a sampler returns
 
 
@@ -216,22 +151,6 @@ def test_a_sampler_that_returns_something_else_is_named(method, returned, prefet
         buffer.sample()
 
 
-@pytest.mark.parametrize("given", [range(3), [2, 0, 1], range(0)])
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_an_index_that_is_a_list_or_range_is_a_tensor_in_the_batch(given, prefetch):
-    sampler = own(
-        PrioritizedSampler,
-        draw=lambda *_: (given, {}),
-        __init__=lambda self: PrioritizedSampler.__init__(self, 8, 1, 1),
-    )
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=3, prefetch=prefetch)
-    buffer.extend(TensorDict({"x": torch.arange(4)}, [4]))
-    batch = buffer.sample()
-    assert batch["index"].dtype == torch.int64 and batch["index"].tolist() == batch["x"].tolist() == list(given)
-    buffer.update_tensordict_priority(batch.set("td_error", torch.full((len(batch),), 2.0)))
-    assert sampler.priorities.tolist() == [2.0 if slot in given else 1.0 for slot in range(4)]
-
-
 @pytest.mark.parametrize("kind", ["random_index", "_rand_given_ndim"])
 def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
     drawn = []
@@ -246,18 +165,7 @@ def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
     assert torch.equal(*drawn) and len(drawn[0].unique()) > 16
 
 
-def test_an_argument_that_a_sampler_does_not_take_is_refused():
-    for kind in (RandomSampler, Uniform):
-        with pytest.raises(TypeError, match=r"takes no arguments, got \{'replacement': False\}"):
-            kind(replacement=False)
-
-
 # ------------------------------------------------------------------ names of torchrl
-
-
-def test_a_writer_without_a_way_to_start_over_cannot_be_built():
-    with pytest.raises(TypeError, match=r"Without.*_empty"):
-        type("Without", (Writer,), {"add": Down.add, "extend": Down.extend})()
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
@@ -310,12 +218,3 @@ def theirs(name):
 def test_a_component_of_another_library_is_refused_with_its_full_name_and_ours(refused, name):
     with pytest.raises(TypeError, match=rf"torchrl\.data\.replay_buffers\.{name}; use interop\.{name}$"):
         refused(theirs(name))
-
-
-def test_a_component_with_a_base_of_another_library_is_refused_with_the_base_to_use():
-    theirs_too = type("Mine", (type(theirs("Sampler")),), {"__module__": "mine"})()
-    with pytest.raises(TypeError, match=r"got mine\.Mine; use interop\.Sampler as its base$"):
-        ReplayBuffer(sampler=theirs_too)
-    for other, named in ((3, "int"), (RoundRobinWriter(), "interop.RoundRobinWriter")):
-        with pytest.raises(TypeError, match=rf"got {named}$"):
-            ReplayBuffer(sampler=other)

@@ -7,20 +7,15 @@ from tensordict import TensorDict
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
     Sampler,
     Storage,
-    TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
-    TensorStorage,
     Writer,
 )
-from tests.interop.rows import KINDS, check_same, flat_td, plain_tensor
+from tests.interop.rows import KINDS, check_same, plain_tensor
 
 
 class Newest(Sampler):
@@ -101,12 +96,6 @@ def test_a_sampler_of_ones_own_draws_and_is_told_what_changes():
     assert sampler.told == [("mark", [0, 1]), ("extend", [0, 1]), ("mark", 2), ("add", 2), ("mark", [1]), ("empty",)]
 
 
-def test_what_a_sampler_says_is_in_tensordict_samples():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=Newest())
-    buffer.extend(flat_td([1, 2]))
-    check_same(buffer.sample(3)["note"], torch.arange(3))
-
-
 def test_a_sampler_may_name_items_by_a_list_range_or_tuple():
     class Named(Sampler):
         index = None
@@ -172,18 +161,6 @@ def test_edits_by_key_reach_a_storage_that_returns_copies():
     check_same(lanes[:]["x"], torch.arange(6.0).reshape(2, 3) + 1)
 
 
-def test_new_keys_reach_a_storage_with_a_get_of_its_own():
-    class Noting(LazyTensorStorage):
-        def get(self, index):
-            return super().get(index)
-
-    buffer = ReplayBuffer(storage=Noting(8))
-    buffer.extend(TensorDict({"x": torch.arange(4.0)}, [4]))
-    buffer.update_({"x": torch.zeros(4), "y": torch.ones(4)})
-    check_same(buffer[:]["x"], torch.zeros(4))
-    check_same(buffer[:]["y"], torch.ones(4))
-
-
 @pytest.mark.parametrize("kind", ["tensor", "tensordict", "dict", "tuple", "namedtuple"])
 @pytest.mark.parametrize("count", [3, 11])
 def test_a_subclass_that_writes_differently_is_asked(kind, count):
@@ -196,33 +173,6 @@ def test_a_subclass_that_writes_differently_is_asked(kind, count):
     buffer.extend(KINDS[kind](list(range(count))))
     assert buffer.storage.noted and buffer.write_count == count and len(buffer) == min(count, 4)
     check_same(buffer[:], KINDS[kind]([0, 1, 2] if count == 3 else [8, 9, 10, 7]))
-
-
-def test_a_subclass_that_writes_differently_may_have_item_dims():
-    class Noting(LazyTensorStorage):
-        def set(self, cursor, data, *, set_cursor=True):
-            super().set(cursor, data, set_cursor=set_cursor)
-
-    one, two = ReplayBuffer(storage=Noting(8, ndim=2)), ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
-    for buffer in (one, two):
-        buffer.extend(torch.arange(2.0 * 7).reshape(2, 7))
-    check_same(one[:], two[:])
-    assert len(one) == 8 and one.write_count == 7
-
-
-def test_a_list_that_writes_differently_is_asked():
-    class Loud(ListStorage):
-        def set(self, cursor, data, *, set_cursor=True):
-            super().set(cursor, data.upper() if isinstance(data, str) else [item.upper() for item in data])
-
-        def get(self, index):
-            held = super().get(index)
-            return held + "!" if isinstance(held, str) else [item + "!" for item in held]
-
-    buffer = ReplayBuffer(storage=Loud(3), collate_fn=lambda items: items)
-    buffer.add("a")
-    buffer.extend(["b", "c"])
-    assert buffer[:] == ["A!", "B!", "C!"] and set(buffer.sample(20)) == {"A!", "B!", "C!"}
 
 
 def test_a_storage_of_ones_own_takes_part():
@@ -238,39 +188,9 @@ def test_a_storage_of_ones_own_takes_part():
     assert len(buffer) == 0
 
 
-def test_a_storage_of_ones_own_can_be_drawn_from_by_priority():
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=Column(8), collate_fn=torch.tensor)
-    buffer.extend([1, 2, 3])
-    buffer.update_priority([0, 2], [0.0, 0.0])
-    assert set(buffer.sample(64).tolist()) == {2.0}
-
-
 def test_a_storage_without_a_default_collate_function_needs_one():
     with pytest.raises(NotImplementedError):
         ReplayBuffer(storage=Column(3))
-
-
-def test_a_storage_may_be_larger_than_two_to_the_thirty_one():
-    class Endless(Storage):
-        def get(self, index):
-            return index
-
-        def __len__(self):
-            return 2**33
-
-    torch.manual_seed(0)
-    buffer = ReplayBuffer(storage=Endless(2**33), collate_fn=lambda data: data)
-    index = buffer.sample(1000)
-    assert int(index.min()) >= 0 and int(index.max()) < 2**33
-    assert 0.4 < float((index > 2**32).float().mean()) < 0.6
-
-
-def test_the_base_storage_is_to_be_completed():
-    storage = Storage(4)
-    for call in (lambda: storage.get(0), lambda: storage.set(0, 1), lambda: len(storage), storage._empty):
-        with pytest.raises(NotImplementedError):
-            call()
-    assert storage.max_size == 4 and storage.ndim == 1 and storage.shape == torch.Size([4])
 
 
 def test_a_writer_of_ones_own_chooses_the_slots():
@@ -279,14 +199,6 @@ def test_a_writer_of_ones_own_chooses_the_slots():
     check_same(buffer[:], plain_tensor([4, 3, 2, 1]))
     assert buffer.add(plain_tensor([9])[0]) == 3
     assert set(buffer.sample(64)[:, 0].tolist()) == {9.0, 3.0, 2.0, 4.0}
-
-
-def test_a_writer_of_ones_own_sets_priorities():
-    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(8))
-    buffer.set_writer(Reversed())
-    buffer.extend(plain_tensor(list(range(8))))
-    check_same(buffer.sampler.priorities, torch.ones(8))
-    assert set(buffer.sample(64, return_info=True)[1]["index"].tolist()) <= set(range(8))
 
 
 def test_a_writer_that_refuses_items_names_them_by_minus_one():
@@ -303,24 +215,3 @@ def test_a_writer_that_refuses_items_names_them_by_minus_one():
     assert len(buffer) == 2 and buffer.write_count == 2
     check_same(buffer.sampler.priorities, torch.ones(2))
     assert set(buffer.sample(64)[:, 0].tolist()) == {2.0, 4.0}
-
-
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_a_writer_that_does_not_keep_an_item_says_none(kind):
-    class Never(TensorDictRoundRobinWriter):
-        def add(self, data):
-            return None
-
-    buffer = kind(storage=LazyTensorStorage(8), writer=Never())
-    assert buffer.add(flat_td([1])[0]) is None and len(buffer) == 0
-
-
-def test_given_memory_may_be_shared_with_the_user():
-    class Own(TensorStorage):
-        pass
-
-    memory = plain_tensor([1, 2, 3])
-    buffer = ReplayBuffer(storage=Own(memory))
-    buffer.sample(4)
-    memory.fill_(6)
-    assert set(buffer.sample(4)[:, 0].tolist()) == {6.0}

@@ -11,9 +11,8 @@ from interop import (
     PrioritizedReplayBuffer,
     RandomSampler,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
-from tests.interop.rows import flat_td, plain_tensor
+from tests.interop.rows import plain_tensor
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 
 
@@ -63,16 +62,6 @@ def test_the_queue_is_filled_after_the_first_sample(depth):
         assert len(sampler.sizes) == depth + drawn
 
 
-def test_batches_may_be_older_than_the_last_write():
-    buffer = ahead()
-    buffer.sample()
-    settled(buffer)
-    buffer.write_all(plain_tensor([7, 7, 7]))
-    assert set(buffer.sample()[:, 0].tolist()) <= {1.0, 2.0, 3.0}
-    settled(buffer)
-    assert set(buffer.sample()[:, 0].tolist()) == {7.0}
-
-
 def test_a_batch_size_is_needed_and_sharing_excluded():
     with pytest.raises(ValueError, match="batch_size"):
         ReplayBuffer(prefetch=1)
@@ -84,15 +73,6 @@ def test_a_batch_size_is_needed_and_sharing_excluded():
             ReplayBuffer(prefetch=depth, batch_size=2)
     with pytest.raises(ValueError):
         PrioritizedReplayBuffer(alpha=1.0, beta=1.0, prefetch=2)
-
-
-def test_another_batch_size_counts_for_what_is_scheduled_next():
-    buffer = ahead()
-    buffer.sample()
-    with pytest.warns(UserWarning, match="batch_size"):
-        assert buffer.sample(2).shape == (4, 3)
-    assert buffer.sample().shape == (2, 3)
-    assert buffer.sample().shape == (4, 3)
 
 
 @pytest.mark.parametrize("broken", [1, 2, 4])
@@ -182,26 +162,6 @@ def test_a_batch_that_a_thread_waits_for_is_drawn_anew_after_a_change(change):
     assert [set(batch[:, 0].tolist()) for batch in batches] == [wanted, wanted]
 
 
-def test_what_starts_after_a_change_does_not_draw():
-    """It would take a batch from the sampler that is there by then, for nothing."""
-    drawn = []
-
-    class Noting(RandomSampler):
-        def sample(self, storage, batch_size):
-            drawn.append(threading.current_thread().name)
-            return super().sample(storage, batch_size)
-
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=2)
-    buffer.extend(plain_tensor([1, 2]))
-    with buffer.storage.lock.turn():
-        buffer.sample()
-        buffer.set_sampler(Noting())
-    assert buffer.sample().shape == (2, 3)
-    for job in list(buffer._prefetch._queue):
-        job.future.result(10)
-    assert len(drawn) == 3
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_drops_what_was_drawn_ahead(change):
     buffer = ahead(3, sampler=Counting(broken=(2,)))
@@ -263,35 +223,6 @@ def test_dropping_what_is_being_drawn_does_not_hang(in_a_fork):
     assert out == "done\n"
 
 
-def test_a_forked_child_waits_for_a_turn_of_its_parent_not_for_a_thread_that_it_has_not(in_a_fork):
-    out = in_a_fork("""
-        import multiprocessing
-        import threading
-        import torch
-        from interop import LazyMemmapStorage, ReplayBuffer
-
-        def hold():
-            with buffer.storage.lock.turn():
-                held.set()
-                done.wait()
-
-        buffer, held, done = ReplayBuffer(storage=LazyMemmapStorage(64)), threading.Event(), threading.Event()
-        buffer.extend(torch.arange(8.0))
-        buffer.share()
-        threading.Thread(target=hold).start()
-        held.wait()
-        process = multiprocessing.get_context("fork").Process(target=lambda: buffer.extend(torch.arange(2.0)))
-        process.start()
-        process.join(0.5)
-        print(process.exitcode)
-        done.set()
-        process.join(30)
-        print(process.exitcode, len(buffer))
-        process.kill()
-    """)
-    assert out == "None\n0 10\n"
-
-
 @pytest.mark.slow
 def test_a_forked_child_draws_ahead_on_its_own():
     out = in_a_fresh_interpreter("""
@@ -313,13 +244,3 @@ def test_a_forked_child_draws_ahead_on_its_own():
         process.kill()
     """)
     assert out == "0\n"
-
-
-def test_samples_drawn_ahead_have_an_index_of_their_own():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=2)
-    buffer.extend(flat_td([0, 1]))
-    for _ in range(3):
-        batch, info = buffer.sample(return_info=True)
-        before = info["index"].clone()
-        batch["index"].fill_(-1)
-        assert torch.equal(info["index"], before)

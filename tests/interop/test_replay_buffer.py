@@ -1,19 +1,15 @@
 """ReplayBuffer: construction, writing, reading, editing."""
 
-import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from interop import (
     Compose,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
-    TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from tests.interop.rows import (
@@ -47,14 +43,6 @@ def test_the_default_buffer_is_a_list_of_a_thousand_drawn_uniformly():
     assert len(buffer) == 0 and buffer.write_count == 0
 
 
-def test_components_may_be_given_by_callables():
-    buffer = ReplayBuffer(
-        storage=lambda: LazyTensorStorage(5), sampler=RandomSampler, writer=TensorDictRoundRobinWriter
-    )
-    assert buffer.storage.max_size == 5
-    assert type(buffer.sampler) is RandomSampler and type(buffer.writer) is TensorDictRoundRobinWriter
-
-
 def test_components_are_made_at_the_first_use_when_asked():
     made = []
 
@@ -76,21 +64,6 @@ def test_a_transform_factory_delays_the_making():
     buffer.extend(torch.zeros(3))
     assert buffer.initialized
     assert torch.equal(buffer[:], torch.ones(3))
-
-
-def test_the_properties_cannot_be_set():
-    buffer = ReplayBuffer()
-    for name in ("storage", "sampler", "writer", "transform", "batch_size", "initialized", "write_count"):
-        with pytest.raises(AttributeError):
-            setattr(buffer, name, None)
-
-
-def test_extend_returns_the_slots_and_fills_in_order(storage, rows):
-    buffer = ReplayBuffer(storage=storage(6))
-    index = buffer.extend(rows([0, 1, 2, 3]))
-    check_same(index, torch.arange(4))
-    assert len(buffer) == 4 and buffer.write_count == 4 and buffer.writer._cursor == 4
-    check_same(buffer[:], rows([0, 1, 2, 3]))
 
 
 def test_the_ring_recycles_the_oldest_rows(storage, rows):
@@ -143,48 +116,6 @@ def test_samples_are_stored_rows_under_their_index(storage, rows):
     assert set(info) == {"index"}
 
 
-def test_only_filled_slots_are_drawn(storage):
-    buffer = ReplayBuffer(storage=storage(1000))
-    buffer.extend(plain_tensor([5, 6]))
-    assert set(buffer.sample(64)[:, 0].tolist()) == {5.0, 6.0}
-
-
-def test_a_sample_without_info_is_the_batch_alone(storage):
-    buffer = ReplayBuffer(storage=storage(4), batch_size=5)
-    buffer.extend(flat_td([1, 2, 3]))
-    batch = buffer.sample()
-    assert isinstance(batch, TensorDict) and batch.batch_size == (5,) and set(batch.keys()) == {"obs", "done"}
-
-
-def test_the_argument_batch_size_wins_with_a_warning():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=5)
-    buffer.extend(plain_tensor([1, 2, 3]))
-    with pytest.warns(UserWarning, match="batch_size"):
-        assert buffer.sample(3).shape == (3, 3)
-    assert buffer.sample(5).shape == (5, 3)
-
-
-def test_equal_generators_give_equal_batches(storage):
-    drawn = []
-    for _ in range(2):
-        buffer = ReplayBuffer(storage=storage(50), generator=torch.Generator().manual_seed(3), batch_size=20)
-        buffer.extend(plain_tensor(list(range(50))))
-        drawn.append([buffer.sample() for _ in range(3)])
-    check_same(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0][0], drawn[0][1])
-
-
-def test_the_global_seed_governs_without_a_generator(storage):
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        buffer = ReplayBuffer(storage=storage(50), batch_size=20)
-        buffer.extend(plain_tensor(list(range(50))))
-        drawn.append(buffer.sample())
-    check_same(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-
-
 def test_a_generator_leaves_the_global_one_alone_and_can_be_replaced():
     buffer = ReplayBuffer(storage=LazyTensorStorage(50), generator=torch.Generator().manual_seed(3))
     buffer.extend(plain_tensor(list(range(50))))
@@ -205,42 +136,12 @@ def test_empty_forgets_items_and_keeps_structure(storage, rows):
     check_same(buffer[:], rows([8, 9]))
 
 
-def test_empty_can_keep_the_write_count():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6))
-    buffer.extend(plain_tensor([1, 2]))
-    buffer.empty(empty_write_count=False)
-    assert len(buffer) == 0 and buffer.write_count == 2 and buffer.writer._cursor == 0
-
-
 def test_a_storage_of_given_data_counts_as_full():
     buffer = ReplayBuffer(storage=TensorStorage(plain_tensor([1, 2, 3])))
     assert len(buffer) == 3 and buffer.writer._cursor == 0 and buffer.write_count == 0
     assert buffer.add(plain_tensor([9])[0]) == 0
     assert len(buffer) == 3
     check_same(buffer[:], plain_tensor([9, 2, 3]))
-
-
-def test_two_buffers_on_one_storage_see_the_same_items():
-    storage = LazyTensorStorage(6)
-    one, two = ReplayBuffer(storage=storage), ReplayBuffer(storage=storage)
-    one.extend(plain_tensor([1, 2]))
-    assert len(two) == 2
-    check_same(two[:], plain_tensor([1, 2]))
-    assert two.write_count == 2 and two.writer.cursor == 2  # of the storage
-
-
-def test_iteration_yields_batches_without_end():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
-    buffer.extend(plain_tensor([1, 2]))
-    batches = [batch for batch, _ in zip(buffer, range(7), strict=False)]
-    assert [tuple(batch.shape) for batch in batches] == [(2, 3)] * 7
-
-
-def test_next_goes_through_batches():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
-    buffer.extend(flat_td([1, 2]))
-    batch = buffer.next()
-    assert batch.batch_size == (2,) and batch.device is None
 
 
 def test_next_gives_batches_of_any_kind(rows):
@@ -271,13 +172,6 @@ def test_write_all_of_a_full_buffer_needs_all_rows(storage):
     check_same(buffer[:], plain_tensor([7, 8, 9]))
 
 
-def test_write_all_past_the_length_stays_invisible():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    buffer.extend(plain_tensor([0]))
-    buffer.write_all(plain_tensor([5, 6, 7]))
-    check_same(buffer[:], plain_tensor([5]))
-
-
 def test_keys_are_edited_in_place(storage):
     buffer = ReplayBuffer(storage=storage(4))
     buffer.extend(nested_td([0, 1, 2]))
@@ -300,30 +194,6 @@ def test_update_takes_a_dict_or_tensordict_and_can_be_narrowed(storage):
     check_same(buffer[:]["obs"], nested_td([1, 1, 1])["obs"])
 
 
-@pytest.mark.parametrize("capacity", [3, 5])
-def test_assignment_to_a_key_persists(storage, capacity):
-    buffer = ReplayBuffer(storage=storage(capacity))
-    buffer.extend(nested_td([0, 1, 2]))
-    buffer["obs"] = torch.full((3, 3), 9.0, dtype=torch.float64)
-    buffer["next", "reward"] = torch.tensor([5.0, 6.0, 7.0])
-    check_same(buffer["obs"], torch.full((3, 3), 9.0, dtype=torch.float64))
-    check_same(buffer["next", "reward"], torch.tensor([5.0, 6.0, 7.0]))
-    check_same(buffer["_data", "obs"], buffer["obs"])
-
-
-def test_components_are_exchanged_for_others():
-    buffer = ReplayBuffer(storage=ListStorage(10))
-    old = buffer.storage, buffer.sampler, buffer.writer
-    new = LazyTensorStorage(10), RandomSampler(), RoundRobinWriter()
-    assert buffer.set_storage(new[0]) is old[0]
-    assert buffer.set_sampler(new[1]) is old[1]
-    assert buffer.set_writer(new[2]) is old[2]
-    assert (buffer.storage, buffer.sampler, buffer.writer) == new
-    buffer.extend(plain_tensor([1, 2]))
-    check_same(buffer[:], plain_tensor([1, 2]))
-    assert len(old[0]) == 0 and buffer.sample(3).shape == (3, 3)
-
-
 def test_set_storage_resets_or_takes_the_collate_function():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
     buffer.set_storage(ListStorage(10))
@@ -332,35 +202,6 @@ def test_set_storage_resets_or_takes_the_collate_function():
     buffer.set_storage(ListStorage(10), collate_fn=lambda items: items)
     buffer.extend(["a", "b"])
     assert set(buffer.sample(9)) <= {"a", "b"}
-
-
-def test_exchanging_the_storage_shows_only_rows_that_were_written():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
-    buffer.extend(plain_tensor([1, 2, 3]))
-    buffer.set_storage(LazyTensorStorage(10))
-    buffer.extend(plain_tensor([4, 5]))
-    assert set(buffer[:][:, 0].tolist()) == {4.0, 5.0}
-    assert len(buffer) == 2
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-def test_a_smaller_storage_can_be_put_in(make):
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
-    buffer.extend(plain_tensor(list(range(7))))
-    buffer.set_storage(make(5))
-    for step in range(6):
-        buffer.add(plain_tensor([step])[0])
-    assert len(buffer) == 5
-    assert sorted(row[0].item() for row in buffer.storage) == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
-def test_a_prioritized_sampler_put_in_late_knows_the_stored_rows():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
-    buffer.extend(plain_tensor([0, 1, 2]))
-    buffer.set_sampler(PrioritizedSampler(10, 1.0, 1.0))
-    batch, info = buffer.sample(32, return_info=True)
-    assert set(batch[:, 0].tolist()) == {0.0, 1.0, 2.0}
-    check_same(info["priority_weight"], torch.ones(32))
 
 
 def test_updating_priorities_without_a_prioritized_sampler_warns():
@@ -378,15 +219,3 @@ def test_the_representation_names_the_parts():
         assert part in text
     assert "transform" not in text
     assert "transform=Compose(" in repr(ReplayBuffer(transform=lambda data: data))
-
-
-def test_numpy_integers_are_sizes_like_ints():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(np.int64(8)), sampler=PrioritizedSampler(np.int32(8), 1.0, 1.0))
-    buffer.extend(plain_tensor([1, 2]))
-    assert buffer.sample(np.int64(32)).shape == (32, 3)
-
-
-def test_numpy_integers_index_like_ints():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(3))
-    buffer.extend(plain_tensor([4, 5, 6]))
-    check_same(buffer[np.int64(1)], plain_tensor([5])[0])

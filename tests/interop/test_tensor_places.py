@@ -1,14 +1,11 @@
 """TensorStorage: which places an index names, where the length may grow, what is told about rows."""
 
-from collections import OrderedDict, defaultdict
-
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from interop import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
-from tests.interop.rows import Pair, check_same, refused
+from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+from tests.interop.rows import check_same, refused
 
 
 @pytest.fixture(params=[LazyTensorStorage, LazyMemmapStorage])
@@ -25,14 +22,6 @@ def filled(make, count=10, capacity=20):
 # ------------------------------------------------------------------ reading
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-@pytest.mark.parametrize("index", [np.arange(5)[::-1], np.arange(10)[1:8:3], range(5, 0), range(4, 1, -1)], ids=repr)
-def test_arrays_of_any_strides_and_ranges_are_read(storage, index):
-    buffer = ReplayBuffer(storage=storage(20), collate_fn=lambda rows: rows)
-    buffer.extend(torch.arange(10))
-    assert [int(row) for row in buffer[index]] == list(index)
-
-
 @pytest.mark.parametrize("index", [torch.tensor(True), np.array(False)], ids=repr)
 def test_a_lone_bool_is_no_index(make, index):
     buffer = filled(make)
@@ -40,13 +29,6 @@ def test_a_lone_bool_is_no_index(make, index):
         buffer[index]
     with refused(buffer, TypeError, "bool"):
         buffer[index] = torch.arange(1)
-
-
-def test_a_list_takes_masks_of_one_dim():
-    buffer = ReplayBuffer(storage=ListStorage(5))
-    buffer.extend([1, 2])
-    with refused(buffer, IndexError):
-        buffer.storage[torch.eye(2, dtype=torch.bool)]
 
 
 def test_coordinates_keep_their_shape(make):
@@ -57,16 +39,6 @@ def test_coordinates_keep_their_shape(make):
     check_same(storage[torch.tensor(3), torch.tensor(1)], torch.tensor(7.0))
     check_same(storage[rows, torch.tensor([0])], 2.0 * rows)
     check_same(storage[[4, 0], np.array([1, 1])[::-1]], torch.tensor([9.0, 1.0]))
-
-
-def test_an_ellipsis_stands_for_item_dims_alone(make):
-    storage = make(30, ndim=2)
-    storage.set(slice(0, 4), torch.arange(24.0).reshape(4, 3, 2))
-    check_same(storage[..., 2], torch.arange(24.0).reshape(4, 3, 2)[:, 2])
-    storage[..., 2] = torch.zeros(4, 2)
-    storage[..., 1, 0] = torch.ones(2)
-    check_same(storage[:, 2], torch.zeros(4, 2))
-    check_same(storage[1, 0], torch.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -88,14 +60,6 @@ def test_places_are_written_as_they_are_read(make, index):
     wanted[index] = values
     check_same(torch.as_tensor(storage[:]).clone(), wanted)
     check_same(torch.as_tensor(storage[index]).clone(), values)
-
-
-def test_rows_are_counted_and_iterated_over_where_they_hold_several_items(make):
-    storage = make(100, ndim=2)
-    storage.set(slice(0, 5), torch.arange(10).reshape(5, 2))
-    assert len(storage) == 10 and 4 in storage and 7 not in storage and -5 in storage and -6 not in storage
-    check_same(storage.contains(torch.tensor([4, 5, -5, -6])), torch.tensor([True, False, True, False]))
-    assert [row.tolist() for row in storage] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
 # ------------------------------------------------------------------ writing
@@ -173,96 +137,3 @@ def test_rows_that_grow_are_written_whole(make):
         storage.set((2, 0), torch.tensor(1.0))
     storage.set((slice(2, 3), slice(None)), torch.ones(1, 2))
     assert len(storage) == 6 and storage[2].tolist() == [1, 1]
-
-
-def test_a_write_costs_nothing_for_rows_that_it_does_not_name():
-    storage = LazyTensorStorage(2**40)  # an index of all rows could not be made
-    storage.set(slice(0, 3), torch.zeros(3, 0))
-    storage.set(torch.tensor([3, 1]), torch.zeros(2, 0))
-    assert len(storage) == 4
-
-
-def test_a_list_of_rows_of_several_lanes_fills_the_ring(make):
-    buffer = ReplayBuffer(storage=make(100, ndim=2))
-    index = buffer.extend([torch.full((2, 40), row) for row in range(60)])
-    assert buffer.storage.shape == torch.Size([50, 2]) and buffer.writer._cursor == 10
-    assert index[-1].tolist() == [9, 1] and bool((buffer.storage[9] == 59).all())
-
-
-# ------------------------------------------------------------------ what is refused, what is kept
-
-
-def test_rows_without_items_are_refused(make):
-    buffer = ReplayBuffer(storage=make(10, ndim=2))
-    for write in (
-        lambda: buffer.storage.set(slice(0, 5), torch.zeros(5, 0)),
-        lambda: buffer.storage.row_capacity(torch.zeros(5, 0)),
-        lambda: buffer.storage.set(0, torch.tensor(1.0)),
-    ):
-        with refused(buffer, RuntimeError, "dim"):
-            write()
-    assert not buffer.storage.initialized
-
-
-@pytest.mark.parametrize("ndim", [1.5, True, "2", torch.tensor(True)], ids=repr)
-def test_a_number_of_item_dims_that_is_no_int_is_refused(ndim):
-    with pytest.raises(TypeError):
-        LazyTensorStorage(10, ndim=ndim)
-
-
-def test_memory_without_any_tensor_is_refused():
-    with pytest.raises(RuntimeError, match="without any tensor"):
-        TensorStorage({})
-
-
-@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda rows: defaultdict(list, rows)])
-def test_mappings_come_back_as_their_kind(make, kind):
-    buffer = ReplayBuffer(storage=make(10, ndim=2))
-    rows = kind({"b": torch.arange(6).reshape(2, 3), "a": kind({"c": torch.zeros(2, 3)})})
-    buffer.extend(rows)
-    buffer.extend({"a": {"c": torch.ones(2, 1)}, "b": torch.ones(2, 1, dtype=torch.int64)})
-    for read in (buffer[:], buffer.sample(3), buffer.storage[0]):
-        assert type(read) is type(rows) and type(read["a"]) is type(rows) and list(read) == ["b", "a"]
-
-
-class Picky(dict):
-    def __init__(self, rows):
-        super().__init__(rows)
-
-
-def test_mappings_that_cannot_be_made_empty_come_back_as_dicts(make):
-    buffer = ReplayBuffer(storage=make(10))
-    buffer.extend(Picky({"a": torch.arange(3)}))
-    assert type(buffer[:]) is dict and buffer[:]["a"].tolist() == [0, 1, 2]
-
-
-def test_names_of_dims_within_items_are_kept(make):
-    inner = TensorDict({"b": torch.zeros(3, 4, 2)}, [3, 4, 2], names=["row", "time", "agent"])
-    buffer = ReplayBuffer(storage=make(10))
-    buffer.extend(TensorDict({"a": torch.zeros(3, 4), "n": inner}, [3, 4], names=["row", "time"]))
-    assert buffer[:].names == buffer.sample(2).names == [None, "time"]
-    assert buffer[0].names == ["time"] and buffer[0]["n"].names == ["time", "agent"]
-
-
-def test_all_rows_of_nested_lists_can_be_written(make):
-    def rows(value):
-        return [torch.full((5,), value), torch.full((5,), value)], torch.full((5,), value)
-
-    buffer = ReplayBuffer(storage=make(10))
-    buffer.extend(rows(0))
-    buffer.write_all(rows(1))
-    check_same(buffer[:], rows(1))
-
-
-def test_named_tuples_are_assigned_within_their_items():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10), dim_extend=1)
-    buffer.extend(Pair(torch.zeros(2, 3), torch.ones(2, 3)))
-    buffer[0] = Pair(torch.full((3,), 7.0), torch.full((3,), 8.0))
-    assert type(buffer[:]) is Pair and buffer[0].left.tolist() == [7] * 3 and buffer[1].right.tolist() == [1] * 3
-
-
-def test_a_flat_storage_is_a_copy(make):
-    storage = make(30, ndim=2)
-    storage.set(slice(0, 2), torch.zeros(2, 3))
-    storage.flatten()[:].fill_(7)
-    assert not storage[:].any()

@@ -1,7 +1,5 @@
 """TensorDictReplayBuffer: what samples carry, what extend takes as priorities."""
 
-import copy
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -15,7 +13,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from tests.interop.rows import STORAGES, check_same, flat_td, nested_td, plain_tensor, refused, steps, trajectories
+from tests.interop.rows import STORAGES, check_same, flat_td, nested_td, refused, trajectories
 
 
 @pytest.fixture(params=STORAGES)
@@ -52,15 +50,6 @@ def test_samples_carry_the_index_and_the_given_data_does_not(storage, rows):
     check_same(buffer[:]["index"], torch.arange(4))
 
 
-def test_add_works_alike(storage):
-    buffer = TensorDictReplayBuffer(storage=storage(3))
-    given = flat_td([7])[0]
-    assert [buffer.add(given) for _ in range(4)] == [0, 1, 2, 0]
-    assert set(given.keys()) == {"obs", "done"}
-    assert buffer[1]["index"] == 1 and len(buffer) == 3
-    check_same(buffer[:].exclude("index"), flat_td([7, 7, 7]))
-
-
 def test_the_index_of_trajectories_is_expanded(storage):
     buffer = TensorDictReplayBuffer(storage=storage(5))
     check_same(buffer.extend(trajectories([0, 1, 2])), torch.arange(3))
@@ -79,16 +68,6 @@ def test_with_info_the_sample_has_it_too_in_memory_of_its_own():
         check_same(batch[key], value)
         batch[key].add_(1)
         assert not torch.equal(batch[key], value)
-
-
-def test_what_is_expanded_over_a_sample_can_be_edited():
-    buffer = prioritized()
-    buffer.extend(trajectories([0, 1, 2]))
-    batch = buffer.sample(6)
-    batch["priority_weight"][:, 0] *= 2
-    check_same(batch["priority_weight"], torch.tensor([2.0, 1.0, 1.0, 1.0]).expand(6, 4).clone())
-    batch["index"][:, 0] += 1
-    assert bool((batch["index"][:, 0] == batch["index"][:, 1] + 1).all())
 
 
 def test_include_info_is_deprecated():
@@ -117,41 +96,6 @@ def test_transforms_see_what_is_stored_and_not_what_is_told():
         assert set(buffer.sample(16, include_info=False).keys()) == seen[-1] == seen[0]
 
 
-def test_samples_can_be_edited_freely(storage):
-    buffer = TensorDictReplayBuffer(storage=storage(5))
-    buffer.extend(flat_td([1, 2]))
-    batch = buffer.sample(3)
-    batch["new"] = torch.zeros(3)
-    batch["obs"].zero_()
-    batch["index"].zero_()
-    check_same(buffer[:].exclude("index"), flat_td([1, 2]))
-    check_same(buffer[:]["index"], torch.arange(2))
-
-
-@pytest.mark.parametrize("given", [steps([1, 2]), [flat_td([1])[0]], plain_tensor([1, 2]), {"a": torch.zeros(2)}, None])
-def test_extend_takes_tensordicts_only(given):
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
-    with refused(buffer, ValueError, "TensorDict"):
-        buffer.extend(given)
-
-
-def test_an_empty_extend_writes_nothing():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
-    buffer.extend(flat_td([1, 2]))
-    index = buffer.extend(flat_td([1])[:0])
-    assert index.shape == (0,) and index.dtype == torch.int64
-    assert len(buffer) == 2 and buffer.write_count == 2
-
-
-def test_assigned_rows_keep_their_index(storage):
-    buffer = TensorDictReplayBuffer(storage=storage(5))
-    buffer.extend(flat_td([0, 1, 2]))
-    buffer[1] = flat_td([9])[0]
-    buffer[torch.tensor([0, 2])] = flat_td([7, 8])
-    check_same(buffer[:].exclude("index"), flat_td([7, 9, 8]))
-    check_same(buffer[:]["index"], torch.arange(3))
-
-
 @pytest.mark.parametrize("shape", [(3,), (3, 1)])
 @pytest.mark.parametrize("key", ["td_error", ("next", "error")])
 def test_extend_takes_one_priority_an_item(shape, key):
@@ -160,23 +104,6 @@ def test_extend_takes_one_priority_an_item(shape, key):
     rows["next"] = TensorDict({}, [3])
     buffer.extend(with_priority(rows, torch.tensor([1.0, 2.0, 5.0]).reshape(shape), key))
     check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 5.0]))
-
-
-def test_priorities_given_to_extend_can_be_left_aside():
-    buffer = prioritized()
-    buffer.extend(with_priority(flat_td([0, 1]), [3.0, 4.0]), update_priority=False)
-    check_same(buffer.sampler.priorities, torch.ones(2))
-    buffer.extend(with_priority(flat_td([0, 1]), [3.0, 4.0]), update_priority=True)
-    check_same(buffer.sampler.priorities, torch.tensor([1.0, 1.0, 3.0, 4.0]))
-
-
-def test_items_without_a_priority_get_the_default():
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1]))
-    check_same(buffer.sampler.priorities, torch.ones(2))
-    buffer.update_priority(torch.tensor([0]), torch.tensor([7.0]))
-    buffer.extend(flat_td([2]))
-    check_same(buffer.sampler.priorities, torch.tensor([7.0, 1.0, 7.0]))
 
 
 def test_add_takes_the_priority_of_the_item():
@@ -213,30 +140,6 @@ def test_an_unknown_reduction_is_refused_when_used():
         buffer.update_tensordict_priority(batch)
 
 
-def test_an_unknown_reduction_refuses_the_item_that_needs_it():
-    buffer = prioritized(reduction="nothing")
-    buffer.add(with_priority(flat_td([0])[0], [1.0]))
-    fresh = prioritized(reduction="nothing")
-    with refused(fresh, NotImplementedError, "nothing"):
-        fresh.add(with_priority(flat_td([0])[0], [1.0, 2.0]))
-
-
-def test_an_item_without_batch_dims_can_be_updated():
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1, 2]))
-    buffer.update_tensordict_priority(with_priority(buffer[1].clone(), 5.0))
-    buffer.update_tensordict_priority(with_priority(buffer[2].clone(), [5.0, 8.0]))
-    check_same(buffer.sampler.priorities, torch.tensor([1.0, 5.0, 8.0]))
-
-
-def test_a_sample_without_the_key_gets_the_default_priority():
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1, 2]))
-    buffer.update_priority(torch.arange(3), torch.tensor([2.0, 4.0, 0.5]))
-    buffer.update_tensordict_priority(buffer[torch.tensor([0, 2])])
-    check_same(buffer.sampler.priorities, torch.tensor([4.0, 4.0, 4.0]))
-
-
 @pytest.mark.parametrize("shape", [(2, 4), (2, 4, 1), (2,), (2, 1)])
 def test_priorities_of_trajectories_are_reduced_over_time(shape):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(8, 1.0, 1.0))
@@ -251,25 +154,11 @@ def test_priorities_of_trajectories_are_reduced_over_time(shape):
     check_same(buffer.sampler.priorities, torch.tensor([6.0, 1.0, 3.0]))
 
 
-def test_an_index_with_a_trailing_dim_is_understood():
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1, 2]))
-    sample = with_priority(TensorDict({"index": torch.tensor([[2], [1]])}, [2]), [5.0, 6.0])
-    buffer.update_tensordict_priority(sample)
-    check_same(buffer.sampler.priorities, torch.tensor([1.0, 6.0, 5.0]))
-
-
 def test_updating_from_a_sample_without_index_is_an_error():
     buffer = prioritized()
     buffer.extend(flat_td([0, 1, 2]))
     with refused(buffer, KeyError, "index"):
         buffer.update_tensordict_priority(with_priority(flat_td([0, 1]), [5.0, 6.0]))
-
-
-def test_without_priorities_updating_from_a_sample_does_nothing():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
-    buffer.extend(flat_td([0, 1]))
-    assert buffer.update_tensordict_priority(with_priority(buffer.sample(2), [1.0, 2.0])) is None
 
 
 def test_a_priority_key_without_a_prioritized_sampler_warns():
@@ -299,24 +188,6 @@ def test_priorities_that_do_not_fit_refuse_the_whole_batch(values, transform):
     check_same(buffer.sampler.priorities, torch.ones(2))
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -1.0])
-def test_a_priority_that_does_not_fit_refuses_the_item(value):
-    buffer = prioritized()
-    buffer.add(with_priority(flat_td([0])[0], 1.0))
-    with refused(buffer, (RuntimeError, ValueError)):
-        buffer.add(with_priority(flat_td([1])[0], value))
-
-
-@pytest.mark.parametrize("values", [torch.nan, torch.inf, -1.0])
-def test_updates_that_do_not_fit_change_nothing(values):
-    buffer = prioritized()
-    buffer.extend(flat_td([0, 1, 2]))
-    batch = buffer[torch.tensor([0, 1])]
-    batch["td_error"] = torch.tensor([9.0, values])
-    with refused(buffer, ValueError):
-        buffer.update_tensordict_priority(batch)
-
-
 def test_a_transform_that_leaves_tensordicts_is_an_error():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data["obs"])
     buffer.extend(flat_td([0, 1]))
@@ -332,22 +203,3 @@ def test_a_transform_after_which_the_info_does_not_fit_is_an_error():
     buffer.extend(flat_td([0, 1]))
     with pytest.raises(RuntimeError, match="metadata"):
         buffer.sample(3)
-
-
-def test_priorities_reach_every_buffer_on_the_storage():
-    storage = LazyTensorStorage(8)
-    one = TensorDictReplayBuffer(storage=storage)
-    two = TensorDictReplayBuffer(storage=storage, sampler=PrioritizedSampler(8, 1.0, 1.0, eps=0.0))
-    one.extend(flat_td([0, 1, 2]))
-    check_same(two.sampler.priorities, torch.ones(3))
-    assert set(two.sample(16)["index"].tolist()) == {0, 1, 2}
-
-
-def test_a_copy_keeps_priorities_and_the_key():
-    buffer = prioritized(priority_key="error", generator=torch.Generator().manual_seed(0))
-    buffer.extend(with_priority(flat_td([0, 1, 2]), [1.0, 2.0, 3.0], "error"))
-    twin = copy.deepcopy(buffer)
-    check_same(twin.sampler.priorities, buffer.sampler.priorities)
-    check_same(twin.sample(16), buffer.sample(16))
-    twin.update_priority(torch.tensor([0]), 9.0)
-    check_same(buffer.sampler.priorities, torch.tensor([1.0, 2.0, 3.0]))

@@ -14,7 +14,6 @@ from interop import (
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
-    Storage,
     TensorDictReplayBuffer,
 )
 from tests.interop.rows import check_same, flat_td, plain_tensor
@@ -89,33 +88,6 @@ def test_storages_exchanged_crosswise_do_not_wait_for_each_other():
     assert together(lambda: exchange(buffers[0], 0), lambda: exchange(buffers[1], 1)) == []
 
 
-def test_a_storage_of_ones_own_need_not_call_the_constructor():
-    class Bare(Storage):
-        max_size = 4
-
-        def __init__(self):
-            self.held = []
-
-        def set(self, cursor, data, *, set_cursor=True):
-            self.held.append(data)
-
-        def get(self, index):
-            return self.held[index] if isinstance(index, int) else [self.held[int(place)] for place in index]
-
-        def __len__(self):
-            return len(self.held)
-
-        def __getstate__(self):
-            return self.__dict__.copy()
-
-    buffer = ReplayBuffer(storage=Bare(), collate_fn=lambda items: items)
-    buffer.add("a")
-    assert buffer.sample(2) == ["a", "a"] and len(buffer) == 1
-    twin = copy.deepcopy(buffer)
-    twin.add("b")
-    assert len(twin) == 2 and len(buffer) == 1
-
-
 class Waiting(nn.Module):
     """A transform that goes on when it is told to, in the direction named."""
 
@@ -155,25 +127,6 @@ def test_a_transform_on_the_way_out_keeps_no_writer_waiting(make, read):
     assert len(buffer) == 3 and set(batches[0][:, 0].tolist()) <= {1.0, 2.0}
 
 
-def test_a_collate_function_keeps_no_writer_waiting():
-    entered, go = threading.Event(), threading.Event()
-
-    def collate(items):
-        entered.set()
-        assert go.wait(60)
-        return items
-
-    buffer = ReplayBuffer(storage=ListStorage(8), collate_fn=collate)
-    buffer.extend(["a", "b"])
-
-    def write():
-        assert entered.wait(60)
-        buffer.add("c")
-        go.set()
-
-    assert together(lambda: buffer.sample(2), write) == [] and len(buffer) == 3
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -195,41 +148,6 @@ def test_a_transform_on_the_way_in_keeps_no_reader_waiting(write):
         transform.go.set()
 
     assert together(lambda: write(buffer), read) == []
-
-
-def test_transforms_can_be_added_while_others_run():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), transform=lambda data: time.sleep(0.001) or data)
-    buffer.extend(plain_tensor([1, 2]))
-
-    def add():
-        for _ in range(30):
-            buffer.insert_transform(0, lambda data: data)
-
-    assert together(add, *[lambda: [buffer.sample(2) for _ in range(20)]] * 2) == []
-    assert len(buffer.transform) == 31
-
-
-def test_next_is_taken_in_turns():
-    sampled = []
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(8), batch_size=2, transform=lambda data: time.sleep(0.01) or sampled.append(1) or data
-    )
-    buffer.extend(plain_tensor([1, 2]))
-    assert together(*[lambda: [buffer.next() for _ in range(5)]] * 3) == []
-    assert len(sampled) == 15
-
-
-def test_components_that_are_made_late_are_made_once():
-    made = []
-
-    def make():
-        time.sleep(0.02)
-        made.append(1)
-        return ListStorage(8)
-
-    buffer = ReplayBuffer(storage=make, delayed_init=True, collate_fn=lambda items: items)
-    assert together(*[lambda: len(buffer), lambda: buffer.add(1)] * 3) == []
-    assert made == [1] and len(buffer) == 3 and buffer.initialized
 
 
 class Slow(RandomSampler):
@@ -266,13 +184,3 @@ def test_copies_made_together_keep_sharing_their_storage():
     assert one.storage is two.storage is not storage
     one.extend(plain_tensor([1]))
     assert len(two) == 1 and len(storage) == 0
-
-
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
-def test_a_shared_buffer_can_be_copied(copier):
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), shared=True)
-    buffer.extend(plain_tensor([1]))
-    twin = copier(buffer)
-    twin.extend(plain_tensor([2]))
-    assert len(twin) == 2 and len(buffer) == 1
-    assert twin.storage.lock.processes is not None and twin.storage.lock.processes is not buffer.storage.lock.processes

@@ -15,7 +15,6 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
-    ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -67,19 +66,6 @@ def test_rows_are_never_torn(make, prefetch):
     assert buffer.writer._cursor == buffer.write_count % 64
 
 
-def test_every_row_of_several_writers_arrives():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4 * 100 * 3))
-
-    def write(first):
-        for step in range(100):
-            buffer.extend(flat_td([first + step] * 3))
-
-    assert together(*(lambda first=first: write(first) for first in (0, 1000, 2000, 3000))) == []
-    ids, counts = buffer[:]["obs"][:, 0].unique(return_counts=True)
-    assert ids.tolist() == [float(first + step) for first in (0, 1000, 2000, 3000) for step in range(100)]
-    assert counts.tolist() == [3] * 400
-
-
 def test_priorities_are_updated_while_others_write_and_draw():
     buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(64), batch_size=16)
     buffer.extend(flat_td([0] * 16))
@@ -98,27 +84,6 @@ def test_priorities_are_updated_while_others_write_and_draw():
 
     assert together(write, learn, learn) == []
     assert bool((buffer.sampler.priorities >= 0).all())
-
-
-def test_emptying_while_others_read():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=8)
-    buffer.extend(flat_td([1] * 8))
-    done = threading.Event()
-
-    def restart():
-        for _ in range(100):
-            buffer.empty()
-            buffer.extend(flat_td([1] * 8))
-        done.set()
-
-    def read():
-        while not done.is_set():
-            try:
-                check_whole(buffer.sample())
-            except RuntimeError as error:
-                assert "empty" in str(error)
-
-    assert together(restart, read, read) == []
 
 
 # ------------------------------------------------------------------ processes
@@ -218,13 +183,6 @@ def test_what_cannot_be_shared_is_refused_at_the_start_of_the_process(make, matc
     process = SPAWN.Process(target=nothing, args=(make(),))
     with pytest.raises(RuntimeError, match=match):
         process.start()
-
-
-def test_sharing_can_be_switched_on_and_off():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    assert buffer.share() is buffer and buffer.share(True) is buffer and buffer.share(shared=False) is buffer
-    buffer.extend(flat_td([1]))
-    assert len(buffer) == 1
 
 
 @pytest.mark.slow
