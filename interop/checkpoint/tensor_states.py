@@ -124,7 +124,7 @@ def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: Load
 
 def refuse_frames(storage: Any) -> None:
     """CheckpointMismatch for a storage whose rows cannot be written in any other order than that of time."""
-    if storage._OF_FRAMES:
+    if storage.of_frames:
         raise CheckpointMismatch(
             f"a {type(storage).__name__} keeps frames in the order of time, and hooks and other checkpointers would give it "
             "rows in another: use a TensorStorageCheckpointer without hooks"

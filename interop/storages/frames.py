@@ -55,7 +55,7 @@ class LazyFrameStorage(TensorStorage):
         compilable: keep the length local to this process.
     """
 
-    _OF_FRAMES = True
+    of_frames = True
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class LazyTensorStorage(TensorStorage):
         if shared_init:
             device = self._check_shared_init(device, compilable, consolidated)
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
-        self._fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
+        self.fill = None if fill is None else {as_path(key): torch.as_tensor(value) for key, value in fill.items()}
         self._ragged = frozenset(map(as_path, ragged))
         self._consolidated = consolidated
         self._cleanup_memmap = cleanup_memmap
@@ -113,6 +113,10 @@ class LazyTensorStorage(TensorStorage):
 
     def _values_folder(self) -> Path | None:
         return None if self._first is None else self._first.values
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return self._first is not None or self.lock.given
 
     def may_renew(self) -> bool:
         return self._first is not None or self.lock.processes is None

@@ -59,7 +59,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         fill, ragged: as for `LazyTensorStorage`.
     """
 
-    _MAPPED = True
+    mapped = True
 
     def __init__(
         self,
@@ -187,15 +187,15 @@ class LazyMemmapStorage(LazyTensorStorage):
         sizes = [bytes_of((*lead, *spec.shape), spec.dtype) for spec in layout.leaves]
         return dict(zip(names, sizes, strict=True)), self._descriptions(layout, lead) if layout.is_tensordict else {}
 
-    def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
+    def further_rows(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
         if self.owner is None or self.files is None:
-            return super()._columns(layout, new)
+            return super().further_rows(layout, new)
         lead, rows = (self.row_count, *self.lanes), list[Rows]()
         sizes, texts = self._contents(layout, lead)
         assert self.journal.memory is not None
         described = {**self._described(layout, lead), "files": {**sizes, STATE: self.journal.memory.bytes.size}}
         sizes = {name: sizes[name] for name in file_names(tuple(new))}
-        root, write = self.owner.folder(), super()._columns
+        root, write = self.owner.folder(), super().further_rows
         made = make(root, sizes, texts, described, False, self.owner, lambda: rows.append(write(layout, new)))[1]
         self.files.include(made)
         return rows[0]

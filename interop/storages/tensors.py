@@ -1,7 +1,7 @@
 """Tensors, tensordicts and pytrees in preallocated memory."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,29 @@ from tensordict import MemoryMappedTensor, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from fbuf.memory_plan import Share
+from interop.checkpoint import tensor_states
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
-from interop.data.index import as_int, indexed, reach, resolved, whole_rows
+from interop.checkpoint.state import EXACT, LoadOptions
+from interop.data.index import as_int, indexed, is_basic, reach, resolved, whole_rows
 from interop.data.keys import entries_below
 from interop.data.layout import Layout, LeafSpec, stack_items
 from interop.data.layout import Path as KeyPath
 from interop.data.numbers import whole
 from interop.data.packed import PackedValues
-from interop.host.device_rows import JaxRows
+from interop.host import maps
+from interop.host.device_rows import JaxRows, rows_in_jax
 from interop.host.rows import Rows, TorchRows
 from interop.shared.interrupts import uninterrupted
 from interop.shared.journal import LARGEST, Guarded, Journal
 from interop.shared.memory import Memory
+from interop.shared.processes import starting_a_worker
 from interop.specs.spec import TensorSpec
-from interop.storages import planning, writes
-from interop.storages.reading import Readable
+from interop.storages import further_keys, planning, reading, writes
+from interop.storages.ragged_rows import reclaim, spans_of
 from interop.storages.storage import Storage
 
 
-class TensorStorage(Readable):
+class TensorStorage(Storage):
     """Items in memory that the user gives: a tensor, tensordict, tensorclass or pytree of tensors, taken to be full.
 
     Args:
@@ -44,8 +48,9 @@ class TensorStorage(Readable):
     AS_STORED: Collection[KeyPath] = ()  # entries that the `get` of a subclass gives as they are in the rows
     default_checkpointer = TensorStorageCheckpointer
     _allocates = False  # whether it was given a tensordict without entries
-    _OF_FRAMES = False  # whether rows can be written in one order only
-    _fill: Mapping[KeyPath, Tensor] | None = None  # what rows get under keys that come with a later batch
+    mapped = False  # whether rows are in files: tensordicts that are views of them come locked
+    of_frames = False  # whether rows can be written in one order only
+    fill: Mapping[KeyPath, Tensor] | None = None  # what rows get under keys that come with a later batch
     _keeps_layout = False  # whether the memory was allocated for items of a spec, and takes no others
     _ragged: frozenset[KeyPath] = frozenset()  # entries whose rows may have any length
 
@@ -108,7 +113,7 @@ class TensorStorage(Readable):
         """The spans of these of all stored rows, [rows, *lanes, ..., 2], by path."""
         assert self.layout is not None
         leaves = self.own_rows().at(self.filled_rows, slice(None))
-        return {path: _spans(held) for path, held in self.layout.spans(leaves).items()}
+        return {path: spans_of(held) for path, held in self.layout.spans(leaves).items()}
 
     def columns(self) -> dict[KeyPath, Tensor]:
         """Views of all stored rows of each leaf, [rows, *lanes, ...], by path."""
@@ -156,6 +161,11 @@ class TensorStorage(Readable):
     def _layout_of(self, data: Any, dims: int) -> Layout:
         """The layout of items like those of data, which has so many leading dims."""
         return Layout.of(data, dims, self._ragged)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether other processes may have the rows."""
+        return self.lock.given
 
     def give_up_memory(self) -> None:
         """Have no memory, where nothing is stored: that for the next items is allocated anew."""
@@ -253,7 +263,7 @@ class TensorStorage(Readable):
         """The whole memory as the user's type."""
         if self.rows is None or self.layout is None:
             return None
-        return self._build(self.rows.tensors, (self.row_count, *self.lanes))
+        return self.build(self.rows.tensors, (self.row_count, *self.lanes))
 
     def _allocate(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         """Memory for leaves of shape [*lead, ...], lead being [rows, *lanes]."""
@@ -340,13 +350,13 @@ class TensorStorage(Readable):
         if layout.values is not None and not new:
             self.refuse_edit(())  # before anything is appended
             if layout.values.due:
-                self._reclaim(layout.values)
+                reclaim(self, layout.values)
         try:
             leaves = _some(layout.flatten(data, dims))
         except KeyError:
-            wider = self._wider(layout, data, dims)
+            wider = further_keys.wider(self, layout, data, dims)
             added = wider.places.keys() - layout.places.keys()
-            if not added or not (whole or (self._fill and added <= self._fill.keys() - wider.varied.keys())):
+            if not added or not (whole or (self.fill and added <= self.fill.keys() - wider.varied.keys())):
                 raise
             layout, leaves = wider, wider.flatten(data, dims)
         found = tuple(leaves[0].shape[:dims])
@@ -372,72 +382,15 @@ class TensorStorage(Readable):
         elif lead is None and lanes != self.lanes:
             raise RuntimeError(f"items have the batch dims {self.lanes}, got {lanes}; nothing was written")
         if layout is not self.layout:
-            self._widen(layout, leaves if whole else None)
+            further_keys.widen(self, layout, leaves if whole else None)
         return leaves
-
-    def _wider(self, layout: Layout, data: Any, dims: int) -> Layout:
-        wider = layout.wider(data, dims)
-        return wider.keeping(self.values_for(wider))
 
     def add_columns(self, data: TensorDictBase) -> None:
         assert self.layout is not None
-        layout = self._wider(self.layout, data, self.ndim)
-        self._widen(layout, layout.flatten(data, self.ndim))
+        layout = further_keys.wider(self, self.layout, data, self.ndim)
+        further_keys.widen(self, layout, layout.flatten(data, self.ndim))
 
-    def _reclaim(self, values: PackedValues) -> None:
-        """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
-        layout, rows, filled, spans = self.layout, self.own_rows(), self.filled_rows, self.spans()
-        assert layout is not None
-        sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
-        if self._OF_FRAMES or not sparse.size:
-            return
-        within = [values.within(each, sparse).reshape(filled, -1).any(1) for each in spans.values()]
-        places = torch.from_numpy(np.flatnonzero(np.any(within, 0)))
-        leaves = rows.at(filled, places.to(rows.device))
-        for path in spans:
-            held = leaves[layout.places[path]]
-            moved = torch.from_numpy(values.again(_spans(held).reshape(-1, 2)))
-            leaves[layout.places[path]] = moved.reshape(held.shape).to(held.device)
-        self._write_at(places, leaves, None, self.row_count, False)
-
-    def _filling(self, spec: LeafSpec) -> Tensor:
-        """What stored rows get under a new key."""
-        value, lead = (self._fill or {})[spec.path], (self.filled_rows, *self.lanes)
-        if not torch.can_cast(value.dtype, spec.dtype):
-            raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")
-        return value.to(spec.dtype).expand(spec.shape).expand(*lead, *spec.shape)
-
-    def _widen(self, layout: Layout, leaves: Sequence[Tensor] | None) -> None:
-        """Take a layout of further leaves, of which stored rows get these or what `fill` says. The others stay as they are.
-
-        RuntimeError where other processes have the rows, or they are frames.
-        """
-        held, rows, guard = self.layout, self.own_rows(), self.journal
-        assert held is not None
-        self.refuse_edit(())
-        size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (self.per_row,), ""))
-        small = (
-            guard.memory is not None and guard.size(size, len(layout.leaves), self.per_row, 1) > guard.memory.bytes.size
-        )
-        others = self.lock.given or getattr(self, "_first", None) is not None
-        if self._OF_FRAMES or small or (others and rows.shared) or self.lock.forked:
-            raise RuntimeError(
-                f"no keys can be added to this {type(self).__name__}: rows that other processes have, frames, and rows that "
-                "were much smaller keep those of the first batch. Have all keys in it; nothing was written"
-            )
-        added = [place for place, spec in enumerate(layout.leaves) if spec not in held.leaves]
-        new = {layout.leaves[at]: leaves[at] if leaves else self._filling(layout.leaves[at]) for at in added}
-        places = {spec: place for place, spec in enumerate((*held.leaves, *new))}
-        with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
-            self.rows = rows.beside(self._columns(layout, new), [places[spec] for spec in layout.leaves])
-            self.layout = layout
-            if guard.is_wanted:
-                self.guard()
-            self.ring.edited(slice(None))
-            for buffer in self.attached():
-                buffer.drop_prefetched()  # batches that lack the keys
-
-    def _columns(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
+    def further_rows(self, layout: Layout, new: Mapping[LeafSpec, Tensor]) -> Rows:
         """Rows of new leaves with these values; `layout` is that of all."""
         lead = self.row_count, *self.lanes
         planning.refuse(self._planned(Layout(layout.root, tuple(new)), lead))
@@ -472,7 +425,7 @@ class TensorStorage(Readable):
         lanes = self.lanes_of(data, batch=as_int(cursor) is None) if new else self.lanes
         rows, filled = _rows_for(self._max_size, math.prod(lanes)), 0 if new else self.filled_rows
         if type(cursor) is int and set_cursor and not new and 0 <= cursor <= filled and cursor < rows:
-            self._write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
+            self.write_at(cursor, self.admit(data, len(lanes), False, lanes), cursor + 1, rows, new)
             return
         # A place is counted from the end of the filled part, like a place that is read.
         places = resolved(cursor, filled, rows if new or set_cursor else filled, (rows, *lanes))
@@ -488,9 +441,9 @@ class TensorStorage(Readable):
         first = places[0] if isinstance(places, tuple) else places
         whole = not set_cursor and isinstance(first, slice) and named[0] == filled == len(range(filled)[first])
         leaves = self.admit(data, len(named), new, named, whole and whole_rows(places))
-        self._write_at(places, leaves, reached if set_cursor else None, rows, new)
+        self.write_at(places, leaves, reached if set_cursor else None, rows, new)
 
-    def _write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
+    def write_at(self, places: Any, leaves: list[Tensor], reached: int | None, rows: int, new: bool) -> None:
         """Write at resolved places; with `reached` it is in order, and the length grows to it."""
         self._refuse(places, leaves, reached is not None, new)
         writes.write_at(self, places, leaves, reached, rows)
@@ -510,7 +463,7 @@ class TensorStorage(Readable):
         if self.ndim == 1:
             return self
         kept = [each.flatten(0, self.ndim - 1).clone() for each in rows.at(self.filled_rows, slice(None))]
-        return TensorStorage(self._build(kept, (len(self),)), device=self.device)
+        return TensorStorage(self.build(kept, (len(self),)), device=self.device)
 
     @property
     def tracks_writes(self) -> bool:
@@ -545,6 +498,124 @@ class TensorStorage(Readable):
         """What the journal guards."""
         return Guarded(self.rows, self.per_row, None if self.priorities is None else self.priorities.by_row)
 
+    # ------------------------------------------------------------------ reads
+
+    def get(self, index: Any) -> Any:
+        """What is stored at index, over the filled part: a view for ints and slices, a copy for arrays and masks.
+
+        RuntimeError before the first write, IndexError out of range.
+        """
+        return reading.read(self, index)
+
+    def is_live(self, index: Any) -> bool:
+        return is_basic(index)
+
+    def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], locked: bool = False) -> Any:
+        """Items around tensors that were read."""
+        assert self.layout is not None
+        device = self.device if isinstance(self.device, torch.device) else None
+        built = self.layout.build(leaves, batch_size, device)
+        if locked and is_tensor_collection(built):
+            built.lock_()
+        return built
+
+    def own_rows(self) -> Rows:
+        """The rows. RuntimeError before the first write."""
+        if self.rows is None:
+            raise RuntimeError("Cannot get elements out of a non-initialized storage: call extend() or add() first")
+        return self.rows
+
+    def contains(self, index: Any) -> Any:
+        if self.ndim == 1:
+            return super().contains(index)
+        rows = self.filled_rows
+        if isinstance(index, Tensor):
+            return (index >= -rows) & (index < rows)
+        return -rows <= index < rows if isinstance(index, int) else super().contains(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in range(self.filled_rows):
+            yield self[row]
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def saved(self) -> dict[str, Any]:
+        return tensor_states.saved_rows(self)
+
+    def restoring(self, saved: Any, options: LoadOptions = EXACT) -> Callable[[], None]:
+        return tensor_states.restoring_rows(self, saved, options)
+
+    def release_memory(self) -> None:
+        """Give back what `_allocate` took, which was not used."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the filled rows and of how they fill the ring: "_storage", "initialized", "_len" and more.
+
+        It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
+        """
+        with self.lock.turn():
+            return tensor_states.state_of(self)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Copy what `state_dict` gave in. After an error nothing has changed."""
+        with self.lock.turn():
+            put = self.restoring_dict(state_dict)
+            with uninterrupted(), self.transaction():
+                put()
+
+    def restoring_dict(self, given: Any) -> Callable[[], None]:
+        return tensor_states.restoring_state(self, given)
+
+    # ------------------------------------------------------------------ copies and other processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        rows = state.pop("rows")
+        if rows is None:
+            return {**state, "_tensors": None}
+        in_jax, layout = isinstance(rows, JaxRows), self.layout
+        if not starting_a_worker() and layout is not None and layout.values is not None:
+            state["layout"] = layout.keeping(layout.values.copied())
+        if not starting_a_worker():  # a pickle or copy is a buffer of its own
+            tensors = rows.copies(self.ring.size)
+            return {**state, "_tensors": tensors, "_in_jax": in_jax}
+        with self.lock.turn():
+            rows.share()
+        return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
+
+    def is_shared(self) -> bool:
+        return self.rows is not None and self.rows.shared
+
+    def _refuse_to_share(self) -> None:
+        super()._refuse_to_share()
+        if self.rows is None and not self.is_shared():
+            raise RuntimeError(
+                f"Cowardly refusing to share a {type(self).__name__} that was not written to: the workers would each "
+                "allocate their own. Call extend() or add() first, or build it with shared_init=True where it has that"
+            )
+        if isinstance(self.rows, JaxRows):
+            raise RuntimeError(
+                f"Cannot share a {type(self).__name__} on {self.rows.device} between processes, they would not see each "
+                "other's writes: use a LazyMemmapStorage, or a LazyTensorStorage on the CPU"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors, in_jax = state.pop("_tensors"), state.pop("_in_jax", False)
+        super().__setstate__(state)
+        self.rows = None
+        if tensors is not None:
+            in_jax = in_jax and rows_in_jax(tensors[0].device)
+            self.rows = (JaxRows.holding if in_jax else TorchRows)(self._in_own_memory(tensors), self.lanes)
+        if self.journal.memory is not None:
+            self.journal.attach(self.ring)
+            self.guard()
+
+    def _in_own_memory(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Unpickled rows in the kind of memory of this storage."""
+        if not self.mapped or any(isinstance(tensor, MemoryMappedTensor) for tensor in tensors):
+            return tensors
+        return maps.copied(tensors)
+
     def __repr__(self) -> str:
         data = "<empty>" if self.rows is None else self[:]
         body = f"data={data},\nshape={self.shape},\nlen={len(self)},\nmax_size={self.max_size}"
@@ -559,11 +630,6 @@ def _device_of(layout: Layout, leaves: Sequence[Tensor]) -> torch.device:
     """That of the first tensor: spans are on the CPU."""
     tensors = (leaf for spec, leaf in zip(layout.leaves, leaves, strict=True) if spec.path not in layout.varied)
     return next(tensors, leaves[0]).device
-
-
-def _spans(held: Tensor) -> np.ndarray:
-    found: np.ndarray = held.detach().cpu().numpy()
-    return found
 
 
 def _some(leaves: list[Tensor]) -> list[Tensor]:

@@ -23,7 +23,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from interop.storages import copyable, lazy
+from interop.storages import lazy, tensors
 from tests.interop.rows import check_same, refused
 
 CAPACITY = 12
@@ -59,7 +59,7 @@ COUNTS = {"part": 5, "full": CAPACITY, "wrapped": CAPACITY + 5}
 )
 def make(request, tmp_path, monkeypatch):
     if request.param == "memory of JAX":  # as on an accelerator
-        for module in (copyable, lazy):
+        for module in (lazy, tensors):
             monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
     return KINDS[request.param] or functools.partial(LazyMemmapStorage, scratch_dir=tmp_path / "rows")
 

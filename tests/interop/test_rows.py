@@ -12,7 +12,7 @@ from interop import LazyTensorStorage, ReplayBuffer, TensorStorage
 from interop.data.index import resolved
 from interop.host.device_rows import JaxRows
 from interop.host.rows import TorchRows
-from interop.storages import copyable, lazy
+from interop.storages import lazy, tensors
 
 CPU = torch.device("cpu")
 ROWS, LANES = 6, (3,)
@@ -171,7 +171,7 @@ def for_a_worker(held):
 
 
 def test_rows_of_jax_are_not_shared_with_workers(monkeypatch):
-    for module in (lazy, copyable):
+    for module in (lazy, tensors):
         monkeypatch.setattr(module, "rows_in_jax", lambda device: True)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
     buffer.extend(torch.arange(3))

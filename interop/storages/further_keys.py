@@ -1,0 +1,58 @@
+"""Keys that come with a later batch: stored rows get what `fill` says, or what is given for all of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from interop.data.layout import Layout, LeafSpec
+from interop.shared.interrupts import uninterrupted
+from interop.storages import planning
+
+if TYPE_CHECKING:
+    from interop.storages.tensors import TensorStorage
+
+
+def wider(storage: "TensorStorage", layout: Layout, data: Any, dims: int) -> Layout:
+    wider = layout.wider(data, dims)
+    return wider.keeping(storage.values_for(wider))
+
+
+def widen(storage: "TensorStorage", layout: Layout, leaves: Sequence[Tensor] | None) -> None:
+    """Take a layout of further leaves, of which stored rows get these or what `fill` says. The others stay as they are.
+
+    RuntimeError where other processes have the rows, or they are frames.
+    """
+    held, rows, guard = storage.layout, storage.own_rows(), storage.journal
+    assert held is not None
+    storage.refuse_edit(())
+    size = sum(share.bytes or 0 for share in planning.arrays("", layout.leaves, (storage.per_row,), ""))
+    small = (
+        guard.memory is not None and guard.size(size, len(layout.leaves), storage.per_row, 1) > guard.memory.bytes.size
+    )
+    others = storage.is_elsewhere
+    if storage.of_frames or small or (others and rows.shared) or storage.lock.forked:
+        raise RuntimeError(
+            f"no keys can be added to this {type(storage).__name__}: rows that other processes have, frames, and rows that "
+            "were much smaller keep those of the first batch. Have all keys in it; nothing was written"
+        )
+    added = [place for place, spec in enumerate(layout.leaves) if spec not in held.leaves]
+    new = {layout.leaves[at]: leaves[at] if leaves else _filling(storage, layout.leaves[at]) for at in added}
+    places = {spec: place for place, spec in enumerate((*held.leaves, *new))}
+    with uninterrupted(), torch.inference_mode(False), torch.device("cpu"):
+        storage.rows = rows.beside(storage.further_rows(layout, new), [places[spec] for spec in layout.leaves])
+        storage.layout = layout
+        if guard.is_wanted:
+            storage.guard()
+        storage.ring.edited(slice(None))
+        for buffer in storage.attached():
+            getattr(buffer, "drop_prefetched", bool)()  # batches that lack the keys
+
+
+def _filling(storage: "TensorStorage", spec: LeafSpec) -> Tensor:
+    """What stored rows get under a new key."""
+    value, lead = (storage.fill or {})[spec.path], (storage.filled_rows, *storage.lanes)
+    if not torch.can_cast(value.dtype, spec.dtype):
+        raise RuntimeError(f"{spec.name}: items are {spec.dtype}, fill has {value.dtype}; nothing was written")
+    return value.to(spec.dtype).expand(spec.shape).expand(*lead, *spec.shape)

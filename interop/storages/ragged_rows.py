@@ -1,0 +1,35 @@
+"""Text and ragged rows of a storage, which rows refer to by spans."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interop.data.packed import PackedValues
+
+if TYPE_CHECKING:
+    from interop.storages.tensors import TensorStorage
+
+
+def reclaim(storage: "TensorStorage", values: PackedValues) -> None:
+    """Give back segments of text and ragged rows that no row uses any more, and empty those that few do."""
+    layout, rows, filled, spans = storage.layout, storage.own_rows(), storage.filled_rows, storage.spans()
+    assert layout is not None
+    sparse = values.reclaim([each.reshape(-1, 2) for each in spans.values()])
+    if storage.of_frames or not sparse.size:
+        return
+    within = [values.within(each, sparse).reshape(filled, -1).any(1) for each in spans.values()]
+    places = torch.from_numpy(np.flatnonzero(np.any(within, 0)))
+    leaves = rows.at(filled, places.to(rows.device))
+    for path in spans:
+        held = leaves[layout.places[path]]
+        moved = torch.from_numpy(values.again(spans_of(held).reshape(-1, 2)))
+        leaves[layout.places[path]] = moved.reshape(held.shape).to(held.device)
+    storage.write_at(places, leaves, None, storage.row_count, False)
+
+
+def spans_of(held: Tensor) -> np.ndarray:
+    """The spans in a leaf."""
+    found: np.ndarray = held.detach().cpu().numpy()
+    return found
