@@ -39,7 +39,7 @@ from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import starting_a_worker
 from interop.shared.thread_lock import Lock, renew_in_children
-from interop.storages import Storage, TensorStorage
+from interop.storages import Storage, TensorStorage, following
 from interop.storages import planning as of_storages
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
@@ -381,15 +381,26 @@ class ReplayBuffer(Sampled):
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
         storage.recover()
         buffers = storage.attached()
+        before = None
         for buffer in buffers:  # one that cannot follow the write refuses it
-            buffer.sampler.refuse_a_stranger()
+            follower = getattr(buffer, "sampler", None)  # anything may have been attached
+            if follower is not None:
+                follower.refuse_a_stranger()
+                before = following.standing(storage) if before is None and follower.follows_writes else before
         priority = self._priority_in(stored, many) if with_priorities else None
         dim = self.dim_extend
-        index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
-        if index is None:
-            return None
-        for buffer in buffers:
-            buffer.mark_update(index)
+        try:
+            index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
+            if index is None:
+                return None
+            for buffer in buffers:
+                buffer.mark_update(index)
+        except BaseException:  # such as a signal's, when rows were written that have the priorities of those before
+            if before is not None:
+                with uninterrupted():
+                    storage.recover()
+                    following.follow(storage, before)
+            raise
         (sampler.extend if many else sampler.add)(index)
         if priority is not None:
             sampler.update_priority(index, priority, storage=storage)
