@@ -1,6 +1,6 @@
 """Replay buffers as pure functions over immutable pytrees, for programs inside `jax.jit`."""
 
-from fbuf import checkpoint, priority_tree, returns, storage, ted, trajectories
+from fbuf import checkpoint, priority_tree, returns, storage, trajectories
 from fbuf._version import __version__
 from fbuf.buffer import Buffer, BufferState
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, load_state, save_state
@@ -79,6 +79,5 @@ __all__ = [
     "returns_to_go",
     "save_state",
     "storage",
-    "ted",
     "trajectories",
 ]

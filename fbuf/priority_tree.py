@@ -21,7 +21,6 @@ from fbuf.fusion import gather, one_kernel_loop, two_or_more, zero_after
 
 FANOUT = 8
 LARGEST = 2**31 - 1 - FANOUT  # capacity, so that every leaf has an int32 number
-_FEW = 2048  # draws up to which steps are unrolled
 _IN_LOOPS = 1024  # updates up to which loops over them are faster on the CPU than kernels over all
 _FOUND_IN_LOOPS = 512  # and draws
 _CLIP = "promise_in_bounds"  # every index below is made to be in bounds; JAX's default would test it again
@@ -245,7 +244,7 @@ def find_rest(
 
 def _find_in_loops(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
     below = [start for start, _ in levels_below_root(tree)]
-    return tree_in_loops.descend(FANOUT, below, _choose_many, tree.sums, tree.leaves, place)
+    return tree_in_loops.descend(FANOUT, below, _choose, tree.sums, tree.leaves, place)
 
 
 def _find_whole(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
@@ -255,21 +254,16 @@ def _find_whole(tree: PriorityTree, place: tuple[Array, Array, Array]) -> Array:
 def _descended(tree: PriorityTree, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
     families = tree.sums.reshape(-1, FANOUT)
     below = [start // FANOUT for start, _ in levels_below_root(tree)]
-    few = place[0].shape[0] <= _FEW
-    choose = _choose_few if few else _choose_many
-    if few:
-        for start in below:
-            place = choose(families.at[start + place[0]].get(mode=_CLIP), *place)
-    elif below:  # a loop keeps XLA from repeating the steps above in each step; it may copy the sums, once
+    if below:  # a loop keeps XLA from repeating the steps above in each step; it may copy the sums, once
         starts = jnp.asarray(below, jnp.int32)
 
         def descend(step: Array, place: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            return choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
+            return _choose(families.at[starts.at[step].get(mode=_CLIP) + place[0]].get(mode=_CLIP), *place)
 
         # Of the type of the masses, which may differ between the devices of a mesh.
         node = place[0] + zero_after(place[1])
         place = jax.lax.fori_loop(0, len(below), descend, (node, *place[1:]))
-    return choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
+    return _choose(tree.leaves.reshape(-1, FANOUT).at[place[0]].get(mode=_CLIP), *place)
 
 
 def largest(tree: PriorityTree) -> Int[Array, ""]:
@@ -295,21 +289,8 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     return total, (a - (total - back)) + (b - back)
 
 
-def _choose_few(children: Array, node: Array, mass: Array, low: Array) -> tuple[Array, Array, Array]:
+def _choose(children: Array, node: Array, mass: Array, low: Array) -> tuple[Array, Array, Array]:
     """The child of each node into which its mass falls, and the mass left over in that child."""
-    running = [jnp.zeros_like(mass)]
-    for k in range(FANOUT - 1):  # the same order of additions as in `_reduce`: the last running sum is the parent
-        running.append(running[-1] + children[:, k])
-    before = jnp.stack(running)
-    here = (before <= _reach(mass, low)[None]) & (children.T > 0)
-    # By reductions, which XLA computes once; a chain of selections it would fuse into the next gather, and repeat.
-    child = jnp.max(jnp.where(here, jnp.arange(FANOUT, dtype=jnp.int32)[:, None], 0), axis=0)
-    rest = jnp.min(jnp.where(here, mass[None] - before, jnp.inf), axis=0)
-    return node * FANOUT + child, *two_sum(rest, low)
-
-
-def _choose_many(children: Array, node: Array, mass: Array, low: Array) -> tuple[Array, Array, Array]:
-    """`_choose_few` by selections: half the time for many draws, in a loop that keeps steps apart."""
     running, reach = children[:, 0], _reach(mass, low)
     child, before = jnp.zeros_like(node), jnp.zeros_like(mass)
     for k in range(1, FANOUT):

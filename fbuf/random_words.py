@@ -19,18 +19,13 @@ def pairs(key: Array, count: int, *, another: bool = False) -> tuple[UInt32[Arra
 
     With `another`, others than without: for a second use of the key.
     """
-    words = words_of(key)
-    if words is None:
-        key = jax.random.fold_in(key, 1) if another else key
-        first, second = jax.random.bits(key, (2, count), jnp.uint32)
-        return first, second
-    return pairs_at(words, jnp.arange(count, dtype=jnp.uint32), another)
+    return pairs_at(words_of(key), jnp.arange(count, dtype=jnp.uint32), another)
 
 
-def words_of(key: Array) -> Array | None:
-    """The two words of a key; None where the user chose another generator, which then stands."""
+def words_of(key: Array) -> UInt32[Array, "2"]:
+    """The two words of a Threefry key; of a key of another generator two words that this draws."""
     if jax.random.key_impl(key) != "threefry2x32":
-        return None
+        return jax.random.bits(key, (2,), jnp.uint32)
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 

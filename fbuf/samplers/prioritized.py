@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -11,9 +12,21 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
 from fbuf import priority_tree, random_words
-from fbuf.fusion import computed_once, gather, is_few, map_entries, one_kernel_loop, two_or_more
+from fbuf.fusion import (
+    computed_once,
+    entry,
+    gather,
+    is_few,
+    loop_variant,
+    map_entries,
+    one_kernel_loop,
+    put,
+    two_or_more,
+    word_of,
+    zero_after,
+    zero_after_reading,
+)
 from fbuf.priority_tree import PriorityTree, two_sum
-from fbuf.samplers import priority_loops
 from fbuf.samplers.protocol import Draw, Sampler
 
 _LARGEST_RULE = 1e30  # of alpha and eps: finite in float32, with room
@@ -107,16 +120,7 @@ class Prioritized(Sampler):
     ) -> PrioritizedState:
         if not slots.shape[0]:
             return state
-        slots = two_or_more(slots)
-        if self.new_items != "highest_ever" or state.excluded is None or not is_few(changed.shape[0]):
-            return self.begun_excluding(state, slots, changed, allowed)
-        return _few_begun(self, state, slots, changed, allowed)
-
-    def begun_excluding(
-        self, state: PrioritizedState, slots: Array, changed: Array, allowed: Array
-    ) -> PrioritizedState:
-        """`written_excluding` of any number of slots but none or one."""
-        return self.exclude(self._begun(state, slots), changed, allowed)
+        return self.exclude(self._begun(state, two_or_more(slots)), changed, allowed)
 
     def exclude(
         self, state: PrioritizedState, changed: Int[Array, " n"], allowed: Bool[Array, " n"]
@@ -177,14 +181,8 @@ class Prioritized(Sampler):
     def draw(self, tree: PriorityTree, key: Array, batch_size: int, size: Int[Array, ""]) -> Draw:
         """A draw from a tree of what items weigh."""
         masses = placed_masses(key, batch_size, priority_tree.total(tree), self.stratified)
-        slots, probability, smallest, some = priority_loops.chances(tree, priority_tree.find_placed(tree, masses))
-        return Draw(
-            slots=slots,
-            probability=probability,
-            valid=jnp.broadcast_to(some, (batch_size,)),
-            smallest=smallest,
-            size=size,
-        )
+        slots, probability, valid, smallest = _chances(tree, priority_tree.find_placed(tree, masses))
+        return Draw(slots=slots, probability=probability, valid=valid, smallest=smallest[0], size=size)
 
     def update(
         self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"]
@@ -192,13 +190,12 @@ class Prioritized(Sampler):
         """Of equal slots the last counts. Slots that hold no item are ignored. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
-        priorities = priorities.astype(state.priorities.dtype)
         if self.new_items != "highest_ever" or not is_few(slots.shape[0]):
-            return self.updated(state, slots, priorities)
-        return _few_updated(self, state, slots, priorities)
+            return self.update_together(state, slots, priorities)
+        return _update_few(self, state, slots, priorities.astype(state.priorities.dtype))
 
-    def updated(self, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
-        """`update` of any number of slots but none."""
+    def update_together(self, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
+        """`update` by operations on whole arrays."""
         priorities, good = _checked(state, priorities)
         spare = state.priorities.size - 1
         at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, spare), spare)
@@ -263,19 +260,70 @@ class Prioritized(Sampler):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _few_updated(rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
-    return one_kernel_loop(functools.partial(priority_loops.updated, rule.value), rule.updated)(
-        state, slots, priorities
-    )
+def _update_few(rule: Prioritized, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
+    one_by_one = functools.partial(_update_one_by_one, rule.value)
+    return one_kernel_loop(one_by_one, rule.update_together)(state, slots, priorities)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _few_begun(
-    rule: Prioritized, state: PrioritizedState, slots: Array, changed: Array, allowed: Array
+def _update_one_by_one(
+    value: Callable[[Array, Array], Array], state: PrioritizedState, slots: Array, priorities: Array
 ) -> PrioritizedState:
-    return one_kernel_loop(functools.partial(priority_loops.begun, rule.value), rule.begun_excluding)(
-        state, slots, changed, allowed
-    )
+    """`update_together` in three loops, half the time for few slots; `value` says what an item weighs."""
+    spare, count = state.priorities.size - 1, slots.shape[0]
+
+    def kept(k: Array) -> Array:
+        return word_of(entry(state.priorities, priority_tree.in_range(entry(slots, k), state.tree.capacity, spare)))
+
+    zero = zero_after_reading(count, kept, zero_after(slots))
+
+    def note(k: Array, held: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        table, at, refused = held
+        priority = entry(priorities, k)
+        good = jnp.isfinite(priority) & (priority >= 0)
+        slot = jnp.where(good, priority_tree.in_range(entry(slots, k), state.tree.capacity, spare), spare)
+        slot = jnp.where(entry(table, slot) >= 0, slot, spare)
+        at = put(at, slot, k)
+        slot = entry(at, k)  # so that XLA reads the table for it before it writes there, and copies none
+        return put(table, jnp.where(slot < spare, priority, -1), slot), at, refused + ~good
+
+    held, at, refused = jax.lax.fori_loop(zero, count, note, (state.priorities, jnp.full(count, zero), state.refused))
+    zero = zero_after(at)
+
+    def weigh(k: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
+        values, highest = out
+        slot = entry(at, k)
+        settled = entry(held, slot)
+        weighs = settled >= 0
+        if state.excluded is not None:
+            weighs &= ~entry(state.excluded, slot)
+        new = jnp.where(weighs, value(jnp.maximum(settled, 0), loop_variant(state.alpha, k)), 0)
+        _slot, new = priority_tree.accepted(state.tree, slot, new)
+        return put(values, new, k), jnp.maximum(highest, settled)
+
+    values = jnp.full(count, zero.astype(held.dtype))
+    values, highest = jax.lax.fori_loop(zero, count, weigh, (values, state.highest))
+    tree = priority_tree.update_accepted(state.tree, at, values, settled=True)
+    return dataclasses.replace(state, priorities=held, refused=refused, highest=highest, tree=tree)
+
+
+@jax.jit
+def _chances(tree: PriorityTree, slots: Int[Array, " batch"]) -> tuple[Array, Array, Array, Array]:
+    """Slots that were found, the chance of each, whether there is any, and the smallest chance of all, once for each.
+
+    All computed once (see `fusion.computed_once`): read later, they would be read after a write into the tree.
+    """
+    shared = priority_tree.total(tree), priority_tree.minimum(tree)
+    return map_entries(_chance_at, slots.shape[0], tree.leaves, shared, slots, settled=True)
+
+
+def _chance_at(leaves: Array, shared: tuple[Array, Array], _k: Array, slot: Array) -> tuple[Array, Array, Array, Array]:
+    total, minimum = shared
+    return slot, chance(entry(leaves, slot), total), total > 0, chance(minimum, total)
+
+
+def chance(value: Array, total: Float[Array, ""]) -> Array:
+    """The chance of what weighs `value`. One that underflows would make every weight that is measured by it zero."""
+    return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
 
 
 def _checked(state: PrioritizedState, priorities: Array) -> tuple[Array, Array]:
@@ -288,17 +336,9 @@ def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> Prio
     return None if ranks is None else priority_tree.update(ranks, slots, priorities, settled=True)
 
 
-def _masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> tuple[Array, Array]:
-    """Uniform masses in [0, total) of 48 random bits, as pairs whose exact sum is meant."""
-    return _masses_of(count, stratified, total, jnp.arange(count, dtype=jnp.uint32), *random_words.pairs(key, count))
-
-
 @functools.partial(jax.jit, static_argnums=(1, 3))
 def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: bool) -> Float[Array, "count 2"]:
     """Uniform masses in [0, total) of 48 random bits, as `priority_tree.find_placed` takes them."""
-    words = random_words.words_of(key)
-    if words is None:
-        return priority_tree.placed(total, *_masses(key, count, total, stratified))
 
     def mass_at(_tables: Any, shared: tuple[Array, Array], place: Array) -> Array:
         words, total = shared
@@ -306,7 +346,7 @@ def placed_masses(key: Array, count: int, total: Float[Array, ""], stratified: b
         drawn = random_words.pairs_at(words, place, False)
         return priority_tree.placed(total, *_masses_of(count, stratified, total, place, *drawn))[0]
 
-    return map_entries(mass_at, count, (), (words, total))
+    return map_entries(mass_at, count, (), (random_words.words_of(key), total))
 
 
 def _masses_of(

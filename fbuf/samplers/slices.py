@@ -192,17 +192,6 @@ class Slices:
 
     def pushed(self, queued: Queued, write: Written) -> Queued:
         """The queue after a write."""
-        capacity, lanes = write.after.number.shape
-        if (
-            not isinstance(self.starts, PerTrajectory)
-            or (write.count + 1) * lanes > queues.FEW
-            or write.count >= capacity
-        ):
-            return self.pushed_together(queued, write)
-        return queues.push_ends(self, queued, write)
-
-    def pushed_together(self, queued: Queued, write: Written) -> Queued:
-        """`pushed` for any number of rows."""
         queue, head, count = queued
         entered, entries = self._closed(write) if isinstance(self.starts, PerTrajectory) else self._begun(write)
         room = jnp.uint32(queue.size - 1)

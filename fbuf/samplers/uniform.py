@@ -42,20 +42,13 @@ def below(
 
     `another` for a second draw with the same key.
     """
-    words = random_words.words_of(key)
-    if words is None:
-        return scaled(*random_words.pairs(key, count, another=another), bound)
+    words, of_each = random_words.words_of(key), (bound,) if bound.ndim else ()
 
-    def draw(_tables: Any, shared: tuple[Array, Array], place: Array) -> Array:
+    def draw(_tables: Any, shared: tuple[Array, Array], place: Array, *own: Array) -> Array:
         words, bound = shared
-        return scaled(*random_words.pairs_at(words, place, another), bound)
+        return scaled(*random_words.pairs_at(words, place, another), own[0] if own else bound)
 
-    def draw_below(_tables: Any, words: Array, place: Array, bound: Array) -> Array:
-        return draw((), (words, bound), place)
-
-    return (
-        map_entries(draw_below, count, (), words, bound) if bound.ndim else map_entries(draw, count, (), (words, bound))
-    )
+    return map_entries(draw, count, (), (words, jnp.int32(0) if bound.ndim else bound), *of_each)
 
 
 def scaled(high: UInt32[Array, " n"], low: UInt32[Array, " n"], bound: Array) -> Int[Array, " n"]:

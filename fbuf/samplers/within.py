@@ -27,22 +27,18 @@ Starts = tuple[Int[Array, " n"], Float[Array, " n"], Float[Array, ""]]  # slots,
 @functools.partial(jax.jit, static_argnums=0)
 def starts(length: int, key: Array, ends: Ends, drawn: Drawn, index: TrajectoryState, ring: RingState) -> Starts:
     """Starts of slices of `length`. Trajectories are numbered: those that ended by their place in the queue, then others."""
-    count, words = drawn[0].shape[0], random_words.words_of(key)
     queue, head, ended, going = ends
-    shared = (head, ended, ring), () if words is None else words
-    randoms = random_words.pairs(key, count, another=True) if words is None else ()
-    tables = queue, going, index
-    slots, chances = map_entries(
-        functools.partial(_start, length), count, tables, shared, *drawn, *randoms, most=_FEW, settled=True
-    )
+    tables, shared = (queue, going, index), (head, ended, ring, random_words.words_of(key))
+    start = functools.partial(_start, length)
+    slots, chances = map_entries(start, drawn[0].shape[0], tables, shared, *drawn, most=_FEW, settled=True)
     return slots, chances, jnp.min(chances)
 
 
 def _start(
-    length: int, tables: Any, shared: Any, k: Array, which: Array, valid: Array, chance: Array, *random: Array
+    length: int, tables: Any, shared: Any, k: Array, which: Array, valid: Array, chance: Array
 ) -> tuple[Array, Array]:
     """The start of one slice and its chance."""
-    (queue, going, index), ((head, ended, ring), words) = tables, shared
+    (queue, going, index), (head, ended, ring, words) = tables, shared
     capacity, lanes = index.number.shape
     lane = entry(going, jnp.clip(which - ended, 0, lanes - 1))
     closed = entry(queue, in_queue(queue, head, jnp.minimum(which, jnp.maximum(ended - 1, 0))))
@@ -51,6 +47,6 @@ def _start(
     row, lane = divmod_unsigned(last, lanes)
     stored = jnp.where(valid, trajectories.place_of_one(index, ring, row, lane).before + 1, 1)
     choices = jnp.maximum(stored - length + 1, 1)
-    high, low = random or random_words.pairs_at(words, k, True)
+    high, low = random_words.pairs_at(words, k, True)
     back = stored - 1 - scaled(high, low, choices)
     return moved(row, -back, capacity) * lanes + lane, chance / choices.astype(jnp.float32)

@@ -11,8 +11,7 @@ from fbuf import priority_tree
 from fbuf.buffer import Buffer, BufferState
 from fbuf.fusion import computed_once
 from fbuf.samplers import Draw, Fifo, Prioritized
-from fbuf.samplers.prioritized import placed_masses
-from fbuf.samplers.priority_loops import chance
+from fbuf.samplers.prioritized import chance, placed_masses
 from fbuf.samplers.protocol import equal_chances
 from fbuf.samplers.uniform import below
 from fbuf.sharded.exchange import of_all
