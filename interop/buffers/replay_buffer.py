@@ -32,7 +32,6 @@ from interop.formats.torchrl_folder import TorchrlDump
 from interop.host.rows import TorchRows
 from interop.sample_units import SampleUnit, expanded, expanding
 from interop.samplers import ConsumingSampler, Sampler
-from interop.samplers.assembly import Assemblies
 from interop.samplers.consuming import consuming
 from interop.samplers.drawing import DrawingSampler
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
@@ -41,6 +40,7 @@ from interop.shared.processes import starting_a_worker
 from interop.shared.thread_lock import Lock, renew_in_children
 from interop.storages import Storage, TensorStorage, following
 from interop.storages import planning as of_storages
+from interop.storages.batches import read_batch
 from interop.transforms.order import Order
 from interop.writers import RoundRobinWriter, Writer
 
@@ -130,7 +130,6 @@ class ReplayBuffer(Sampled):
     def _begin(self) -> None:
         super()._begin()
         self._making = Lock()
-        self._assemblies = Assemblies()
 
     def _init(self) -> None:
         """Make the components. Where that fails nothing is kept, and the next use tries again."""
@@ -517,7 +516,7 @@ class ReplayBuffer(Sampled):
             rows = storage.rows
             assert rows is not None  # an empty storage was refused by the sampler
             if isinstance(rows, TorchRows) and rows.on_host and slots.is_cpu:
-                return self._assemblies.read(storage, slots, (None, 1), info, marks)
+                return read_batch(storage, slots, (None, 1), info, marks)
             return storage.build(leaves or rows.read(slots), slots.shape), info
         index, info = part.draw()
         index, info = expanded(self._unit, index, info, storage)
@@ -833,7 +832,7 @@ class ReplayBuffer(Sampled):
 _COMPONENTS = ("_storage", "_sampler", "_writer")
 _MADE_LATE = (*_COMPONENTS, "_transform", "_collate_fn", "_reads_slots")
 _NOT_KEPT = (
-    *("_making", "_stepping", "_iterating", "_readers", "_assemblies"),
+    *("_making", "_stepping", "_iterating", "_readers"),
     *("_make_components", "_known_storage", "_reads_slots"),
 )
 

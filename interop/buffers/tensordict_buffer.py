@@ -18,7 +18,7 @@ from interop.data.keys import as_path
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
 from interop.sample_units import of_anchors
-from interop.samplers.assembly import Told
+from interop.storages.batches import BatchInfo
 from interop.writers import TensorDictRoundRobinWriter, Writer
 
 
@@ -92,7 +92,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if include_info is not None:
             warnings.warn("include_info is deprecated: the info is in the sample", UserWarning, stacklevel=2)
         data, info = self._next_batch(self._size_of_batch(batch_size))
-        included = type(info) is Told and info.lies_in(data)  # the batch was built with it
+        included = type(info) is BatchInfo and info.is_in(data)  # the batch was built with it
         if include_info is False and included:
             layout = self._storage.layout  # type: ignore[attr-defined]  # such batches come from tensors
             for key in info:

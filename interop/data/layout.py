@@ -205,6 +205,11 @@ class Layout:
         """Which of the leaves is at a path."""
         return {spec.path: place for place, spec in enumerate(self.leaves)}
 
+    @functools.cached_property
+    def builders(self) -> dict[tuple[Any, ...], Any]:
+        """What builds batches with further entries, by the keys of these; filled by its users."""
+        return {}
+
     def alike(self, other: "Layout") -> bool:
         """Whether both have the same leaves and kinds of containers, in whichever order of keys."""
         return set(self.leaves) == set(other.leaves) and same_kinds(self.root, other.root)

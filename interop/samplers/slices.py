@@ -15,7 +15,6 @@ from interop.data import randomness
 from interop.data.numbers import whole
 from interop.host.rows import TorchRows
 from interop.host.trajectories import Trajectories
-from interop.samplers.assembly import Assemblies
 from interop.samplers.boundary_keys import BoundaryKeys
 from interop.samplers.drawing import DrawingSampler, unravel
 from interop.samplers.sampler import host_share
@@ -23,6 +22,7 @@ from interop.samplers.shares import Share
 from interop.samplers.slice_info import SliceInfo, Slices, slices_at
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
+from interop.storages.batches import read_batch
 from interop.writers import TensorDictMaxValueWriter
 
 
@@ -115,7 +115,6 @@ class SliceSampler(DrawingSampler):
             self._given.forget()
         self._source = self._given or StoredTrajectories(BoundaryKeys(self.traj_key, keys))
         self._info = SliceInfo(self.truncated_key)
-        self._assemblies = Assemblies()
         self._lengths: np.ndarray | None = None
 
     def _empty(self) -> None:
@@ -174,7 +173,7 @@ class SliceSampler(DrawingSampler):
         info = self._info.of(storage, slices, rows.runs)
         info.update(weights)
         info["index"] = self.index_of(slots, storage)
-        return self._assemblies.read(storage, slots, (slices.begins, slices.length), info, marks)
+        return read_batch(storage, slots, (slices.begins, slices.length), info, marks)
 
     def _slices(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Slices, dict[Any, Any]]:
         """Slices, and entries of the info that do not follow from them."""
@@ -307,7 +306,7 @@ def _pair(span: Any) -> tuple[bool | int, bool | int]:
     return left, right
 
 
-_NOT_KEPT = ("_source", "_assemblies", "_lengths")
+_NOT_KEPT = ("_source", "_lengths")
 _KEYS = ("end_key", "traj_key", "truncated_key")
 _CHOICES = ("num_slices", "slice_len", *_KEYS, "end_keys", "strict_length", "pad_output", "span")
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 from interop import (
     LazyMemmapStorage,
@@ -17,8 +17,7 @@ from interop import (
 )
 from interop.buffers.turn import turn
 from interop.host.rows import TorchRows
-from interop.host.runs import Runs
-from interop.samplers.assembly import Assembly, Told
+from interop.storages.batches import BatchInfo
 from tests.interop.rows import check_same
 
 LEAVES = {
@@ -69,13 +68,6 @@ def test_a_run_beyond_the_rows_is_refused():
     runs = TorchRows([torch.arange(8.0)], ()).runs
     with pytest.raises(IndexError):
         runs.one(0, np.array([6]), 3)
-
-
-def test_shapes_that_are_remembered_are_few():
-    runs = Runs(TorchRows([torch.arange(50.0)], ())._items, (), None)
-    for length in range(1, 40):
-        assert runs.one(0, np.array([1]), length).tolist() == list(range(1, length + 1))
-    assert len(runs._windows) <= 8
 
 
 # ------------------------------------------------------------------ whole batches
@@ -141,24 +133,6 @@ def test_batches_of_several_lanes():
     check_same(buffer.sample(), expected)
 
 
-@tensorclass
-class Step:
-    x: torch.Tensor
-    next: TensorDict
-
-
-def test_batches_of_other_kinds_of_data():
-    data = Step(
-        x=torch.arange(20), next=TensorDict({"done": torch.zeros(20, 1, dtype=torch.bool)}, [20]), batch_size=[20]
-    )
-    for held in (data, TensorDict({"x": data.x, "next": data.next}, [20], names=["time"])):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=5), batch_size=20)
-        buffer.extend(held)
-        expected, _ = wanted(buffer, 20, 3)
-        torch.manual_seed(3)
-        check_same(buffer.sample(), expected)
-
-
 def test_what_a_collate_function_takes_out_is_told_anew():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(40),
@@ -197,27 +171,9 @@ def test_what_a_storage_builds_in_its_own_way_is_built_so():
     assert batch["next", "truncated"].sum() == 2
 
 
-# ------------------------------------------------------------------ what fits together
-
-
-def test_entries_go_where_their_keys_say():
-    layout = LazyTensorStorage(4)
-    layout.set(range(4), steps(4))
-    layout = layout._layout
-    assert Assembly.of(layout, ["x", ("next", "new"), "new"]) is not None
-    assert Assembly.of(layout, ["x", ("x",)]) is None  # twice
-    assert Assembly.of(layout, [("else", "new")]) is None  # no such tensordict
-    assert Assembly.of(layout, ["next"]) is None  # a tensordict
-    assert Assembly.of(layout, ["new", ("new",)]) is None
-    assert Assembly.of(layout, []).known({}) == {}
-
-
-def test_more_that_is_told_later_is_set():
+def test_entries_that_are_added_to_the_info_later_are_seen():
     data, other = object(), object()
-    told = Told({"index": 1})
-    assert not told.lies_in(data)
-    told.was_put_in(data)
-    assert told.lies_in(data)
-    assert not told.lies_in(other)
-    told["index_generation"] = 2
-    assert not told.lies_in(data)
+    info = BatchInfo({"index": 1}, data)
+    assert info.is_in(data) and not info.is_in(other)
+    info["index_generation"] = 2
+    assert not info.is_in(data)

@@ -1,0 +1,147 @@
+"""Batches built in one step of the leaves that were read and the info about them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from interop.data.keys import as_path
+from interop.data.layout import Branch, Layout, Leaf, Path, of_entries
+from interop.data.varied import Varied
+from interop.host.rows import TorchRows
+from interop.storages.tensors import TensorStorage
+
+_KEPT = 8  # builders of one layout
+
+
+class BatchInfo(dict[Any, Any]):
+    """The info of a batch, and the data that has it as entries."""
+
+    __slots__ = ("_count", "_data")
+
+    def __init__(self, info: Mapping[Any, Any], data: Any) -> None:
+        super().__init__(info)
+        self._data, self._count = data, len(info)
+
+    def is_in(self, data: Any) -> bool:
+        """Whether data was built with this info, and nothing was added to the info since."""
+        return self._data is data and self._count == len(self)
+
+
+def read_batch(
+    storage: TensorStorage,
+    slots: Tensor,
+    runs: tuple[np.ndarray | None, int],
+    info: dict[Any, Any],
+    marks: bool,
+) -> tuple[Any, dict[Any, Any]]:
+    """The items at slots of rows on the host, and the info; with `marks` as a `BatchInfo`, where one step builds both.
+
+    `runs` are the first rows of the runs of consecutive rows that the slots are, or None, and the length of these runs.
+    """
+    rows, layout = storage.rows, storage.layout
+    assert isinstance(rows, TorchRows) and layout is not None
+    builder, entries = None, dict[Any, Tensor]()
+    if marks and type(storage).build is TensorStorage.build:
+        entries = _entries(info)
+        builder = _builder_for(layout, tuple(entries))
+    known = {} if builder is None else {leaf: entries[key] for key, leaf in builder.replaced.items()}
+    begins, length = runs
+    if begins is None or rows.runs is None:
+        leaves = rows.read(slots, known)
+    else:
+        leaves = rows.runs.read(begins, length, slots, known)
+    if builder is None:
+        return storage.build(leaves, slots.shape), info
+    data = builder.build(
+        leaves, entries, slots.shape, storage.device if isinstance(storage.device, torch.device) else None
+    )
+    return data, BatchInfo(info, data)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchBuilder:
+    """Builds tensordicts of one layout that have further entries."""
+
+    replaced: Mapping[Any, int]  # the leaf in whose place an entry of the info is
+    added: Sequence[Any]  # the other entries of the info
+    nodes: Sequence[tuple[Any, Any]]  # inner tensordicts first: keys, and what picks their entries of all that is there
+
+    def build(
+        self, leaves: list[Any], info: Mapping[Any, Tensor], size: torch.Size, device: torch.device | None
+    ) -> Any:
+        """The tensordict of leaves in the order of the layout. The list is changed."""
+        leaves.extend([info[key] for key in self.added])
+        made: Any = None
+        for keys, pick in self.nodes:
+            made = of_entries(zip(keys, pick(leaves), strict=False), size, device)
+            leaves.append(made)
+        return made
+
+
+def _builder_for(layout: Layout, keys: tuple[Any, ...]) -> BatchBuilder | None:
+    builders = layout.builders
+    if keys not in builders:
+        if len(builders) >= _KEPT:
+            builders.clear()
+        builders[keys] = _builder(layout, keys)
+    found: BatchBuilder | None = builders[keys]
+    return found
+
+
+def _builder(layout: Layout, keys: Sequence[Any]) -> BatchBuilder | None:
+    """None for other layouts than of plain tensordicts, and for keys that do not fit in."""
+    nodes: dict[Path, dict[Any, Any]] = {}
+    if not keys or not _open(layout.root, (), nodes, layout.places):
+        return None
+    replaced: dict[Any, int] = {}
+    added: list[Any] = []
+    for key in keys:
+        path = as_path(key)
+        place = layout.places.get(path)
+        if place is not None and place not in replaced.values():
+            replaced[key] = place
+        elif place is None and path[:-1] in nodes and path[-1] not in nodes[path[:-1]]:
+            nodes[path[:-1]][path[-1]] = len(layout.leaves) + len(added)
+            added.append(key)
+        else:
+            return None
+    inner, first = list(nodes)[::-1], len(layout.leaves) + len(added)
+    made = {path: first + number for number, path in enumerate(inner)}
+    picked = []
+    for path in inner:
+        at = [made[each] if isinstance(each, tuple) else each for each in nodes[path].values()]
+        if not at:
+            return None
+        picked.append((tuple(nodes[path]), itemgetter(*at, at[-1])))  # a getter of one would give no tuple
+    return BatchBuilder(replaced, added, picked)
+
+
+def _open(node: Any, path: Path, nodes: dict[Path, dict[Any, Any]], places: Mapping[Path, int]) -> bool:
+    """Enter the entries of tensordicts, leaves by place and others by path; False where one is not plain."""
+    if not isinstance(node, Branch) or node.kind is not TensorDict or node.names or node.batch:
+        return False
+    entries = nodes[path] = {}
+    for key, child in zip(node.keys, node.children, strict=True):
+        inner = (*path, key)
+        entries[key] = places[inner] if isinstance(child, Leaf) else inner
+        if isinstance(child, Varied) or (not isinstance(child, Leaf) and not _open(child, inner, nodes, places)):
+            return False
+    return True
+
+
+def _entries(info: Mapping[Any, Any]) -> dict[Any, Tensor]:
+    """The info as one tensor for each key; empty where one is not on the host."""
+    entries: dict[Any, Tensor] = {}
+    for key, value in info.items():
+        if type(value) is tuple:
+            value = value[0].unsqueeze(-1) if len(value) == 1 else torch.stack(value, -1)
+        if type(value) is not Tensor or not value.is_cpu:
+            return {}
+        entries[key] = value
+    return entries
