@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from fbuf.checkpoint import CheckpointCorrupt
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
 from interop.checkpoint.members import loading_members, saved_members
 from interop.checkpoint.state import Component, Entries, LoadOptions
 from interop.data.class_names import class_of
@@ -78,33 +78,28 @@ class ParameterScheduler(Component, ABC):
         self.step_count += 1
 
     def saved_state(self) -> dict[str, Any]:
-        return self.state_dict()
+        kept = ("param_name", "initial_value", "step_count", *self._CHOICES)
+        return {name: getattr(self, name) for name in kept}
 
     def with_state(self, entries: Entries, options: LoadOptions) -> Callable[[], None]:
-        loaded = copy.copy(self)
-        _load(loaded, entries.all())
+        given, loaded = {name: entries.any(name) for name in self.saved_state()}, copy.copy(self)
+        if given["param_name"] != self.param_name:
+            entries.refuse(f"it sets {given['param_name']!r}, this scheduler sets {self.param_name!r}")
+        try:
+            loaded.initial_value = _real("initial_value", given["initial_value"])
+            loaded.step_count = whole("step_count", given["step_count"], least=0)
+            loaded.choose(given)
+        except (TypeError, ValueError) as error:
+            raise CheckpointCorrupt(f"{entries.where}: {error}") from error
         return lambda: self.__dict__.update(loaded.__dict__)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers and names alone; the value of the moment is in the state of the sampler."""
-        kept = ("param_name", "initial_value", "step_count", *self._CHOICES)
-        return {name: getattr(self, name) for name in kept}
+        return self.saved_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state. KeyError, TypeError or ValueError, before anything changes, for one of another scheduler."""
-        wanted, given = self.state_dict().keys(), set(state_dict)
-        if wanted != given:
-            raise KeyError(
-                f"a {type(self).__name__} has the state {sorted(wanted)}; missing: {sorted(wanted - given)}, "
-                f"unknown: {sorted(given - wanted)}"
-            )
-        if state_dict["param_name"] != self.param_name:
-            raise ValueError(f"the state is of {state_dict['param_name']!r}, this scheduler sets {self.param_name!r}")
-        loaded = copy.copy(self)
-        loaded.initial_value = _real("initial_value", state_dict["initial_value"])
-        loaded.step_count = whole("step_count", state_dict["step_count"], least=0)
-        loaded.choose(state_dict)
-        self.__dict__.update(loaded.__dict__)
+        """Go on from a state. CheckpointError, before anything changes, for one of another scheduler."""
+        self.restoring(state_dict)()
 
 
 class LinearScheduler(ParameterScheduler):
@@ -233,25 +228,15 @@ class SchedulerList(Component):
         return {str(place): each.state_dict() for place, each in enumerate(self.schedulers)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Have each go on from its state. The errors of `ParameterScheduler`, before anything changes."""
+        """Have each go on from its state. CheckpointError, before anything changes, for one of other schedulers."""
         if set(state_dict) != set(self.state_dict()):
-            raise KeyError(f"there are {len(self.schedulers)} schedulers, the state has {sorted(state_dict)}")
-        trials = [copy.copy(each) for each in self.schedulers]
-        for place, each in enumerate(trials):
-            each.load_state_dict(state_dict[str(place)])
-        for each, trial in zip(self.schedulers, trials, strict=True):
-            each.__dict__.update(trial.__dict__)
+            raise CheckpointMismatch(f"there are {len(self.schedulers)} schedulers, the state has {sorted(state_dict)}")
+        checked = [each.restoring(state_dict[str(place)]) for place, each in enumerate(self.schedulers)]
+        for apply in checked:
+            apply()
 
     def __len__(self) -> int:
         return len(self.schedulers)
-
-
-def _load(scheduler: Any, state: Any) -> None:
-    """`load_state_dict` with the errors of checkpoints."""
-    try:
-        scheduler.load_state_dict(state if isinstance(state, Mapping) else {})
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointCorrupt(f"the state of a {type(scheduler).__name__}: {error.args[0]}") from error
 
 
 def _settable(sampler: Sampler, name: str) -> Any:

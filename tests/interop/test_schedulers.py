@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fbuf.checkpoint import CheckpointError
 from interop import (
     LazyTensorStorage,
     PrioritizedReplayBuffer,
@@ -176,30 +177,27 @@ def test_a_state_goes_on_where_it_was_taken(make, done):
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    "change",
     [
-        ({"param_name": "count"}, ValueError),
-        ({"step_count": -1}, ValueError),
-        ({"step_count": 1.0}, TypeError),
-        ({"num_steps": 0}, ValueError),
-        ({"final_value": "1"}, TypeError),
-        ({"initial_value": math.nan}, ValueError),
-        ({"gamma": 1.0}, KeyError),
+        {"param_name": "count"},
+        {"step_count": -1},
+        {"step_count": 1.0},
+        {"num_steps": 0},
+        {"final_value": "1"},
+        {"initial_value": math.nan},
+        {"gamma": 1.0},
+        None,
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(change, error):
+def test_a_state_that_does_not_fit_is_refused(change):
     scheduler = LinearScheduler(Knobs(), "beta", 1.0, 5)
     scheduler.step()
-    before = scheduler.state_dict()
-    with pytest.raises(error):
-        scheduler.load_state_dict({**before, **change})
-    assert scheduler.state_dict() == before
-    with pytest.raises(KeyError):
-        scheduler.load_state_dict({})
     several = SchedulerList([scheduler, LinearScheduler(Knobs(), "beta", 2.0, 5)])
     whole = several.state_dict()
-    with pytest.raises(error):
-        several.load_state_dict({"0": {**before, "step_count": 4}, "1": {**whole["1"], **change}})
-    with pytest.raises(KeyError):
-        several.load_state_dict({"0": before})
-    assert several.state_dict() == whole
+    wrong = {} if change is None else {**whole["0"], **change}
+    for target, state in ((scheduler, wrong), (several, {"0": {**whole["0"], "step_count": 4}, "1": wrong})):
+        with pytest.raises(CheckpointError):
+            target.load_state_dict(state)
+        assert several.state_dict() == whole
+    with pytest.raises(CheckpointError):
+        several.load_state_dict({"0": whole["0"]})
