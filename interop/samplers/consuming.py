@@ -1,6 +1,5 @@
 """Items that are gone once they were drawn often enough."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,15 @@ from interop.data.class_names import class_of
 from interop.data.numbers import whole
 from interop.samplers.sampler import Sampler, host_share
 from interop.samplers.validation import flat_slots
-from interop.shared.processes import starting_a_worker
+from interop.shared.processes import OneProcess
 from interop.storages import LazyFrameStorage, ListStorage, Storage, TensorStorage
 from interop.writers import RoundRobinWriter, Writer
 
 _EMPTY = "Cannot sample from an empty storage."
+_ONE_PROCESS = (
+    "a buffer that consumes its items cannot be used in another process, which would not know what others consume: sample "
+    "and write in the process that made it"
+)
 
 
 class ConsumingSampler(Sampler):
@@ -37,7 +40,7 @@ class ConsumingSampler(Sampler):
 
     def __init__(self, max_sample_count: int = 1) -> None:
         self._most = whole("max_sample_count", max_sample_count)
-        self._pid = os.getpid()
+        self._process = OneProcess(_ONE_PROCESS)
         self._empty()
 
     def _empty(self) -> None:
@@ -179,23 +182,7 @@ class ConsumingSampler(Sampler):
             )
 
     def refuse_a_stranger(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "a buffer that consumes its items cannot be used in a forked process, which would not know what others "
-                "consume: sample and write in the process that made it"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        if starting_a_worker():
-            raise RuntimeError(
-                "A consuming sampler cannot be shared between processes, which would not know what others consume: sample "
-                "and write in the process that made it"
-            )
-        return super().__getstate__()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._pid = os.getpid()
+        self._process.check()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_sample_count={self._most}, sampleable={self._live})"

@@ -1,7 +1,6 @@
 """Items in proportion to their priority (arXiv:1511.05952)."""
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +23,16 @@ from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.shares import Share
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
 from interop.shared.interrupts import uninterrupted
-from interop.shared.processes import may_use_jax, starting_a_worker
+from interop.shared.processes import OneProcess, may_use_jax
 from interop.shared.thread_lock import Lock
 from interop.storages import Storage, planning
 from interop.storages.priorities import KeptPriorities
 
+_ONE_PROCESS = (
+    "a prioritized sampler cannot be shared between processes, nor used in one that was forked from the one that made it or "
+    "after JAX had started: sample in the process that made it, and build a PrioritizedReplayBuffer or "
+    "TensorDictPrioritizedReplayBuffer with sync=False for workers that write"
+)
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -88,7 +92,7 @@ class PrioritizedSampler(DrawingSampler):
         if self._device is not None and bridge.jax_device(self._device) is None:
             raise RuntimeError(f"JAX does not see the device {self._device}: install a JAX that does, or use the CPU")
         self._lock = Lock()
-        self._pid = os.getpid()
+        self._process = OneProcess(_ONE_PROCESS)
         self._has_storage = False
         self._kept: KeptPriorities | None = None
         self._held = self._made(self.rule, self._max_capacity, self._alpha)
@@ -239,12 +243,9 @@ class PrioritizedSampler(DrawingSampler):
             self._held.exclude(slots, allowed)
 
     def refuse_a_stranger(self) -> None:
-        if os.getpid() != self._pid or not may_use_jax():
-            raise RuntimeError(
-                "a prioritized sampler cannot be used in a process forked from the one that made it, or after JAX had "
-                "started: sample in the parent, and build a PrioritizedReplayBuffer or TensorDictPrioritizedReplayBuffer "
-                "with sync=False for workers that write"
-            )
+        self._process.check()
+        if not may_use_jax():
+            raise RuntimeError(_ONE_PROCESS)
 
     def _prepare(self, storage: Storage | None) -> None:
         """Have slots for every item of the storage, on its device if no other one was asked for."""
@@ -407,17 +408,8 @@ class PrioritizedSampler(DrawingSampler):
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        if starting_a_worker():
-            raise RuntimeError(
-                "A prioritized sampler cannot be shared between processes: sample in this process, and build a "
-                "PrioritizedReplayBuffer or TensorDictPrioritizedReplayBuffer with sync=False for workers that write"
-            )
         with self._lock:
             return {**super().__getstate__(), "_held": copy.copy(self._held), "_kept": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return (

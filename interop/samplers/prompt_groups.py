@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from interop.samplers.drawing import DrawingSampler, stored
 from interop.samplers.groups import Group, Groups, Id
 from interop.samplers.staleness import StalenessAwareSampler, first_of_equal
 from interop.samplers.validation import flat_slots
-from interop.shared.processes import starting_a_worker
+from interop.shared.processes import OneProcess
 from interop.storages import Storage, columns
 from interop.storages.following import edited
 
@@ -67,7 +66,8 @@ class PromptGroupSampler(DrawingSampler):
             raise TypeError(f"staleness must be a StalenessAwareSampler, got {class_of(staleness)}")
         self._size = whole("group_size", group_size)
         self._most = None if max_uses is None else whole("max_uses", max_uses)
-        self._key, self._staleness, self._pid = group_key, staleness, os.getpid()
+        self._key, self._staleness = group_key, staleness
+        self._process = None if self._most is None else OneProcess(_ONE_PROCESS)
         self._empty()
 
     def _empty(self) -> None:
@@ -200,10 +200,10 @@ class PromptGroupSampler(DrawingSampler):
             raise ValueError("prefetch and max_uses exclude each other: groups drawn ahead would be consumed unseen")
 
     def refuse_a_stranger(self) -> None:
-        if self._most is not None and os.getpid() != self._pid:
-            raise RuntimeError(_ONE_PROCESS)
+        if self._process is not None:
+            self._process.check()
 
-    # ------------------------------------------------------------------ checkpoints and copies
+    # ------------------------------------------------------------------ checkpoints
 
     def saved_state(self) -> dict[str, Any]:
         return {
@@ -231,15 +231,6 @@ class PromptGroupSampler(DrawingSampler):
             self._groups, self._pending, self.ran_out, self._edits = groups, pending, ran_out, None
 
         return put
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._most is not None and starting_a_worker():
-            raise RuntimeError(_ONE_PROCESS)
-        return super().__getstate__()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return (

@@ -29,4 +29,28 @@ def starting_a_worker() -> bool:
     return context.get_spawning_popen() is not None
 
 
+class OneProcess:
+    """Held by a component whose state other processes would not see: it is used in the process that made it.
+
+    Pickling it for a worker raises. A copy belongs to the process that unpickles it.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+        self._pid = os.getpid()
+
+    def check(self) -> None:
+        """RuntimeError in a forked child."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(self._refusal)
+
+    def __getstate__(self) -> str:
+        if starting_a_worker():
+            raise RuntimeError(self._refusal)
+        return self._refusal
+
+    def __setstate__(self, refusal: str) -> None:
+        self.__init__(refusal)  # type: ignore[misc]
+
+
 os.register_at_fork(after_in_child=_in_child)

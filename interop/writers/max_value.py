@@ -1,6 +1,5 @@
 """The items of the highest ranks."""
 
-import os
 from collections.abc import Callable
 from heapq import heapify, heappush, heapreplace
 from typing import Any
@@ -13,10 +12,15 @@ from torch import Tensor
 from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
 from interop.data.layout import shallow
 from interop.data.reductions import REDUCTIONS
-from interop.shared.processes import starting_a_worker
+from interop.shared.processes import OneProcess
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers.round_robin import expanded
 from interop.writers.writer import Writer
+
+_ONE_PROCESS = (
+    "a TensorDictMaxValueWriter cannot be shared between processes, each would rank only what it wrote: give the workers "
+    "another writer, and rank in the process that made it"
+)
 
 
 class TensorDictMaxValueWriter(Writer):
@@ -46,7 +50,7 @@ class TensorDictMaxValueWriter(Writer):
         ] = []  # rank and slot of each stored item, lowest first; slots are [0, length)
         self._keeps_index: bool | None = None  # whether stored items have an "index", once that is known
         self._write_count = 0
-        self._pid = os.getpid()
+        self._process = OneProcess(_ONE_PROCESS)
 
     def check_storage(self, storage: Storage) -> None:
         if storage.ndim > 1:
@@ -161,7 +165,8 @@ class TensorDictMaxValueWriter(Writer):
 
         Where that raises all is as before.
         """
-        self._refuse_a_stranger()
+        self._storage.refuse_a_stranger()
+        self._process.check()
         self._settle()
         known, before = len(self._heap), dict[int, float]()
         index = np.full(ranks.size, -1, np.int64)
@@ -221,14 +226,6 @@ class TensorDictMaxValueWriter(Writer):
                 ) from error
             self._heap += zip(ranks.tolist(), range(known, length), strict=True)
             heapify(self._heap)
-
-    def _refuse_a_stranger(self) -> None:
-        self._storage.refuse_a_stranger()
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"the ranks of a {type(self).__name__} are not shared with a forked process: write in the process that made "
-                "it"
-            )
 
     # ------------------------------------------------------------------ writing
 
@@ -324,15 +321,7 @@ class TensorDictMaxValueWriter(Writer):
         return put
 
     def __getstate__(self) -> dict[str, Any]:
-        if starting_a_worker():
-            raise RuntimeError(
-                f"A {type(self).__name__} cannot be shared between processes, each would rank only what it wrote: give "
-                "the workers another writer, and rank in one process"
-            )
         return {**super().__getstate__(), "_heap": list(self._heap)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
 
     def __repr__(self) -> str:
         full = self._storage.is_full if hasattr(self, "_storage") else False

@@ -106,7 +106,7 @@ def members(generator, prefetch, kind=SamplerEnsemble):
     for each in buffers:
         each.extend(steps())
     whole = ReplayBufferEnsemble(*buffers, batch_size=9, prefetch=prefetch, generator=generator)
-    whole._sampler.__class__ = kind
+    whole.sampler.__class__ = kind
     return whole
 
 
