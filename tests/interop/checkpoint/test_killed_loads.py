@@ -21,7 +21,8 @@ from tests.interop.checkpoint.killed_loads import (
     old,
     sampler,
 )
-from tests.interop.storages.signals import raising, reopened, sent, standing
+from tests.interop.storages.named_folders import reopened
+from tests.interop.storages.signals import raising, sent, standing
 
 
 @pytest.fixture(scope="module")

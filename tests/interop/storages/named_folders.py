@@ -12,6 +12,6 @@ def made(path, rows, capacity=5, **options):
     return buffer
 
 
-def reopened(path, **options):
+def reopened(path, sampler=None, **options):
     gc.collect()
-    return ReplayBuffer(storage=LazyMemmapStorage.open(path), **options)
+    return ReplayBuffer(storage=LazyMemmapStorage.open(path), sampler=sampler, **options)

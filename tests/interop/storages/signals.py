@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import interop
-from interop import LazyMemmapStorage, ReplayBuffer
 
 _HERE = os.path.dirname(interop.__file__) + os.sep
 
@@ -37,8 +36,10 @@ def sent(call: Callable[[], Any], moment: int, within: tuple[str, ...] = ("",)) 
         name = frame.f_code.co_filename
         if not name.startswith(_HERE) or not name[len(_HERE) :].startswith(within):
             return None
-        opens = linecache.getline(name, frame.f_lineno).strip() == "try:"  # where Python handles no signal
-        if event == "line" and not opens:
+        unheard = (
+            linecache.getline(name, frame.f_lineno).strip().startswith(("try:", "with "))
+        )  # Python looks elsewhere
+        if event == "line" and not unheard:
             left -= 1
             if not left:
                 line = f"{name[len(_HERE) :]}:{frame.f_lineno}"
@@ -65,11 +66,6 @@ def standing(buffer: Any) -> tuple[Any, ...]:
     rows = buffer[:].tolist() if len(buffer) else []
     sampler = buffer.sampler
     if not hasattr(sampler, "priorities"):
-        return rows, buffer.writer._cursor, buffer.write_count
+        return rows, buffer.writer.cursor, buffer.write_count
     sampler.take_over(buffer.storage)
-    return rows, buffer.writer._cursor, buffer.write_count, sampler.priorities.tolist(), sampler.default_priority
-
-
-def reopened(folder: Any, sampler: Any = None) -> ReplayBuffer:
-    """A buffer of the storage in a folder, which nobody has open any more."""
-    return ReplayBuffer(storage=LazyMemmapStorage.open(folder), sampler=sampler)
+    return rows, buffer.writer.cursor, buffer.write_count, sampler.priorities.tolist(), sampler.default_priority

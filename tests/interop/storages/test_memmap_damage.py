@@ -1,116 +1,58 @@
-"""Damage in the files of a storage in a folder, byte by byte and word by word: it is told, or what is there is right."""
+"""Damaged, unfinished and forged folders of a storage: an error that names the file, or what is there is right."""
 
+import copy
+import gc
+import json
+import os
 import random
 import shutil
-import signal
 import struct
-from collections.abc import Iterator
+import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict, tensorclass
 
-from fbuf.checkpoint import CheckpointCorrupt
-from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer
-from interop.shared.journal import Journal
-from interop.shared.undo import Undo
-from interop.storages import priorities
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch
+from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
+from interop.shared import folder
+from tests.interop.rows import check_same, flat_td, nested_td
+from tests.interop.storages.named_folders import made, reopened
 
-CAPACITY, SAMPLER = 6, RandomSampler()  # whose priorities these are
+CAPACITY = 6
 KNOWN = {*range(8), *range(50, 60)}  # all rows that are ever written here
-EXTREMES = (-1, 1, 2, 6, 7, 12, 1024, 1025, 2**31, 2**40, 2**62, -(2**63))
-STEPS = ("run", "list", "priorities", "none")  # what the process was killed in
-NOTED = {
-    "run": 3,
-    "list": 6,
-    "priorities": 0,
-    "none": 0,
-}  # words of the log before the bytes of rows, which nothing checks
-HEAD, CELLS = 8, 8
+EXTREMES = (-1, 1, 2, 6, 7, 12, 1024, 1025, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
 
 
-@pytest.fixture(autouse=True)
-def no_hang() -> Iterator[None]:
-    def late(*_: Any) -> None:
-        raise TimeoutError("it takes too long")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(600)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+def sampler() -> PrioritizedSampler:
+    return PrioritizedSampler(CAPACITY, 1.0, 1.0, eps=0.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_files() -> Iterator[None]:
-    """Copies are faster of records of priorities that are short."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(priorities, "_BEFORE", Undo.before_log(3) + 4096)
-        yield
+def everything(path: Path) -> dict[str, bytes]:
+    return {each.relative_to(path).as_posix(): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
 class Killed(BaseException):
     pass
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, short_files: None) -> dict[str, Path]:
-    """Folders of full rings as a killed process leaves them, one for each kind of step that it may have been in."""
-    found = {}
-    for step in STEPS:
-        found[step] = folder = tmp_path_factory.mktemp("damage") / step
-        buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=folder / "rows"))
-        buffer.extend(torch.arange(8))
-        kept = buffer.storage.kept_priorities()
-        kept.bind(SAMPLER)
-        kept.give(SAMPLER, np.arange(CAPACITY), np.arange(1.0, 7), 6.0, 5)
-
-        def killed(undo: Undo, folder: Path = folder) -> None:
-            shutil.copytree(folder / "rows", folder / "left")
-            raise Killed
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Undo, "_commit", killed)
-            with pytest.raises(Killed):
-                if step == "run":
-                    buffer.extend(torch.tensor([50, 51, 52]))
-                elif step == "list":
-                    buffer[torch.tensor([1, 4, 2])] = torch.tensor([53, 54, 55])
-                elif step == "priorities":
-                    kept.give(SAMPLER, np.array([1, 3]), np.array([9.0, 9.0]), 9.0, 1)
-                else:
-                    killed(kept)
-    return {step: folder / "left" for step, folder in found.items()}
-
-
-def opens(folder: Path) -> bool:
-    """Whether it opens; then all that can be done to it is done. What is raised else is an error of the test."""
-    try:
-        storage = LazyMemmapStorage.open(folder)
-        kept = storage.kept_priorities()
-        if kept is not None:
-            kept.read(len(storage))
-    except CheckpointCorrupt:
-        return False
-    buffer = ReplayBuffer(storage=storage)
-    rows = buffer[:].tolist() if len(buffer) else []
-    assert set(rows) <= KNOWN and len(rows) <= CAPACITY
-    if rows:
-        buffer.sample(3)
-    cursor = buffer.extend(torch.tensor([56, 57, 58]))
-    assert int(cursor.min()) >= 0 and int(cursor.max()) < CAPACITY and buffer[cursor].tolist() == [56, 57, 58]
-    buffer[0] = torch.tensor(59)
-    buffer.extend(torch.arange(50, 58))
-    buffer.empty()
-    buffer.extend(torch.arange(50, 58))
-    assert sorted(buffer[:].tolist()) == [52, 53, 54, 55, 56, 57]
-    if kept is not None:
-        kept.bind(SAMPLER)
-        kept.give(SAMPLER, np.array([0]), np.array([3.0]), 3.0)
-    storage.close()
-    return True
+@pytest.fixture(scope="module", params=["in a run", "in a list", "between writes"])
+def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a full ring as a killed process leaves it."""
+    path = tmp_path_factory.mktemp("damage")
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=path / "rows"), sampler=sampler())
+    buffer.extend(torch.arange(8))
+    buffer.update_priority(torch.arange(CAPACITY), torch.arange(1.0, 7))
+    with pytest.raises(Killed), buffer.storage.transaction():
+        if request.param == "in a run":
+            buffer.storage.set_run(2, torch.arange(2, 5), torch.tensor([50, 51, 52]))
+        elif request.param == "in a list":
+            buffer.storage.set(torch.tensor([1, 4, 2]), torch.tensor([53, 54, 55]))
+        shutil.copytree(path / "rows", path / "left")
+        raise Killed
+    return path / "left"
 
 
 def damaged(source: Path, target: Path, name: str, content: bytes) -> Path:
@@ -121,106 +63,333 @@ def damaged(source: Path, target: Path, name: str, content: bytes) -> Path:
     return target
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_what_a_killed_process_leaves_opens_as_it_was(step: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(folders[step], tmp_path / "rows")
-    storage = LazyMemmapStorage.open(tmp_path / "rows")
-    assert storage[:].tolist() == [6, 7, 2, 3, 4, 5]
-    found = storage.kept_priorities().read(CAPACITY)
-    assert (found.given.tolist(), found.highest, found.highest_slot) == ([1, 2, 3, 4, 5, 6], 6, 5)
-
-
-@pytest.mark.parametrize("flip", [0x01, 0x80, 0x20])
-def test_every_byte_of_the_description_counts(flip: int, folders: dict[str, Path], tmp_path: Path) -> None:
-    content = (folders["none"] / "storage.json").read_bytes()
-    for at in range(0, len(content), 6):
-        bad = bytearray(content)
-        bad[at] ^= flip
-        folder = damaged(folders["none"], tmp_path / "rows", "storage.json", bytes(bad))
-        with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
-            LazyMemmapStorage.open(folder, "r")
-    for length in range(0, len(content) - 1, 9):  # but for the newline
-        folder = damaged(folders["none"], tmp_path / "rows", "storage.json", content[:length])
-        with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
-            LazyMemmapStorage.open(folder)
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_words_of_the_state_are_right_or_told(step: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    content = (folders[step] / "storage.state").read_bytes()
-    words = [*range(HEAD + 2 * CELLS + NOTED[step])]
-    rng, opened = random.Random(step), []
-    for word in words:
-        for value in rng.sample(EXTREMES, 2):
-            bad = bytearray(content)
-            struct.pack_into("q", bad, 8 * word, value)
-            opened.append(opens(damaged(folders[step], tmp_path / "rows", "storage.state", bytes(bad))))
-    assert len(set(opened)) == 2  # some of it is told, and some of it does not matter
-
-
-@pytest.mark.parametrize("step", ["priorities", "none"])
-def test_words_of_the_priorities_are_right_or_told(step: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    content = (folders[step] / "storage.priorities").read_bytes()
-    log = HEAD + 2 * 3
-    words = [*range(log + 5 * (step == "priorities")), *range(len(content) // 8 - CAPACITY, len(content) // 8)]
-    rng, opened = random.Random(step), []
-    for word in words:
-        for value in rng.sample(EXTREMES, 2):
-            bad = bytearray(content)
-            struct.pack_into("q", bad, 8 * word, value)
-            opened.append(opens(damaged(folders[step], tmp_path / "rows", "storage.priorities", bytes(bad))))
-    assert len(set(opened)) == 2
-
-
-def test_flipped_bits_anywhere_are_right_or_told(folders: dict[str, Path], tmp_path: Path) -> None:
-    rng = random.Random(5)
-    for number in range(150):
-        step = STEPS[number % len(STEPS)]
-        name = rng.choice(["storage.state", "storage.state", "storage.priorities", "storage.lock", "storage.json"])
-        bad = bytearray((folders[step] / name).read_bytes())
-        for _ in range(rng.choice([1, 1, 2, 3])):
-            at = rng.randrange(min(len(bad), 8 * (HEAD + 12)))
-            bad[at] ^= 1 << rng.randrange(8)
-        opens(damaged(folders[step], tmp_path / "rows", name, bytes(bad)))
-
-
-@pytest.mark.parametrize("cell", [1, 3, 5, 9])
-def test_counters_that_cannot_grow_are_told(cell: int, folders: dict[str, Path], tmp_path: Path) -> None:
-    bad = bytearray((folders["none"] / "storage.state").read_bytes())
-    struct.pack_into("q", bad, 8 * (HEAD + cell), 2**63 - 1)
-    opens(damaged(folders["none"], tmp_path / "rows", "storage.state", bytes(bad)))
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 200, b"00000000 {}\n", b"[" * 5000, b"\xff" * 50, None])
-def test_what_the_lock_says_does_not_matter(content: bytes | None, folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = damaged(folders["none"], tmp_path / "rows", "storage.lock", content or b"")
-    if content is None:
-        (folder / "storage.lock").unlink()
-    assert LazyMemmapStorage.open(folder)[:].tolist() == [6, 7, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("word", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("value", [-1, 2**62, 2**63 - 1])
-def test_readers_are_told_too(word: int, value: int, folders: dict[str, Path], tmp_path: Path) -> None:
-    bad = bytearray((folders["none"] / "storage.state").read_bytes())
-    struct.pack_into("q", bad, 8 * word, value)
-    folder = damaged(folders["none"], tmp_path / "rows", "storage.state", bytes(bad))
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+def opens(path: Path) -> bool:
+    """Whether it opens; then it is written to, too. Any error that is not of a checkpoint is one of the test."""
     try:
-        assert LazyMemmapStorage.open(folder, "r")[:].tolist() == [6, 7, 2, 3, 4, 5]
-        assert word in (1, 2, 3), "nothing else is immaterial"
+        buffer = ReplayBuffer(storage=LazyMemmapStorage.open(path), sampler=sampler())
     except CheckpointCorrupt:
-        pass
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        return False
+    rows = buffer[:].tolist() if len(buffer) else []
+    assert set(rows) <= KNOWN and len(rows) <= CAPACITY
+    slots = buffer.extend(torch.tensor([56, 57, 58]))
+    assert int(slots.min()) >= 0 and int(slots.max()) < CAPACITY and buffer[slots].tolist() == [56, 57, 58]
+    buffer[0] = torch.tensor(59)
+    buffer.update_priority(torch.tensor([0]), 3.0)
+    buffer.empty()
+    buffer.extend(torch.arange(50, 58))
+    assert sorted(buffer[:].tolist()) == [52, 53, 54, 55, 56, 57]
+    buffer.storage.close()
+    return True
 
 
-def test_the_state_of_another_storage_is_told_or_fits(folders: dict[str, Path], tmp_path: Path) -> None:
-    other = ReplayBuffer(storage=LazyMemmapStorage(1000, scratch_dir=tmp_path / "other"))
-    other.extend(torch.arange(900))
-    other.storage.close()
+def test_what_a_killed_process_leaves_opens_as_it_was(left: Path, tmp_path: Path) -> None:
+    shutil.copytree(left, tmp_path / "rows")
+    buffer = reopened(tmp_path / "rows", sampler=sampler())
+    assert buffer[:].tolist() == [6, 7, 2, 3, 4, 5]
+    assert (buffer.sampler.priorities.tolist(), buffer.sampler.default_priority) == ([1, 2, 3, 4, 5, 6], 6)
+
+
+@pytest.mark.parametrize("name", ["storage.state", "storage.priorities"])
+def test_words_of_the_counters_are_right_or_damage(name: str, left: Path, tmp_path: Path) -> None:
+    content, rng, opened = (left / name).read_bytes(), random.Random(name), []
+    last = len(content) // 8
+    for word in [*range(min(24, last)), *range(max(24, last - CAPACITY), last)]:
+        bad = bytearray(content)
+        struct.pack_into("q", bad, 8 * word, rng.choice(EXTREMES))
+        opened.append(opens(damaged(left, tmp_path / "rows", name, bytes(bad))))
+    assert len(set(opened)) == 2  # some is damage, and some does not matter
+
+
+def test_flipped_bits_anywhere_are_right_or_damage(left: Path, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    for name in ["storage.state", "storage.priorities", "storage.lock", "storage.json"] * 10:
+        bad = bytearray((left / name).read_bytes())
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            bad[rng.randrange(min(len(bad), 160))] ^= 1 << rng.randrange(8)
+        opens(damaged(left, tmp_path / "rows", name, bytes(bad)))
+
+
+def test_every_byte_of_the_description_counts(tmp_path: Path) -> None:
+    made(tmp_path, flat_td(range(4))).storage.close()
+    content = (tmp_path / "storage.json").read_bytes()
+    bad = [content[:length] for length in range(0, len(content) - 1, 31)]  # but for the newline
+    bad += [content[:at] + bytes([content[at] ^ 0x20]) + content[at + 1 :] for at in range(0, len(content), 11)]
+    for each in bad:
+        (tmp_path / "storage.json").write_bytes(each)
+        with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
+            LazyMemmapStorage.open(tmp_path, "r")
+
+
+@pytest.mark.parametrize("name", ["obs.memmap", "storage.state", "storage.json", "storage.priorities", "storage.lock"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "short", "long", "link", "folder", "pipe"])
+def test_damaged_files_are_named(name: str, damage: str, tmp_path: Path) -> None:
+    made(tmp_path, flat_td(range(5)), sampler=PrioritizedSampler(5, 0.7, 0.5)).storage.close()
+    gc.collect()
+    path = tmp_path / name
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif damage in ("folder", "pipe"):
+        (os.mkdir if damage == "folder" else os.mkfifo)(path)
+    elif damage != "missing":
+        path.write_bytes({"empty": b"", "short": data[:-3], "long": data + b"x"}[damage])
+    gone = name in ("storage.priorities", "storage.lock") and damage == "missing"  # as if there had been none
+    if gone or (name == "storage.lock" and damage in ("empty", "short", "long")):
+        assert len(LazyMemmapStorage.open(tmp_path)) == 5
+        return
+    with pytest.raises((CheckpointCorrupt, OSError), match=name):
+        LazyMemmapStorage.open(tmp_path)
+
+
+def test_the_state_of_another_storage_is_refused(tmp_path: Path) -> None:
+    made(tmp_path / "other", torch.arange(900), capacity=1000).storage.close()
+    made(tmp_path / "rows", torch.arange(5)).storage.close()
     state = (tmp_path / "other" / "storage.state").read_bytes()
-    size = (folders["none"] / "storage.state").stat().st_size
-    assert size >= Journal.size(1, 1, 1, 1)
-    folder = damaged(folders["none"], tmp_path / "rows", "storage.state", state[:size].ljust(size, b"\0"))
+    size = (tmp_path / "rows" / "storage.state").stat().st_size
+    (tmp_path / "rows" / "storage.state").write_bytes(state[:size].ljust(size, b"\0"))
     with pytest.raises(CheckpointCorrupt, match="counters"):
-        LazyMemmapStorage.open(folder)
+        LazyMemmapStorage.open(tmp_path / "rows")
+
+
+# ------------------------------------------------------------------ what is unfinished, or is no storage
+
+
+def test_a_folder_without_a_storage_is_not_found(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match="no storage"):
+            LazyMemmapStorage.open(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_creation_is_removed_and_nothing_else(in_a_fork: Any, tmp_path: Path) -> None:
+    in_a_fork(
+        """
+        import os
+        from tests.interop.rows import nested_td
+        from tests.interop.storages.named_folders import made
+
+        if not (child := os.fork()):
+            os.fsync = os.replace = os.rename = lambda *_: os._exit(9)
+            made(place, nested_td([1, 2]))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        """,
+        place=str(tmp_path),
+    )
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(FileNotFoundError):
+        LazyMemmapStorage.open(tmp_path)
+    check_same(made(tmp_path, flat_td([3]))[:], flat_td([3]))
+    found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"mine.txt", "obs.memmap", "done.memmap", "meta.json", *folder.OWN[:3]}
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(2**58, scratch_dir=tmp_path / "data"))
+    with pytest.raises(OSError):
+        buffer.extend(torch.zeros(2, dtype=torch.uint8))
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_opened_storage_can_be_cleaned_up(tmp_path: Path) -> None:
+    made(tmp_path, nested_td([1]), sampler=PrioritizedSampler(5, 0.7, 0.5))
+    (tmp_path / "mine").write_text("kept")
+    storage = reopened(tmp_path).storage
+    assert storage.cleanup() is True and storage.cleanup() is False
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+
+
+def test_a_class_of_items_has_to_be_known(tmp_path: Path) -> None:
+    @tensorclass
+    class Local:
+        a: torch.Tensor
+
+    made(tmp_path, Local(a=torch.zeros(2), batch_size=[2]))
+    gc.collect()
+    with pytest.raises(CheckpointMismatch, match="Local"):
+        LazyMemmapStorage.open(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["storage.json", "storage.lock", ("storage.state", "a")])
+def test_keys_that_are_names_of_its_own_files(key: Any, tmp_path: Path) -> None:
+    data = TensorDict({}, [2])
+    data[key] = torch.ones(2)
+    if isinstance(key, tuple):
+        with pytest.raises(ValueError, match="rename"):
+            made(tmp_path, data)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        made(tmp_path, data)
+        assert bool((reopened(tmp_path)[:][key] == 1).all())
+
+
+# ------------------------------------------------------------------ forged folders
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "w", "shared"])
+def test_nothing_is_read_from_or_written_behind_a_link(mode: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    made(path, nested_td(range(5))).storage.close()
+    gc.collect()
+    shutil.move(path / "next", tmp_path / "elsewhere")
+    (path / "next").symlink_to(tmp_path / "elsewhere")
+    before = everything(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointCorrupt, match="a/next should be a folder, found a symbolic link"):
+        if mode in ("r", "r+"):
+            LazyMemmapStorage.open(path, mode)
+        else:
+            storage = LazyMemmapStorage(7, scratch_dir=path, existsok=True, shared_init=mode == "shared")
+            ReplayBuffer(storage=storage).extend(nested_td([1]))
+    assert everything(tmp_path / "elsewhere") == before
+    assert os.readlink(path / "next") == str(tmp_path / "elsewhere")
+
+
+def lock(path: Path, text: str) -> None:
+    (path / "storage.lock").write_bytes(f"{zlib.crc32(text.encode()):08x} {text}\n".encode())
+
+
+ODD = (
+    "[]",
+    '{"pid": 1}',
+    '{"pid": 1, "files": [3]}',
+    '{"pid": 1, "files": ["a\\u0000b"]}',
+    '{"pid": 1, "files": ["a\\ud800"]}',
+    '{"pid": 1e999, "files": []}',
+    '{"pid": ' + "9" * 5000 + ', "files": []}',
+    "[" * 100_000,
+    "nonsense",
+)
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda text: text[:20])
+def test_a_forged_lock_is_named(text: str, tmp_path: Path) -> None:
+    made(tmp_path, flat_td([1, 2])).storage.close()
+    gc.collect()
+    lock(tmp_path, text)
+    before = everything(tmp_path)
+    again = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True))
+    for attempt in (lambda: LazyMemmapStorage.open(tmp_path), lambda: again.extend(flat_td([3]))):
+        with pytest.raises(CheckpointCorrupt, match=r"storage\.lock"):
+            attempt()
+    assert everything(tmp_path) == before
+    check_same(LazyMemmapStorage.open(tmp_path, "r")[:], flat_td([1, 2]))
+    (tmp_path / "storage.lock").unlink()
+    check_same(LazyMemmapStorage.open(tmp_path)[:], flat_td([1, 2]))
+
+
+@pytest.mark.parametrize("what", ["clean up", "make"])
+def test_names_that_lead_elsewhere_are_not_removed(what: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("kept")
+    inside = tmp_path / "a"
+    made(inside, flat_td([1])).storage.close()
+    gc.collect()
+    (inside / "link").symlink_to(tmp_path)
+    (inside / "folder").mkdir()
+    names = ["../outside", str(tmp_path / "outside"), "link/outside", "folder", "", ".", "x" * 5000, "obs.memmap/x"]
+    lock(inside, json.dumps({"pid": 1, "files": names}))
+    if what == "clean up":
+        LazyMemmapStorage.open(inside).cleanup()
+    else:
+        (inside / "storage.json").unlink()
+        ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=inside, existsok=True)).extend(flat_td([3]))
+    assert (tmp_path / "outside").read_text() == "kept" and (inside / "link").is_symlink()
+    assert (inside / "folder").is_dir()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '"checksum"',
+        '{"checksum": 3, "storage": {}}',
+        '{"checksum": "00000000"}',
+        '{"checksum": "00000000", "storage": ' + "[" * 100_000,
+        "\udcff",
+    ],
+    ids=lambda text: ascii(text[:20]),
+)
+def test_a_description_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+    made(tmp_path, flat_td([1])).storage.close()
+    gc.collect()
+    (tmp_path / "storage.json").write_bytes(text.encode(errors="surrogateescape"))
+    for mode in "r", "r+":
+        with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
+            LazyMemmapStorage.open(tmp_path, mode)
+
+
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**62,
+    10**30,
+    1.5,
+    1e999,
+    "",
+    "x",
+    "a/b",
+    "..",
+    "\0",
+    "\ud800",
+    [],
+    [0],
+    {},
+    [[]],
+)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(each for key, below in entries for each in places(below, (*path, key)))]
+
+
+def changed(described: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value in one place; without the entry for `...`."""
+    if not path:
+        return value
+    node = described = copy.deepcopy(described)
+    for step in path[:-1]:
+        node = node[step]
+    if value is ...:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return described
+
+
+def test_forged_descriptions_with_a_right_checksum_open_or_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    made(path, nested_td(range(5)), sampler=PrioritizedSampler(5, 0.7, 0.5)).storage.close()
+    gc.collect()
+    text = (path / "storage.json").read_text()
+    described = json.loads(text)["storage"]
+    rng, opened = random.Random(0), 0
+    trials = [(place, value) for place in places(described) for value in (..., *rng.sample(VALUES, 4))]
+    trials = [each for each in trials if each != ((), ...)]
+    trials += [(("layout", "leaves", 0, 2), "__import__('os')"), (("layout", "leaves", 0, 0, 0), "../x")]
+    for place, value in trials:
+        (path / "storage.json").write_text(folder._sealed(changed(described, place, value)))
+        try:
+            LazyMemmapStorage.open(path, "r")
+            opened += 1
+        except (CheckpointCorrupt, CheckpointMismatch):
+            continue
+        except Exception as error:
+            raise AssertionError(f"{place} as {value!r}") from error
+    assert len(trials) > 100 and opened < len(trials) / 4
+    (path / "storage.json").write_text(text)
+    check_same(LazyMemmapStorage.open(path)[:], nested_td(range(5)))
+
+
+def test_rows_of_nothing_are_not_larger_than_memory(tmp_path: Path) -> None:
+    made(tmp_path, torch.zeros(2, 0)).storage.close()
+    gc.collect()
+    described = json.loads((tmp_path / "storage.json").read_text())["storage"]
+    described["layout"]["leaves"][0][1] = [0, 2**62, 2**62]
+    (tmp_path / "storage.json").write_text(folder._sealed(described))
+    with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
+        LazyMemmapStorage.open(tmp_path)

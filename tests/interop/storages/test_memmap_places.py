@@ -72,15 +72,6 @@ def test_files_of_a_relative_folder_are_removed_from_where_they_are(places: Any)
     assert not names(one) and names(two) == {"rows/obs.memmap"}
 
 
-def test_a_refused_first_write_leaves_nothing_where_a_relative_folder_is(places: Any) -> None:
-    one = places("one")
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(2**58, scratch_dir="rows"))
-    places("two")
-    with pytest.raises(OSError):
-        buffer.extend(torch.zeros(2, dtype=torch.uint8))
-    assert list(one.iterdir()) == []
-
-
 def test_checkpoints_are_found_from_elsewhere(places: Any) -> None:
     one = places("one")
     buffer = ReplayBuffer(storage=LazyMemmapStorage(2**15, scratch_dir="rows"))
@@ -93,16 +84,9 @@ def test_checkpoints_are_found_from_elsewhere(places: Any) -> None:
     last = ReplayBuffer(storage=LazyMemmapStorage(2**15, scratch_dir="loaded"))
     three = places("three")
     last.loads("../two/saved")
-    assert last[:3].tolist() == [-1, 1, 2] and last.writer._cursor == 1 and not names(three)
-    last.loads("../one/saved")
-    places("one")
-    last.dumps("../three/saved")
+    assert last[:3].tolist() == [-1, 1, 2] and last.writer.cursor == 1 and not names(three)
     last.storage.close()
-    reopened = ReplayBuffer(storage=LazyMemmapStorage.open("../two/loaded"))
-    assert reopened[:3].tolist() == [0, 1, 2] and reopened.write_count == 2**15
-    other = ReplayBuffer(storage=LazyMemmapStorage(2**15))
-    other.loads("../three/saved")
-    assert torch.equal(other[:], reopened[:])
+    assert ReplayBuffer(storage=LazyMemmapStorage.open("../two/loaded")).write_count == 2**15 + 1
 
 
 def test_a_second_checkpoint_from_elsewhere_links_to_the_first(places: Any) -> None:
@@ -160,23 +144,13 @@ def copied(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no way to reserve space again")
-@pytest.mark.parametrize("kind", SPACE)
-def test_a_copy_with_holes_has_its_space_again(kind: str, copied: Path) -> None:
-    storage = LazyMemmapStorage.open(copied)
-    assert [fits for name, fits in space(copied).items() if name.endswith(kind)] == [True]
-    assert storage[:].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_copy_with_holes_goes_on(copied: Path) -> None:
-    buffer = ReplayBuffer(storage=LazyMemmapStorage.open(copied), sampler=PrioritizedSampler(2**18, 1.0, 1.0))
-    assert buffer.sampler.priorities.tolist() == [1, 2, 3, 4, 5]
-    buffer.extend(torch.tensor([5]))
-    assert buffer[:].tolist() == [0, 1, 2, 3, 4, 5] and buffer.sampler.priorities.tolist()[-1] == 5
-
-
-def test_who_only_reads_a_copy_with_holes_reserves_nothing(copied: Path) -> None:
+def test_a_copy_with_holes_has_its_space_again_when_it_is_opened_to_write(copied: Path) -> None:
     before = space(copied)
     assert LazyMemmapStorage.open(copied, "r")[:].tolist() == [0, 1, 2, 3, 4] and space(copied) == before
+    buffer = ReplayBuffer(storage=LazyMemmapStorage.open(copied), sampler=PrioritizedSampler(2**18, 1.0, 1.0))
+    assert set(space(copied).values()) == {True}
+    buffer.extend(torch.tensor([5]))
+    assert buffer[:].tolist() == [0, 1, 2, 3, 4, 5] and buffer.sampler.priorities.tolist() == [1, 2, 3, 4, 5, 5]
 
 
 def test_a_disk_without_room_for_the_holes_is_told(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,53 +146,6 @@ def test_parts_of_an_ensemble_are_read_into_one_batch(tmp_path, disk):
     assert disk.asked
 
 
-def test_what_is_written_is_seen_by_the_next_read(tmp_path, disk):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "rows"))
-    disk.busy = True
-    at = torch.arange(10)
-    for turn in range(3):
-        rows = many_leaves(range(10 * turn, 10 * turn + 10))
-        buffer.extend(rows)
-        check_same(buffer[at], rows)
-    buffer[:]["large"][4] = -1.0
-    assert (buffer[at]["large"][4] == -1).all()
-
-
-def test_maps_of_the_user_are_read_the_same_way(tmp_path, disk):
-    rows = many_leaves(range(30)).exclude("empty")
-    rows.memmap(tmp_path / "rows")
-    buffer = ReplayBuffer(storage=TensorStorage(TensorDict.load_memmap(tmp_path / "rows")), batch_size=16)
-    disk.busy = True
-    batch, info = buffer.sample(return_info=True)
-    check_same(batch, rows[info["index"]])
-    assert disk.asked
-
-
-def test_maps_that_cannot_be_had_twice_are_read_where_they_are(tmp_path, disk, monkeypatch):
-    rows = many_leaves(range(30)).exclude("empty")
-    rows.memmap(tmp_path / "rows")
-    private = importlib.import_module("tensordict.memmap")
-    monkeypatch.setattr(private, "_is_writable", lambda name: False)  # files that are not are mapped privately
-    storage = TensorStorage(TensorDict.load_memmap(tmp_path / "rows"))
-    disk.busy = True
-    at = torch.tensor([3, 3, 29, 0])
-    check_same(ReplayBuffer(storage=storage)[at], rows[at])
-    assert maps_of(tmp_path / "rows" / "large.memmap") == 1
-    assert disk.asked
-
-
-def test_a_storage_opened_to_read_is_read_the_same_way(tmp_path, disk):
-    rows = many_leaves(range(30))
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows"))
-    buffer.extend(rows)
-    opened = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "rows", mode="r"))
-    disk.busy = True
-    at = torch.tensor([3, 3, 29, 0])
-    for _ in range(2):
-        check_same(opened[at], rows[at])
-    assert disk.asked == 4  # each time twice: such maps cannot be had with nothing read ahead
-
-
 def test_single_words_of_16_bits_are_read_in_any_number(tmp_path):
     rows = torch.arange(1000).to(torch.uint16)
     at = torch.arange(300_000) % 1000
@@ -219,16 +172,39 @@ def test_a_kernel_that_takes_one_range_at_a_time_serves_too(tmp_path, disk, monk
     assert paging._together is None  # it is not tried again
 
 
-def test_it_does_not_matter_where_new_tensors_go(tmp_path, disk):
+@pytest.mark.parametrize("kind", ["opened to read", "of the user", "of the user, private"])
+def test_other_maps_are_read_the_same_way(kind, tmp_path, disk, monkeypatch):
+    rows = many_leaves(range(30)).exclude("empty")
+    if kind == "opened to read":
+        ReplayBuffer(storage=LazyMemmapStorage(30, scratch_dir=tmp_path / "rows")).extend(rows)
+        storage = LazyMemmapStorage.open(tmp_path / "rows", mode="r")
+    else:
+        rows.memmap(tmp_path / "rows")
+        if kind == "of the user, private":  # as files that cannot be written are mapped
+            monkeypatch.setattr(importlib.import_module("tensordict.memmap"), "_is_writable", lambda name: False)
+        storage = TensorStorage(TensorDict.load_memmap(tmp_path / "rows"))
+    disk.busy = True
+    at = torch.tensor([3, 3, 29, 0])
+    for _ in range(2):
+        check_same(ReplayBuffer(storage=storage)[at], rows[at])
+    assert disk.asked
+
+
+def test_writes_are_seen_by_the_next_read_and_all_maps_go_with_the_buffer(tmp_path, disk):
     buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "rows"))
-    rows = many_leaves(range(10))
-    buffer.extend(rows)
+    disk.busy = True
     at = torch.arange(10)
-    with torch.device("meta"), torch.inference_mode():
-        found = buffer[at]
-    check_same(found, rows)
-    check_same(buffer[at], rows)
-    assert disk.asked == 2
+    for turn in range(3):
+        rows = many_leaves(range(10 * turn, 10 * turn + 10))
+        buffer.extend(rows)
+        check_same(buffer[at], rows)
+    buffer[:]["large"][4] = -1.0
+    batch = buffer[at]
+    assert (batch["large"][4] == -1).all() and maps_of(tmp_path / "rows" / "large.memmap") == 2
+    del buffer
+    gc.collect()
+    assert maps_of(tmp_path / "rows" / "large.memmap") == 0
+    assert (batch["large"][4] == -1).all()
 
 
 # ---------------------------------------------------------------------- when the disk is asked
@@ -251,15 +227,6 @@ def test_the_disk_is_asked_until_reads_have_done_without_it(tmp_path, disk):
     assert disk.asked > 19 + paging._PATIENCE
 
 
-def test_a_single_read_that_needs_the_disk_starts_the_count_anew(tmp_path, disk):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
-    buffer.extend(many_leaves(range(40)))
-    for number in range(3 * paging._PATIENCE):
-        disk.busy = number % (paging._PATIENCE - 1) == 0
-        buffer.sample()
-    assert disk.asked == 3 * paging._PATIENCE
-
-
 def test_rows_in_memory_are_not_asked_for(tmp_path, disk):
     disk.busy = True
     kept = [LazyTensorStorage(40), LazyMemmapStorage(40), TensorStorage(many_leaves(range(40)))]
@@ -267,50 +234,7 @@ def test_rows_in_memory_are_not_asked_for(tmp_path, disk):
         buffer = ReplayBuffer(storage=storage, batch_size=4)
         buffer.extend(many_leaves(range(40)))
         buffer.sample()
-        assert storage.rows._paging is None
     assert not disk.asked
-
-
-def test_a_leaf_that_is_known_is_not_asked_for(tmp_path, disk):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"))
-    rows = many_leaves(range(40)).select("large", "torch.int64")
-    buffer.extend(rows)
-    storage_rows, at = buffer.storage.rows, torch.tensor([7])
-    place = buffer.storage.layout.places["large",]
-    told = torch.zeros(1, 3, 700)
-    assert storage_rows.read(at, {place: told})[place] is told
-    assert len(disk.ranges[-1]) == 1
-    storage_rows.read(at)
-    assert len(disk.ranges[-1]) == 2
-
-
-def test_nothing_is_read_ahead_through_the_second_map_which_goes_with_the_need(tmp_path, disk):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
-    buffer.extend(many_leaves(range(40)))
-    file = tmp_path / "rows" / "large.memmap"
-    disk.busy = True
-    buffer.sample()
-    assert maps_of(file) == 2
-    after = pathlib.Path("/proc/self/smaps").read_text().split(str(file))[1:]
-    read_ahead = sorted("rr" in part.split("VmFlags:")[1].split("\n")[0].split() for part in after)
-    assert read_ahead == [False, True]  # the map of the views is as it was
-    assert (
-        buffer[:]["large"].data_ptr() == buffer.storage.rows.tensors[buffer.storage.layout.places["large",]].data_ptr()
-    )
-    disk.busy = False
-    settle(buffer)
-    gc.collect()
-    assert maps_of(file) == 1
-
-
-def test_all_maps_go_with_the_buffer(tmp_path, disk):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(40, scratch_dir=tmp_path / "rows"), batch_size=4)
-    buffer.extend(many_leaves(range(40)))
-    batch = buffer.sample()
-    del buffer
-    gc.collect()
-    assert maps_of(tmp_path / "rows" / "large.memmap") == 0
-    assert batch["large"].sum() >= 0
 
 
 def test_on_other_systems_rows_are_read_plainly(tmp_path, disk, monkeypatch):
@@ -338,62 +262,3 @@ def test_exactly_the_pages_of_the_items_are_named_each_once(items, size):
     pages = [page for first, count in named.tolist() for page in range(first, first + count)]
     assert pages == sorted(wanted)
     assert (named[1:, 0] > named[:-1].sum(1)).all()  # what touches is one range
-
-
-def test_a_large_batch_is_asked_for_piece_by_piece_ahead_of_what_is_gathered(tmp_path, disk, monkeypatch):
-    rows = TensorDict({"large": torch.randn(64, PAGE)}, [64])
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(64, scratch_dir=tmp_path / "rows"))
-    buffer.extend(rows)
-    monkeypatch.setattr(paging, "_PIECE", 10 * 4 * PAGE)
-    events, gather = [], torch.index_select
-    monkeypatch.setattr(paging, "_ask_for", lambda sources, at, times: events.append(("ask", at.size)))
-    monkeypatch.setattr(
-        paging.torch,
-        "index_select",
-        lambda *args, **out: (events.append(("read", args[2].numel())), gather(*args, **out)),
-    )
-    at = torch.arange(63, 38, -1)
-    check_same(buffer[at], rows[at])
-    assert events == [("ask", 10), ("ask", 10), ("read", 10), ("ask", 5), ("read", 10), ("read", 5)]
-
-
-# ---------------------------------------------------------------------- a real disk
-
-
-def test_rows_that_are_not_in_memory_are_noticed_and_asked_for(tmp_path, monkeypatch):
-    rows = TensorDict({"obs": torch.randint(0, 255, (400, 3 * PAGE), dtype=torch.uint8)}, [400])
-    file = tmp_path / "rows" / "obs.memmap"
-    ReplayBuffer(storage=LazyMemmapStorage(400, scratch_dir=tmp_path / "rows")).extend(rows)
-    gc.collect()
-    handle = os.open(file, os.O_RDWR)
-    os.fsync(handle)
-
-    def opened():
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        return ReplayBuffer(storage=TensorStorage(TensorDict.load_memmap(tmp_path / "rows")))
-
-    try:
-        before = paging._disk_reads()
-        opened()[0]["obs"].sum()
-        if paging._disk_reads() == before:
-            pytest.skip("this folder is kept in memory")
-        buffer, at = opened(), torch.arange(0, 400, 7)
-        paged = buffer.storage.rows._paging
-        before = paging._disk_reads()
-        check_same(buffer[at], rows[at])
-        assert paging._disk_reads() > before and paged._without_disk == 0
-        check_same(buffer[at], rows[at])
-        assert paged._without_disk == 1
-        buffer[torch.arange(3)]
-        settle(buffer)
-        del buffer
-        gc.collect()
-        buffer = opened()  # maps of the first are gone, so nothing is left in memory
-        paged = buffer.storage.rows._paging
-        paged.cold = False
-        monkeypatch.setattr(paging, "_LOOKS", 1)
-        at = torch.arange(0, 400, 40)
-        check_same(buffer[at], rows[at])
-        assert paged.cold
-    finally:
-        os.close(handle)
