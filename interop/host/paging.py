@@ -37,9 +37,6 @@ class Leaf(Protocol):
     def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
         """A copy of the items."""
 
-    def read_into(self, slots: Tensor, at: np.ndarray, part: int, leaf: Tensor, view: np.ndarray) -> None:
-        """The same into a part of a tensor."""
-
 
 class Paging:
     """Reads of leaves, some of which are in files."""
@@ -92,18 +89,6 @@ class Paging:
             ]
         self._note(_disk_reads() != before)
         return found
-
-    def read_into(
-        self, slots: Tensor, at: np.ndarray, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]
-    ) -> None:
-        """The same into a part of tensors on the host, [parts, n, ...], and NumPy's views of them."""
-        before = _disk_reads()
-        asked = self._files if self.cold and at.size else {}
-        self._gather(slots, at, {place: leaves[place][part] for place in asked})
-        for place, leaf in enumerate(self._leaves):
-            if place not in asked:
-                leaf.read_into(slots, at, part, leaves[place], views[place])
-        self._note(_disk_reads() != before)
 
     def _note(self, disk: bool) -> None:
         """Go by what the last read was."""

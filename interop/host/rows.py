@@ -255,15 +255,6 @@ class TorchRows:
         """Whether what is written to `tensors` on the host is what is stored."""
         return self.on_host
 
-    def read_into(self, slots: Tensor, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]) -> None:
-        """`read` into a part of tensors on the host, [parts, n, ...], and NumPy's views of them."""
-        at = slots.numpy()
-        if self._paging is not None and self._paging.due():
-            self._paging.read_into(slots, at, part, leaves, views)
-        else:
-            for items, leaf, view in zip(self._items, leaves, views, strict=True):
-                items.read_into(slots, at, part, leaf, view)
-
 
 class _Items:
     """One leaf of `TorchRows` by flat slot."""
@@ -294,15 +285,6 @@ class _Items:
             found = self._tensor.index_select(0, slots)
             return found.view(torch.uint16) if self._words else found
         return self._tensor[torch.unravel_index(slots, self._shape)]
-
-    def read_into(self, slots: Tensor, at: np.ndarray, part: int, leaf: Tensor, view: np.ndarray) -> None:
-        """The same into a part of a tensor on the CPU and NumPy's view of it."""
-        if self._numpy is not None and at.size * self._bytes < _LARGE:
-            self._numpy.take(at, 0, view[part], mode="clip")
-        elif self._is_flat:
-            torch.index_select(self._tensor, 0, slots, out=selectable(leaf[part]))
-        else:
-            leaf[part] = self.read(slots, at)
 
 
 Rows = TorchRows | JaxRows

@@ -186,10 +186,6 @@ class FrameRows(TorchRows):
     def read(self, slots: Tensor, known: Mapping[int, Tensor] | None = None) -> list[Tensor]:
         return self._whole(self._kept.read(slots))
 
-    def read_into(self, slots: Tensor, part: int, leaves: Sequence[Tensor], views: Sequence[np.ndarray]) -> None:
-        for leaf, found in zip(leaves, self.read(slots), strict=True):
-            leaf[part] = found
-
     def at(self, filled: int, index: Any) -> list[Tensor]:
         return self._whole(self._kept.at(filled, index))
 
