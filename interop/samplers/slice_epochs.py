@@ -115,7 +115,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         known = self._version
         if known is None or (self._source.refresh() and self._source.version == known):
             return super()._epoch_state()
-        return EpochState(ran_out=self.ran_out)
+        return super()._epoch_state()._replace(position=0, over=False)
 
     def __getstate__(self) -> dict[str, Any]:
         epoch = Epoch(self.shuffle, self.drop_last)

@@ -1,23 +1,18 @@
 """The folder of a checkpoint when things go wrong: interrupts, missing rights, errors of the system."""
 
 import contextlib
-import fcntl
 import os
 import resource
-import signal
 import subprocess
 import sys
-import time
-from _thread import _count
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fbuf.checkpoint import CheckpointMismatch, Writing, folder_lock, threads, writing
+from fbuf.checkpoint import CheckpointMismatch, Writing
 from tests.fbuf.checkpoint.trees import content, loaded, same, save
 
 BIG = np.arange(500_000)
@@ -51,58 +46,6 @@ def test_interrupts_leave_the_old_one_or_the_new_one(name: str, when: str, tmp_p
     save(tmp_path / "c", ["newer", BIG])  # nobody waits
     assert same(loaded(tmp_path / "c"), ["newer", BIG])
     assert len(os.listdir(tmp_path / "c")) == 2
-
-
-def _interrupted_at(call: Callable[[], object], moment: int, files: tuple[str, ...]) -> bool:
-    """Ctrl-C before the bytecode of these files that comes next after so many; False where the call ends before."""
-    left = moment
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal left
-        if frame.f_code.co_filename not in files:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        left -= event == "opcode"
-        if left < 0:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-def test_no_interrupt_keeps_the_folder_locked(tmp_path: Path) -> None:
-    """For other processes and for this thread, whichever bytecode it comes before."""
-    save(tmp_path / "c", "old")
-    files = writing.__file__, folder_lock.__file__
-    moment = 0
-    while _interrupted_at(lambda: save(tmp_path / "c", "new"), moment, files):
-        handle = os.open(tmp_path / "c", os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(handle)
-        save(tmp_path / "c", "old")
-        moment += 9
-    assert moment > 500 and loaded(tmp_path / "c") == "new"
-
-
-def test_no_interrupt_blocks_a_thread() -> None:
-    """Whichever bytecode of the thread that waits it comes before."""
-    before, moment = _count(), 0
-    while _interrupted_at(lambda: threads.at_once([lambda: time.sleep(1e-4)] * 6), moment, (threads.__file__,)):
-        until = time.monotonic() + 60
-        while _count() > before:
-            assert time.monotonic() < until, moment
-            time.sleep(1e-4)
-        moment += 1
-    assert moment > 50
 
 
 def test_a_rename_that_was_done_but_says_that_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,30 +84,6 @@ def test_a_link_is_resolved_once(name: str, tmp_path: Path, monkeypatch: pytest.
         out.write(["new", BIG + 1])
     assert same(loaded(tmp_path / "one" / "c"), ["new", BIG + 1]) and content(tmp_path / "two") == other
     assert len(os.listdir(tmp_path / "one" / "c")) == 2
-
-
-def test_a_signal_while_it_waits(tmp_path: Path) -> None:
-    """Whoever waits for another writer can be interrupted."""
-    code = f"""
-import signal, sys
-from fbuf.checkpoint import Writing
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which it may have been started without
-print("ready", flush=True)
-try:
-    with Writing({str(tmp_path / "c")!r}) as out:
-        out.write("never")
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-    with Writing(tmp_path / "c") as out:
-        other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-        time.sleep(0.2)
-        other.send_signal(signal.SIGINT)
-        assert other.wait(30) == 7
-        other.stdout.close()
-        out.write("mine")
-    assert loaded(tmp_path / "c") == "mine"
 
 
 def test_a_folder_that_must_not_be_written_to(tmp_path: Path) -> None:

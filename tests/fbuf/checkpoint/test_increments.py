@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf import load_state, save_state
 from fbuf.checkpoint import CheckpointCorrupt, Columns
 from tests.fbuf.checkpoint.trees import content, loaded, same, save
 
@@ -61,23 +60,6 @@ def test_over_the_one_before(rows: list[np.ndarray], tmp_path: Path) -> None:
     save(tmp_path / "c", Columns(rows))
     written = sum(len(each) for inode, each in content(tmp_path / "c").values() if inode not in twice)
     assert written < 0.01 * sum(each.nbytes for each in rows)
-
-
-def test_rows_that_come_later_leave_files_as_they_are(rows: list[np.ndarray], tmp_path: Path) -> None:
-    half = [each[: ROWS // 2] for each in rows]
-    save(tmp_path / "one", Columns(half, ROWS))
-    more = [each[: ROWS // 2 + ROWS // 100] for each in rows]
-    save(tmp_path / "two", Columns(more, ROWS), [tmp_path / "one"])
-    assert _new_bytes(tmp_path / "two", tmp_path / "one") < 0.05
-    assert same(loaded(tmp_path / "two"), Columns(more))
-
-
-def test_a_state_of_jax(tmp_path: Path) -> None:
-    state = {"rows": np.arange(2_000_000), "filled": 3}
-    save_state(tmp_path / "one", state)
-    save_state(tmp_path / "two", {**state, "filled": 4}, previous=[tmp_path / "one"])
-    assert _new_bytes(tmp_path / "two", tmp_path / "one") < 0.01
-    assert load_state(tmp_path / "two", state)["filled"] == 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "half", "empty", "link", "folder", "gone", "pipe"])

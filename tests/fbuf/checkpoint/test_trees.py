@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,32 +64,6 @@ def test_columns_are_cut_into_files_together(rows: int, tmp_path: Path) -> None:
     assert sum(sizes) == rows * (600 * 4 + 8 + 30 * 2) and len(sizes) == -(-rows // tree.rows_a_file)
 
 
-def test_columns_that_are_read_in_part(tmp_path: Path) -> None:
-    from fbuf.checkpoint import load
-
-    one, other = np.arange(200_000), np.random.default_rng(0).random((200_000, 3))
-    save(tmp_path / "c", Columns([one, other]))
-
-    def use(source: Any) -> np.ndarray:
-        found = np.empty_like(other)
-        source.tree.read_into([None, found])
-        with pytest.raises(ValueError, match="in one piece"):
-            source.tree.read_into([None, np.empty((200_000, 6))[:, ::2]])
-        with pytest.raises(ValueError, match="need such memory"):
-            source.tree.read_into([None, found[1:]])
-        return found
-
-    np.testing.assert_array_equal(load(tmp_path / "c", use), other)
-
-
-def test_many_small_arrays_do_not_share_one_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fbuf.checkpoint.manifest.LARGEST", 1 << 20)
-    tree = [np.full(100_000, place, np.uint8) for place in range(40)]
-    save(tmp_path / "c", tree)
-    assert same(loaded(tmp_path / "c"), tree)
-    assert max(each.stat().st_size for each in tmp_path.glob("c/data-*/*")) <= 1 << 20
-
-
 @pytest.mark.parametrize(
     ("tree", "error"),
     [
@@ -137,15 +110,6 @@ def test_nesting_has_an_end(tmp_path: Path) -> None:
     assert same(loaded(tmp_path / "c"), nested(201))
 
 
-def test_a_description_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fbuf.checkpoint.manifest.LARGEST", 1 << 16)
-    save(tmp_path / "c", "old")
-    with pytest.raises(ValueError, match="too many separate values"):
-        save(tmp_path / "c", list(range(100_000)))
-    assert loaded(tmp_path / "c") == "old"
-    assert len(list((tmp_path / "c").iterdir())) == 2
-
-
 def test_columns_must_have_the_same_rows() -> None:
     with pytest.raises(ValueError, match="same first dim"):
         Columns([np.zeros(3), np.zeros(4)])
@@ -161,18 +125,3 @@ def test_an_array_that_is_edited_afterwards_is_saved_as_it_was(tmp_path: Path) -
         out.write({"large": array, "small": array[:10]})
         array[:] = -1
     assert same(loaded(tmp_path / "c"), {"large": np.arange(400_000), "small": np.arange(10)})
-
-
-def test_arrays_of_jax_are_saved_in_columns(tmp_path: Path, device: jax.Device) -> None:
-    array = jax.random.normal(jax.random.key(0), (1000, 70), jax.numpy.bfloat16)
-    save(tmp_path / "c", Columns([array]))
-    assert same(loaded(tmp_path / "c"), [np.asarray(array)])
-
-
-def test_what_is_read_can_be_written_to(tmp_path: Path) -> None:
-    save(tmp_path / "c", [np.zeros(3), np.zeros(3), np.zeros(100_000)])
-    found = loaded(tmp_path / "c")
-    for each in found:
-        each += 1
-    assert same(loaded(tmp_path / "c"), [np.zeros(3), np.zeros(3), np.zeros(100_000)])
-    assert [each[0] for each in found] == [1, 1, 1]

@@ -1,6 +1,5 @@
 """H5 files: their content, files by themselves, disks that fail, and files made to lead elsewhere or to take all memory."""
 
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from interop import (
     H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
-    ReplayBuffer,
     ReplayBufferEnsemble,
     StorageEnsemble,
 )
 from tests.interop.checkpoint.ted_buffers import alone, buffer_of, check_same, everything, extended, state, steps
-from tests.interop.ted.model import differences, laid_out, paths
+from tests.interop.ted.model import differences, laid_out
 
 
 def h5_file(folder: Path) -> Path:
@@ -55,16 +53,6 @@ def test_groups_are_the_trajectories(tmp_path: Path, count: int, lanes: tuple[in
     }
 
 
-def test_rows_that_were_never_written_take_no_room(tmp_path: Path) -> None:
-    buffer, other = (
-        ReplayBuffer(storage=LazyTensorStorage(10**6), checkpointer=H5StorageCheckpointer()) for _ in range(2)
-    )
-    extended(buffer, steps(10)).dumps(tmp_path / "saved")
-    assert h5_file(tmp_path).stat().st_size < 10**5
-    other.loads(tmp_path / "saved")
-    check_same(other, buffer)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,17 +71,6 @@ def test_compressed(tmp_path: Path, options: Any, count: int) -> None:
     with h5py.File(h5_file(tmp_path)) as opened:
         assert opened["traj_0/obs"].compression in ("gzip", "lzf")
         assert opened["shift"].compression is None
-
-
-def test_options_that_h5py_does_not_know(tmp_path: Path) -> None:
-    buffer, path = alone(tmp_path)
-    buffer.storage.checkpointer = H5StorageCheckpointer(h5_kwargs={"compression": "no such"})
-    before = path.read_bytes()
-    for target in (path, tmp_path / "saved"):
-        with pytest.raises(ValueError, match="no such"):
-            buffer.storage.dumps(target)
-    assert path.read_bytes() == before
-    assert {each.name for each in tmp_path.iterdir()} == {"rows.h5"}
 
 
 def test_arguments_and_other_names(tmp_path: Path) -> None:
@@ -191,27 +168,6 @@ def test_files_that_were_cut(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- disks that fail
-
-
-def test_a_disk_that_is_full_at_any_byte(tmp_path: Path) -> None:
-    """No write may fail unseen, whenever HDF5 does it. Files may not grow beyond a size: the system says so as of a disk."""
-    rows = steps(8, observations={"obs": ((300,), torch.float32)})
-    buffer = extended(buffer_of(H5StorageCheckpointer()), rows)
-    buffer.dumps(tmp_path / "saved")
-    buffer.storage.dumps(tmp_path / "rows.h5")
-    size = h5_file(tmp_path / "saved").stat().st_size
-    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for limit in [1, 100, 2000, *range(size // 12, size, size // 12), size - 1]:
-        for target, save in ((tmp_path / "saved", buffer.dumps), (tmp_path / "rows.h5", buffer.storage.dumps)):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-            try:
-                with pytest.raises(OSError, match="File too large"):
-                    save(target)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
-    assert set(paths(buffer[:]))
 
 
 # ---------------------------------------------------------------------- files made to harm

@@ -12,7 +12,6 @@ from interop import LazyMemmapStorage, ReplayBuffer
 from tests.interop.checkpoint import killed_loads
 from tests.interop.checkpoint.killed_loads import (
     CAPACITY,
-    KILLS,
     MOMENTS,
     RETURNED,
     WITHOUT_ROWS,
@@ -52,13 +51,6 @@ def goes_on(buffer: ReplayBuffer) -> None:
 def test_a_load_that_returned_is_there_after_a_kill(name: str, killed: Path, models: tuple[Any, Any]) -> None:
     buffer = reopened(killed / name, sampler())
     assert standing(buffer) == models[1]
-    goes_on(buffer)
-
-
-@pytest.mark.parametrize("moment", KILLS)
-def test_a_load_that_is_killed_leaves_the_old_or_the_new(moment: str, killed: Path, models: tuple[Any, Any]) -> None:
-    buffer = reopened(killed / f"over {moment}", sampler())
-    assert standing(buffer) in models
     goes_on(buffer)
 
 
@@ -146,29 +138,3 @@ def test_a_load_that_gets_a_signal_is_done_or_not(
         assert standing(target) == expected, line
         moment, came = moment + STEPS[within], came + 1
     assert came > 2
-
-
-@pytest.mark.usefixtures("interrupts")
-@pytest.mark.parametrize("within", ["buffers/checkpoints", "checkpoint/tensor_states", "storages/"])
-def test_a_first_load_that_gets_a_signal_is_done_or_not(within: str, tmp_path: Path) -> None:
-    source = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY))
-    source.extend(torch.arange(1, 11))
-    source.dumps(tmp_path / "c")
-    moment, wanted = 1, standing(source)
-    while True:
-        folder = tmp_path / "rows"
-        target = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=folder))
-        line = sent(lambda target=target: target.loads(tmp_path / "c"), moment, (within,))
-        if line is None:
-            break
-        assert standing(target) in (([], 0, 0), wanted), line
-        try:
-            target.loads(tmp_path / "c")
-        except Exception as error:
-            raise AssertionError(f"after a signal at {line}: {error!r}") from error
-        assert standing(target) == wanted, line
-        target.storage.close()
-        assert standing(reopened(folder)) == wanted, line
-        shutil.rmtree(folder)
-        moment += 11
-    assert moment > 20

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch
 from interop import (
@@ -14,9 +14,6 @@ from interop import (
     LazyStackStorage,
     ListStorage,
     ListStorageCheckpointer,
-    ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from tests.interop.checkpoint.list_storages import (
     KINDS,
@@ -144,15 +141,6 @@ def test_other_capacities_are_refused(kind, tmp_path):
         kind(3).load_state_dict(state)
 
 
-def test_lists_without_bound(tmp_path):
-    storage = ListStorage()
-    storage.set(range(3), ["a", "b", "c"])
-    storage.dumps(tmp_path / "c")
-    back = ListStorage()
-    back.loads(tmp_path / "c")
-    assert list(back) == ["a", "b", "c"]
-
-
 def test_other_kinds_of_storages_are_refused(tmp_path):
     for n, saved in enumerate(KINDS):
         filled(saved, [tensordict_of(1)]).dumps(tmp_path / str(n))
@@ -176,13 +164,6 @@ def test_other_kinds_of_storages_are_refused(tmp_path):
     back = CompressedListStorage(20, **own)
     back.loads(tmp_path / "o")
     assert same(back.get(0), torch.ones(2))
-
-
-def test_tensors_go_to_the_device_of_the_storage(tmp_path):
-    filled(ListStorage, [{"a": torch.ones(2)}, tensordict_of(3)]).dumps(tmp_path / "c")
-    back = ListStorage(20, device="meta")
-    back.loads(tmp_path / "c")
-    assert back.get(0)["a"].is_meta and back.get(1)["obs"].is_meta
 
 
 # ---------------------------------------------------------------------- pickles
@@ -218,52 +199,6 @@ def test_other_objects_are_pickled_by_leave_at_both_ends(kind, tmp_path):
 
 
 # ---------------------------------------------------------------------- buffers and hooks
-
-
-@each_kind
-def test_a_buffer_goes_on_as_it_would_have(kind, tmp_path):
-    def built(seed):
-        return TensorDictReplayBuffer(storage=kind(10), batch_size=4, generator=torch.Generator().manual_seed(seed))
-
-    buffer = built(0)
-    for n in range(13):
-        buffer.add(tensordict_of(n))
-    buffer.sample()
-    buffer.dumps(tmp_path / "c")
-    back = built(1)
-    back.loads(tmp_path / "c")
-    for n in range(13, 20):
-        for each in (buffer, back):
-            each.add(tensordict_of(n))
-        left, right = buffer.sample(), back.sample()
-        assert left["index"].tolist() == right["index"].tolist() and left["name"] == right["name"]
-    assert isinstance(back[:], LazyStackedTensorDict) or kind is ListStorage
-
-
-def test_a_list_of_texts_with_a_sampler_saves_and_loads(tmp_path):
-    buffer = ReplayBuffer(storage=ListStorage(10), batch_size=3, collate_fn=list)
-    buffer.extend(["a", "b", "c"])
-    buffer.dumps(tmp_path / "c")
-    back = ReplayBuffer(storage=ListStorage(10), batch_size=3, collate_fn=list)
-    back.loads(tmp_path / "c")
-    assert back[:] == ["a", "b", "c"] and set(back.sample()) <= {"a", "b", "c"}
-    state = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
-    state.load_state_dict(buffer.state_dict())
-    assert state[:] == ["a", "b", "c"]
-
-
-def test_priorities_stay_with_their_items(tmp_path):
-    def built():
-        storage = CompressedListStorage(5)
-        return TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=storage, batch_size=8)
-
-    buffer = built()
-    buffer.extend(TensorDict({"obs": torch.arange(3.0), "td_error": torch.tensor([0.0, 2.0, 0.0])}, [3]))
-    buffer.sample()
-    buffer.dumps(tmp_path / "c")
-    back = built()
-    back.loads(tmp_path / "c")
-    assert set(back.sample()["index"].tolist()) == {1}
 
 
 def test_hooks_change_what_is_saved(tmp_path):

@@ -1,12 +1,9 @@
 """Ensembles of which several members have one storage, and storages that are loaded by themselves."""
 
-import shutil
-
 import pytest
 import torch
 
 from interop import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, ReplayBufferEnsemble
-from interop.host.rows import TorchRows
 
 CAPACITY = 8
 
@@ -40,22 +37,3 @@ def test_each_member_has_its_priorities_and_its_cursor_again(in_a_folder, over, 
     for place in (0, 1):
         assert twins[place].sampler.priorities.tolist() == members[place].sampler.priorities.tolist()
         assert twins[place].sampler.default_priority == members[place].sampler.default_priority
-
-
-def test_a_storage_that_is_killed_while_it_loads_a_state_has_the_old_rows(tmp_path, monkeypatch):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows"))
-    buffer.extend(torch.arange(6))
-    other = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY))
-    other.extend(torch.arange(100, 108))
-    write = TorchRows.write_run
-
-    def copied(self, *given):
-        write(self, *given)
-        shutil.copytree(tmp_path / "rows", tmp_path / "left")  # as a process that is killed now leaves it
-
-    monkeypatch.setattr(TorchRows, "write_run", copied)
-    buffer.storage.load_state_dict(other.storage.state_dict())
-    monkeypatch.undo()
-    left = ReplayBuffer(storage=LazyMemmapStorage.open(tmp_path / "left"))
-    assert left[:].tolist() == list(range(6)) and (left.writer._cursor, left.write_count) == (6, 6)
-    assert buffer[:].tolist() == list(range(100, 108))

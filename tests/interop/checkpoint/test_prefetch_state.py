@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,16 +119,6 @@ def test_saving_and_prefetch_change_no_batch(sampler: str, tmp_path: Path) -> No
             saved.dumps(tmp_path / "c")
 
 
-def test_keys_are_not_undone_where_others_drew_from_the_generator(tmp_path: Path) -> None:
-    buffer = made("without replacement", 0)
-    seen = drawn(buffer, 1)
-    taken = torch.rand(3, generator=buffer._rng)
-    buffer.dumps(tmp_path / "c")
-    assert not torch.equal(taken, torch.rand(3, generator=buffer._rng))
-    seen += list(buffer)
-    assert sorted(torch.cat([batch["x"] for batch in seen]).tolist()) == list(range(24))
-
-
 @pytest.mark.parametrize("way", ["file", "dict"])
 def test_a_sampler_that_is_saved_by_itself_has_what_waits_remain(way: str, tmp_path: Path) -> None:
     buffer, twin = made("without replacement", 0), made("without replacement", 0, None)
@@ -143,61 +131,6 @@ def test_a_sampler_that_is_saved_by_itself_has_what_waits_remain(way: str, tmp_p
     for each in (buffer, twin):
         assert sorted(torch.cat([batch["x"] for batch in (*first, *each)]).tolist()) == list(range(24))
         assert each.sampler.ran_out
-
-
-def test_a_request_from_before_loading_is_undone_once(tmp_path: Path) -> None:
-    buffer = made("without replacement", 0)
-    buffer.dumps(tmp_path / "c")
-    drawn(buffer, 1)
-    pending = buffer._prefetch._queue[0]
-    buffer.loads(tmp_path / "c")
-    pending.drop()
-    assert not pending.is_current
-    assert sorted(torch.cat([batch["x"] for batch in buffer]).tolist()) == list(range(24))
-
-
-def stopping(go: threading.Event) -> Callable[[Any], Any]:
-    def stop(data: Any) -> Any:
-        if threading.current_thread().name.startswith("replay-prefetch"):
-            assert go.wait(20)
-        return data
-
-    return stop
-
-
-def test_saving_waits_for_no_thread_and_a_batch_that_a_call_waits_for_is_drawn_again(tmp_path: Path) -> None:
-    buffer, go = made("without replacement", 0, 2), threading.Event()
-    buffer.append_transform(stopping(go))
-    drawn(buffer, 1)
-    got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(buffer.sample()))
-    waiting.start()
-    while not buffer._prefetch._awaited:
-        time.sleep(0.001)
-    twin = loaded(buffer, lambda seed: made("without replacement", seed, None), tmp_path / "c")
-    go.set()
-    waiting.join(20)
-    assert same([each["x"] for each in [*got, *drawn(buffer, 3)]], [each["x"] for each in drawn(twin, 4)])
-
-
-@pytest.mark.parametrize("sampler", ["uniform", "without replacement"])
-def test_an_error_is_raised_once_and_the_batch_comes_again(sampler: str, tmp_path: Path) -> None:
-    calls = iter(range(1, 1000))
-
-    def fail(data: Any) -> Any:
-        if threading.current_thread().name.startswith("replay-prefetch") and next(calls) == 2:
-            raise ArithmeticError
-        return data
-
-    other, seen, errors = made(sampler, 0, 1), [], 0
-    other.append_transform(fail)
-    while len(seen) < 6:
-        try:
-            seen.append(other.sample())
-        except ArithmeticError:
-            errors += 1
-            other.dumps(tmp_path / "c")
-    assert errors == 1 and same(drawn(made(sampler, 0, 1), 6), seen)
 
 
 # ------------------------------------------------------------------ ensembles
@@ -215,31 +148,6 @@ def ensemble(seed: int, depth: int | None = 3) -> Any:
     for place, member in enumerate(members):
         member.extend(items(np.arange(16 + 2 * place), False).select("x", "obs"))
     return whole
-
-
-def test_an_ensemble_draws_the_same_ahead_whenever_threads_run() -> None:
-    seen = []
-    for delay in (0.0, 0.01):
-        whole = ensemble(0)
-        whole.append_transform(lambda data, delay=delay: time.sleep(delay * np.random.rand()) or data)
-        seen.append([whole.sample().clone() for _ in range(8)])
-        assert all(whole[place].sampler._rng is whole[place]._rng for place in range(4))
-    for one, other in zip(*seen, strict=True):
-        assert torch.equal(one["x"], other["x"]) and torch.equal(one["index", "index"], other["index", "index"])
-
-
-def test_an_epoch_of_a_member_is_exact_though_ensembles_draw_ahead_of_it() -> None:
-    whole = ensemble(0)
-    member = whole[1]
-    seen = [member.sample()["x"] for _ in range(2)]
-    batches = [whole.sample() for _ in range(3)]
-    for batch in batches:
-        seen += [row["x"] for row in batch.unbind(0) if row["index", "buffer_ids"][0] == 1]
-    whole.append_transform(lambda data: data)  # what is ahead is dropped
-    while not member.sampler.ran_out:
-        seen.append(member.sample()["x"])
-    count = torch.bincount(torch.cat(seen), minlength=18)
-    assert count.max() - count.min() <= 1
 
 
 @pytest.mark.parametrize("way", ["dumps", "pickle"])

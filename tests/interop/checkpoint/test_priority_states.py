@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fbuf.checkpoint import CheckpointMismatch
-from interop import LazyTensorStorage, PrioritizedSampler, PrioritizedSliceSampler
+from interop import LazyTensorStorage, PrioritizedSampler
 from tests.interop.checkpoint.saved_trees import put_into
 from tests.interop.pair_history import items
 
@@ -86,20 +86,6 @@ def test_priorities_fit_another_capacity_if_every_item_does(capacity: int) -> No
         room.set(slice(6, 7), torch.arange(1))
         twin.mark_update(6, storage=room)
         assert len(twin.priorities) == 7
-
-
-def test_a_sampler_that_was_loaded_grows_to_its_storage() -> None:
-    sampler = PrioritizedSampler(4, 1, 1)
-    storage = LazyTensorStorage(4)
-    storage.set(slice(0, 4), torch.arange(4))
-    sampler.mark_update(np.arange(4), storage=storage)
-    sampler.update_priority([0, 3], [3.0, 2.0])
-    other = PrioritizedSliceSampler(4, 1, 1, slice_len=1)
-    for twin in (PrioritizedSampler(4, 1, 1), other):
-        saved = dict(sampler.saved())
-        twin.restoring(saved)()
-        twin.mark_update(4, storage=_of(5))
-        assert twin.priorities.tolist() == [3, 1, 1, 2, 3]
 
 
 def _of(count: int) -> LazyTensorStorage:

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from fbuf import CheckpointCorrupt, CheckpointMismatch
 from interop import (
-    LazyFrameStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
     RoundRobinWriter,
-    StorageEnsemble,
 )
 from tests.interop.rows import check_same, flat_td
 
@@ -152,21 +149,6 @@ def test_a_state_dict_that_is_damaged_leaves_no_files_and_no_lock(place: tuple[s
     goes_on(buffer, tmp_path / "rows")
 
 
-def test_members_before_the_one_that_does_not_fit_leave_no_files(tmp_path: Path) -> None:
-    members = [LazyTensorStorage(8), LazyTensorStorage(8)]
-    for each in members:
-        ReplayBuffer(storage=each).extend(flat_td(range(5)))
-    StorageEnsemble(*members).dumps(tmp_path / "c")
-    targets = [LazyMemmapStorage(8, scratch_dir=tmp_path / "one"), LazyMemmapStorage(9, scratch_dir=tmp_path / "two")]
-    for _ in range(2):
-        with pytest.raises(CheckpointMismatch, match="capacity of 8"):
-            StorageEnsemble(*targets).loads(tmp_path / "c")
-        assert [path.name for path in tmp_path.iterdir()] == ["c"] and not targets[0].initialized
-    ReplayBuffer(storage=targets[0]).extend(flat_td([1, 2]))
-    targets[0].close()
-    check_same(LazyMemmapStorage.open(tmp_path / "one")[:], flat_td([1, 2]))
-
-
 # ------------------------------------------------------------------ into a folder with rows
 
 
@@ -190,48 +172,4 @@ def test_damage_keeps_the_rows_that_were_to_be_replaced(damage: str, tmp_path: P
     assert again.sampler.priorities.tolist() == [1, 5, 1] and (again.write_count, again.writer._cursor) == (3, 3)
 
 
-def test_rows_that_may_not_be_replaced_are_kept(tmp_path: Path) -> None:
-    before = made(tmp_path / "rows")
-    before.extend(flat_td([31, 32, 33]))
-    before.storage.close()
-    filled().dumps(tmp_path / "c")
-    buffer = made(tmp_path / "rows")
-    with pytest.raises(RuntimeError, match=r"already exists.*\.open"):
-        buffer.loads(tmp_path / "c")
-    check_same(LazyMemmapStorage.open(tmp_path / "rows")[:], flat_td([31, 32, 33]))
-
-
 # ------------------------------------------------------------------ saves
-
-
-@pytest.mark.parametrize("part", ["buffer", "storage", "sampler", "writer"])
-def test_a_save_to_no_folder_is_refused(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("kept")
-    buffer = filled()
-    saves = buffer if part == "buffer" else getattr(buffer, part)
-    before = buffer.state_dict()
-    for path, error, match in (
-        ("", FileNotFoundError, "the path is empty"),
-        (tmp_path / "file", NotADirectoryError, "file"),
-        (tmp_path / "file" / "below", NotADirectoryError, "file"),
-        (tmp_path / "missing" / "below", FileNotFoundError, "missing"),
-    ):
-        with pytest.raises(error, match=match):
-            saves.dumps(path)
-    assert content(tmp_path) == {"file": b"kept"} and [*tmp_path.iterdir()] == [tmp_path / "file"]
-    check_same(buffer.state_dict(), before)
-    saves.dumps("c")
-    assert (tmp_path / "c" / "MANIFEST.json").is_file()
-
-
-def test_hooks_of_a_storage_of_frames_are_refused(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(storage=LazyFrameStorage(16, stack=1))
-    pixels = torch.arange(6 * 4, dtype=torch.uint8).reshape(6, 1, 2, 2)
-    ends = {"pixels": pixels[1:], "done": torch.zeros(5, 1, dtype=torch.bool)}
-    buffer.extend(TensorDict({"pixels": pixels[:-1], "next": ends}, [5]))
-    called = []
-    buffer.register_save_hook(lambda data, path=None: called.append(data))
-    with pytest.raises(CheckpointMismatch, match=r"keeps frames in the order of time.*without hooks"):
-        buffer.dumps(tmp_path / "c")
-    assert not called and not (tmp_path / "c").exists() and len(buffer) == 5

@@ -4,17 +4,14 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from interop import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
-    ReplayBuffer,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -62,56 +59,6 @@ def _ahead(prioritized: bool, seed: int, prefetch: int | None = 3) -> TensorDict
     )
 
 
-def _drawn(buffer: Any, count: int) -> list[Any]:
-    return [buffer.sample().clone() for _ in range(count)]
-
-
-@pytest.mark.parametrize("prioritized", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_what_was_drawn_ahead_is_drawn_again(prioritized: bool, tmp_path: Path, in_a_fork: Callable[..., str]) -> None:
-    buffer = _ahead(prioritized, 0)
-    buffer.extend(_rows(70))
-    buffer.extend(_rows(60, 70))
-    if prioritized:
-        buffer.update_priority(torch.arange(100), torch.rand(100))
-    _drawn(buffer, 2)
-    buffer.dumps(tmp_path / "one")
-    counts = buffer.write_count, buffer.writer._cursor, buffer.sampler.default_priority
-    expected = _drawn(buffer, 5)
-    code = """
-        import torch
-        from tests.interop.checkpoint import test_resuming as this
-        torch.manual_seed(99)
-        buffer = this._ahead(prioritized, 5)
-        buffer.loads(folder + "/one")
-        counts = buffer.write_count, buffer.writer._cursor, buffer.sampler.default_priority
-        torch.save((counts, this._drawn(buffer, 5)), folder + "/drawn.pt")
-        buffer.extend(this._rows(15, 200))
-        buffer.dumps(folder + "/two")
-        torch.save((buffer[:], this._drawn(buffer, 5)), folder + "/after.pt")
-    """
-    in_a_fork(code, prioritized=prioritized, folder=str(tmp_path))
-    other, drawn = torch.load(tmp_path / "drawn.pt", weights_only=False)
-    assert other == counts
-    assert same(expected, drawn)
-    again = _ahead(prioritized, 1)
-    again.loads(tmp_path / "two")
-    rows, drawn = torch.load(tmp_path / "after.pt", weights_only=False)
-    assert same(rows, again[:])
-    assert same(drawn, _drawn(again, 5))
-
-
-def test_prefetch_is_no_state(tmp_path: Path) -> None:
-    buffer = _ahead(True, 0)
-    buffer.extend(_rows(50))
-    _drawn(buffer, 2)
-    buffer.dumps(tmp_path / "c")
-    for depth in (None, 1, 7):
-        target = _ahead(True, 1, depth)
-        target.loads(tmp_path / "c")
-        assert same(target[:], buffer[:])
-        _drawn(target, 3)
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*")  # of threads that the child does not have, and does not need
 def test_killed_while_saving_the_one_before_can_be_loaded(tmp_path: Path) -> None:
     buffer = _ahead(True, 0, None)
@@ -134,13 +81,3 @@ def test_killed_while_saving_the_one_before_can_be_loaded(tmp_path: Path) -> Non
         target = _ahead(True, 1, None)
         target.loads(tmp_path / "c")
         assert same(target[:], before) or same(target[:], buffer[:])
-
-
-def test_a_folder_that_was_used_shows_no_old_rows(tmp_path: Path) -> None:
-    first = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "rows"))
-    first.extend(torch.ones(10))
-    del first
-    second = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "rows", existsok=True))
-    assert len(second) == 0
-    second.extend(torch.zeros(2))
-    assert second[:].tolist() == [0, 0]

@@ -19,7 +19,6 @@ from interop import (
     SliceSampler,
     StalenessAwareSampler,
 )
-from interop.schedulers import LambdaScheduler, LinearScheduler, SchedulerList, StepScheduler
 from interop.transforms.chain import Compose
 from tests.interop.checkpoint.resuming import go_on, joined
 from tests.interop.checkpoint.saved_trees import through_json
@@ -180,44 +179,6 @@ def test_ensembles_have_the_states_of_their_members() -> None:
 
 
 # ------------------------------------------------------------------ schedulers and transforms
-
-
-def test_schedulers_go_on() -> None:
-    def make(sampler: Any) -> SchedulerList:
-        return SchedulerList(
-            [
-                LinearScheduler(sampler, "beta", 1.0, 10),
-                StepScheduler(sampler, "alpha", 0.5, 3),
-                LambdaScheduler(sampler, "beta", lambda step: 1 / step),
-            ]
-        )
-
-    one, other = (PrioritizedSampler(9, 0.8, 0.4) for _ in range(2))
-    first, second = make(one), make(other)
-    for _ in range(4):
-        first.schedulers[0].step()
-    saved = through_json(first.saved())
-    check_same(through_torch(first.state_dict()), first.state_dict())
-    second.restoring(saved)()
-    assert second.state_dict() == first.state_dict() and second.schedulers[0].step_count == 4
-    for number in range(3):
-        for key in saved["members"][number]["state"]:
-            for wrong in (None, "x", -3, float("nan"), [], {}):
-                member = saved["members"][number]
-                state = {**member["state"], key: wrong}
-                if wrong is None and key in ("min_value", "max_value"):
-                    continue
-                members = [*saved["members"]]
-                members[number] = {**member, "state": state}
-                try:
-                    second.restoring({"members": members})
-                except CheckpointError:
-                    continue
-                assert isinstance(wrong, int), (key, wrong)
-    assert second.state_dict() == first.state_dict()
-    with pytest.raises(CheckpointMismatch, match="from a LambdaScheduler, to be loaded into a LinearScheduler"):
-        second.schedulers[0].loads
-        second.restoring({"members": saved["members"][::-1]})
 
 
 class Scaled(torch.nn.Module):

@@ -11,7 +11,6 @@ from fbuf.checkpoint import CheckpointMismatch
 from interop import (
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
     ReplayBuffer,
     RoundRobinWriter,
     Sampler,
@@ -20,51 +19,9 @@ from interop import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from tests.interop.checkpoint.resuming import go_on, joined, same
+from tests.interop.checkpoint.resuming import same
 from tests.interop.checkpoint.saved_trees import put_into, through_json
-from tests.interop.pair_history import BATCH, CELLS, LAYOUTS, SAMPLERS, WRITERS, Cell, items, parts
-
-OFTEN = {("LazyTensorStorage", 1), ("LazyTensorStorage", 2), ("ListStorage", 1)}
-
-
-def twin_of(buffer: Any, cell: Cell) -> Any:
-    """A buffer on a copy of the storage, with a fresh sampler and writer that were given what those of `buffer` saved."""
-    saved = through_json(buffer.sampler.saved()), through_json(buffer.writer.saved())
-    generator = torch.Generator("cpu")
-    generator.set_state(buffer._rng.get_state())
-    storage = copy.deepcopy(buffer.storage)
-    _, sampler, writer = parts(cell)
-    twin = TensorDictReplayBuffer(
-        storage=storage, sampler=sampler, writer=writer, batch_size=BATCH, generator=generator
-    )
-    puts = [sampler.restoring(saved[0]), writer.restoring(saved[1])]
-    for put in puts:
-        put()
-    return twin
-
-
-def check_goes_on(cell: Cell, before: int, draws: int = 10) -> None:
-    buffer = joined(cell, 0)
-    if buffer is not None:
-        go_on(buffer, cell, 0, before)
-        twin = twin_of(buffer, cell)
-        assert same(go_on(buffer, cell, before, draws), go_on(twin, cell, before, draws))
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_pair_goes_on_from_what_it_saved(writer: str, sampler: str) -> None:
-    for layout in OFTEN:
-        check_goes_on(Cell(*layout, sampler, writer, "TensorDictReplayBuffer"), 9 if layout[1] == 1 else 5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [each for each in LAYOUTS if each not in OFTEN])
-def test_every_other_pair_goes_on_from_what_it_saved(layout: tuple[str, int]) -> None:
-    for cell in CELLS:
-        if (cell.storage, cell.ndim) == layout and cell.buffer == "TensorDictReplayBuffer":
-            check_goes_on(cell, 9)
-
+from tests.interop.pair_history import items
 
 # ------------------------------------------------------------------ slices without replacement
 
@@ -194,20 +151,6 @@ class InTurn(Plain):
         self.place = state_dict["place"].clone()
 
 
-class Doubled(PrioritizedSampler):
-    """One of the library's with something more."""
-
-    factor = 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "factor": self.factor}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        rest = dict(state_dict)
-        self.factor = rest.pop("factor")
-        super().load_state_dict(rest)
-
-
 def test_a_sampler_of_ones_own_saves_what_its_state_dict_says() -> None:
     one, other = InTurn(), InTurn()
     one.place = torch.tensor(5)
@@ -222,14 +165,3 @@ def test_a_sampler_of_ones_own_saves_what_its_state_dict_says() -> None:
     assert other.place == 5
     assert Plain().saved() == {} and Plain().state_dict() == {}
     put_into(Plain(), {})
-
-
-def test_a_sampler_may_add_to_what_one_of_the_librarys_saves() -> None:
-    one, other = Doubled(9, 1, 1), Doubled(9, 1, 1)
-    storage = LazyTensorStorage(4)
-    storage.set(slice(0, 4), torch.arange(4))
-    one.mark_update(np.arange(4), storage=storage)
-    one.update_priority([1], [7.0])
-    one.factor = 3
-    put_into(other, one.saved())
-    assert other.factor == 3 and torch.equal(other.priorities, one.priorities)

@@ -24,22 +24,6 @@ def written(storage):
     return rb
 
 
-@pytest.mark.parametrize("way", ["loads", "load_state_dict"])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
-def test_the_next_write_replaces_the_oldest_row(storage, way, tmp_path):
-    saved = written(storage)
-    rb = TensorDictReplayBuffer(
-        storage=storage(ROWS), sampler=SliceSampler(slice_len=5, end_key=("next", "done")), batch_size=500
-    )
-    if way == "loads":
-        saved.storage.dumps(tmp_path / "rows")
-        rb.storage.loads(tmp_path / "rows")
-    else:
-        rb.storage.load_state_dict(saved.storage.state_dict())
-    assert rb.extend(rows(157, 3)).tolist() == [57, 58, 59]
-    assert (rb.sample()["time"].reshape(-1, 5).diff(dim=1) == 1).all()
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
 def test_the_rows_of_a_whole_buffer(storage, tmp_path):
     saved = written(storage)

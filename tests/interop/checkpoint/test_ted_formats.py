@@ -15,7 +15,6 @@ from fbuf.checkpoint import load
 from interop import (
     CheckpointCorrupt,
     CheckpointMismatch,
-    Flat2TED,
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     LazyFrameStorage,
@@ -24,7 +23,6 @@ from interop import (
     ListStorage,
     NestedStorageCheckpointer,
     ReplayBuffer,
-    TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
     TensorStorageCheckpointer,
@@ -34,7 +32,6 @@ from tests.interop.checkpoint.ted_buffers import (
     buffer_of,
     check_same,
     extended,
-    put,
     rewritten,
     state,
     steps,
@@ -172,16 +169,6 @@ def test_hooks_of_the_users(tmp_path: Path, kind: Any) -> None:
     assert torch.equal(another["action"], one["action"] + 1)
 
 
-def test_the_hooks_by_themselves(tmp_path: Path) -> None:
-    buffer, other = (ReplayBuffer(storage=LazyTensorStorage(10, ndim=2)) for _ in range(2))
-    extended(buffer, steps(8, (2,))).register_save_hook(TED2Flat())
-    other.register_load_hook(Flat2TED())
-    check_reloaded(buffer, other, tmp_path / "saved")
-    for register in (H5StorageCheckpointer().register_save_hook, H5StorageCheckpointer().register_load_hook):
-        with pytest.raises(ValueError, match="use a TensorStorageCheckpointer"):
-            register(lambda data, **options: data)
-
-
 # ---------------------------------------------------------------------- refusals
 
 
@@ -255,75 +242,7 @@ def test_targets_that_do_not_fit(tmp_path: Path, kind: Any) -> None:
         assert state(target) == before
 
 
-@each_kind
-def test_rules_of_loading(tmp_path: Path, kind: Any) -> None:
-    observations = {"obs": ((3,), torch.float32), "more": ((), torch.int32)}
-    buffer = extended(buffer_of(kind()), steps(8, observations=observations))
-    buffer.storage.dumps(tmp_path / "saved")
-    other = extended(buffer_of(kind()), steps(3, observations={"obs": ((3,), torch.float64)}))
-    with pytest.raises(CheckpointMismatch, match="'more' is only in the checkpoint"):
-        other.storage.loads(tmp_path / "saved")
-    other.storage.loads(tmp_path / "saved", strict=False, cast=True)
-    for key in ("obs", ("next", "obs")):
-        assert torch.equal(other[key], buffer[key].double())
-
-
 # ---------------------------------------------------------------------- descriptions that do not fit
-
-
-def drop(name: str) -> Any:
-    return lambda tree: tree.pop(name)
-
-
-DAMAGE = {
-    "no layout": drop("layout"),
-    "no ring": drop("ring"),
-    "no keys": drop("keys"),
-    "keys of another kind": put("keys", "done", "done"),
-    "keys that are numbers": put("keys", "done", [[1]]),
-    "another end": put("keys", "episodes", ["obs"]),
-    "an end that is not there": put("keys", "episodes", ["nowhere"]),
-    "rows of two writers": put("keys", "closed", True),
-    "other names": put("keys", "done", [["done"]]),
-    "an end beyond": put("ring", "end", 99),
-    "more rows": put("ring", "filled", 5),
-    "fewer rows": put("ring", "filled", 2),
-    "other lanes": put("ring", "lanes", [3]),
-    "another dtype": put("layout", "leaves", 0, 2, "float64"),
-    "another shape": put("layout", "leaves", 0, 1, [7]),
-}
-DAMAGE_OF_ARRAYS = {
-    "no arrays": drop("arrays"),
-    "an array less": put("arrays", lambda arrays: arrays[1:]),
-    "an array twice": put("arrays", lambda arrays: [*arrays[1:], arrays[1]]),
-    "an array cut": put("arrays", 3, 1, lambda array: array[:-1]),
-    "an array of text": put("arrays", 3, 1, "text"),
-    "no list": put("arrays", 3, "text"),
-    "a path of numbers": put("arrays", 3, 0, [1]),
-    "an empty path": put("arrays", 3, 0, []),
-    "a strange path": put("arrays", 3, 0, ["nowhere"]),
-    "another array": put("arrays", 3, 1, lambda array: array.astype(np.float16)),
-    "other lengths": put("lengths", lambda array: array ^ 1),
-    "other ends": put("ended", lambda array: ~array),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        *((NestedStorageCheckpointer, what) for what in (*DAMAGE, *DAMAGE_OF_ARRAYS)),
-        *((H5StorageCheckpointer, what) for what in DAMAGE),
-    ],
-)
-def test_descriptions_that_do_not_fit_together(tmp_path: Path, kind: Any, what: str) -> None:
-    checkpointer = kind()
-    source = extended(buffer_of(checkpointer, (2,)), steps(3, (2,)))
-    rewritten(tmp_path / "saved", checkpointer, source.storage, (DAMAGE | DAMAGE_OF_ARRAYS)[what])
-    for target in (buffer_of(kind(), (2,)), extended(buffer_of(kind(), (2,)), steps(7, (2,), seed=8))):
-        before = state(target)
-        with pytest.raises((CheckpointCorrupt, CheckpointMismatch)):
-            target.storage.loads(tmp_path / "saved")
-        assert state(target) == before
 
 
 VALUES = st.one_of(

@@ -278,33 +278,6 @@ def test_ensembles_of_storages(tmp_path: Path) -> None:
         StorageEnsemble(*reversed(members())).loads(tmp_path / "c")
 
 
-def test_a_class_that_was_not_imported_is_not_looked_for(tmp_path: Path) -> None:
-    from fbuf.checkpoint import Writing, load
-
-    _filled(LazyTensorStorage, DATA["tensorclass"], 5).storage.dumps(tmp_path / "c")
-    tree = load(
-        tmp_path / "c", lambda source: {**source.tree, "columns": source.tree["content"]["rows"]["columns"].read()}
-    )
-    rows = tree["content"]["rows"]
-    for name in (
-        "no.such.module:Step",
-        "os:system",
-        "builtins:eval",
-        f"{__name__}:KINDS",
-        f"{__name__}:Path",
-        ":",
-        "os",
-    ):
-        from fbuf.checkpoint import Columns
-
-        rows["layout"]["root"]["kind"] = name
-        rows["columns"] = Columns(tree["columns"], 10)
-        with Writing(tmp_path / "other") as out:
-            out.write({"checkpointer": tree["checkpointer"], "content": {"rows": rows}})
-        with pytest.raises(CheckpointMismatch, match="import its module"):
-            LazyTensorStorage(10).loads(tmp_path / "other")
-
-
 def test_frame_storages(tmp_path: Path) -> None:
     pixels = torch.arange(60 * 4, dtype=torch.uint8).reshape(60, 1, 2, 2)
 

@@ -8,7 +8,6 @@ from tensordict import is_tensorclass
 
 import interop as rl
 from fbuf.checkpoint import CheckpointMismatch
-from interop.formats.torchrl_folder import is_torchrl_dump
 from tests.interop.checkpoint.torchrl_dumps_read import EXPECTED, FOLDER, TARGETS, Scaling, Step, load, same_bits
 
 
@@ -48,16 +47,6 @@ def test_a_dump_is_loaded_goes_on_and_is_saved_as_ours(name: str, tmp_path: Any)
         assert torch.as_tensor(buffer.extend(row)).tolist() == expected["next"]
 
 
-def test_folders_of_torchrl_and_others(tmp_path: Any) -> None:
-    assert all(is_torchrl_dump(FOLDER / name) for name in EXPECTED)
-    assert not is_torchrl_dump(tmp_path) and not is_torchrl_dump(tmp_path / "missing")
-    loaded("plain").dumps(tmp_path / "ours")
-    (tmp_path / "ours" / "storage").mkdir()
-    assert not is_torchrl_dump(tmp_path / "ours")
-    with pytest.raises(FileNotFoundError):
-        loaded("plain").loads(tmp_path)
-
-
 def test_tensorclasses_come_back_as_those_of_the_target() -> None:
     assert type(loaded("tensorclass")[:]) is Step
     assert type(loaded("tensorclass_below")[:]["step"]) is Step
@@ -77,14 +66,6 @@ def test_priorities_are_those_that_were_given(name: str) -> None:
     assert sampler.default_priority == 3.0
 
 
-def test_parameters_of_the_dump_count_with_a_warning() -> None:
-    sampler = rl.PrioritizedSampler(8, 0.9, 0.9)
-    buffer = rl.TensorDictReplayBuffer(storage=rl.LazyTensorStorage(8), sampler=sampler, batch_size=3)
-    with pytest.warns(UserWarning, match="alpha"):
-        buffer.loads(FOLDER / "priorities")
-    assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
-
-
 @pytest.mark.parametrize(
     ("name", "sampler"),
     [
@@ -98,16 +79,6 @@ def test_samplers_with_a_state_of_their_own_are_set_after_loading(name: str, sam
     buffer = loaded(name)
     buffer.set_sampler(sampler())
     assert len(buffer.sample()) == 3
-
-
-def test_a_loaded_ranking_goes_on() -> None:
-    buffer = loaded("highest")
-    assert sorted(map(list, buffer._writer._heap)) == EXPECTED["highest"]["heap"]
-    row = buffer[:1].clone().exclude("index")
-    row["next", "reward"][:] = 100.0
-    assert buffer.extend(row).tolist() == [min(EXPECTED["highest"]["heap"])[1]]
-    row["next", "reward"][:] = -1.0
-    assert buffer.extend(row).tolist() == [-1]
 
 
 def test_the_state_of_transforms_is_loaded() -> None:
@@ -162,13 +133,3 @@ def test_ensembles_are_loaded_buffer_by_buffer() -> None:
 @pytest.mark.parametrize("name", ["one_tensor", "dtypes", "pytree", "tensorclass", "two_dims"])
 def test_other_items_are_refused_and_nothing_changes(name: str) -> None:
     refused(loaded("plain"), name, "does not fit|ndim|leading dims|are no rows|differ")
-
-
-def test_options_of_a_load() -> None:
-    buffer = loaded("plain")
-    refused(buffer, "memmap", "nothing")
-    buffer.loads(FOLDER / "memmap", strict=False)
-    assert len(buffer) == 7 and torch.equal(buffer[:]["traj"], torch.arange(7) // 4)
-    sampler = rl.PrioritizedSampler(8, 1.1, 1.0, 1e-6)
-    tensors(sampler=sampler).loads(FOLDER / "priorities_double", cast=True)
-    assert sampler.priorities.dtype == torch.float32
