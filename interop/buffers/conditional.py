@@ -150,7 +150,7 @@ def _versions(storage: TensorStorage, entries: Any, key: Any, version: Any, coun
 
 def _held(storage: Storage, path: tuple[Any, ...]) -> Tensor:
     """The memory of an entry. RuntimeError where nothing is stored, or not by key."""
-    held = columns.memory(storage, path)
+    held = storage.column(path)
     if held is None:
         raise RuntimeError(f"update_if_present() cannot see into a {type(storage).__name__} whose get() is replaced")
     return held

@@ -58,6 +58,10 @@ class JaxRows:
         every = [*self.arrays, *other.arrays]
         return JaxRows([every[place] for place in order], self.lanes, self.device)
 
+    def array(self, place: int) -> np.ndarray | None:
+        """None: NumPy cannot view it."""
+        return None
+
     def column(self, place: int) -> Tensor | None:
         """A view of a leaf. Not to be kept: the next write copies or moves it."""
         return bridge.hand_over(self.arrays[place])

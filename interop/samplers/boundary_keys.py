@@ -87,7 +87,7 @@ def _has_keys(storage: Storage) -> bool:
 
 def _column(storage: Storage, key: Any, rows: np.ndarray | slice, lanes: int) -> np.ndarray:
     """An entry of rows, [n, lanes]: a copy, or a view of what is stored."""
-    arrays = columns.arrays(storage, [as_path(key)])
+    arrays = storage.host_columns([as_path(key)])
     if arrays is not None and arrays[0] is not None:
         return arrays[0].reshape(-1, lanes)[rows]
     at = np.arange(storage.filled_rows)[rows] if isinstance(rows, slice) else rows

@@ -131,7 +131,7 @@ class SliceInfo:
 
     def _at_slots(self, storage: Storage, slots: np.ndarray) -> "list[Flags | None]":
         """Copies of the entries of flags at flat slots, bool [n, ...], [n, 1] for ends; None for one that is not stored."""
-        arrays, found = columns.arrays(storage, self._paths), list[Flags | None]()
+        arrays, found = storage.host_columns(self._paths), list[Flags | None]()
         for at, path in enumerate(self._paths):
             held = None if arrays is None else arrays[at]
             flags: Any = None

@@ -1,11 +1,15 @@
-"""Reads of the items of a storage at any index."""
+"""Reads of the items of a storage at any index, and of single entries."""
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from interop.data.index import as_int, as_tensor, in_range, indexed, is_basic, spelled_out
+from interop.data.layout import Path
 
 if TYPE_CHECKING:
     from interop.storages.tensors import TensorStorage
@@ -56,3 +60,34 @@ def _copies(storage: "TensorStorage", slots: Tensor) -> Any:
 
 def _is_long(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.int64
+
+
+def column(storage: "TensorStorage", path: Path) -> Tensor | None:
+    """The memory of an entry, [rows, *lanes, ...]; None where it is not kept in one piece.
+
+    KeyError for an entry that is not stored, TypeError for text and ragged rows.
+    """
+    rows, layout, name = storage.own_rows(), storage.layout, path if len(path) > 1 else path[0]
+    assert layout is not None
+    if path not in layout.places:
+        stored = ", ".join(spec.name for spec in layout.leaves)
+        raise KeyError(f"{name!r} is not stored as a tensor; stored are {stored}")
+    if path in layout.varied:
+        raise TypeError(f"{name!r} holds text or ragged rows, which have no column; a tensor is needed here")
+    return rows.column(layout.places[path])
+
+
+def views(storage: "TensorStorage", paths: Sequence[Path]) -> list[np.ndarray | None] | None:
+    """NumPy's views of entries, [items, ...] each, with None for what is not stored; None where one has no view."""
+    rows, layout, dims = storage.own_rows(), storage.layout, storage.ndim
+    assert layout is not None
+    found: list[np.ndarray | None] = []
+    for path in paths:
+        if (place := layout.places.get(path)) is None:
+            found.append(None)
+            continue
+        held = rows.array(place)
+        if held is None or not (dims == 1 or held.flags.c_contiguous):
+            return None
+        found.append(held if dims == 1 else held.reshape(math.prod(held.shape[:dims]), *held.shape[dims:]))
+    return found

@@ -4,10 +4,11 @@ import contextlib
 import copy
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -266,6 +267,17 @@ class Storage(Aliases, Seeded):
     def is_live(self, index: Any) -> bool:
         """Whether what `get` gives at index is what is stored, and not a copy."""
         return True
+
+    def column(self, key: Any) -> torch.Tensor | None:
+        """The memory of an entry, [rows, *lanes, ...]; None where it is read by `get`. Not to be kept: it may move.
+
+        KeyError for an entry that is not stored. The lock is held.
+        """
+        return None
+
+    def host_columns(self, paths: Sequence[tuple[Any, ...]]) -> list[np.ndarray | None] | None:
+        """NumPy's views of entries, [items, ...] each, with None for what is not stored; None where there are no views."""
+        return None
 
     def editable(self, given: Any) -> Any:
         """The stored items, by whose entries those that `given` names can be written in place."""

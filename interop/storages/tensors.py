@@ -15,7 +15,7 @@ from interop.checkpoint import tensor_states
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data.index import as_int, indexed, is_basic, reach, resolved, whole_rows
-from interop.data.keys import entries_below
+from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout, LeafSpec, stack_items
 from interop.data.layout import Path as KeyPath
 from interop.data.numbers import whole
@@ -509,6 +509,16 @@ class TensorStorage(Storage):
 
     def is_live(self, index: Any) -> bool:
         return is_basic(index)
+
+    def column(self, key: Any) -> Tensor | None:
+        return reading.column(self, as_path(key)) if self._reads_rows(as_path(key)) else None
+
+    def host_columns(self, paths: Sequence[KeyPath]) -> list[np.ndarray | None] | None:
+        return None if self.layout is None or not all(map(self._reads_rows, paths)) else reading.views(self, paths)
+
+    def _reads_rows(self, path: KeyPath) -> bool:
+        """Whether an entry is read from the rows, not by the `get` of a subclass."""
+        return type(self).get is TensorStorage.get or path in self.AS_STORED
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], locked: bool = False) -> Any:
         """Items around tensors that were read."""
