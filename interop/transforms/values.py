@@ -10,6 +10,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.nn import functional
 
+from interop.data.numbers import whole
 from interop.transforms.entries import broadcasts, expect_tensordict, tensors
 from interop.transforms.transform import EntriesTransform, Keys, Transform
 
@@ -148,14 +149,12 @@ class DiscreteActionProjection(EntriesTransform):
         include_forward: bool = True,
     ) -> None:
         super().__init__([action_key] if include_forward else [], None, [action_key], None)
-        for name, number in (("num_actions_effective", num_actions_effective), ("max_actions", max_actions)):
-            if not isinstance(number, int) or isinstance(number, bool):
-                raise TypeError(f"{name} must be an int, got {number!r}")
-        if not 1 <= num_actions_effective <= max_actions:
+        self.num_actions_effective = whole("num_actions_effective", num_actions_effective)
+        self.max_actions = whole("max_actions", max_actions)
+        if num_actions_effective > max_actions:
             raise ValueError(
-                f"num_actions_effective must be in [1, max_actions], got {num_actions_effective} of {max_actions}"
+                f"num_actions_effective must be at most max_actions, got {num_actions_effective} of {max_actions}"
             )
-        self.num_actions_effective, self.max_actions = num_actions_effective, max_actions
 
     @dispatch(source="in_keys", dest="out_keys", auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from interop import (
-    Compose,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -63,15 +62,6 @@ def test_forward_runs_on_every_read_and_the_inverse_on_every_write(storage):
     check_same(buffer.storage[2], plain_tensor([3])[0])
 
 
-def test_callables_and_modules_run_on_reads_only():
-    for transform in (doubled, nn.Identity(), lambda data: data):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=transform)
-        assert isinstance(buffer.transform, Compose) and len(buffer.transform) == 1
-        buffer.extend(plain_tensor([3]))
-        check_same(buffer.storage[:], plain_tensor([3]))
-        check_same(buffer[:], plain_tensor([6 if transform is doubled else 3]))
-
-
 def test_the_chain_is_in_eval_mode():
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=nn.Dropout(0.9).train())
     buffer.append_transform(nn.Dropout(0.9).train())
@@ -79,27 +69,6 @@ def test_the_chain_is_in_eval_mode():
     assert not any(module.training for module in buffer.transform.modules())
     buffer.extend(plain_tensor([1]))
     check_same(buffer.sample(4), plain_tensor([1, 1, 1, 1]))
-
-
-def test_transforms_can_be_appended_and_inserted():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data + 1)
-    buffer.extend(plain_tensor([1]))
-    assert buffer.append_transform(lambda data: data * 10) is buffer
-    check_same(buffer[:], plain_tensor([20]))
-    assert buffer.insert_transform(0, lambda data: data * 5) is buffer
-    check_same(buffer[:], plain_tensor([60]))
-    assert len(buffer.transform) == 3
-
-
-def test_an_inverted_transform_runs_forward_when_writing():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    buffer.append_transform(Scaled(2.0), invert=True)
-    buffer.extend(plain_tensor([1]))
-    check_same(buffer.storage[:], plain_tensor([2]))
-    check_same(buffer[:], plain_tensor([1]))
-    buffer.insert_transform(0, lambda data: data + 1, invert=True)
-    buffer.extend(plain_tensor([1]))
-    check_same(buffer.storage[1], plain_tensor([3])[0])
 
 
 @pytest.mark.parametrize("rows", [plain_tensor, flat_td, steps])

@@ -65,43 +65,43 @@ class Affine(Transform):
         return (state - self.to_) / self.by
 
 
-PAIRS = {
-    "RewardScaling": lambda library: library.RewardScaling(1.0, 2.0),
-    "RewardClipping": lambda library: library.RewardClipping(-0.5, 0.0),
-    "DoubleToFloat": lambda library: library.DTypeCastTransform(
-        torch.float32, torch.float64, in_keys=["observation", "reward"], in_keys_inv=["action"]
-    ),
-    "ObservationNorm": lambda library: library.ObservationNorm(0.5, 2.0, in_keys=["observation"]),
-    "CatTensors": lambda library: library.CatTensors(["observation"], "vector"),
-    "CatTensors that stay": lambda library: library.CatTensors(["observation"], "vector", del_keys=False),
-    "UnsqueezeTransform": lambda library: library.UnsqueezeTransform(
-        -1, in_keys=["observation"], in_keys_inv=["action"]
-    ),
-    "SqueezeTransform": lambda library: library.SqueezeTransform(-1, in_keys=["reward"]),
-    "FlattenObservation": lambda library: library.FlattenObservation(-1, -1, in_keys=["observation"]),
-    "RenameTransform": lambda library: library.RenameTransform(["observation"], ["seen"], ["action"], ["chosen"]),
-    "RenameTransform of rewards": lambda library: library.RenameTransform(["reward"], ["gain"]),
-    "SignTransform": lambda library: library.SignTransform(in_keys=["reward"]),
-    "ClipTransform": lambda library: library.ClipTransform(in_keys=["observation"], low=-0.5, high=0.5),
-    "BinarizeReward": lambda library: library.BinarizeReward(),
-    "several": lambda library: library.Compose(
-        library.RewardScaling(1.0, 2.0),
-        library.RewardClipping(-0.5, 0.0),
-        library.UnsqueezeTransform(-1, in_keys=["observation"]),
-        library.RenameTransform(["observation"], ["seen"]),
-    ),
-}
-
-
+OBS, ACTION = ["observation"], ["action"]
+CAST = (torch.float32, torch.float64, ["observation", "reward"])
+PAIRS = [
+    [("RewardScaling", (1.0, 2.0), {})],
+    [("RewardClipping", (-0.5, 0.0), {})],
+    [("DTypeCastTransform", CAST, {"in_keys_inv": ACTION})],
+    [("ObservationNorm", (0.5, 2.0, OBS), {})],
+    [("CatTensors", (OBS, "vector"), {})],
+    [("CatTensors", (OBS, "vector"), {"del_keys": False})],
+    [("UnsqueezeTransform", (-1,), {"in_keys": OBS, "in_keys_inv": ACTION})],
+    [("SqueezeTransform", (-1,), {"in_keys": ["reward"]})],
+    [("FlattenObservation", (-1, -1, OBS), {})],
+    [("RenameTransform", (OBS, ["seen"], ACTION, ["chosen"]), {})],
+    [("RenameTransform", (["reward"], ["gain"]), {})],
+    [("SignTransform", (["reward"],), {})],
+    [("ClipTransform", (OBS,), {"low": -0.5, "high": 0.5})],
+    [("BinarizeReward", (), {})],
+    [
+        ("RewardScaling", (1.0, 2.0), {}),
+        ("RewardClipping", (-0.5, 0.0), {}),
+        ("UnsqueezeTransform", (-1,), {"in_keys": OBS}),
+        ("RenameTransform", (OBS, ["seen"]), {}),
+    ],
+]
 ACTIONS = {
-    "DoubleToFloat": specs.Bounded(-2, 2, (1,), dtype=torch.float64),
+    "DTypeCastTransform": specs.Bounded(-2, 2, (1,), dtype=torch.float64),
     "UnsqueezeTransform": specs.Bounded(-2, 2, (1, 1)),
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_rollouts_and_specs_are_those_that_theirs_give(name):
-    make, said = PAIRS[name], {"action": ACTIONS[name]} if name in ACTIONS else None
+@pytest.mark.parametrize("rows", PAIRS, ids=str)
+def test_rollouts_and_specs_are_those_that_theirs_give(rows):
+    def make(library):
+        return library.Compose(*(getattr(library, name)(*args, **kwargs) for name, args, kwargs in rows))
+
+    name = rows[0][0]
+    said = {"action": ACTIONS[name]} if name in ACTIONS and len(rows) == 1 else None
     check_env_specs(env_of(as_torchrl(make(ours))))
     there, here = env_of(make(theirs)), env_of(as_torchrl(make(ours), specs=said))
     check_env_specs(here)
