@@ -100,18 +100,16 @@ def test_a_transform_never_alters_the_items_of_a_list(collate, rows):
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-@pytest.mark.parametrize("index", [slice(0, 2), 0], ids=repr)
-def test_a_draw_of_a_view_is_a_copy(make, index):
+def test_a_draw_of_a_view_is_a_copy(make):
     class Views(RandomSampler):
         def sample(self, storage, batch_size):
-            return index, {}
+            return slice(0, 2), {}
 
     kind = TensorDictReplayBuffer if make is ListStorage else ReplayBuffer
     buffer = kind(storage=make(4), sampler=Views())
     buffer.extend(flat_td([1, 2, 3]))
     before = buffer.storage[1].clone()
-    batch = buffer.sample(2) if isinstance(index, slice) else buffer.sample(1, return_info=True)[0]
-    batch["obs"].zero_()
+    buffer.sample(2)["obs"].zero_()
     check_same(buffer.storage[1], before)
     assert all(row["obs"].all() and "note" not in row for row in buffer.storage)
 
