@@ -7,13 +7,8 @@ import sys
 from typing import Any
 
 import compare
-import gpu_trees
-import jax
-import jax.numpy as jnp
 import measure
 import numpy as np
-import plain
-import plots
 import pytest
 import records
 import run
@@ -68,13 +63,6 @@ def test_a_measurement_keeps_its_rounds():
     assert measure.Timing.of(timing.record(), "another name").us == timing.record()["us"]
 
 
-def test_a_line_without_a_rival_is_measured_beside_the_yardstick():
-    timing = measure.compare("a line", {"ours": lambda: None}, quick=True)
-    assert set(timing.rounds) == {"ours", measure.YARDSTICK}
-    assert set(timing.us) == {"ours"}
-    assert timing.ratio == {}
-
-
 def test_the_same_numbers_are_no_change(tmp_path, capsys):
     assert status(tmp_path, results(100), results(100)) == 0
     assert "0 slower, 0 unclear, 0 faster, 2 same" in capsys.readouterr().out
@@ -93,45 +81,6 @@ def test_what_takes_half_as_long_again_is_slower(tmp_path, capsys, drift):
     assert "slower:" in told
     assert EXTEND in told
     assert "2 slower" in told
-
-
-def test_what_takes_a_third_less_is_faster(tmp_path, capsys):
-    assert status(tmp_path, results(150), results(100, seed=1)) == 0
-    assert "2 faster" in capsys.readouterr().out
-
-
-def test_less_than_the_least_effect_is_the_same(tmp_path, capsys):
-    assert status(tmp_path, results(100, noise=0.001), results(105, seed=1, noise=0.001)) == 0
-    assert "2 same" in capsys.readouterr().out
-    assert status(tmp_path, results(100, noise=0.001), results(140, seed=1, noise=0.001), "--least", "0.5") == 0
-
-
-def test_more_runs_tell_smaller_changes(tmp_path):
-    def runs(ours: float, first: int) -> Results:
-        several = [results(ours, seed=seed)["scripts"]["torch_uniform"] for seed in range(first, first + 8)]
-        return results(ours) | {"scripts": {"torch_uniform": records.joined(several)}}
-
-    assert status(tmp_path, results(100), results(115, seed=1)) == 0
-    assert status(tmp_path, runs(100, 0), runs(115, 8)) == 1
-
-
-def test_a_change_of_one_rival_does_not_hide_in_another(tmp_path):
-    """The steadiest rival is the measure; one that is not in both files is none."""
-    assert status(tmp_path, results(100), results(150, seed=1, rivals=2)) == 1
-    assert status(tmp_path, results(100, rivals=0), results(150, seed=1)) == 1
-
-
-def test_another_form_of_ours_is_no_measure(tmp_path, capsys):
-    old, new = (
-        made_of({"gpu": [_timing("cycle", {"ours": [us] * 9, "ours, calls": [us] * 9})]}, {}) for us in (100.0, 300.0)
-    )
-    assert status(tmp_path, old, new) == 1
-    assert "by its time alone" in capsys.readouterr().out
-
-
-def test_a_time_alone_may_drift(tmp_path):
-    old, drifted = (made_of({"scaling": [_timing("sample", {"ours": [us] * 9})]}, {}) for us in (100.0, 150.0))
-    assert status(tmp_path, old, drifted) == 0
 
 
 def test_lines_in_one_file_only_are_named(tmp_path, capsys):
@@ -176,15 +125,6 @@ def test_files_that_are_no_results_are_refused(tmp_path, capsys, text):
         records.read(tmp_path / "none.json")
 
 
-def test_spreads_are_quartiles_over_all_runs():
-    lines = [_timing("a line", {"ours": [first, 20.0], "torchrl": [40.0, 40.0]}).record() for first in (10.0, 30.0)]
-    about: Results = {"about": {}, "values": {}}
-    line = records.joined([about | {"timings": [each]} for each in lines])["timings"][0]
-    assert line["us_spread"]["ours"] == pytest.approx([17.5, 22.5])
-    assert line["ratio_spread"]["torchrl"] == pytest.approx([40 / 22.5, 40 / 17.5], rel=0.1)
-    assert line["rounds"]["ours"] == [[10, 20], [30, 20]]
-
-
 def test_targets_say_what_they_were_measured_against():
     table = targets.table(results(80))
     row = next(line for line in table.splitlines() if EXTEND in line)
@@ -195,17 +135,6 @@ def test_targets_say_what_they_were_measured_against():
     absent["failed"]["ted"] = "exit status 1"
     assert "not measured: ted failed" in targets.table(absent)
     assert "not measured: jit_cycle was not run" in targets.table(absent)
-
-
-def test_cpprb_stands_in_and_an_estimate_is_called_one():
-    cycle = "extend + sample + update, batch 256"
-    uniform = _timing("LazyTensorStorage, sample 256", {"ours": [100.0], "torchrl": [200.0]})
-    made = made_of(
-        {"torch_uniform": [uniform], "torch_prioritized": [_timing(cycle, {"ours": [300.0], "cpprb": [390.0]})]}, {}
-    )
-    rows = [line for line in targets.table(made).splitlines() if cycle in line]
-    assert "1.30  MISSED (cpprb / ours, cpprb stands in)" in rows[0]
-    assert "2.97  met (torchrl by estimate" in rows[1]
 
 
 @pytest.mark.parametrize("script", sorted({target.script for target in targets.TARGETS}))
@@ -258,57 +187,3 @@ def test_what_was_measured_on_a_busy_machine_is_called_that(tmp_path, capsys):
     assert "not to be believed: torch_uniform (1.5 cores)" in targets.table(busy)
     assert status(tmp_path, results(100), busy) == 0
     assert "new.json: measured while others used the machine" in capsys.readouterr().err
-
-
-def test_plots_are_the_same_for_the_same_numbers(tmp_path, capsys):
-    made = results(100)
-    growing = [_timing(f"sample 256, {10**k} items", {"ours": [100.0 * k]}) for k in (4, 5)]
-    batches = [_timing(f"cycle, batch {n}", {"ours": [100.0 + n], "NumPy": [90.0 + n]}) for n in (16, 64)]
-    made["scripts"] |= made_of({"scaling": growing, "batch_sizes": batches}, {})["scripts"]
-    records.write(tmp_path / "results.json", made)
-    for folder in ("one", "other"):
-        assert plots.main([str(tmp_path / "results.json"), "--folder", str(tmp_path / folder)]) == 0
-    for name in plots.PLOTS:
-        one, other = ((tmp_path / folder / f"{name}.svg").read_bytes() for folder in ("one", "other"))
-        assert one == other
-        assert b"<svg" in one
-    del made["scripts"]["scaling"]
-    records.write(tmp_path / "results.json", made)
-    capsys.readouterr()
-    assert plots.main([str(tmp_path / "results.json"), "--folder", str(tmp_path / "one")]) == 0
-    assert "growth: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", [plain.Numpy, plain.PrioritizedNumpy, plain.Torch, plain.PrioritizedTorch])
-def test_plain_rings_write_in_order_and_draw_what_they_hold(kind):
-    import torch
-
-    by_torch = issubclass(kind, plain.Torch)
-    numbers = torch.arange(10.0) if by_torch else np.arange(10.0)
-    ring = kind({"x": numbers}, 4, *((0.6, 0.4) if "Prioritized" in kind.__name__ else ()))
-    assert list(map(int, ring.extend({"x": numbers[5:8]}))) == [0, 1, 2]
-    assert ring.add({"x": numbers[9]}) == 3
-    assert int(ring.extend({"x": numbers[1:2]})[0]) == 0
-    drawn = ring.sample(400)
-    assert set(map(float, drawn["x"])) == {1.0, 6.0, 7.0, 9.0}
-    if "Prioritized" in kind.__name__:
-        only = torch.tensor([2]) if by_torch else np.array([2])
-        others = torch.tensor([0, 1, 3]) if by_torch else np.array([0, 1, 3])
-        ring.update(others, numbers[:1] * 0 + 1e-12)
-        ring.update(only, numbers[4:5])
-        drawn = ring.sample(100)
-        assert set(map(float, drawn["x"])) == {7.0}
-        assert float(max(drawn["weight"])) <= 1
-
-
-@pytest.mark.parametrize("way", [gpu_trees.FanOut(16), gpu_trees.BlockSums(32)], ids=repr)
-def test_other_trees_find_what_a_running_sum_does(way):
-    draw = np.random.default_rng(0)
-    values = draw.integers(0, 5, 600).astype(np.float32)
-    slots = draw.permutation(600)[:64].astype(np.int32)
-    new = draw.integers(0, 9, 64).astype(np.float32)
-    after = values.copy()
-    after[slots] = new
-    masses = draw.integers(0, int(after.sum()), 256).astype(np.float32) + np.float32(0.5)
-    found = jax.jit(lambda: way.find(way.update(way.of(jnp.asarray(values)), slots, new), masses))()
-    np.testing.assert_array_equal(found, np.searchsorted(np.cumsum(after), masses, side="right"))

@@ -146,14 +146,3 @@ def test_a_hundred_million_items(door) -> None:
     chances = np.append(mass, rest) / (mass.sum() + rest)
     counts = np.append(np.bincount(place[hit], minlength=chosen.size), (~hit).sum())
     uniform_frequencies(counts, chances)
-
-
-@pytest.mark.slow
-def test_a_hundred_million_items_drawn_evenly() -> None:
-    need(2 * 10**9)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(LARGE))
-    for start in range(0, LARGE, 10**7):
-        buffer.extend(TensorDict({"id": torch.arange(start, start + 10**7, dtype=torch.int32)}, [10**7]))
-    found = buffer.sample(262_144)
-    np.testing.assert_array_equal(found["id"].numpy(), found["index"].numpy())
-    uniform_frequencies(np.bincount(found["index"].numpy() // (LARGE // 64), minlength=64), np.full(64, 1 / 64))

@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDict
 
 import fbuf
-from fbuf import free_memory
 from interop import (
     LazyFrameStorage,
     LazyMemmapStorage,
@@ -120,18 +119,6 @@ def files(folder: Path) -> Any:
 
 
 @slow
-def test_a_leaf_on_a_gpu() -> None:
-    if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 3 * BYTES:
-        pytest.skip("needs a GPU with 8 GB of free memory")
-    sampler = PrioritizedSampler(ROWS, 1.0, 0.5, 0.0)
-    buffer, ring = TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS, device="cuda"), sampler=sampler), Ring(ROWS)
-    for count in (*(CHUNK,) * (ROWS // CHUNK), 16):
-        ids, slots = ring.extend(count)
-        np.testing.assert_array_equal(buffer.extend(told(KIND.rows(ids)).to("cuda")).cpu().numpy(), slots)
-    check_reads(buffer, ring)
-
-
-@slow
 @pytest.mark.parametrize("make", [memory, anonymous, files], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 def test_a_leaf_through_torch(make, shared, tmp_path) -> None:
@@ -179,31 +166,6 @@ def check_reads(buffer: ReplayBuffer, ring: Ring) -> None:
 
 
 @slow
-def test_lanes_through_torch() -> None:
-    need(2 * BYTES)
-    buffer, ring = TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS, ndim=2)), Ring(ROWS)
-    for _ in range(ROWS // CHUNK):
-        ids, _ = ring.extend(CHUNK)
-        rows = torch.from_numpy(KIND.rows(ids)["leaf 0"]).reshape(-1, 8, WIDTH).transpose(0, 1)
-        buffer.extend(TensorDict({"leaf 0": rows}, [8, CHUNK // 8]))  # [lanes, time]
-    found, info = buffer.sample(1_000, return_info=True)
-    time, lane = (each.numpy() for each in info["index"])
-    KIND.check({"leaf 0": found["leaf 0"]}, ring.held[time * 8 + lane])
-    assert (time * 8 + lane).max() > 1 << 15
-
-
-@slow
-def test_a_batch_through_torch() -> None:
-    batch, kind = 262_144, Kind(8_200)
-    need(3 * batch * 8_200)
-    buffer, ring = ReplayBuffer(storage=LazyTensorStorage(100)), Ring(100)
-    buffer.extend(told(kind.rows(ring.extend(100)[0])))
-    found, info = buffer.sample(batch, return_info=True)
-    np.testing.assert_array_equal(kind.ids(found), ring.held[info["index"].numpy()])
-    kind.check({"leaf 0": found["leaf 0"][-2_000:]}, ring.held[info["index"].numpy()[-2_000:]])
-
-
-@slow
 def test_items_beyond_the_integers_of_32_bits() -> None:
     count = 2**31 + 1_000
     need(2 * count)
@@ -220,21 +182,6 @@ def test_items_beyond_the_integers_of_32_bits() -> None:
     found = buffer[index]
     assert bool(((found == (index >> 28) + 1) | (index < 2) | (index == 2**31 + 5)).all())
     assert int(index.max()) > 2**31 - 10**6
-
-
-@slow
-def test_frames_beyond_the_integers_of_32_bits(monkeypatch) -> None:
-    capacity = 2**31 - 10  # the last frames of trajectories stand behind the ring: beyond 2^31
-    need(1 << 30)
-    monkeypatch.setattr(free_memory, "at", lambda place: None)  # hardly any of it is used
-    buffer = TensorDictReplayBuffer(storage=LazyFrameStorage(capacity, stack=1, finals=100))
-    frames = torch.arange(40, dtype=torch.uint8).reshape(-1, 1, 1, 1)
-    done = (torch.arange(40) % 2 == 1).reshape(-1, 1)
-    following = torch.where(done.reshape(-1, 1, 1, 1), frames + 100, frames + 1)
-    following[0::2] = frames[1::2]
-    buffer.extend(TensorDict({"pixels": frames, "next": TensorDict({"pixels": following, "done": done}, [40])}, [40]))
-    found = buffer[torch.arange(40)]
-    assert torch.equal(found["pixels"], frames) and torch.equal(found["next", "pixels"], following)
 
 
 # ------------------------------------------------------------------ what is too large is refused at once

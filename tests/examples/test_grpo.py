@@ -70,7 +70,3 @@ def test_a_spoilt_batch_does_not(grpo, drawn, spoil):
     spoil(batch)
     with pytest.raises(AssertionError):
         grpo.check(batch, drawn[1], 1)
-
-
-def test_rewards_are_shares_of_the_places(grpo):
-    assert grpo.reward_of("abc", "cac", 4) == 0.5 and grpo.reward_of("abc", "", 4) == 0

@@ -1,7 +1,6 @@
 """Hindsight on the lake, shortened; and its checks see what they are there to see."""
 
 import pytest
-import torch
 
 from tests.examples.test_examples import load
 
@@ -69,15 +68,3 @@ def test_a_spoilt_batch_does_not(her, drawn, spoil):
     spoil(her, batch)
     with pytest.raises(AssertionError):
         her.check(batch, told, 0.8)
-
-
-def test_goals_are_found_where_the_way_is_known(her):
-    env = her.lake(her.parse(["--size", "5", "--frozen", "1"]))
-    _, down, right, _ = torch.eye(4)
-
-    def straight(cell, goal):
-        ahead = (goal > cell).float()
-        return ahead[:, :1] * down + ahead[:, 1:] * right
-
-    assert her.found(env, straight) == 1
-    assert her.found(env, lambda cell, goal: right.expand(len(goal), 4)) == 4 / 24  # along the first row

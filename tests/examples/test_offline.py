@@ -1,7 +1,5 @@
 """Offline RL from a recorded dataset, shortened; its returns, and what it learns where the best action is known."""
 
-import json
-
 import gymnasium
 import minari
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop.specs import Bounded, Categorical
+from interop.specs import Bounded
 from tests.examples.test_examples import load
 
 # minari leaves the removal of its temporary folders to the collector of garbage.
@@ -73,25 +71,6 @@ def test_another_dataset_needs_no_environment_and_no_scores(offline, capsys):
     assert "there is no environment: the dataset names none" in capsys.readouterr().out
 
 
-def test_the_environment_of_a_dataset_is_made_where_it_can_be(offline, capsys):
-    spec = json.loads(gymnasium.spec("Pendulum-v1").to_json())
-    env = offline.environment({"env_spec": {**spec, "autoreset": False, "max_episode_steps": 7}})
-    assert env.spec.max_episode_steps == 7
-    evaluation = json.dumps({**spec, "max_episode_steps": 9})
-    assert offline.environment({"env_spec": spec, "eval_env_spec": evaluation}).spec.max_episode_steps == 9
-    for missing in (None, {"id": "Absent-v0"}, {**spec, "entry_point": "absent.module:Env"}):
-        assert offline.environment({"env_spec": missing}) is None
-    assert capsys.readouterr().out.count("not evaluated") == 3
-
-
-def test_the_controller_holds_the_rod_up(offline):
-    env = gymnasium.make("Pendulum-v1")
-    assert offline.play(env, offline.controller, range(5)) > -400
-    random = offline.careless(1.0, np.random.default_rng(0))
-    assert offline.play(env, random, range(5)) < -600
-    assert env.unwrapped.state is not None
-
-
 def test_returns_stop_at_the_end_of_a_slice_and_at_a_terminal_step(offline):
     g = offline.GAMMA
     reward, value = torch.tensor([[1.0, 2, 4, 8]]), torch.tensor([[10.0, 20, 30, 40]])
@@ -117,9 +96,3 @@ def test_good_actions_are_learned_and_the_clone_takes_the_mean(offline):
     assert learned == pytest.approx([3], abs=0.4)
     assert clone == pytest.approx([2], abs=0.4)
     assert learned.dtype == np.float32
-
-
-@pytest.mark.parametrize("actions", [Categorical(3), Bounded(0, 3, (1,), dtype=torch.int64), None])
-def test_actions_that_are_not_continuous_are_refused(offline, actions):
-    with pytest.raises(SystemExit, match="continuous and bounded"):
-        offline.Learner(TensorDict({}, [1]), actions, 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf import Buffer, Fifo, FifoState, Slices, Trajectories
+from fbuf import Buffer, Fifo, FifoState
 from tests.fbuf.compiled import extend, init, jit, sample
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -83,13 +83,3 @@ def test_slots_near_the_largest_capacity_do_not_overflow() -> None:
     late, draw = draw_from(Fifo(), late, jax.random.key(0), 8, jnp.int32(capacity))
     np.testing.assert_array_equal(draw.slots[:5], [capacity - 3, capacity - 2, capacity - 1, 0, 1])
     np.testing.assert_array_equal(draw.valid, np.arange(8) < 5)
-
-
-def test_what_has_no_meaning_is_refused() -> None:
-    buffer = Buffer(4, Fifo())
-    with pytest.raises(TypeError, match="Fifo keeps no priorities"):
-        buffer.update(buffer.init(np.float32(0)), np.zeros(2, np.int32), np.ones(2, np.float32))
-    with pytest.raises(TypeError, match="needs the order of writing"):
-        Buffer(4, Slices(2, starts=Fifo()), trajectories=Trajectories("done"))
-    with pytest.raises(ValueError, match="the state was not made for"):
-        Buffer(4, Fifo()).sample(Buffer(4).init(np.float32(0)), jax.random.key(0), 2)

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,12 +123,6 @@ def test_a_recording_that_begins_in_the_midst_of_an_episode_gives_no_stack_that_
     assert buffer.clear(state).frames[0].unlike == 0
 
 
-def test_of_items_of_one_frame_none_is_lost_while_there_are_finals_for_each() -> None:
-    buffer = BUFFERS[0][0]
-    rows, state = rows_of(buffer, [[UNRELATED]] * 13)
-    assert played(buffer, state, batch_of(rows, ()))[1][1].all()
-
-
 def test_the_count_of_rows_may_pass_what_32_bits_hold() -> None:
     buffer = BUFFERS[0][0]
     rows, state = rows_of(buffer, random_kinds(13, 1, 0.3))
@@ -195,23 +188,3 @@ def test_items_may_have_several_observations_anywhere_in_any_structure() -> None
     assert len(jax.tree.leaves(state.items)) == 1
     assert is_intact.all()
     jax.tree.map(lambda kept, given: np.testing.assert_array_equal(kept, np.roll(given[-6:], 3, 0)), items, batch)
-
-
-def test_a_stream_of_gymnasium_comes_back_bit_for_bit() -> None:
-    env: Any = gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1", max_episode_steps=15), 4)
-    env.action_space.seed(0)
-    items, (obs, _) = [], env.reset(seed=0)
-    for _ in range(250):
-        following, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        items.append({"obs": obs, "next_obs": following, "one": obs[-1], "next_one": following[-1]})
-        items[-1].update(reward=np.float32(reward), terminated=np.bool_(terminated), truncated=np.bool_(truncated))
-        obs = env.reset()[0] if terminated or truncated else following
-    rules = (Frames(stack=4, axis=0), Frames("one", "next_one", stack=1))
-    buffer = Buffer(100, trajectories=EPISODES, frames=rules)
-    batch = jax.tree.map(lambda *leaves: np.stack(leaves), *items)
-    _, (found, is_intact), _ = played(buffer, init(buffer, items[0]), batch)
-    assert is_intact.all()
-    for end in ("terminated", "truncated"):
-        assert 0 < batch[end].sum() < 100
-    for key, values in batch.items():
-        np.testing.assert_array_equal(np.roll(found[key], -50, 0), values[-100:])

@@ -1,15 +1,12 @@
 """Frames that could not be, or that items, batches and states do not fit, are refused while tracing; a rule is a value."""
 
-import dataclasses
 import itertools
-import pickle
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-import fbuf
 from fbuf import Buffer, Frames, Trajectories
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -89,13 +86,3 @@ def test_a_state_of_a_buffer_with_other_frames_is_refused() -> None:
         if i != j:
             with pytest.raises(ValueError, match="other"):
                 buffer.read(state, np.arange(2))
-
-
-def test_a_rule_of_frames_is_a_value() -> None:
-    rule = Frames(("a", "b"), "c", stack=2, finals=3)
-    for twin in (pickle.loads(pickle.dumps(rule)), dataclasses.replace(rule), eval(repr(rule), {"Frames": Frames})):
-        assert twin == rule
-        assert hash(twin) == hash(rule)
-    ends = Trajectories(terminated="end")
-    assert Buffer(4, trajectories=ends, frames=rule) == Buffer(4, trajectories=ends, frames=(rule,))
-    assert fbuf.Frames().stack == 4

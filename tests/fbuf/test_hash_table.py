@@ -1,7 +1,5 @@
 """The hash table against a dict; full tables, equal keys and hashes; what is compiled."""
 
-import functools
-import pickle
 import re
 
 import jax
@@ -105,17 +103,6 @@ def test_a_key_behind_one_that_found_no_room_is_found(monkeypatch):
     jax.clear_caches()
 
 
-def test_many_keys_are_found():
-    table = HashTable(3000)
-    keys = np.random.default_rng(0).integers(-(2**31), 2**31 - 1, (3000, 2), dtype=np.int32)
-    state, slots, valid = table.insert(table.init(keys[0], np.int32(0)), keys, np.arange(3000, dtype=np.int32))
-    assert slots.tolist() == list(range(3000)) and valid.all()
-    order = np.random.default_rng(1).permutation(3000)
-    found, _ = table.find(state, keys[order])
-    assert (np.asarray(table.read(state, found)) == order).all()
-    assert not table.find(state, keys ^ 1)[1].any()
-
-
 def test_under_vmap_and_scan_it_is_the_same():
     table = HashTable(5)
     keys = np.random.default_rng(0).integers(0, 7, (3, 4, 6)).astype(np.int32)  # tables, steps, batch
@@ -144,21 +131,6 @@ def test_a_donated_table_is_written_in_place(name, rows):
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes == size and memory.temp_size_in_bytes < 1e-2 * size
     assert not re.search(r"= \w+\[\d{6}[^=]* copy(?:-start)?\(", program.as_text())
-
-
-def test_five_equal_tables_are_traced_once():
-    traces = []
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def counted(table, state, keys):
-        traces.append(table)
-        return table.insert(state, keys, keys)[0]
-
-    for size in range(5):
-        table = pickle.loads(pickle.dumps(HashTable(6)))
-        state = table.init(np.int32(0), np.int32(0))
-        counted(table, state, np.full(3, size, np.int32))
-    assert len(traces) == 1 and repr(table) == "HashTable(capacity=6)"
 
 
 def test_what_does_not_fit_is_refused():

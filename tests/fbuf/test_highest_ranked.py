@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, Fifo, HighestRanked, Prioritized, Shuffled, Slices, Trajectories, Uniform
-from tests.fbuf.compiled import extend, init, sample, update
-from tests.fbuf.model import PrioritiesModel, assert_same, assert_tree_is_exact
+from fbuf import Buffer, BufferState, Fifo, HighestRanked, Slices, Trajectories
+from tests.fbuf.compiled import extend, init
+from tests.fbuf.model import assert_same
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -150,45 +150,6 @@ def test_many_items_over_three_levels_leave_what_a_heap_leaves() -> None:
         np.testing.assert_array_equal(slots, expected)
     np.testing.assert_array_equal(state.items["name"], names)
     assert 0 < np.sum(slots >= 0) < count
-
-
-@given(data=st.data())
-@pytest.mark.parametrize("new_items", [pytest.param("highest_ever", marks=pytest.mark.slow), "highest_stored"])
-@settings(max_examples=12)
-def test_new_items_get_priorities_and_the_others_keep_theirs(new_items: Any, data: st.DataObject) -> None:
-    rule = Prioritized(alpha=1, eps=0.5, new_items=new_items)
-    buffer, model = Buffer(5, rule, writer=RULE), RankedModel(5)
-    priorities = PrioritiesModel(5, 1, 0.5, new_items)
-    state = empty(buffer)
-    for i in range(data.draw(st.integers(1, 6))):
-        ranks = data.draw(st.lists(st.sampled_from(RANKS), min_size=3, max_size=3))
-        state, slots = extend(buffer, state, batch_of(ranks, [i] * 3))
-        kept = [slot for slot in model.extend([float(rank) for rank in ranks], [i] * 3) if slot >= 0]
-        if kept:
-            priorities.written(np.asarray(kept))
-        new = data.draw(st.lists(st.sampled_from([0.5, 1.0, 3.0, 7.0]), min_size=3, max_size=3))
-        given = np.asarray(new, np.float32)
-        state = update(buffer, state, slots, given)  # -1 is no slot
-        priorities.update(np.asarray(slots), given)
-        np.testing.assert_array_equal(state.sampler.priorities[:5], priorities.given)
-        assert state.sampler.highest == priorities.highest
-        assert_tree_is_exact(state.sampler.tree)
-        check(buffer, state, model)
-
-
-@pytest.mark.parametrize(
-    "sampler", [pytest.param(Uniform(), marks=pytest.mark.slow), Prioritized(), Shuffled()], ids=repr
-)
-def test_what_stays_is_sampled(sampler: Any) -> None:
-    buffer = Buffer(6, sampler, writer=RULE)
-    state, slots = extend(buffer, empty(buffer), batch_of([3, np.nan, 1, 2], range(4)))
-    assert slots.tolist() == [0, -1, 1, 2]
-    _, items, draw = sample(buffer, state, jax.random.key(0), 16)
-    assert draw.size == 3
-    assert set(items["name"][draw.valid].tolist()) == {0, 2, 3}
-    refused, slots = extend(buffer, state, batch_of([np.nan] * 4, range(4)))
-    assert (slots == -1).all()
-    assert_same((refused.items, refused.sampler), (state.items, state.sampler))
 
 
 class Pair(NamedTuple):

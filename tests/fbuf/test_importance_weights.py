@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Draw, Uniform, importance_weights
+from fbuf import Draw, importance_weights
 from tests.fbuf.compiled import jit
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -29,19 +29,6 @@ def draw_of(probability: Any, smallest: float, size: int, valid: Any = True) -> 
         smallest=jnp.float32(smallest),
         size=jnp.int32(size),
     )
-
-
-def test_two_items_by_hand() -> None:
-    draw = draw_of([2 / 3, 1 / 3], 1 / 3, 2)
-    np.testing.assert_allclose(weights(draw, 1.0, "none"), [0.75, 1.5], rtol=1e-6)
-    np.testing.assert_allclose(weights(draw, 1.0, "buffer"), [0.5, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(weights(draw, 0.5, "buffer"), [0.5**0.5, 1.0], rtol=1e-6)
-
-
-def test_the_buffer_counts_where_the_least_likely_item_was_not_drawn() -> None:
-    draw = draw_of([0.5, 0.25], 0.125, 5)
-    np.testing.assert_allclose(weights(draw, 1.0, "buffer"), [0.25, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(weights(draw, 1.0, "batch"), [0.5, 1.0], rtol=1e-6)
 
 
 @given(
@@ -70,18 +57,6 @@ def test_no_weight_is_above_one(normalize: str) -> None:
     for share in range(1, 100):
         least = np.float32(share / 18203)
         assert (weights(draw_of([least] * 4 + [0.5] * 4, least, 9), 1.0, normalize) <= 1).all()
-
-
-@pytest.mark.parametrize("normalize", NORMALIZE)
-def test_without_beta_all_weigh_one(normalize: str) -> None:
-    np.testing.assert_array_equal(weights(draw_of([0.5, 0.25, 1e-8], 1e-8, 3), 0.0, normalize), np.ones(3))
-
-
-@pytest.mark.parametrize("normalize", NORMALIZE)
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_uniform_draws_weigh_one(normalize: str, beta: float) -> None:
-    _, draw = Uniform().sample((), jax.random.key(0), 5, jnp.int32(7))
-    np.testing.assert_allclose(weights(draw, beta, normalize), np.ones(5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)

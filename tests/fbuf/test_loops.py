@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage, tree_in_loops
-from fbuf.fusion import computed_once
+from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage
 from fbuf.trajectories import TrajectoryState
 from tests.fbuf.compiled import fill_tree, jit
 from tests.fbuf.every_pair import items
@@ -45,14 +44,6 @@ def test_a_step_on_each_of_several_devices_is_the_step_on_one(kind: str) -> None
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), *found)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
-def test_a_value_computed_once_is_the_same_value(dtype: Any) -> None:
-    values = np.asarray([0, 1, 2**31 - 1, 5e8, 77], dtype)
-    signed = values if dtype is np.uint32 else np.concatenate([values, -values])
-    kept = jax.jit(computed_once)(signed)
-    np.testing.assert_array_equal(np.asarray(kept).view(np.uint32), signed.view(np.uint32))
-
-
 @pytest.mark.parametrize("lanes", [(), (2,)])
 def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
     random, capacity, count = np.random.default_rng(0), 100, 70
@@ -68,13 +59,6 @@ def test_rows_are_written_around_the_ring_alike(lanes: tuple[int, ...]) -> None:
         written = jax.jit(storage.write_around)(items, np.int32(first), batch)
         rows = (first + np.arange(count)) % capacity
         jax.tree.map(lambda a, b, rows=rows: np.testing.assert_array_equal(a[rows], b), written, batch)
-
-
-def test_a_search_without_jit_is_the_same() -> None:
-    tree, masses = priority_tree.fill(priority_tree.init(9), jnp.arange(9.0)), jnp.linspace(0, 35, 3)
-    expected = priority_tree.find(tree, masses)
-    with jax.disable_jit():
-        np.testing.assert_array_equal(priority_tree.find(tree, masses), expected)
 
 
 @pytest.mark.parametrize("count", [8, 70])
@@ -134,23 +118,6 @@ def test_priorities_of_new_rows_are_set_alike(first: int) -> None:
     broken[-2] = 77
     for each in (slots, slots % 5000, broken, shuffled):
         assert_alike(both(priority_tree.update), tree, each, np.linspace(0, 9, 32, dtype=np.float32))
-
-
-def test_parents_of_new_rows_are_recomputed_once_and_not_for_each_row() -> None:
-    tree, slots, sums = priority_tree.fill(priority_tree.init(5000), jnp.ones(5000)), jnp.arange(60, 92), []
-
-    def add(a: jax.Array, b: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda: sums.append(1))
-        return a + b
-
-    def climb(leaves: jax.Array, nodes: jax.Array, slots: jax.Array) -> list[jax.Array]:
-        levels = ((0, 626), (632, 79), (712, 10), (728, 2), (736, 1))
-        return tree_in_loops.climb(8, levels, [add], [lambda leaf: leaf], leaves, [nodes], slots)
-
-    (nodes,) = jax.jit(climb)(tree.leaves.at[slots].set(2), tree.sums, slots)
-    jax.effects_barrier()
-    np.testing.assert_array_equal(nodes, priority_tree.update(tree, slots, jnp.full(32, 2.0)).sums)
-    assert len(sums) <= 7 * (5 + 2 + 13)  # two nodes at most more than a level has above the rows; all of small levels
 
 
 @pytest.mark.parametrize("lanes", [(), (2, 2)])

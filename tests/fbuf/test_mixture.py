@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from fbuf import (
@@ -70,14 +68,6 @@ def test_fixed_shares_are_rounded_by_largest_remainders(shares: Any, total: int,
     assert _apportioned(shares, total) == counts
 
 
-@given(shares=st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(any), total=st.integers(1, 10_000))
-def test_fixed_shares_add_up(shares: list[float], total: int) -> None:
-    counts = _apportioned(shares, total)
-    assert sum(counts) == total
-    exact = np.asarray(shares) / np.sum(shares) * total
-    assert (np.abs(counts - exact) < 1 + 1e-6).all()
-
-
 @pytest.mark.parametrize("given", [{"shares": (1, 3)}, {"counts": (2, 6)}], ids=str)
 def test_each_member_gives_its_rows_in_turn(given: dict[str, Any]) -> None:
     mixture = Mixture((Buffer(5, lanes=(2,)), Buffer(9, Prioritized(alpha=1, eps=0))), **given)
@@ -123,16 +113,6 @@ def test_items_are_drawn_as_often_as_the_draw_says(shares: Any, drawn: bool) -> 
     assert draw.size == 3 * np.count_nonzero(parts)
     np.testing.assert_allclose(importance_weights(draw, 1.0, "none"), 1 / (draw.size * law[place]), rtol=1e-5)
     np.testing.assert_allclose(importance_weights(draw, 1.0), law[law > 0].min() / law[place], rtol=1e-5)
-
-
-def test_members_of_drawn_rows_do_not_depend_on_each_other() -> None:
-    mixture = Mixture((Buffer(4), Buffer(4), Buffer(4)), (2, 1, 1), drawn=True)
-    states = filled(mixture, 1, 1, 1)
-    _, _, draw = sample(mixture, states, jax.random.key(0), 40_000)
-    member = np.asarray(draw.member)
-    pairs = np.bincount(member[:-1:2] * 3 + member[1::2], minlength=9)
-    law = np.outer([0.5, 0.25, 0.25], [0.5, 0.25, 0.25]).reshape(-1)
-    assert stats.chisquare(pairs, law * pairs.sum()).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -191,17 +171,6 @@ def test_priorities_go_to_the_member_that_a_row_came_from() -> None:
     assert_same(after[2], last)
 
 
-def test_rows_that_are_not_valid_get_no_priority() -> None:
-    mixture = Mixture((Buffer(6, Prioritized(eps=0)), Buffer(4, Prioritized())))
-    states = filled(mixture, 2, 2)
-    states = (update(mixture.buffers[0], states[0], np.arange(2), np.zeros(2, np.float32)), states[1])
-    states, _, draw = sample(mixture, states, jax.random.key(1), 4)
-    np.testing.assert_array_equal(draw.valid, [False, False, True, True])
-    after = update_all(mixture, states, draw, np.full(4, 7, np.float32))
-    assert_same(after[0], states[0])
-    assert after[1].sampler.highest == 7
-
-
 def test_members_that_return_each_item_once_do_so_in_a_mixture() -> None:
     mixture = Mixture((Buffer(6, Shuffled()), Buffer(5, Fifo())), counts=(4, 2))
     states = filled(mixture, 6, 5)
@@ -216,37 +185,6 @@ def test_members_that_return_each_item_once_do_so_in_a_mixture() -> None:
             np.testing.assert_allclose(draw.probability[own], chance, rtol=1e-6)
     assert sorted(seen[0][:6]) == sorted(seen[0][6:]) == list(range(6))
     assert seen[1] == list(range(5))
-
-
-@pytest.mark.parametrize("drawn", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_slices_of_several_buffers_make_one_batch(drawn: bool) -> None:
-    mixture = Mixture(
-        (
-            Buffer(20, Slices(3, starts=Prioritized()), trajectories=ENDS),
-            Buffer(15, Slices(3), lanes=(2,), trajectories=ENDS),
-        ),
-        (1, 2),
-        drawn,
-    )
-    states = []
-    for i, buffer in enumerate(mixture.buffers):
-        values = 1000 * i + np.arange(12 * buffer.items_per_row, dtype=np.float32).reshape(12, *buffer.lanes)
-        batch = {"value": values, "done": np.arange(12).reshape(12, *(1 for _ in buffer.lanes)) % 4 == 3}
-        batch["done"] = np.broadcast_to(batch["done"], values.shape)
-        state, _ = extend(buffer, init(buffer, {"value": np.float32(0), "done": np.bool_(False)}), batch)
-        states.append(state)
-    after, items, draw = sample(mixture, tuple(states), jax.random.key(0), 18)
-    assert items["value"].shape == draw.slots.shape == draw.mask.shape == (6, 3)
-    assert draw.member.shape == draw.valid.shape == draw.starts.shape == (6,)
-    np.testing.assert_array_equal(items["value"], 1000 * draw.member[:, None] + draw.slots)
-    assert not items["done"][:, :2].any()
-    if not drawn:
-        assert parts(draw) == [2, 4]
-    changed = update_all(mixture, after, draw, np.full(6, 9, np.float32))
-    own = np.asarray(draw.starts)[np.asarray(draw.member) == 0]
-    priorities = np.asarray(changed[0].sampler.starts.priorities)
-    assert set(np.flatnonzero(priorities == 9)) == set(own.tolist())
-    assert_same(changed[1], after[1])
 
 
 A, B = Buffer(4), Buffer(5, Prioritized())

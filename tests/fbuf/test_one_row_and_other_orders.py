@@ -1,19 +1,15 @@
 """`add` and `extend(lanes_first=True)` are `extend` with the same rows in another shape: same state, same program."""
 
-import re
-from collections import Counter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fbuf import Buffer, Fifo, HighestRanked, PerTrajectory, Prioritized, Slices, Trajectories
-from tests.fbuf.compiled import bytes_of, jit, program
+from tests.fbuf.compiled import jit
 from tests.fbuf.every_pair import items
 from tests.fbuf.model import assert_same
-from tests.fbuf.test_laws import KINDS, shapes
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -84,39 +80,3 @@ def test_a_batch_in_another_order_is_refused(lanes: Any, item: Any, lanes_first:
         Buffer(4, lanes=(2,)).extend(
             Buffer(4, lanes=(2,)).init({"a": np.float32(0), "b": np.float32(0)}), uneven, lanes_first=True
         )
-
-
-def test_one_item_that_does_not_fit_is_refused() -> None:
-    buffer = Buffer(4)
-    with pytest.raises(ValueError, match=r"\['a'\]: the batch needs shape"):
-        buffer.add(buffer.init({"a": np.zeros(3, np.float32)}), {"a": np.zeros((2, 3), np.float32)})
-    with pytest.raises(ValueError, match="does not fit in int32"):
-        buffer.add(buffer.init({"a": np.int32(0)}), {"a": np.int64(2**40)})
-
-
-def kernels(program: Any) -> Counter[str]:
-    """How many of each kind of instruction the entry of a program has."""
-    text = program.as_text()
-    return Counter(re.findall(r" (fusion|copy|scatter|while|call|custom-call)\(", text[text.index("ENTRY") :]))
-
-
-@pytest.mark.parametrize("kind", ["uniform in lanes", pytest.param("prioritized", marks=pytest.mark.slow)])
-def test_the_program_is_that_of_extend(kind: str) -> None:
-    buffer = KINDS[kind](100_000)
-    state, one_row, _ = shapes(buffer, 1)
-    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one_row)
-    one, add = program(buffer.extend, state, one_row), program(buffer.add, state, row)
-    assert add.memory_analysis().alias_size_in_bytes == one.memory_analysis().alias_size_in_bytes
-    assert not kernels(add) - kernels(one)
-
-    def by_lane(state: Any, batch: Any) -> Any:
-        return buffer.extend(state, batch, lanes_first=True)
-
-    batch, lanes = shapes(buffer, 32)[1], len(buffer.lanes)
-    turned = jax.eval_shape(lambda batch: jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, lanes), batch), batch)
-    many, moved = program(buffer.extend, state, batch), program(by_lane, state, turned)
-    assert moved.memory_analysis().alias_size_in_bytes == many.memory_analysis().alias_size_in_bytes
-    more = kernels(moved) - kernels(many)
-    assert sum(more.values()) <= bool(lanes) * (len(jax.tree.leaves(batch)) + 1)  # one a leaf, one for the slots
-    more_bytes = moved.memory_analysis().temp_size_in_bytes - many.memory_analysis().temp_size_in_bytes
-    assert more_bytes <= 2 * bytes_of(batch)

@@ -47,15 +47,6 @@ def leaves(buffer: Buffer, state: BufferState) -> np.ndarray:
     return np.asarray(state.sampler.tree.leaves[: buffer.capacity])
 
 
-@pytest.mark.parametrize("alpha", [0, 2])
-def test_the_highest_stored_is_the_highest_priority_whatever_alpha_makes_of_it(alpha: float) -> None:
-    buffer = Buffer(4, Prioritized(alpha=alpha, eps=0, new_items="highest_stored"))
-    state = set_priorities(buffer, filled(buffer, 4), {0: 1e25, 1: 2e25, 3: 9e25})
-    assert state.sampler.highest == np.float32(9e25)
-    state = set_priorities(buffer, state, {3: 3e25})
-    assert state.sampler.highest == np.float32(3e25)
-
-
 def test_a_priority_whose_power_is_not_finite_is_held_to_the_largest_that_is() -> None:
     buffer = Buffer(3, Prioritized(alpha=2, eps=0))
     state = given(buffer, [3e38, 3e38, 1])
@@ -65,13 +56,6 @@ def test_a_priority_whose_power_is_not_finite_is_held_to_the_largest_that_is() -
     _, _, draw = sample(buffer, state, jax.random.key(0), 64)
     assert set(np.asarray(draw.slots).tolist()) == {0, 1}
     np.testing.assert_array_equal(draw.probability, np.full(64, 0.5, np.float32))
-
-
-@pytest.mark.parametrize("alpha", [0, 0.6])
-def test_a_zero_priority_is_never_drawn_without_eps(alpha: float) -> None:
-    buffer = Buffer(4, Prioritized(alpha=alpha, eps=0))
-    _, _, draw = sample(buffer, given(buffer, [0, 2, 0, 1]), jax.random.key(0), 64)
-    assert set(np.asarray(draw.slots).tolist()) == {1, 3}
 
 
 def test_of_half_a_thousand_items_in_a_million_slots_only_positive_ones_are_drawn() -> None:
@@ -125,24 +109,6 @@ def test_stratified_counts_stay_within_two_of_their_mean_and_average_to_it() -> 
     assert np.abs(counts - mean).max() < 2
     assert np.abs(counts.mean(0) - mean).max() < 5 * np.sqrt(0.5 / rounds)
     assert (counts.std(0) > 0).any()
-
-
-@pytest.mark.slow
-def test_ten_million_items_are_told_apart() -> None:
-    """One float tells 2^24 masses apart: with no more than that, some of these items would be drawn twice as often."""
-    size, count = 10_000_000, 1_000_000
-    rule, shares = Prioritized(alpha=1, eps=0), Prioritized(alpha=1, eps=0, stratified=True)
-    state = jax.jit(lambda: rule.written(rule.init(size), jnp.arange(size)))()
-    drawn = jax.jit(lambda key: rule.sample(state, key, count, jnp.int32(size))[1].slots)
-    counts = np.zeros(size, np.int64)
-    for key in jax.random.split(jax.random.key(4), 3):
-        counts += np.bincount(drawn(key), minlength=size)
-    mean = counts.mean()
-    dispersion = np.mean((counts - mean) ** 2) / mean
-    assert abs(dispersion - 1) < 5 * np.sqrt((1 / mean + 2) / size)  # with 24 bits: mean * 0.08 above 1
-    slots = jax.jit(lambda key: shares.sample(state, key, count, jnp.int32(size))[1].slots)(jax.random.key(6))
-    np.testing.assert_array_equal(slots // 10, np.arange(count))
-    assert stats.chisquare(np.bincount(slots % 10, minlength=10)).pvalue > 1e-4
 
 
 def test_new_items_may_come_with_priorities_of_their_own() -> None:

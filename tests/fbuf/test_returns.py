@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf import Buffer, RingState, Trajectories, n_step_of_slots, returns
+from fbuf import Buffer, Trajectories, n_step_of_slots, returns
 from tests.fbuf.compiled import clear, extend, init, jit
 from tests.fbuf.trajectory_model import ITEM, TERMINATED, TrajectoriesModel, histories
 
@@ -163,34 +163,6 @@ def test_a_truncated_episode_bootstraps_from_its_own_last_observation_and_a_term
     assert observations[found.last].tolist() == ["obs3", "final", "final", "final", "b3", "b3", "b3"]
 
 
-def test_a_return_never_reaches_over_the_place_where_a_ring_is_written() -> None:
-    state = init(RING, ITEM)  # of 6 rows, one open episode in each of two lanes, the reward of step t is t
-    for first in range(0, 8, WRITTEN):
-        batch = {name: np.zeros((WRITTEN, 2, 1), leaf.dtype) for name, leaf in ITEM.items()}
-        steps = np.arange(first, first + WRITTEN, dtype=np.int32).reshape(-1, 1, 1).repeat(2, 1)
-        state, _ = extend(RING, state, {**batch, "serial": steps})
-    slots = np.arange(12, dtype=np.int32).reshape(6, 2).T.ravel()  # of steps 6, 7, 2, 3, 4, 5 in each lane
-    found = of_slots(slots, state.items["serial"], state, 0.5, 3)
-    assert found.returns.tolist() == [9.5, 7.0, 4.5, 6.25, 8.0, 9.75] * 2
-    assert found.steps.tolist() == [2, 1, 3, 3, 3, 3] * 2
-    assert found.discount.tolist() == [0.25, 0.5, 0.125, 0.125, 0.125, 0.125] * 2
-    assert found.last.tolist() == [2 * row + lane for lane in (0, 1) for row in (1, 1, 4, 5, 0, 1)]
-
-
-def test_what_is_to_be_earned_by_hand() -> None:
-    rewards, ends = np.zeros(10, np.float32), np.zeros(10, bool)
-    rewards[[3, 7]], ends[[3, 7]] = (3, 7), True
-    zeros, values = np.zeros(10, np.float32), np.full(10, 8, np.float32)
-
-    def found(gamma: float, **more: np.ndarray) -> list[float]:
-        return np.asarray(returns_to_go(**alone(rewards, ends, gamma, **more)))[0].tolist()
-
-    assert found(1.0, values=zeros) == [3, 3, 3, 3, 7, 7, 7, 7, 0, 0, 0]
-    assert found(0.5, values=zeros)[:4] == [0.375, 0.75, 1.5, 3]
-    with_values = found(0.5, values=values, terminated=ends & (np.arange(10) < 5))
-    assert [with_values[t] for t in (3, 7, 8, 9)] == [3, 11, 2, 4]
-
-
 # -------------------------------------------------------------------------- in a ring
 
 
@@ -234,24 +206,6 @@ def test_slots_of_any_shape_and_a_discount_for_each_item() -> None:
     assert found.discount.tolist() == [[0.03125, 0.03125], [0.25, 0.5]]
     assert found.last.tolist() == [[6, 7], [6, 7]]
     assert found.returns.dtype == np.float16
-
-
-def test_a_ring_without_lanes_and_gone_round() -> None:
-    """Of 4 rows, which hold steps 4, 5, 2, 3 of one open episode; written here by hand."""
-    index = fbuf.TrajectoryState(
-        number=np.zeros((4, 1), np.int32),
-        first=np.zeros((4, 1), np.uint32),
-        last=np.full((4, 1), 5, np.uint32),
-        kind=np.zeros((4, 1), np.uint8),
-        latest=np.zeros(1, np.int32),
-        is_open=np.ones(1, bool),
-        id=None,
-    )
-    ring = RingState(cursor=np.int32(2), size=np.int32(4), written=np.array([6, 0], np.uint32))
-    program = jit(n_step_of_slots, static_argnames="n")
-    found = program(np.arange(4), np.array([4, 5, 2, 3], np.float32), index, ring, 0.5, n=3)
-    assert found.returns.tolist() == [6.5, 5, 4.5, 6.25]
-    assert found.last.tolist() == [1, 1, 0, 1]
 
 
 # -------------------------------------------------------------------------- programs, dtypes, shapes

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fbuf import Buffer, Draw, Shuffled, ShuffledState
+from fbuf import Draw, Shuffled, ShuffledState
 from fbuf.samplers.shuffled import swaps
 from fbuf.samplers.uniform import below
-from tests.fbuf.compiled import extend, init, jit, sample
+from tests.fbuf.compiled import jit
 from tests.fbuf.model import assert_same
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -102,22 +102,6 @@ def test_all_orders_of_an_epoch_are_equally_likely(size: int, count: int, before
     assert stats.chisquare(found).pvalue > 1e-4
 
 
-def test_an_epoch_does_not_depend_on_the_one_before() -> None:
-    slots, _ = drawn([4, 4, 4, 4])
-    first, second = slots[:, 1, 0], slots[:, 2, 0]  # the last item of an epoch and the first of the next
-    assert stats.chisquare(np.bincount(first * 4 + second, minlength=16)).pvalue > 1e-4
-
-
-def test_each_place_of_a_long_epoch_holds_each_item_equally_often() -> None:
-    slots, valid = drawn([37] * 13)
-    rows = slots[valid].reshape(-1, 37)
-    for place in (0, 2, 3, 20, 36):
-        assert stats.chisquare(np.bincount(rows[:, place], minlength=37)).pvalue > 1e-4
-    pairs = np.bincount(rows[:, 0] * 37 + rows[:, 9], minlength=37**2).reshape(37, 37)
-    assert not pairs.diagonal().any()
-    assert stats.chisquare(pairs[~np.eye(37, dtype=bool)]).pvalue > 1e-4
-
-
 @functools.partial(jit, static_argnums=(1, 3))
 def swaps_and_targets(key: jax.Array, count: int, left: jax.Array, bits: int) -> tuple[Any, jax.Array]:
     rows = jnp.arange(count)
@@ -171,24 +155,6 @@ def test_each_item_comes_once_an_epoch_while_the_size_grows_and_shrinks(
         assert (state.finished, state.position) == (model.finished, len(model.returned))
 
 
-@given(kinds=st.lists(st.sampled_from(["extend", "sample", "sample", "sample", "restart", "clear"]), max_size=25))
-def test_a_history_of_a_buffer_returns_each_item_once_an_epoch(kinds: list[str]) -> None:
-    rule = Shuffled()
-    buffer, model = Buffer(6, rule), EpochModel(rule)
-    state = init(buffer, np.float32(0))
-    for i, kind in enumerate(kinds):
-        if kind == "extend":
-            state, _ = extend(buffer, state, np.zeros(4, np.float32))
-        elif kind == "restart":
-            state, model.returned = dataclasses.replace(state, sampler=rule.restart(state.sampler)), []
-        elif kind == "clear":
-            state, model = buffer.clear(state), EpochModel(rule)
-        else:
-            state, _, draw = sample(buffer, state, jax.random.key(i), 4)
-            model.check(draw, 4, int(buffer.size(state)))
-        assert (state.sampler.finished, state.sampler.position) == (model.finished, len(model.returned))
-
-
 def test_what_an_epoch_moved_is_forgotten_before_its_number_comes_again() -> None:
     rule, capacity = Shuffled(), 7
     state = at_epoch(start_of(rule, capacity), 2**32 - 20)
@@ -218,10 +184,3 @@ def test_a_rule_takes_true_or_false_only(name: str) -> None:
     for wrong in (1, None, "yes", np.True_):
         with pytest.raises(TypeError, match=f"{name} must be True or False"):
             Shuffled(**{name: wrong})
-
-
-@pytest.mark.parametrize("rule", RULES[::2], ids=repr)
-def test_priorities_are_refused(rule: Shuffled) -> None:
-    buffer = Buffer(4, rule)
-    with pytest.raises(TypeError, match="keeps no priorities"):
-        buffer.update(buffer.init(np.float32(0)), np.zeros(2, np.int32), np.ones(2, np.float32))

@@ -89,17 +89,6 @@ def test_starts_are_drawn_as_often_as_is_said(rule: Slices) -> None:
     assert stats.chi2_contingency([odd, counts[starts] - odd]).pvalue > 1e-4
 
 
-def test_of_two_long_episodes_in_a_full_ring_every_whole_slice_of_the_second_is_drawn() -> None:
-    play = played(Buffer(1000, Slices(4), trajectories=ENDS), *["." * 998 + "t"] * 2)
-    _, items, draw = sample(play.buffer, play.state, jax.random.key(0), 400_000)
-    starts, serials = np.asarray(draw.starts), np.asarray(items["serial"])
-    assert draw.size == 996
-    assert 999 in starts and 998 not in starts  # the first step of the second, the last of the first
-    np.testing.assert_array_equal(serials, serials[:, :1] + np.arange(4))
-    assert serials.min() == 999 and serials.max() == 1997 and draw.mask.all()
-    assert stats.chisquare(np.bincount(serials[:, 0] - 999, minlength=996)).pvalue > 1e-4
-
-
 # -------------------------------------------------------------------------- how and when it was written
 
 

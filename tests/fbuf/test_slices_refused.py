@@ -107,11 +107,3 @@ def test_a_state_that_was_made_for_other_slices_is_refused(other: Any) -> None:
             one.extend(two.init(ITEM), ROWS)
         with pytest.raises(ValueError, match="the state was not made for sampler="):
             one.sample(two.init(ITEM), jax.random.key(0), 6)
-
-
-@pytest.mark.slow
-def test_a_state_serves_slices_of_another_length_that_draw_the_same_starts() -> None:
-    maker = Buffer(8, Slices(3), trajectories=WHERE)
-    state, _ = maker.extend(maker.init(ITEM), ROWS)
-    _, _, draw = Buffer(8, Slices(5, least=3), trajectories=WHERE).sample(state, jax.random.key(0), 40)
-    assert draw.size == 4 and draw.mask.shape == (8, 5) and (draw.mask.sum(1) >= 3).all()

@@ -79,11 +79,3 @@ def test_what_is_written_is_read_and_the_rest_stays(lanes: tuple[int, ...]) -> N
     slots = np.asarray([0, 3, 3, 5 * int(np.prod(lanes)) - 1])
     flat = jax.tree.map(lambda leaf, item: leaf.reshape(-1, *item.shape)[slots], expected, ITEM)
     assert_same(read(items, slots, lanes), flat)
-
-
-@pytest.mark.parametrize("lanes", [(), (3,), (2, 2)])
-def test_storage_starts_with_zeros_of_the_shapes_and_dtypes_asked_for(lanes: tuple[int, ...]) -> None:
-    structs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), ITEM)
-    expected = jax.tree.map(lambda leaf: np.zeros((5, *lanes, *leaf.shape), leaf.dtype), ITEM)
-    assert_same(storage.init(5, lanes, ITEM), expected)
-    assert_same(storage.init(5, lanes, structs), expected)

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf import Buffer, BufferState, RingState, Slices, Trajectories, ring_places, trajectories
-from tests.fbuf.compiled import clear, extend, place, sample
+from fbuf import Buffer, BufferState, RingState, Trajectories, ring_places, trajectories
+from tests.fbuf.compiled import clear, extend, place
 from tests.fbuf.trajectory_model import (
-    CODES,
     ITEM,
     OPEN,
     TERMINATED,
@@ -23,9 +22,7 @@ from tests.fbuf.trajectory_model import (
     TrajectoriesModel,
     begun_long_ago,
     histories,
-    renumbered,
     rows,
-    shifted,
 )
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -86,34 +83,6 @@ def test_items_stand_where_lists_of_rows_have_them(buffer: Buffer, counts: tuple
 
 
 # -------------------------------------------------------------------------- counters near their ends
-
-
-@pytest.mark.parametrize("by", [2**32 - 3, 2**32 - 9, 2**31 - 2, 2**31 - 8])
-def test_the_count_of_rows_may_pass_the_ends_of_32_bits(by: int) -> None:
-    buffer, model = BUFFERS[0][0], TrajectoriesModel(7, 1)
-    state = shifted(buffer.init(ITEM), by)
-    for codes in CODES:
-        state = write(buffer, state, model, rows([[code] for code in codes]))
-        assert_places(buffer, state, model)
-    written = by + sum(map(len, CODES))
-    assert int(state.ring.written[0]) == written % 2**32
-    assert int(state.ring.written[1]) == written // 2**32
-
-
-@pytest.mark.parametrize("left", [1, 3, 8])
-def test_numbers_of_trajectories_may_begin_again(left: int) -> None:
-    buffer, model = BUFFERS[0][0], TrajectoriesModel(7, 1)
-    state = write(buffer, buffer.init(ITEM), model, rows([[code] for code in "t.t"]))
-    assert state.trajectories is not None
-    turn = 7 * ((2**31 - 1) // 7)
-    state = dataclasses.replace(state, trajectories=renumbered(state.trajectories, turn - left))
-    assert_places(buffer, state, model)
-    highest = 0
-    for codes in CODES * 2:
-        highest = max(highest, int(state.trajectories.latest[0]))
-        state = write(buffer, state, model, rows([[code] for code in codes]))
-        assert_places(buffer, state, model)
-    assert highest > turn - 16 and state.trajectories.latest[0] < 40
 
 
 @pytest.mark.parametrize("count", [1, 3, 11])
@@ -244,21 +213,6 @@ def test_an_end_may_be_marked_by_a_float() -> None:
         ended, ids = rule.ends(batch, ())
         assert ended[:, 0].tolist() == [0, kind] * 5 and ids is None
         Buffer(2, trajectories=rule).init(jax.tree.map(lambda leaf: leaf[0], batch))
-
-
-def test_a_stream_without_ends_is_one_trajectory_a_lane() -> None:
-    buffer = Buffer(5, Slices(3), lanes=(2,), trajectories=Trajectories(endless=True))
-    state, time = buffer.init({"lane": np.int32(0), "time": np.int32(0)}), 0
-    for count in (1, 6):
-        batch = {"lane": np.tile(np.arange(2, dtype=np.int32), (count, 1)), "time": np.arange(time, time + count)}
-        batch["time"] = np.repeat(batch["time"][:, None], 2, 1).astype(np.int32)
-        state, _ = extend(buffer, state, batch)
-        time += count
-    _, items, draw = sample(buffer, state, jax.random.key(0), 96)
-    assert draw.valid.all() and draw.mask is not None and draw.mask.all()
-    assert set(map(tuple, np.asarray(items["time"]).tolist())) == {(2, 3, 4), (3, 4, 5), (4, 5, 6)}
-    assert (items["lane"] == items["lane"][:, :1]).all() and set(items["lane"][:, 0].tolist()) == {0, 1}
-    assert (place(buffer, state, np.arange(10)).kind == OPEN).all()
 
 
 @pytest.mark.parametrize("given", [{"endless": True, "terminated": "a"}, {"endless": 1}, {"id": "a", "endless": None}])

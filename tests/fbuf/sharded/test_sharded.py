@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 
-import fbuf
 from fbuf import Buffer, Fifo, Prioritized, Sharded
 from tests.fbuf.sharded import on_eight_devices
 from tests.fbuf.sharded import on_two_hosts as hosts
@@ -88,8 +87,3 @@ def test_two_processes_draw_what_one_buffer_draws(tmp_path: pathlib.Path) -> Non
 def test_rules_that_cannot_be_kept_are_refused(error: type[Exception], text: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(error, match=text):
         Sharded(**({"buffer": Buffer(8)} | arguments))
-
-
-def test_two_that_are_built_alike_are_equal() -> None:
-    assert Sharded(Buffer(8)) == Sharded(Buffer(8)) != Sharded(Buffer(8), law="balanced")
-    assert hash(Sharded(Buffer(8))) == hash(fbuf.Sharded(Buffer(8), "data"))
