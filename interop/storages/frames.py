@@ -86,6 +86,8 @@ class LazyFrameStorage(TensorStorage):
         self._end_keys = None if end_keys is None else [_path(key) for key in end_keys]
         self._traj_key = None if traj_key is None else _path(traj_key)
         self._finals = None if finals is None else whole("finals", finals)
+        if self._finals is not None and self._finals >= _MOST_FRAMES - 1:
+            raise ValueError(f"finals must be at most {_MOST_FRAMES - 2}, got {finals}")
 
     def _planned(self, layout: Layout, lead: tuple[int, ...], found: torch.device | None = None) -> list[Share]:
         scheme = self._scheme(layout, lead)
