@@ -12,7 +12,6 @@ from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import turn
 from interop.data.class_names import class_of
-from interop.sample_units import SampleUnit
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.storages import ListStorage, Storage
 
@@ -29,7 +28,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: instead of the one made from these arguments.
         sampler_device: where priorities are; None follows the storage.
         sync: with False, processes that are started with the buffer, or forked, may write into it: see below.
-        others: as for `ReplayBuffer`.
+        **others: as for `ReplayBuffer`.
 
     With `sync=False` the sampler stays in this process, and workers have a buffer that only writes: `sample`,
     `update_priority`, `dumps` and `loads` are RuntimeErrors there. Every call here first gives the rows that workers wrote,
@@ -46,19 +45,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         dtype: torch.dtype = torch.float,
         storage: Storage | None = None,
         sampler: Sampler | None = None,
-        sample_unit: SampleUnit | None = None,
         sampler_device: torch.device | str | None = None,
         sync: bool = True,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        delayed_init: bool = False,
+        **others: Any,
     ) -> None:
-        if not sync and delayed_init:
-            raise ValueError("sync=False and delayed_init=True exclude each other: workers need the components")
         self._workers_only_write = not sync
         if sampler is not None and sampler_device is not None:
             raise TypeError("sampler and sampler_device exclude each other: give the device to the sampler")
@@ -67,18 +57,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if sampler is None:
             storage = ListStorage(1000) if storage is None else storage
             sampler = PrioritizedSampler(_capacity(storage), alpha, beta, eps, dtype, device=sampler_device)
-        super().__init__(
-            storage=storage,
-            sampler=sampler,
-            sample_unit=sample_unit,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            dim_extend=dim_extend,
-            delayed_init=delayed_init,
-        )
+        super().__init__(storage=storage, sampler=sampler, **others)
 
     @property
     def prioritized_sampler(self) -> Sampler:
@@ -95,14 +74,12 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
 
     Args:
         alpha, beta, eps, reduction: as for `PrioritizedSampler`.
-        priority_key: the entry that priorities are taken from.
         storage: an instance, or a callable that makes it; `ListStorage(1000)` by default.
         sampler_device: where priorities are; None follows the storage.
-        sync: with False, processes that are started with the buffer, or forked, may write into it: see below.
-        others: as for `ReplayBuffer`.
-
-    With `sync=False` workers write and this process draws, as for `PrioritizedReplayBuffer`. `add` and `extend` then take no
-    priorities from the data: new rows get the highest one.
+        sync: with False workers write and this process draws, as for `PrioritizedReplayBuffer`. `add` and `extend` then take
+            no priorities from the data: new rows get the highest one.
+        compilable: given to the default storage.
+        **others: as for `TensorDictReplayBuffer`.
     """
 
     def __init__(
@@ -110,40 +87,18 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         *,
         alpha: float,
         beta: float,
-        priority_key: Any = "td_error",
         eps: float = 1e-8,
         storage: Storage | Callable[[], Storage] | None = None,
-        sample_unit: SampleUnit | None = None,
         sampler_device: torch.device | str | None = None,
         sync: bool = True,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
         reduction: str = "max",
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
         compilable: bool = False,
+        **others: Any,
     ) -> None:
         self._workers_only_write = not sync
         held: Storage = made("storage", storage, Storage, lambda: ListStorage(1000, compilable=compilable))
-        super().__init__(
-            priority_key=priority_key,
-            storage=held,
-            sampler=PrioritizedSampler(_capacity(held), alpha, beta, eps, reduction=reduction, device=sampler_device),
-            sample_unit=sample_unit,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            dim_extend=dim_extend,
-            generator=generator,
-            shared=shared,
-            compilable=compilable,
-        )
+        sampler = PrioritizedSampler(_capacity(held), alpha, beta, eps, reduction=reduction, device=sampler_device)
+        super().__init__(storage=held, sampler=sampler, compilable=compilable, **others)
 
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
         """`TensorDictReplayBuffer.extend`. RuntimeError for `update_priority=True` with `sync=False`."""

@@ -124,7 +124,10 @@ class ReplayBuffer(Sampled):
 
         self._known_storage = storage if isinstance(storage, Storage) else None
         self._make_components: Callable[[], None] | None = make
-        if not (transform_factory is not None if delayed_init is None else delayed_init):
+        delayed = transform_factory is not None if delayed_init is None else delayed_init
+        if delayed and self._workers_only_write:
+            raise ValueError("sync=False and delayed_init=True exclude each other: workers need the components")
+        if not delayed:
             self._init()
 
     def _begin(self) -> None:

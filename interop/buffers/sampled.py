@@ -283,8 +283,10 @@ class Sampled(Aliases):
         if len(self._transform):
             with in_order(order):
                 data = self._transform(data.copy() if is_tensor_collection(data) else data)
-        on_host = getattr(data, "device", None) in (None, torch.device("cpu"))
-        return data.pin_memory() if self._pin_memory and on_host and hasattr(data, "pin_memory") else data
+        if self._pin_memory and hasattr(data, "pin_memory"):
+            on_host = getattr(data, "device", None) in (None, torch.device("cpu"))
+            data = data.pin_memory() if on_host else data
+        return data
 
     def drop_prefetched(self) -> None:
         """Undo all requests for batches that were not returned, here and in the ensembles that draw from here."""
