@@ -12,7 +12,6 @@ from interop import (
     LazyStackStorage,
     LazyTensorStorage,
     PrioritizedSliceSampler,
-    RandomSampler,
     ReplayBuffer,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -242,15 +241,3 @@ def test_edits_in_place(make, edit, rows):
     assert after != before
     assert whole(beside) == sorted(after)
     assert len(drawn(buffer, 20)) == len(after)
-
-
-@pytest.mark.parametrize("count", [6, 27])
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_a_sampler_that_is_set_on_a_filled_buffer(count, prioritized):
-    model = SliceModel(10)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=RandomSampler(), batch_size=64)
-    buffer.extend(model.write_some(count, 0.3))
-    choices = {"slice_len": 2, "strict_length": False}
-    buffer.set_sampler(PrioritizedSliceSampler(10, 1, 1, **choices) if prioritized else SliceSampler(**choices))
-    found = {each for _ in range(20) for each in drawn(buffer)}
-    assert found == set(shares(model.trajectories(), 2, strict=False))

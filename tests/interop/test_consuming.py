@@ -16,8 +16,6 @@ from interop import (
     ImmutableDatasetWriter,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
     Sequence,
 )
@@ -186,21 +184,6 @@ def test_what_cannot_be_joined_with_consuming_is_refused_at_once(choices, error)
     with pytest.raises(error):
         buffer.set_sampler(ConsumingSampler())
     assert buffer.sampler is before
-
-
-def test_other_samplers_are_refused():
-    for sampler, error in (
-        (RandomSampler(), TypeError),
-        (PrioritizedSampler(4, 1.0, 1.0), TypeError),
-        (RandomSampler, TypeError),
-        (ConsumingSampler(1), ValueError),
-    ):
-        with pytest.raises(error):
-            ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=2, sampler=sampler)
-    mine = ConsumingSampler(2)
-    for sampler in (mine, lambda: mine):
-        assert ReplayBuffer(storage=ListStorage(4), consume_after_n_samples=2, sampler=sampler).sampler is mine
-    assert "max_sample_count=2" in repr(mine)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")

@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as arrays
 from interop import (
     DEFAULT_DONE_KEYS,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
     find_start_stop_traj,
 )
@@ -137,26 +136,3 @@ def test_rows_around_a_row_are_those_written_around_it(capacity, lanes, writes, 
 
 def around(storage, rows):
     return storage.ring.around(rows, storage.filled_rows, storage.row_capacity(None))
-
-
-class Own(ListStorage):
-    """A list whose class defines `set`."""
-
-    def set(self, cursor, data, *, set_cursor=True):
-        super().set(cursor, data, set_cursor=set_cursor)
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage, Own])
-def test_the_newest_row_is_known_whoever_wrote_it(make):
-    storage = make(5)
-    buffers = [ReplayBuffer(storage=storage) for _ in range(2)]  # two writers
-    buffers[0].extend(torch.arange(3.0))
-    buffers[0].extend(torch.arange(4.0))
-    assert [each.tolist() for each in around(storage, np.arange(5))] == [[3, 4, 0, 1, 2], [1, 0, 4, 3, 2]]
-    buffers[1].add(torch.tensor(1.0))
-    follow = [2, 1, 0, 4, 3]  # the second writer goes on behind the first
-    assert around(storage, np.arange(5))[1].tolist() == follow
-    buffers[0].writer.write_at(torch.tensor([2, 3]), torch.ones(2))  # the ring does not go on there
-    buffers[0][4] = torch.tensor(1.0)
-    if make is not Own:
-        assert around(storage, np.arange(5))[1].tolist() == follow

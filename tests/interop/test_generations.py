@@ -22,7 +22,7 @@ from interop import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
-from tests.interop.rows import ALL_STORAGES, KINDS, check_same, flat_td, plain_tensor, refused
+from tests.interop.rows import ALL_STORAGES, check_same, flat_td, plain_tensor, refused
 
 ALL = torch.arange(6)
 
@@ -138,28 +138,7 @@ def test_workers_count_in_the_same_numbers():
     check_same(buffer.writer.generations_of(ALL[:4]), torch.tensor([1, 1, 1, 0]))
 
 
-def test_a_write_that_is_refused_does_not_count():
-    buffer = tracked()
-    buffer.extend(plain_tensor(range(6)))
-    for call in (lambda: buffer.extend(torch.zeros(2, 9)), lambda: buffer.add(torch.zeros(9))):
-        with refused(buffer, RuntimeError):
-            call()
-    check_same(buffer.writer.generations_of(ALL), torch.zeros(6, dtype=torch.int64))
-
-
 # ------------------------------------------------------------------ writes at given rows
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("storage", ["memory", "memmap"])
-def test_rows_of_any_kind_are_written_where_asked(kind, storage):
-    rows = KINDS[kind]
-    buffer = ReplayBuffer(storage=ALL_STORAGES[storage](5))
-    buffer.extend(rows(range(4)))
-    check_same(buffer.writer.write_at(torch.tensor([3, 0, 3]), rows([10, 11, 12])), torch.tensor([3, 0, 3]))
-    check_same(buffer.storage[torch.arange(4)], rows([11, 1, 2, 12]))
-    assert (buffer.writer._cursor, buffer.write_count, len(buffer)) == (4, 7, 4)
-    assert buffer.extend(rows([20])).tolist() == [4]
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])

@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from interop import (
-    CompressedListStorage,
     ImmutableDatasetWriter,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     ReplayBuffer,
     RoundRobinWriter,
@@ -41,20 +37,6 @@ def test_writing_is_refused_before_anything_changes(kind, write):
         write(buffer)
     assert len(buffer) == 4 and buffer.write_count == 0
     assert buffer.sampler.priorities.tolist() == [3.0, 2.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage, LazyStackStorage, CompressedListStorage])
-def test_any_storage_can_be_closed(make):
-    buffer = ReplayBuffer(storage=make(4))
-    buffer.extend(flat_td([1, 2]))
-    before = buffer.set_writer(ImmutableDatasetWriter())
-    for write in (lambda: buffer.extend(flat_td([3])), lambda: buffer.add(flat_td([3])[0]), buffer.empty):
-        with refused(buffer, RuntimeError, REFUSED):
-            write()
-    assert buffer.sample(3).batch_size == (3,) and len(buffer) == 2
-    buffer.set_writer(before)
-    buffer.extend(flat_td([3]))
-    assert len(buffer) == 3
 
 
 def test_no_other_buffer_empties_the_storage():

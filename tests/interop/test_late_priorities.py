@@ -85,10 +85,3 @@ def test_new_items_get_the_highest_priority_that_the_device_knows(within):
     buffer.extend(torch.arange(2))
     assert sampler.priorities.tolist()[2:] == [7, 7]
     assert sampler.default_priority == (1 if within else 7)
-
-
-@pytest.mark.parametrize("kind", [torch.tensor, list])
-def test_a_priority_that_another_takes_the_place_of_was_given(kind):
-    buffer = filled()
-    buffer.update_priority(kind([3, 3, -1]), kind([9.0, 2.0, 50.0]))
-    assert buffer.sampler.priorities[3] == 2 and buffer.sampler.default_priority == 9

@@ -1,6 +1,5 @@
 """TensorDictMaxValueWriter beside other components: rows of others, samplers, copies, processes."""
 
-import multiprocessing
 import os
 
 import pytest
@@ -111,14 +110,6 @@ def test_kept_items_get_their_priorities(make):
 
 
 # ------------------------------------------------------------------ copies and processes
-
-
-def test_spawned_workers_are_refused():
-    buffer = best(2, LazyMemmapStorage)
-    buffer.extend(ranked([1, 2]))
-    for each in (buffer, buffer.writer):
-        with pytest.raises(RuntimeError, match="cannot be shared between processes"):
-            multiprocessing.get_context("spawn").Process(target=print, args=(each,)).start()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict
 
 from interop import (
     CompressedListStorage,
@@ -149,14 +149,6 @@ def test_trajectories_are_ranked_as_a_whole(make):
         buffer.extend(rows.unsqueeze(-1))
     with pytest.warns(UserWarning, match="extend"), refused(buffer, RuntimeError, "one batch dim"):
         buffer.add(rows)
-
-
-@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-def test_lists_of_tensordicts_are_written(make):
-    buffer = best(2, make)
-    check_same(buffer.extend(list(ranked([1, 3, 2]).unbind(0))), torch.tensor([-1, 1, 0]))
-    check_same(buffer.extend(lazy_stack(list(ranked([0, 9]).unbind(0)))), torch.tensor([-1, 0]))
-    assert held(buffer) == [9, 3]
 
 
 # ------------------------------------------------------------------ what is refused

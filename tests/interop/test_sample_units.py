@@ -11,7 +11,6 @@ from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedReplayBuffer,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
@@ -19,7 +18,6 @@ from interop import (
     Sequence,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    Transition,
 )
 from tests.interop.rows import check_same, refused
 
@@ -171,19 +169,6 @@ def test_priorities_of_a_window_go_to_its_anchor(reshaped):
     check_same(buffer.sampler.priorities, torch.tensor([0, 0, 0, 70.0, 0, 0, 0, 0, 0, 20.0]))
 
 
-def test_priorities_in_lanes():
-    buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=LazyTensorStorage(12, ndim=2), sample_unit=Sequence(2)
-    )
-    buffer.extend(episodes(range(6), [], lanes=2))
-    batch = buffer.sample(100)
-    assert batch["index"].shape == batch["anchor_index"].shape == (200, 2)
-    batch["td_error"] = batch["obs"].float()
-    buffer.update_tensordict_priority(batch)
-    time = torch.tensor([1, 2, 3, 4, 5, 5])
-    check_same(buffer.sampler.priorities, torch.stack((time, time + 1000), -1).reshape(-1).float())
-
-
 # ------------------------------------------------------------------ in buffers
 
 
@@ -203,17 +188,3 @@ def test_units_of_ones_own_expand():
         else:
             with pytest.raises(RuntimeError, match="priority_weight"):  # three weights, six rows
                 buffer.sample(3)
-
-
-def test_other_things_than_units_are_refused():
-    for kind, choices in (
-        (ReplayBuffer, {}),
-        (PrioritizedReplayBuffer, {"alpha": 1.0, "beta": 1.0}),
-        (TensorDictPrioritizedReplayBuffer, {"alpha": 1.0, "beta": 1.0}),
-    ):
-        for wrong in (3, Sequence):
-            with pytest.raises(TypeError, match="sample_unit"):
-                kind(storage=LazyTensorStorage(4), sample_unit=wrong, **choices)
-    with pytest.raises(TypeError):
-        SampleUnit()
-    assert repr(Sequence(3)).startswith("Sequence(length=3") and repr(Transition()) == "Transition()"

@@ -6,10 +6,12 @@ import torch
 from interop import (
     ConsumingSampler,
     ImmutableDatasetWriter,
+    LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     PromptGroupSampler,
     RandomSampler,
+    ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     Sequence,
@@ -22,6 +24,10 @@ from interop import (
 
 ENDS, IDS = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.int64)
 STATIC = {"slice_len": 2, "cache_values": True}
+
+
+def buffer_of(**choices):
+    return ReplayBuffer(storage=LazyTensorStorage(4), **choices)
 
 
 REFUSED = [
@@ -50,6 +56,17 @@ REFUSED = [
     (lambda: PrioritizedSliceSampler(16, -1.0, 1.0, slice_len=2), ValueError, "alpha"),
     (lambda: TensorDictMaxValueWriter("key", reduction="product"), NotImplementedError, "'product'"),
     (lambda: TensorDictMaxValueWriter("key", unknown=1), TypeError, "unknown"),
+    (lambda: buffer_of(sampler=SamplerWithoutReplacement(drop_last=True)), ValueError, "batch_size"),
+    (lambda: buffer_of(consume_after_n_samples=0), ValueError, "consume_after_n_samples"),
+    (lambda: buffer_of(consume_after_n_samples=2, sampler=RandomSampler()), TypeError, "RandomSampler"),
+    (lambda: buffer_of(consume_after_n_samples=2, sampler=RandomSampler), TypeError, "RandomSampler"),
+    (
+        lambda: buffer_of(consume_after_n_samples=2, sampler=ConsumingSampler(1)),
+        ValueError,
+        "consume_after_n_samples=2",
+    ),
+    (lambda: buffer_of(sample_unit=3), TypeError, "sample_unit"),
+    (lambda: buffer_of(sample_unit=Sequence), TypeError, "sample_unit"),
     (lambda: Sequence(0), ValueError, "length"),
     (lambda: Sequence(2.5), TypeError, "length"),
     (lambda: Sequence(2, "wrap"), ValueError, "episode_boundary"),

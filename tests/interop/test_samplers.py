@@ -11,7 +11,6 @@ from interop import (
     LazyTensorStorage,
     PrioritizedSampler,
     ReplayBuffer,
-    Sampler,
 )
 from interop.data import bridge
 from interop.host.priorities import HostPriorities
@@ -81,18 +80,6 @@ def test_tiny_chances_beside_large_ones_are_exact():
               *expected[3:]])  # fmt: skip
 
 
-def test_setting_alpha_weighs_all_items_anew():
-    priorities = np.array([1.0, 4.0, 9.0])
-    buffer = filled(priorities, 1.0)
-    buffer.sampler.alpha = 0.5
-    assert buffer.sampler.alpha == 0.5
-    index, weights = (buffer.sample(DRAWS, return_info=True)[1][key] for key in ("index", "priority_weight"))
-    check_law(index, np.sqrt(priorities))
-    buffer.update_priority([0], [16.0])
-    check_law(buffer.sample(DRAWS, return_info=True)[1]["index"], [4, 2, 3])
-    assert weights.shape == (DRAWS,)
-
-
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), 1e39])
 def test_bad_exponents_are_refused_and_change_nothing(value):
     buffer = filled([1.0, 4.0])
@@ -134,20 +121,6 @@ def test_priorities_of_every_dtype_are_taken(dtype):
     buffer = filled([1.0, 1.0])
     buffer.update_priority(torch.arange(2), torch.tensor([2, 4], dtype=dtype))
     check_same(buffer.sampler.priorities, torch.tensor([2.0, 4.0]))
-
-
-def test_the_defaults_of_a_sampler():
-    class Fixed(Sampler):
-        def sample(self, storage, batch_size):
-            return torch.zeros(batch_size, dtype=torch.int64), {}
-
-    sampler = Fixed()
-    assert sampler.default_priority == 1.0 and sampler.ran_out is False
-    assert sampler.add(0) is sampler.extend([0]) is sampler.mark_update([0]) is None
-    with pytest.warns(UserWarning, match="prioritized"):
-        assert sampler.update_priority(0, 1.0) is None
-    with pytest.raises(TypeError):
-        Sampler()
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, False), (torch.float64, True)])
@@ -201,13 +174,3 @@ def test_a_random_history_has_the_priorities_and_the_tree_of_a_plain_model(dtype
             with bridge.exact():
                 for kept, rebuilt in zip(jax.tree.leaves(tree), jax.tree.leaves(held.functional().tree), strict=True):
                     np.testing.assert_array_equal(kept, rebuilt)
-
-
-def test_the_tensors_given_may_be_changed_right_after():
-    buffer = filled([1.0] * 64)
-    index, priority = torch.arange(64), torch.rand(64)
-    buffer.update_priority(index, priority)
-    wanted = priority.clone()
-    index.fill_(0), priority.fill_(99.0)
-    buffer.sample(4)
-    check_same(buffer.sampler.priorities, wanted)

@@ -5,10 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import (
-    CompressedListStorage,
-    LazyStackStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSliceSampler,
     ReplayBuffer,
     SliceSampler,
@@ -64,20 +61,6 @@ def test_markers(make, choices, data, error, match):
     buffer = buffer_of(make(slice_len=2, **choices), data)
     with refused(buffer, error, match):
         buffer.sample(4)
-
-
-def test_an_item_of_a_list_without_the_marker():
-    buffer = ReplayBuffer(storage=LazyStackStorage(8), sampler=SliceSampler(slice_len=1, traj_key="id"))
-    buffer.extend([TensorDict({"x": torch.tensor(0), "id": torch.tensor(1)}), TensorDict({"x": torch.tensor(1)})])
-    with refused(buffer, RuntimeError, "every item must have one value under 'id'"):
-        buffer.sample(1)
-
-
-@of_each_kind
-@pytest.mark.parametrize("storage", [ListStorage, CompressedListStorage])
-def test_lists_of_other_items(make, storage):
-    with pytest.raises(RuntimeError, match="Could not get a tensordict out of the storage"):
-        buffer_of(make(slice_len=1), [1, 2, 3], storage, ReplayBuffer).sample(1)
 
 
 @of_each_kind

@@ -247,13 +247,3 @@ def check_copy(buffer):
             answers.append([each.sample(30)["x"].tolist() for _ in range(3)])
         assert answers[0] == answers[1]
     return True
-
-
-def test_the_state_is_what_it_was_made_with():
-    sampler = SliceSampler(num_slices=4, traj_key=("a", "b"), strict_length=False, truncated_key=None)
-    assert repr(sampler) == (
-        "SliceSampler(num_slices=4, slice_len=None, end_key=None, traj_key=('a', 'b'), truncated_key=None, "
-        "strict_length=False)"
-    )
-    assert repr(pickle.loads(pickle.dumps(sampler))) == repr(sampler)
-    assert not sampler.ran_out

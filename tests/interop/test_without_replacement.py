@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from interop import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
     TensorStorage,
 )
-from tests.interop.rows import ALL_STORAGES, check_same, plain_tensor, refused
+from tests.interop.rows import ALL_STORAGES, plain_tensor, refused
 
 
 def buffer_of(count, batch_size=3, storage=LazyTensorStorage, seed=0, capacity=None, prefetch=None, **kwargs):
@@ -90,17 +88,6 @@ def test_a_loop_that_was_left_goes_on_with_the_rest(prefetch, stop):
     assert sorted(flat(epoch_of(buffer))) == list(range(10))
 
 
-def test_another_number_of_items_begins_an_epoch():
-    buffer = buffer_of(6, 4, capacity=12)
-    buffer.sample()
-    buffer.extend(plain_tensor([6, 7]))
-    assert sorted(flat(epoch_of(buffer))) == list(range(8))
-    for step in range(8, 12):
-        buffer.sample()
-        buffer.add(plain_tensor([step])[0])
-    assert sorted(flat(epoch_of(buffer))) == list(range(12))
-
-
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("refill", [4, 10, 13])
 def test_emptying_begins_an_epoch(prefetch, refill):
@@ -113,21 +100,15 @@ def test_emptying_begins_an_epoch(prefetch, refill):
         assert sorted(flat(epoch_of(buffer))) == list(range(refill))
 
 
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("prefetch", [None, 2])
-def test_coordinates_of_several_item_dims(make, prefetch):
-    buffer = ReplayBuffer(
-        storage=make(24, ndim=2), sampler=SamplerWithoutReplacement(), batch_size=5, prefetch=prefetch
-    )
-    buffer.extend(torch.arange(12).reshape(3, 4))
-    found, where = [], []
-    while not buffer.sampler.ran_out:
-        batch, info = buffer.sample(return_info=True)
-        assert isinstance(info["index"], tuple) and [each.dtype for each in info["index"]] == [torch.int64] * 2
-        check_same(batch, buffer.storage[info["index"]])
-        found += batch.tolist()
-        where += zip(*(each.tolist() for each in info["index"]), strict=True)
-    assert sorted(found) == list(range(12)) and sorted(where) == list(itertools.product(range(4), range(3)))
+def test_another_number_of_items_begins_an_epoch_and_writing_over_items_does_not():
+    buffer = buffer_of(6, 4, capacity=8)
+    buffer.sample()
+    buffer.extend(plain_tensor([6, 7]))
+    assert sorted(flat(epoch_of(buffer))) == list(range(8))
+    first = buffer.sample(return_info=True)[1]["index"]
+    buffer.extend(plain_tensor([9, 9]))
+    second = buffer.sample(return_info=True)[1]["index"]
+    assert sorted(first.tolist() + second.tolist()) == list(range(8)) and buffer.sampler.ran_out
 
 
 # ------------------------------------------------------------------ what is refused
@@ -149,15 +130,6 @@ def test_a_refused_draw_changes_nothing(prefetch, storage):
         buffer.sampler.sample(buffer.storage, 14)
     assert repr(buffer.sampler) == shown
     assert len(set(first + flat(epoch_of(buffer)))) == 12
-
-
-def test_dropping_the_last_batch_needs_a_batch_size():
-    with pytest.raises(ValueError, match="batch_size"):
-        ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    with refused(buffer, ValueError, "batch_size"):
-        buffer.set_sampler(SamplerWithoutReplacement(drop_last=True))
-    assert type(buffer.sampler) is RandomSampler
 
 
 class Failing(LazyTensorStorage):

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from interop import (
-    ReplayBuffer,
-)
 from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 from tests.interop.test_without_replacement import buffer_of, epoch_of, flat, ids
 
@@ -42,15 +39,6 @@ def test_batches_that_are_dropped_remain_to_be_drawn(change, taken):
     CHANGES[change](buffer)
     assert sorted(flat(first + epoch_of(buffer))) == list(range(10))
     assert sorted(flat(epoch_of(buffer))) == list(range(10))
-
-
-def test_buffers_that_share_a_sampler_share_its_epoch():
-    one = buffer_of(20)
-    two = ReplayBuffer(storage=one.storage, sampler=one.sampler, batch_size=4)
-    drawn = []
-    while not one.sampler.ran_out:
-        drawn += [ids(one.sample()), ids(two.sample())]
-    assert sorted(flat(drawn)) == list(range(20))
 
 
 # ------------------------------------------------------------------ copies and processes
