@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import chain
 from textwrap import indent
 from typing import Any, NoReturn, Self
 
@@ -16,7 +17,7 @@ from fbuf.memory_plan import Plan
 from interop.buffers import collate, editing
 from interop.buffers.checkpoints import fields_of
 from interop.buffers.ensemble_members import buffers_of, functions_of
-from interop.buffers.ensemble_parts import MemberPart, assembled, info_of, items_of
+from interop.buffers.ensemble_parts import MemberPart, assembled, first_slots, info_of, items_of
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Part, Request
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
@@ -283,39 +284,28 @@ class ReplayBufferEnsemble(Sampled):
         are passed over. KeyError without the index, and the errors of `update_priority`, before anything changes.
         """
         keys = {_priority_key(member) for member in self.members}
-        changes = [
-            (self.members[place], change)
-            for items in items_of(data, [*keys, *_OF_UNITS])
-            for place, change in self._changes(items)
-        ]
-        for member, change in changes:
+        changes = [self._changes(items) for items in items_of(data, [*keys, *_OF_UNITS])]
+        for member, change in chain.from_iterable(changes):
             if isinstance(member, TensorDictReplayBuffer):
                 member.update_tensordict_priority(change)
             else:
                 member.update_priority(change["index"], change.get("td_error", member.sampler.default_priority))
 
-    def _changes(self, items: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        """For each member with priorities its items, with their slots as "index". The errors of `update_priority`."""
-        count = items.batch_size[0]
-        ids, slots = (items["index", key].reshape(count, -1).cpu() for key in ("buffer_ids", "index"))
-        changes = []
-        if count and not 0 <= int(ids.min()) <= int(ids.max()) < len(self):
-            raise IndexError(f"the sample is of members {ids.unique().tolist()}, the ensemble has {len(self)}")
-        for place in ids[:, 0].unique().tolist():
+    def _changes(self, items: TensorDictBase) -> list[tuple[ReplayBuffer, TensorDictBase]]:
+        """The members with priorities, and their items with the slots as "index". The errors of `update_priority`."""
+        count, changes = items.batch_size[0], []
+        for place, entries, slots in routed(first_slots(items["index"], count), self._ndims):
             member = self.members[place]
             if not member.sampler.takes_priorities:
                 continue
-            entries = (ids[:, 0] == place).nonzero()[:, 0]
-            own = slots[entries, : member.storage.ndim]
-            own = own[:, 0] if member.storage.ndim == 1 else own
-            refuse_unstored(own, member.storage, place)
-            change = TensorDict({"index": own}, [len(own)])
+            refuse_unstored(slots, member.storage, place)
+            change = TensorDict({"index": slots}, [len(slots)])
             for key in (_priority_key(member), *_OF_UNITS):
                 entry = items.get(key, None)
                 if entry is not None:
                     change.set(key, entry.reshape(count, -1)[entries.to(entry.device)])
-            member.refuse_priorities(change.get(_priority_key(member), None), len(own))
-            changes.append((place, change))
+            member.refuse_priorities(change.get(_priority_key(member), None), len(slots))
+            changes.append((member, change))
         return changes
 
     @property

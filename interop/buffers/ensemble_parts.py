@@ -80,6 +80,15 @@ def items_of(data: TensorDictBase, keys: Sequence[Any]) -> Iterator[TensorDictBa
     yield chosen.flatten(0, 1) if data.ndim > 1 else chosen
 
 
+def first_slots(index: TensorDictBase, count: int) -> TensorDictBase:
+    """The "index" of `count` items, some of whose dims may be steps, with one slot for each item."""
+    slots, ids = index["index"], index["buffer_ids"]
+    width = slots.shape[ids.ndim :].numel()
+    rest = -1 if count else 1
+    entries = {"index": slots.reshape(count, rest, width)[:, 0], "buffer_ids": ids.reshape(count, rest)[:, 0]}
+    return TensorDict(entries, [count])
+
+
 def _mark(data: TensorDictBase, info: dict[Any, Tensor], ids: Tensor) -> None:
     """Set an info, and which member each item is of, in data whose first dims are those of `ids`."""
     shape, lead = data.batch_size, ids.ndim

@@ -11,7 +11,6 @@ from interop import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerEnsemble,
@@ -67,6 +66,8 @@ def test_what_is_missing_or_of_another_kind_is_refused():
             ReplayBufferEnsemble(**{**components(), name: ensemble[0]})
         with pytest.raises(ValueError, match="there are"):
             ReplayBufferEnsemble(**{**components(3), name: ensemble})
+    with pytest.raises(TypeError, match="samplers must be a SamplerEnsemble, got Own"):  # its methods are not called
+        ReplayBufferEnsemble(**components() | {"samplers": type("Own", (SamplerEnsemble,), {})(RandomSampler())})
     with pytest.raises(TypeError, match="buffer 1 must be a ReplayBuffer, got int"):
         ReplayBufferEnsemble(member(), 3)
     with pytest.raises(TypeError, match="buffer 0 is an ensemble itself"):
@@ -322,25 +323,3 @@ def test_numbers_to_watch_are_those_of_all_members():
         "capacity": 16,
         "utilization": 0.75,
     }
-
-
-def test_repr_shows_the_components_of_the_members():
-    samplers = [PrioritizedSampler(3, 1, 1), RandomSampler()]
-    buffers = [ReplayBuffer(storage=ListStorage(3), sampler=sampler) for sampler in samplers]
-    ensemble = ReplayBufferEnsemble(*buffers, transform=torch.nn.Identity(), batch_size=4, collate_fn=torch.stack)
-    assert repr(ensemble) == (
-        "ReplayBufferEnsemble(\n"
-        "    storages=StorageEnsemble(\n"
-        "        storages=(ListStorage(), ListStorage()),\n"
-        "        transforms=[Compose(\n"
-        "        ), Compose(\n"
-        "        )]),\n"
-        "    samplers=SamplerEnsemble(\n"
-        "        samplers=(PrioritizedSampler(alpha=1.0, beta=1.0, eps=1e-08, reduction=max), RandomSampler())),\n"
-        "    writers=WriterEnsemble(\n"
-        f"        writers=({buffers[0].writer}, {buffers[1].writer})),\n"
-        "batch_size=4,\n"
-        "transform=Compose(\n"
-        "        Identity()),\n"
-        f"collate_fn={torch.stack})"
-    )

@@ -17,7 +17,6 @@ from interop import (
     PrioritizedSampler,
     ReplayBufferEnsemble,
     Sampler,
-    SamplerEnsemble,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -194,17 +193,11 @@ def test_a_copy_has_members_of_its_own_and_goes_on_alike(storage):
         assert twin.storage[0][0]["obs"][0] == 77 and ensemble.storage[0][0]["obs"][0] == 0
 
 
-def test_copies_of_an_ensemble_without_a_generator_leave_those_of_members_apart():
-    ensemble = ReplayBufferEnsemble(member(generator=torch.Generator().manual_seed(1)), member())
-    for twin in copies(ensemble):
-        assert twin._rng is None and twin[1]._rng is None and twin[0].sampler._rng is twin[0]._rng is not None
-
-
-def test_copies_keep_ensembles_of_ones_own_and_members_that_are_one():
-    buffer = member()
-    ensemble = ReplayBufferEnsemble(buffer, buffer, member())
-    for twin in copies(ensemble):
-        assert twin[0] is twin[1] is not twin[2] and type(twin.sampler) is SamplerEnsemble
+def test_copies_of_an_ensemble_leave_the_generators_of_members_apart_and_members_that_are_one_together():
+    buffer = member(generator=torch.Generator().manual_seed(1))
+    for twin in copies(ReplayBufferEnsemble(buffer, buffer, member())):
+        assert twin[0] is twin[1] is not twin[2] and twin._rng is None and twin[2]._rng is None
+        assert twin[0].sampler._rng is twin[0]._rng is not None
 
 
 def _sample_in_a_worker(ensemble, answers):
