@@ -67,7 +67,7 @@ def test_what_is_missing_or_of_another_kind_is_refused():
         with pytest.raises(ValueError, match="there are"):
             ReplayBufferEnsemble(**{**components(3), name: ensemble})
     with pytest.raises(TypeError, match="samplers must be a SamplerEnsemble, got Own"):  # its methods are not called
-        ReplayBufferEnsemble(**components() | {"samplers": type("Own", (SamplerEnsemble,), {})(RandomSampler())})
+        ReplayBufferEnsemble(**components() | {"samplers": type("Own", (SamplerEnsemble,), {})(member().sampler)})
     with pytest.raises(TypeError, match="buffer 1 must be a ReplayBuffer, got int"):
         ReplayBufferEnsemble(member(), 3)
     with pytest.raises(TypeError, match="buffer 0 is an ensemble itself"):
