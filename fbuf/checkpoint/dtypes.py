@@ -3,38 +3,11 @@
 import ml_dtypes
 import numpy as np
 
-_NAMES = [
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-]
-_MORE = [
-    "bfloat16",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "int2",
-    "int4",
-    "uint2",
-    "uint4",
-]
-BY_NAME: dict[str, np.dtype] = {name: np.dtype(name) for name in _NAMES} | {
+_INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+_FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
+_EIGHT_BITS = ["e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"]
+_MORE = ["bfloat16", *(f"float8_{name}" for name in _EIGHT_BITS), "int2", "int4", "uint2", "uint4"]
+BY_NAME: dict[str, np.dtype] = {name: np.dtype(name) for name in ["bool", *_INTEGERS, *_FLOATS]} | {
     name: np.dtype(getattr(ml_dtypes, name)) for name in _MORE if hasattr(ml_dtypes, name)
 }
 

@@ -109,7 +109,7 @@ class Source:
         """The path of a file that was written by itself; its bytes are checked. Open it for reading only."""
         if name not in self._by_name:
             raise CheckpointCorrupt(f"{self._at(manifest.NAME)}: names no file {name!r}")
-        self._check(self._by_name[name])
+        self.check_file(self._by_name[name])
         return self.path / self._folder / name
 
     def folder(self, name: str) -> Path:
@@ -117,13 +117,13 @@ class Source:
         manifest.plain(name, self._at(manifest.NAME))
         inside = [each for each in self._manifest.files if each.name.startswith(f"{name}/")]
         for each in inside:
-            self._check(each)
+            self.check_file(each)
         return self.path / self._folder / name
 
     def check_rest(self) -> None:
         """Check the files that were not read."""
         if self._full:
-            at_once([partial(self._check, each) for each in self._unread.values()])
+            at_once([partial(self.check_file, each) for each in self._unread.values()])
 
     # ------------------------------------------------------------------ files
 
@@ -174,7 +174,7 @@ class Source:
             raise CheckpointCorrupt(f"{self._at(entry.name)}: damaged, its checksum is another")
         self._unread.pop(entry.name, None)
 
-    def _read(self, entry: FileEntry, pieces: Sequence[np.ndarray]) -> None:
+    def read_file(self, entry: FileEntry, pieces: Sequence[np.ndarray]) -> None:
         """Fill pieces of memory, [bytes] uint8 each, with a file."""
         wanted = iter(pieces)
         rest: np.ndarray | None = next(wanted, _NOTHING)
@@ -189,7 +189,7 @@ class Source:
         if (rest is not None and rest.size) or any(each.size for each in wanted):
             raise CheckpointCorrupt(f"{self._at(entry.name)}: ends too soon")
 
-    def _check(self, entry: FileEntry) -> None:
+    def check_file(self, entry: FileEntry) -> None:
         """Check a file without keeping its content."""
         if self._full and entry.name in self._unread:
             for _ in self._content(entry):
@@ -209,8 +209,9 @@ class Source:
                 shapes = [_shape(shape) for _, shape in kinds]
                 if first != self._first:
                     raise ValueError("files are described in their order")
-                columns = StoredColumns(self, _whole(rows), _whole(rows_a_file, 1), first, dtypes, shapes)
-                self._first += -(-rows // rows_a_file)
+                stop = first + -(-_whole(rows) // _whole(rows_a_file, 1))
+                columns = StoredColumns(self, rows, rows_a_file, self._manifest.files[first:stop], dtypes, shapes)
+                self._first = stop
                 if mark == "$columns":
                     return columns
                 if len(kinds) == 1:
@@ -228,7 +229,7 @@ class Source:
                     f"{self.path / manifest.NAME}: the file of small arrays is not where it should be"
                 )
             self._small = np.empty(entry.size, np.uint8)
-            self._read(entry, [self._small])
+            self.read_file(entry, [self._small])
         size = row_bytes(dtype, shape)
         if offset != self._taken or offset + size > self._small.size:
             raise ValueError("arrays are described in their order")
@@ -244,17 +245,16 @@ class StoredColumns:
         source: Source,
         rows: int,
         rows_a_file: int,
-        first: int,
+        entries: Sequence[FileEntry],
         dtypes: list[np.dtype],
         shapes: list[tuple[int, ...]],
     ) -> None:
         self.rows, self.dtypes, self.shapes = rows, dtypes, shapes
-        self._source, self._step = source, rows_a_file
+        self._source, self._step, self._entries = source, rows_a_file, entries
         for dtype, shape in zip(dtypes, shapes, strict=True):
             np.broadcast_to(np.empty((), dtype), (rows, *shape))  # ValueError where NumPy has no such shape
         width = sum(row_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True))
         count = -(-rows // rows_a_file)
-        self._entries = source._manifest.files[first : first + count]
         sizes = [each.size for each in self._entries]
         if len(sizes) != count or any(size != width * rows_a_file for size in sizes[:-1]):
             raise ValueError("the files do not have the size of the rows")
@@ -270,7 +270,7 @@ class StoredColumns:
     def check(self) -> None:
         """Compare the checksums of the files; nothing is kept."""
         for entry in self._entries:
-            self._source._check(entry)
+            self._source.check_file(entry)
 
     def read_into(self, arrays: Sequence[np.ndarray | None]) -> None:
         """Fill arrays of [rows, ...], in one piece each; None for a column that is not wanted."""
@@ -291,7 +291,7 @@ class StoredColumns:
                 else as_bytes(array[start:stop])
                 for array, dtype, shape in wanted
             ]
-            self._source._read(self._entries[place], pieces)
+            self._source.read_file(self._entries[place], pieces)
 
         at_once([partial(fill, place) for place in range(len(self._entries))])
 

@@ -205,10 +205,10 @@ class Writing:
                 self._made = True
             try:
                 self._lock = FolderLock(self.path)
-                self._lock.acquire()
                 if os.path.samestat(os.fstat(self._lock.handle), os.stat(self.path)):
                     return self._lock.handle
                 self._lock.release()
+                self._lock = None
             except FileNotFoundError:
                 if os.path.lexists(self.path):  # a link that leads nowhere
                     raise

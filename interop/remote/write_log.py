@@ -31,8 +31,7 @@ class WriteLog:
 
         while True:  # the lock of a process that was killed is free at once, that of one which is ending soon after
             try:
-                self._lock = FolderLock(folder)
-                self._lock.acquire(wait_for_the_killed_one)
+                self._lock = FolderLock(folder, wait_for_the_killed_one)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:

@@ -195,9 +195,8 @@ def _locked(scratch: Path, waits: Callable[[], None]) -> Iterator[None]:
         with contextlib.suppress(FileExistsError):
             scratch.mkdir(parents=True)
         with contextlib.suppress(FileNotFoundError):  # its last holder removes it
-            lock = FolderLock(scratch)
+            lock = FolderLock(scratch, waits)
             try:
-                lock.acquire(waits)
                 if os.path.samestat(os.stat(scratch), os.fstat(lock.handle)):
                     break
             except BaseException:
