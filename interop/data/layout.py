@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import torch
@@ -98,13 +98,14 @@ class Layout:
 
     def flatten(self, data: Any, dims: int) -> list[Tensor]:
         """The tensors of data in the order of `leaves`; KeyError, TypeError or RuntimeError where data does not fit."""
-        plain = self._gathered(data)
-        if plain and self._fits(plain, dims):
-            return plain
         found: list[Any] = []
         _collect(self.root, data, (), found)
+        if self.values is None and found and self._fits(found, dims):
+            return found
         lead = found[0].shape[:dims] if found else ()
         for spec, leaf in zip(self.leaves, found, strict=True):
+            if isinstance(leaf, Tensor):
+                _refuse_unusual(leaf, spec.path)
             if leaf.shape[dims:] != spec.shape or leaf.ndim < dims:
                 raise RuntimeError(
                     f"{spec.name}: items have shape {list(spec.shape)}, "
@@ -138,51 +139,6 @@ class Layout:
             return False
         # None at 0: of the meta device, or zeros of autograd; empty ones `flatten` looks at one by one.
         return list(map(_layout, found)) == strided and not any(map(_is_nested, found)) and all(map(_address, found))
-
-    def _gathered(self, data: Any) -> list[Tensor] | None:
-        """The plain tensors of plain tensordicts, or the one; None for other data, and where it differs."""
-        plan = self._plan
-        if plan is None:
-            return [data] if type(data) is Tensor and type(self.root) is Leaf else None
-        nodes, arrange, types = plan
-        every: list[Any] = []
-        try:
-            for parent, size, pick in nodes:
-                node = data if parent is None else every[parent]
-                if type(node) is not _PLAIN or len(held := _held(node)) != size:
-                    return None
-                every += pick(held)
-        except KeyError:
-            return None
-        found = list(arrange(every)[:-1])
-        return found if list(map(type, found)) == types else None
-
-    @functools.cached_property
-    def _plan(self) -> tuple[list[tuple[int | None, int, Any]], Any, list[type]] | None:
-        """For `_gathered`; None where containers are of another kind.
-
-        Of each tensordict its place among what was picked before, how many entries it has, and what picks them; what
-        arranges all that was picked as leaves; and the types of these.
-        """
-        nodes: list[tuple[int | None, int, Any]] = []
-        places: dict[Path, int] = {(): -1}
-        count = 0
-        waiting: list[tuple[Path, Branch | Leaf]] = [((), self.root)]
-        while waiting:
-            path, node = waiting.pop()
-            if not isinstance(node, Branch) or node.kind is not TensorDict or not node.keys:
-                return None
-            nodes.append((places[path] if path else None, len(node.keys), itemgetter(*node.keys, node.keys[-1])))
-            for key, child in zip(node.keys, node.children, strict=True):
-                places[(*path, key)] = count
-                count += 1
-                if isinstance(child, Varied):
-                    return None
-                if not isinstance(child, Leaf):
-                    waiting.append(((*path, key), child))
-            count += 1  # the last one came twice: a getter of one would give no tuple
-        order = [places[spec.path] for spec in self.leaves]
-        return nodes, itemgetter(*order, order[-1]), [Tensor] * len(order)
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int], device: torch.device | None = None) -> Any:
         """Data of this layout around tensors; tensordicts get `batch_size`."""
@@ -286,21 +242,21 @@ def _remade(kind: type) -> type:
 
 
 def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> None:
+    """Append the leaves of data, in the order of the structure; they are not checked. TypeError or KeyError for others."""
     if isinstance(node, Varied):
         found.append(node.take(data, _where(path)))
         return
     if isinstance(node, Leaf):
         if not isinstance(data, Tensor):
             raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
-        _refuse_unusual(data, path)
         found.append(data)
         return
-    kind, items = _open(data, path)
+    kind, items = (TensorDict, _held(data)) if type(data) is _PLAIN else _open(data, path)
     if kind is not node.kind and not (issubclass(kind, dict) and issubclass(node.kind, dict)):
         raise TypeError(
             f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written"
         )
-    if items.keys() != set(node.keys):
+    if len(items) != len(node.keys) or not all(map(items.__contains__, node.keys)):
         missing, extra = [k for k in node.keys if k not in items], [k for k in items if k not in node.keys]
         raise KeyError(
             f"{_where(path)}: the keys differ from those stored; missing: {missing}, unknown: {extra}. "
@@ -308,7 +264,11 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
             "all rows, and in a storage with fill={key: value for the rows from before}"
         )
     for key, child in zip(node.keys, node.children, strict=True):
-        _collect(child, items[key], (*path, key), found)
+        value = items[key]
+        if type(value) is Tensor and type(child) is Leaf:
+            found.append(value)
+        else:
+            _collect(child, value, (*path, key), found)
 
 
 def _open(data: Any, path: Path) -> tuple[type, dict[Any, Any]]:
