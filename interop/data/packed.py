@@ -53,45 +53,29 @@ class PackedValues:
 
         OSError where the disk has no room. A new segment is made for `expected` bytes, where more are to come.
         """
-        ends = np.cumsum(lengths)
         spans = np.empty((len(lengths), 2), np.int64)
+        spans[:, 0] = self.append_whole(np.frombuffer(data, np.uint8), expected) + np.cumsum(lengths) - lengths
         spans[:, 1] = lengths << _KIND | np.asarray(kinds, np.int64)
-        start, before, whole = 0, 0, memoryview(data)
-        while start < len(lengths):
-            room = self._room(int(lengths[start]), max(expected, whole.nbytes) - before)
-            stop = int(np.searchsorted(ends, before + room, "right"))
-            size = int(ends[stop - 1]) - before
-            address = self._write(whole[before : before + size], size)
-            spans[start:stop, 0] = address + (ends[start:stop] - lengths[start:stop] - before)
-            start, before = stop, before + size
         return spans
 
-    def append_whole(self, data: np.ndarray) -> int:
-        """Append bytes, uint8 [n], that stay together; returns their address."""
-        self._room(data.size, data.size)
-        return self._write(np.ascontiguousarray(data), data.size)
-
-    def _room(self, least: int, all_of_it: int) -> int:
-        """The bytes free in the current segment, which is a new one where `least` do not fit."""
+    def append_whole(self, data: np.ndarray, expected: int = 0) -> int:
+        """Append bytes, uint8 [n], that stay together in one segment; returns their address."""
         if self._pid != os.getpid():
             self._pid, self._current = os.getpid(), -1
-        held = self._segments.get(self._current)
+        held, size = self._segments.get(self._current), data.size
         gone = self.folder is not None and not os.access(_name(self._current), os.F_OK, dir_fd=self._handle)
-        if held is None or gone or held.size - self._used < least:  # another process may have found nothing used in it
-            size = max(_LEAST, least, min(_MOST, max(self._live // 8, all_of_it)))
-            self._current, held = self._new_segment(size)
+        if held is None or gone or held.size - self._used < size:  # another process may have found nothing used in it
+            room = max(_LEAST, size, min(_MOST, max(self._live // 8, expected)))
+            self._current, held = self._new_segment(room)
             self._used = 0
-        return held.size - self._used
-
-    def _write(self, data: memoryview | np.ndarray, size: int) -> int:
-        held, start = self._segments[self._current], self._used
+        start = self._used
         if self.folder is not None and size and hasattr(os, "posix_fallocate"):
             handle = self._open(self._current, os.O_RDWR)
             try:
                 os.posix_fallocate(handle, start, size)  # to write where the disk has no room would kill the process
             finally:
                 os.close(handle)
-        held[start : start + size] = np.frombuffer(data, np.uint8)
+        held[start : start + size] = data
         self._used += size
         self._appended += size
         return self._current << _OFFSET | start
