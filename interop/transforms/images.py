@@ -33,7 +33,6 @@ class ToTensorImage(ImageTransform):
         from_int: divide by 255; None for where the images are not of a floating dtype.
         unsqueeze: give single images, of three dims, a leading dim.
         dtype: of the result; None for torch's default dtype.
-        in_keys, out_keys: as for all images.
         shape_tolerant: leave the order of dims where the last is not 3, as of images that are [channels, ...] already.
 
     ValueError for an integer dtype unless `from_int` is False. TypeError for complex numbers.
@@ -71,9 +70,6 @@ class ToTensorImage(ImageTransform):
             images = images.movedim(-1, -3)
         return images.unsqueeze(0) if self.unsqueeze and images.ndim == 3 else images
 
-    def __repr__(self) -> str:
-        return f"ToTensorImage(keys={self.in_keys})"
-
 
 class Resize(ImageTransform):
     """Images [..., channels, w, h] of another size. Images of this size stay as they are.
@@ -87,7 +83,6 @@ class Resize(ImageTransform):
         h: size of the last dim; None for w.
         interpolation: "nearest", "nearest-exact", "bilinear", "bicubic" or "area", or an object with such a `value`, as the
             `InterpolationMode` of torchvision.
-        in_keys, out_keys: as for all images.
 
     TypeError for bools unless "nearest" and for complex numbers.
     """
@@ -139,7 +134,6 @@ class Crop(ImageTransform):
         w: size of the last dim but one.
         h: size of the last dim; None for w.
         top, left: where it begins in the last dim but one, and in the last.
-        in_keys, out_keys: as for all images.
     """
 
     shown = ("w", "h", "top", "left")
@@ -162,7 +156,6 @@ class CenterCrop(ImageTransform):
     Args:
         w: size of the last dim but one.
         h: size of the last dim; None for w.
-        in_keys, out_keys: as for all images.
     """
 
     shown = ("w", "h")

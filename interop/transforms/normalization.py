@@ -25,8 +25,6 @@ class RewardScaling(EntriesTransform):
     Args:
         loc: a number, or a tensor of the last dims of rewards.
         scale: the same.
-        in_keys: the rewards; None for `["reward"]`.
-        out_keys: where they go; None for `in_keys`.
         standard_normal: subtract and divide, rather than multiply and add.
 
     TypeError for wrong types; ValueError for a scale of zero to divide by, and for shapes that do not fit.
@@ -67,10 +65,6 @@ class ObservationNorm(EntriesTransform):
     Args:
         loc: a number, or a tensor of the last dims of entries; None for `init_stats`.
         scale: the same; a number is at least `eps`, a tensor is taken as it is.
-        in_keys: entries to read.
-        out_keys: where they go; None for `in_keys`.
-        in_keys_inv: entries to undo this for when they are written: their names in the storage.
-        out_keys_inv: their names outside; None for `in_keys_inv`.
         standard_normal: subtract and divide, rather than multiply and add.
         eps: least scale of a number, and of `init_stats`; None for that of the dtype of a tensor `scale`, or 1e-6.
 

@@ -40,8 +40,6 @@ class FlattenObservation(Reshaping):
 
     Args:
         first_dim, last_dim: the first and the last of them.
-        in_keys: entries, ["pixels"] by default.
-        out_keys: where the results go; `in_keys` by default.
         allow_positive_dim: let dims count from the front, batch dims included.
     """
 
@@ -76,8 +74,6 @@ class DimOfOne(Reshaping):
     Args:
         dim: the dim.
         allow_positive_dim: let it count from the front, batch dims included; else RuntimeError for a dim that does.
-        in_keys, out_keys: entries to change when a buffer is read, and where the results go.
-        in_keys_inv, out_keys_inv: where results go when it is written, and entries to change back.
     """
 
     invertible = True
@@ -135,8 +131,6 @@ class PermuteTransform(Reshaping):
 
     Args:
         dims: which dim comes at each of the last places: an order of -n, ..., -1.
-        in_keys, out_keys: entries when a buffer is read, and where the results go.
-        in_keys_inv, out_keys_inv: where entries in the old order go when it is written, and which.
     """
 
     invertible = True

@@ -233,9 +233,13 @@ class Transform(nn.Module):
 
 
 class EntriesTransform(Transform):
-    """Changes single tensors. `out_keys` default to `in_keys`, `out_keys_inv` to `in_keys_inv`.
+    """Changes single tensors. Errors name the entry that they are about.
 
-    Errors name the entry that they are about.
+    Args, of all subclasses that take them:
+        in_keys: entries to change when a buffer is read; None for `default_key`.
+        out_keys: where results go; None for `in_keys`.
+        in_keys_inv: where results go when a buffer is written: their names in the storage.
+        out_keys_inv: entries to change then; None for `in_keys_inv`.
     """
 
     default_key: str | None = None

@@ -24,8 +24,6 @@ class RewardClipping(EntriesTransform):
     Args:
         clamp_min: the lower bound, a number or a tensor; None for none.
         clamp_max: the upper bound; None for none.
-        in_keys: the rewards; None for `["reward"]`.
-        out_keys: where they go; None for `in_keys`.
 
     TypeError for a bound that is no number, ValueError for no bound, NaN, and a lower one above the upper one.
     """
@@ -64,8 +62,6 @@ class ClipTransform(EntriesTransform):
     Integers become floats of the default dtype of when this was made.
 
     Args:
-        in_keys, out_keys: entries to clip when read, and where they go; None for `in_keys`.
-        in_keys_inv, out_keys_inv: where clipped entries go when written, and which; None for `in_keys_inv`.
         low: the lower bound, a number; None for none.
         high: the upper bound; None for none.
 

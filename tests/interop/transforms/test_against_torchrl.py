@@ -43,36 +43,25 @@ def entries(dtype=F32):
 
 CASES = [
     ("RenameTransform", (["a", ("n", "c")], [("n", "a"), "z"]), {}),
-    ("RenameTransform", (["a", "n"], ["y", "z"]), {}),
     ("RenameTransform", (["a", ("next", "a")], ["b", ("next", "z")]), {"create_copy": True}),
     ("RenameTransform", (["a"], ["z"], [("i", "j")], [("n", "d")]), {"create_copy": True}),
-    ("RenameTransform", (["a"], ["a"]), {}),
     ("RenameTransform", (["gone"], ["b"]), {}),
     ("SelectTransform", ("a", ("next", "a"), "gone"), {"keep_rewards": False}),
     ("SelectTransform", ("next",), {"keep_dones": False}),
-    ("SelectTransform", (["a"],), {}),
     ("ExcludeTransform", (("n", "c"), ("n", "d"), "next", "gone"), {}),
-    ("ExcludeTransform", ("a",), {"inverse": True}),
     ("CatTensors", (["b", "a", ("n", "c"), ("next", "a")],), {}),
     ("CatTensors", (["b", "a"], ("next", "z")), {"sort": False, "del_keys": False}),
-    ("CatTensors", (["b", "a"], "a"), {}),
     ("CatTensors", (["a", ("n", "c")], "z"), {"dim": -2}),
     ("CatTensors", (["a", "gone"],), {}),
-    ("CatTensors", (["a", "b"], ["z"]), {}),
     ("Stack", (["a", ("next", "a")], ("n", "z")), {"dim": -2, "del_keys": False}),
     ("Stack", (["a", ("next", "a")], "z", "p", ["x", "y", "w"]), {"dim": -3}),
-    ("Stack", (["a", "b"], "z"), {"dim": 2}),
     ("FlattenObservation", (-2, -1, ["p"], ["z"]), {}),
     ("FlattenObservation", (2, 3, ["p"]), {"allow_positive_dim": True}),
-    ("FlattenObservation", (-4, -1, ["p"]), {}),
     ("UnsqueezeTransform", (-1,), {"in_keys": ["a", "p"], "in_keys_inv": ["reward"]}),
     ("UnsqueezeTransform", (-2,), {"in_keys": ["a"], "out_keys": ["z"], "in_keys_inv": ["i"], "out_keys_inv": ["b"]}),
-    ("UnsqueezeTransform", (2,), {"in_keys": ["a"]}),
     ("SqueezeTransform", (-1,), {"in_keys": ["reward", "p"], "in_keys_inv": ["a"]}),
     ("PermuteTransform", ((-1, -3, -2),), {"in_keys": ["p"], "in_keys_inv": ["p"]}),
-    ("PermuteTransform", ((0, 1),), {"in_keys": ["p"]}),
     ("ExpandAs", ("done", "a", ("n", "z")), {}),
-    ("ExpandAs", ("p", "a"), {}),
     ("FlattenTensorDict", (), {"inverse": False}),
     ("DoubleToFloat", (), {"in_keys_inv": ["b"]}),
     ("DoubleToFloat", (["double"], ["x"]), {"in_keys_inv": ["y"], "out_keys_inv": ["b"]}),
@@ -82,7 +71,6 @@ CASES = [
     ("UnaryTransform", (["a"], ["x"], ["y"], ["b"]), {"fn": torch.exp, "inv_fn": torch.neg}),
     ("FiniteTensorDictCheck", (), {}),
     ("RewardClipping", (-1, 2), {}),
-    ("RewardClipping", (-0.5, 0.5), {}),
     ("BinarizeReward", (), {}),
     ("SignTransform", (["reward"],), {"in_keys_inv": ["reward"]}),
     ("ClipTransform", (["reward"],), {"low": -1, "high": 2, "in_keys_inv": ["reward"]}),
@@ -131,15 +119,6 @@ def test_names_are_sorted_in_the_same_order():
     assert ours.CatTensors(names).in_keys == theirs.CatTensors(names).in_keys
 
 
-@pytest.mark.parametrize("dtype", [I64, F32], ids=str)
-def test_actions(dtype):
-    pair = [each.DiscreteActionProjection(num_actions_effective=3, max_actions=5) for each in (ours, theirs)]
-    few, many = (TensorDict({"action": torch.eye(n).to(dtype)[torch.tensor([2, 0, 1])]}, [3]) for n in (3, 5))
-    same(*(each(few.clone()) for each in pair))
-    same(*(each.inv(many.clone()) for each in pair))
-    assert repr(pair[0]) == repr(pair[1])
-
-
 @pytest.mark.parametrize(("decay", "eps"), [(1.0, 1e-4), (0.9999, 0.3), (0.5, 1e-4)])
 def test_the_older_running_norm(decay, eps):
     keys, near = ["observation", ("next", "reward")], {"rtol": 1e-3, "atol": 1e-3}
@@ -156,20 +135,6 @@ def test_the_older_running_norm(decay, eps):
     same(*(each.denorm(given) for each, given in zip(pair, normed, strict=True)), **near)
     same(*(each.to_observation_norm()(data.clone()) for each in pair), **near)
     assert repr(pair[0]) == repr(pair[1])
-
-
-@pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("reduced", [False, True])
-def test_the_newer_running_norm(decay, reduced):
-    pair = [each.VecNormV2(in_keys=["observation"], decay=decay, reduce_batch_dims=reduced) for each in (ours, theirs)]
-    for batch in (4, 4, 4) if not reduced or decay < 1 else (4, 1, 7):
-        data = TensorDict({"observation": torch.randn(batch, 3) * 2 + 1}, [batch])
-        pair[0](data.clone())
-        pair[1]._step(data.clone(), data.clone())
-    # With decay theirs subtracts the square of a mean that is not corrected yet for the first steps.
-    for name in ("loc", "scale") if decay == 1 else ("loc",):
-        found, expected = (getattr(each, name)["observation"] for each in pair)
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_sums_step_by_step_as_in_an_environment():
@@ -219,15 +184,3 @@ def test_burnt_in_states_are_the_same():
     pair = [each.BurnInTransform([module], burn_in=4) for each in (ours, theirs)]
     assert pair[0].out_keys == pair[1].out_keys and set(pair[0].in_keys) == set(pair[1].in_keys)
     same(*(each(given.clone()) for each in pair))
-
-
-def test_windows_are_alike():
-    given = frames_of((5, 8), (2,), F32)
-    given["mask"] = torch.arange(8).expand(5, 8) < torch.tensor([5, 6, 7, 8, 8])[:, None]
-    for kwargs in ({}, {"mask_key": "mask"}, {"sample_dim": -2}):
-        found, expected = (module.RandomCropTensorDict(4, **kwargs)(given.clone()) for module in (ours, theirs))
-        assert found.batch_size == expected.batch_size and found.names == expected.names
-    for length, kwargs, each in ((9, {}, given), (6, {"mask_key": "mask"}, given), (1, {}, given[0, 0])):
-        for module in (ours, theirs):
-            with pytest.raises(RuntimeError):
-                module.RandomCropTensorDict(length, **kwargs)(each.clone())

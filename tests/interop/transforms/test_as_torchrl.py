@@ -207,25 +207,6 @@ def test_running_statistics_are_of_the_steps(keys):
     assert torch.equal(here.transform.transform.loc["observation"], mean)
 
 
-def test_specs_may_be_said():
-    class Inward(Transform):
-        """Takes angles, in degrees."""
-
-        def __init__(self):
-            super().__init__([], [], ["action"], ["degrees"])
-
-        def _inv_apply_transform(self, state):
-            return (torch.deg2rad(state).sin() * 2)[..., :1]
-
-    assert env_of(as_torchrl(Inward())).full_action_spec["degrees"] == GymEnv("Pendulum-v1").action_spec
-    said = other.Bounded(-90, 90, shape=(2,))
-    env = env_of(as_torchrl(Inward(), specs={"degrees": said}))
-    check_env_specs(env)
-    assert env.full_action_spec["degrees"] == said and list(env.full_action_spec.keys()) == ["degrees"]
-    seen = env_of(as_torchrl(lambda data: data, specs={"observation": other.Unbounded((3,))}))
-    assert seen.observation_spec["observation"] == other.Unbounded((3,))
-
-
 def test_what_environments_cannot_have_is_refused():
     class Keeps(Affine):
         keeps = True
