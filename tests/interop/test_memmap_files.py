@@ -1,20 +1,15 @@
-"""LazyMemmapStorage: whose the files are, and which memory other processes see."""
+"""LazyMemmapStorage: files, their names, who removes and replaces them."""
 
 import gc
-import multiprocessing
+import json
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
-from interop import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
-from interop.host.maps import from_file
+from interop import LazyMemmapStorage, ReplayBuffer, TensorDictReplayBuffer, TensorStorage
 from interop.shared import files
-from tests.interop import workers
 from tests.interop.rows import check_same, flat_td, nested_td, plain_tensor, tensors_of
 
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -34,16 +29,113 @@ def stored(rows, folder, **options):
     return storage
 
 
-# ------------------------------------------------------------------ what is removed
+def names(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_storage_that_cleaned_up_leaves_the_files_of_the_next(tmp_path):
-    first = stored(plain_tensor, tmp_path / "data", auto_cleanup=True)
-    assert first.cleanup()
-    second = stored(plain_tensor, tmp_path / "data")
-    del first
+# ------------------------------------------------------------------ which files there are
+
+
+def test_a_tensordict_takes_a_file_for_each_key_and_a_folder_for_each_level(tmp_path):
+    storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "data")
+    assert storage.scratch_dir == str(tmp_path / "data") + "/"
+    buffer = ReplayBuffer(storage=storage)
+    buffer.extend(nested_td([0, 1, 2]))
+    assert names(tmp_path / "data") == {
+        "obs.memmap", "next/pixels.memmap", "next/reward.memmap", "meta.json", "next/meta.json", *OWN,
+    }  # fmt: skip
+    assert json.loads((tmp_path / "data" / "meta.json").read_text())["shape"] == [5]
+    opened = TensorDict.load_memmap(tmp_path / "data")
+    check_same(opened[:3].clone().unlock_().apply(lambda leaf: torch.as_tensor(leaf).clone()), nested_td([0, 1, 2]))
+
+
+def test_a_lone_tensor_and_pytrees_have_names_of_their_own(tmp_path, monkeypatch):
+    ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "one")).extend(plain_tensor([1]))
+    assert names(tmp_path / "one") == {"_-single-tensor-_.memmap", *OWN}
+    ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "two")).extend(
+        {"a": (torch.zeros(1), [torch.ones(1)])}
+    )
+    assert names(tmp_path / "two") == {"a/0.memmap", "a/1/0.memmap", *OWN}
+    monkeypatch.setenv("SINGLE_TENSOR_BUFFER_NAME", "only")
+    ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "three")).extend(plain_tensor([1]))
+    assert names(tmp_path / "three") == {"only.memmap", *OWN}
+
+
+def test_a_folder_that_cannot_be_made_leaves_nothing_behind(tmp_path):
+    (tmp_path / "file").write_text("")
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "file" / "data"))
+    with pytest.raises(OSError):
+        buffer.extend(flat_td([1]))
+    assert len(buffer) == 0 and not buffer.storage.initialized and names(tmp_path) == {"file"}
+
+
+@pytest.mark.parametrize("key", ["..", "a/b", ""])
+def test_keys_cannot_lead_out_of_the_folder(tmp_path, key):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "data"))
+    with pytest.raises(ValueError):
+        buffer.extend({"fine": torch.zeros(2), key: torch.zeros(2)})
+    assert len(buffer) == 0 and there(tmp_path) == set()
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", torch.device("meta")])
+def test_devices_other_than_the_cpu_are_refused(device):
+    with pytest.raises(ValueError, match="transform"):
+        LazyMemmapStorage(4, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto", torch.device("cpu"), None])
+def test_every_name_of_the_cpu_is_taken(device):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, device=device))
+    buffer.extend(flat_td([1]))
+    assert buffer.storage.device == torch.device("cpu")
+
+
+def test_views_come_locked_and_samples_free():
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4))
+    buffer.extend(nested_td([1, 2]))
+    assert buffer[:].is_locked and buffer[0].is_locked and buffer[0:1].is_locked
+    batch = buffer.sample(3)
+    assert not batch.is_locked and not buffer[torch.tensor([0])].is_locked
+    assert type(batch["obs"]) is torch.Tensor
+    batch["new"] = torch.zeros(3)
+
+
+def test_reads_see_what_other_maps_of_the_file_write(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path))
+    buffer.extend(plain_tensor([1, 2]))
+    buffer.sample(3)
+    path = tmp_path / "_-single-tensor-_.memmap"
+    other = torch.from_file(str(path), shared=True, size=12, dtype=torch.float32)
+    other.fill_(7)
+    assert bool((buffer.sample(3) == 7).all()) and bool((buffer[:] == 7).all())
+
+
+def test_files_go_with_the_storage_when_asked(tmp_path):
+    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "data", auto_cleanup=True))
+    buffer.extend(nested_td([1]))
+    buffer.sample(2)
+    assert "obs.memmap" in names(tmp_path / "data")
+    del buffer
     gc.collect()
-    assert there(tmp_path) == {"data", f"data/{NUMBER}", *(f"data/{name}" for name in OWN)} and len(second) == 2
+    assert there(tmp_path) == set() and os.listdir(tmp_path) == []
+
+
+def test_cleaning_up_happens_once(tmp_path):
+    storage = LazyMemmapStorage(4, scratch_dir=tmp_path / "data")
+    assert storage.cleanup() is False
+    ReplayBuffer(storage=storage).extend(nested_td([1]))
+    assert storage.cleanup() is True and storage.cleanup() is False
+    assert there(tmp_path) == set()
+    assert LazyMemmapStorage(4).cleanup() is False
+
+
+def test_who_cleans_up_by_default(tmp_path):
+    assert LazyMemmapStorage(4).auto_cleanup is True
+    assert LazyMemmapStorage(4, scratch_dir=tmp_path).auto_cleanup is False
+    assert LazyMemmapStorage(4, scratch_dir=tmp_path, auto_cleanup=True).auto_cleanup is True
+
+
+# ------------------------------------------------------------------ what is removed
 
 
 def test_files_that_were_replaced_are_those_of_who_replaced_them(tmp_path):
@@ -130,72 +222,9 @@ def test_anonymous_maps_take_two_descriptors_however_many_leaves():
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("named", [pytest.param(False, id="anonymous"), pytest.param(True, id="files")])
-def test_a_spawned_worker_writes_where_everyone_reads(tmp_path, named):
-    storage = LazyMemmapStorage(6, scratch_dir=tmp_path / "data" if named else None)
-    buffer = ReplayBuffer(storage=storage)
-    rows = {"a": torch.tensor([1 + 1j, 2]), "b": torch.arange(2), "empty": torch.zeros(2, 0)}
-    buffer.extend(rows)
-    view = buffer[:]["a"]
-    memory = view.data_ptr()
-    process = multiprocessing.get_context("spawn").Process(target=workers.extend_and_edit, args=(buffer, rows))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert buffer[:]["a"].tolist() == [1 + 1j, 5j, 1 + 1j, 2] and buffer[:]["b"].tolist() == [0, 1, 0, 1]
-    assert set(buffer.sample(100)["a"].tolist()) == {1 + 1j, 5j, 2}
-    assert buffer[:]["a"].data_ptr() == memory and view.tolist() == [1 + 1j, 5j]
-    assert isinstance(buffer[:]["a"], MemoryMappedTensor)
-
-
 def test_given_memory_maps_stay_the_files_that_they_are(tmp_path):
     given = TensorDict({"a": torch.zeros(4)}, [4]).memmap_(tmp_path)
     storage = TensorStorage(given)
     assert storage.is_shared() and isinstance(storage.rows.tensors[0], MemoryMappedTensor)
     storage[1] = TensorDict({"a": torch.tensor(7.0)}, [])
     assert TensorDict.load_memmap(tmp_path)["a"].tolist() == [0, 7, 0, 0]
-
-
-@pytest.mark.slow
-def test_a_child_forked_before_the_memory_moved_does_not_write_to_the_old():
-    code = """
-        import os, torch
-        from interop import LazyTensorStorage, ReplayBuffer
-
-        buffer = ReplayBuffer(storage=LazyTensorStorage(10))
-        buffer.extend(torch.arange(3))
-        (reading, writing), child = os.pipe(), 0
-        for moved in (False, True):
-            child = os.fork()
-            if child == 0:
-                if moved:
-                    os.read(reading, 1)
-                try:
-                    buffer.extend(torch.tensor([7]))
-                except RuntimeError:
-                    os._exit(1)
-                os._exit(0)
-            if moved:
-                buffer.storage.rows.share()  # as for a worker that is spawned
-                os.write(writing, b"x")
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), buffer[:].tolist())
-    """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == "0 [0, 1, 2, 7]\n1 [0, 1, 2, 7]\n", done.stderr[-3000:]
-
-
-def test_a_storage_that_is_not_written_is_not_shared():
-    assert not LazyTensorStorage(4).is_shared() and not LazyMemmapStorage(4).is_shared()
-
-
-def test_a_private_map_may_be_larger_than_the_memory_of_the_machine(tmp_path):
-    items = 3 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    with open(tmp_path / "rows.memmap", "wb") as file:
-        file.truncate(4 * items)  # a file with a hole takes no space
-    leaf = from_file(tmp_path / "rows.memmap", (items,), torch.float32, private=True)
-    leaf[items - 1] = 1
-    assert leaf[items - 1] == 1 and leaf[7] == 0
-    assert os.stat(tmp_path / "rows.memmap").st_blocks == 0

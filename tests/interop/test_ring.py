@@ -17,7 +17,7 @@ from interop import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from interop.host.discontinuities import Discontinuities, pieces
+from interop.host.discontinuities import Discontinuities
 from interop.host.ring import Ring
 from tests.interop.slice_model import cut, drawn
 
@@ -86,7 +86,7 @@ def itself(batch):
 STORAGES = {"memory": LazyTensorStorage, "files": LazyMemmapStorage, "lists": LazyStackStorage}
 
 
-@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 12))])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
 @pytest.mark.parametrize("key", ["id", "done"])
 @pytest.mark.parametrize("make", STORAGES.values(), ids=STORAGES)
 def test_writes_anywhere_between_draws(make, key, seed):
@@ -100,7 +100,7 @@ def test_writes_anywhere_between_draws(make, key, seed):
             filled = len(storage)
             ends = (random.random(int(random.integers(1, 6))) < 0.2) & (key == "done")
             if random.random() < 0.5:  # by the writer
-                buffer.extend(data(model.write(buffer.writer._cursor, ends), ends, key))
+                buffer.extend(data(model.write(buffer.writer.cursor, ends), ends, key))
             elif filled:
                 start = int(random.integers(0, min(filled, capacity - 1) + 1))
                 ends = ends[: capacity - start]
@@ -168,21 +168,6 @@ def test_starts_by_priority_know_them(lanes):
     assert slices == {(4, 5, 6), (9, 10, 11)}
 
 
-def test_a_write_that_was_taken_back_leaves_no_seam_and_takes_none():
-    seams = Discontinuities()
-    seams.write(3, 2, 8, 10, (8, 0))
-    before = set(seams)
-    assert before == {3, 8}
-    seams.write(2, 4, 5, 10, (10, 1))
-    assert set(seams) == {2, 8}
-    seams.settle((14, 2))
-    assert set(seams) == {2, 8}
-    seams.settle((10, 1))
-    assert set(seams) == before
-    seams.settle((10, 1))
-    assert set(seams) == before
-
-
 def test_no_seam_is_left_where_a_write_went_around_more_than_once():
     seams = Discontinuities()
     seams.write(7, 25, 5, 10, (10, 0))
@@ -219,47 +204,6 @@ def test_seams_move_with_the_items_of_a_list(place, count, left):
     items = data(range(200, 200 + count), [False] * count, "done")
     storage.set(place, list(items.unbind(0)))
     assert whole(buffer) == sorted(left)
-
-
-def ring_with_discontinuities(*starts):
-    """Of 20 rows, 10 of which were written by the writer, and two each from these starts on."""
-    ring = Ring()
-    for start, count in ((0, 10), *((start, 2) for start in starts)):
-        ring.wrote_run(start, count, 20)
-    return ring
-
-
-def test_places_of_one_write_are_not_taken_for_a_write_that_was_taken_back():
-    ring = ring_with_discontinuities(6, 3)
-    assert set(ring.discontinuities()) == {3, 6, 8, 10}
-    ring.wrote_rows(np.array([5, 6, 7, 1]), 20)  # the first of them go on where the last write was left
-    assert (set(ring.discontinuities()), ring.cursor) == ({1, 3, 8, 10}, 2)
-
-
-@pytest.mark.parametrize("rows", [range(5, 25), [5, 6, 7, 8, 9, 2, 10, 11]], ids=["run", "places"])
-def test_seams_come_back_with_the_rows_though_the_next_write_is_at_the_end(rows):
-    ring = ring_with_discontinuities(3)
-    kept, before = set(ring.discontinuities()), ring.counts
-    if isinstance(rows, range):
-        ring.wrote_run(rows.start, len(rows), 20)
-    else:
-        ring.wrote_rows(np.array(rows), 20)
-    ring.written, ring.cursor, ring.version = before
-    ring.wrote_run(ring.cursor, 1, 20)
-    assert set(ring.discontinuities()) == kept == {3, 10}
-
-
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        ([], []),
-        ([4], [(4, 1)]),
-        ([8, 9, 0, 1], [(8, 4)]),
-        ([1, 1, 2, 5, 4], [(1, 2), (5, 1), (4, 1)]),
-    ],
-)
-def test_rows_as_runs_around_the_ring(rows, found):
-    assert list(pieces(np.array(rows, np.int64), 10)) == found
 
 
 def test_what_is_remembered_is_bounded_by_the_rows():

@@ -41,6 +41,9 @@ def as_index(index):
     return list(index) if isinstance(index, range) else index
 
 
+FEW = ("tensor", "nested tensordict", "dict")  # kinds of one leaf, of several, and of no tensordict
+
+
 @pytest.fixture(params=STORAGES)
 def storage(request):
     return STORAGES[request.param]
@@ -54,16 +57,6 @@ def test_given_memory_is_full(kind):
     assert storage.shape == torch.Size([3])
     check_same(storage[:], rows([1, 2, 3]))
     check_same(storage.get(torch.tensor([2, 0])), rows([3, 1]))
-
-
-def test_given_memory_is_written_in_place():
-    memory = torch.zeros(10, 3, 4, 4, dtype=torch.uint8)
-    buffer = ReplayBuffer(storage=TensorStorage(memory))
-    image = torch.full((3, 4, 4), 7, dtype=torch.uint8)
-    assert buffer.add(image) == 0
-    check_same(buffer[0], image)
-    check_same(memory[0], image)
-    assert len(buffer) == 10
 
 
 def test_memory_or_a_size_is_needed_and_they_must_agree():
@@ -88,7 +81,7 @@ def test_a_storage_without_memory_cannot_be_written():
     assert not storage.initialized and len(storage) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 @pytest.mark.parametrize("index", INDICES)
 def test_arrays_and_masks_give_copies(storage, kind, index):
     rows, index = KINDS[kind], INDICES[index]
@@ -104,7 +97,7 @@ def test_arrays_and_masks_give_copies(storage, kind, index):
     check_same(buffer[:], rows([10, 11, 12, 13]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 @pytest.mark.parametrize(
     ("index", "ids"),
     [(slice(None), [0, 1, 2, 3]), (slice(1, 3), [1, 2]), (slice(None, None, 2), [0, 2]), (slice(-2, None), [2, 3])],
@@ -129,12 +122,6 @@ def test_ints_give_views_of_one_item(storage, index):
     check_same(got, nested_td([1])[0])
     got["obs"].fill_(8)
     check_same(buffer[1]["obs"], torch.full((3,), 8.0, dtype=torch.float64))
-
-
-def test_an_ellipsis_is_everything(storage):
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(nested_td([0, 1]))
-    check_same(buffer[...], nested_td([0, 1]))
 
 
 def test_keys_name_entries_of_all_rows(storage):
@@ -165,10 +152,17 @@ def test_an_index_that_is_none_is_refused(storage, index):
         buffer[index]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 @pytest.mark.parametrize(
     "index",
-    [slice(1, 3), [1, 2], range(1, 3), torch.tensor([1, 2]), np.array([1, 2])],
+    [
+        slice(1, 3),
+        [1, 2],
+        range(1, 3),
+        torch.tensor([1, 2]),
+        np.array([1, 2]),
+        torch.tensor([False, True, True, False]),
+    ],
     ids=repr,
 )
 def test_assignment_writes_items_and_nothing_else(storage, kind, index):
@@ -181,15 +175,7 @@ def test_assignment_writes_items_and_nothing_else(storage, kind, index):
     for leaf in tensors_of(given):
         leaf.zero_()
     check_same(buffer[:], rows([0, 8, 9, 3]))
-    assert (len(buffer), buffer.writer._cursor, buffer.write_count) == (4, 4, 4)
-
-
-@pytest.mark.parametrize("kind", [plain_tensor, flat_td])
-def test_a_mask_over_the_filled_part_can_be_assigned_to(storage, kind):
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(kind([0, 1, 2, 3]))
-    buffer[torch.tensor([False, True, True, False])] = kind([8, 9])
-    check_same(buffer[:], kind([0, 8, 9, 3]))
+    assert (len(buffer), buffer.writer.cursor, buffer.write_count) == (4, 4, 4)
 
 
 def test_a_negative_index_assigns_from_the_end_of_the_filled_part(storage):
@@ -205,13 +191,6 @@ def test_a_negative_index_assigns_from_the_end_of_the_filled_part(storage):
     check_same(buffer[:], plain_tensor([4, 5, 1, 2]))
 
 
-def test_of_equal_places_the_last_wins(storage):
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(flat_td([0, 1, 2]))
-    buffer[torch.tensor([1, 1, 1])] = flat_td([7, 8, 9])
-    check_same(buffer[:], flat_td([0, 9, 2]))
-
-
 def test_set_and_get_without_a_buffer():
     storage = LazyTensorStorage(5)
     storage.set(torch.tensor([0, 1]), flat_td([0, 1]))
@@ -223,13 +202,6 @@ def test_set_and_get_without_a_buffer():
     assert len(storage) == 3
     check_same(storage[:], flat_td([2, 7, 8]))
     assert [int(item["obs"][0]) for item in storage] == [2, 7, 8]
-
-
-def test_set_without_the_cursor_does_not_grow():
-    storage = LazyTensorStorage(5)
-    storage.set(torch.tensor([0, 1]), flat_td([0, 1]))
-    storage.set(torch.tensor([2, 3]), flat_td([2, 3]), set_cursor=False)
-    assert len(storage) == 2
 
 
 def test_containment_and_shape():
@@ -259,7 +231,7 @@ def test_the_device_is_kept_or_taken_from_the_data():
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-                                   torch.float16, torch.bfloat16, torch.float32, torch.float64])  # fmt: skip
+                                   torch.half, torch.bfloat16, torch.float32, torch.float64, torch.complex64])  # fmt: skip
 def test_every_dtype_is_kept_exactly(storage, dtype):
     buffer = ReplayBuffer(storage=storage(6))
     rows = torch.tensor([[0, 1], [1, 1], [1, 0]]).to(dtype)
@@ -290,22 +262,6 @@ def test_any_strides_are_taken(storage, view):
     buffer.extend(rows)
     check_same(buffer[:], rows.detach().clone())
     assert type(buffer[:].as_subclass(torch.Tensor)) is torch.Tensor
-
-
-def test_complex_numbers_are_kept_in_memory():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6))
-    rows = torch.complex(torch.arange(3.0), torch.ones(3))
-    buffer.extend({"plain": rows, "conjugate": rows.conj()})
-    batch, info = buffer.sample(8, return_info=True)
-    check_same(batch["plain"], rows[info["index"]])
-    check_same(batch["conjugate"], torch.complex(torch.arange(3.0), -torch.ones(3))[info["index"]])
-
-
-def test_an_item_without_dims_and_one_of_size_zero(storage):
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend({"scalar": torch.arange(3.0), "nothing": torch.zeros(3, 0)})
-    batch = buffer.sample(4)
-    assert batch["scalar"].shape == (4,) and batch["nothing"].shape == (4, 0)
 
 
 def test_a_list_is_a_stack_of_items_and_a_tuple_a_pytree(storage):

@@ -30,7 +30,7 @@ EPISODES = [length for lengths in LENGTHS for length in lengths]
 # ------------------------------------------------------------------ conversion
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])  # or as below, in forks
 def test_rows_come_in_order(toy, rows, workers):
     dataset = toy(num_workers=workers)
     assert same(dataset[:], rows) and len(dataset) == ROWS
@@ -645,10 +645,14 @@ def use(dataset: ToyExperienceReplay, answers: Any) -> None:
     answers.put([[*dataset[:]["text"]], len(dataset.sample()), dataset.metadata])
 
 
-def test_pickles_and_spawned_workers(toy, rows, tmp_path):
+def test_a_pickle_has_the_rows(toy, rows, tmp_path):
     copied = pickle.loads(pickle.dumps(toy()))
     shutil.rmtree(tmp_path / "root/toy")
     assert same(copied[:], rows)
+
+
+@pytest.mark.slow  # tests/seeds start a worker with buffers of memory maps
+def test_spawned_workers_read_it(toy, rows):
     dataset, context = toy(batch_size=4), multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     process = context.Process(target=use, args=(dataset, answers))

@@ -95,7 +95,7 @@ print("files were touched", kills, "times")
 """
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 15])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 40])
 def test_a_killed_conversion_is_done_again(every: int, tmp_path: pathlib.Path) -> None:
     root = pathlib.Path(__file__).parents[3]
     command = [sys.executable, "-c", IMPORTS + CONVERSIONS, str(tmp_path), str(every)]

@@ -48,7 +48,7 @@ def histories(draw):
     return walks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(histories(), st.booleans(), st.sampled_from([None, None, 0, 1, 2]))
 def test_trees_are_those_of_the_model(walks, compact, max_depth):
     forest, model = MCTSForest(max_size=100), Model()
