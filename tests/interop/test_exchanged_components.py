@@ -160,18 +160,6 @@ def test_writes_through_one_buffer_are_drawn_by_another(one, two, storage):
     assert held(first) == list(range(17, 41))
 
 
-def test_growth_through_another_buffer_begins_an_epoch_and_overwriting_does_not():
-    buffer = buffer_of("without replacement", "memory", range(20), batch_size=8)
-    other = ReplayBuffer(storage=buffer.storage)
-    first = buffer.sample()
-    other.writer.cursor = 0
-    other.extend(torch.arange(20))
-    assert set(first.tolist()).isdisjoint(torch.cat(list(buffer)).tolist())
-    buffer.sample()
-    other.extend(torch.arange(20, 24))
-    assert sorted(torch.cat(list(buffer)).tolist()) == list(range(24))
-
-
 @each_sampler
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("storage", ["memory", "memmap", "list"])

@@ -1,7 +1,5 @@
 """HERReplayBuffer: goals that were reached, against a walk over what was written."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from interop import (
     ListStorage,
     PrioritizedSampler,
     RoundRobinWriter,
-    SamplerWithoutReplacement,
     Sequence,
     Transition,
 )
@@ -111,25 +108,6 @@ def test_keys_may_be_others():
 
 
 # ------------------------------------------------------------------ in a buffer
-
-
-def test_equal_generators_give_equal_batches():
-    ahead = {"prefetch": 3, "batch_size": 2}
-    for choices in (
-        {},
-        ahead,
-        {"sampler": SamplerWithoutReplacement()},
-        {**ahead, "sampler": SamplerWithoutReplacement()},
-    ):
-        one, other = (
-            buffer_of(
-                12, [3, 8], seed=5, **{**choices, **{name: copy.deepcopy(part) for name, part in choices.items()}}
-            )
-            for _ in range(2)
-        )
-        size = None if "batch_size" in choices else 8
-        for _ in range(4):
-            check_same(one.sample(size), other.sample(size))
 
 
 def test_transforms_see_what_was_relabelled():

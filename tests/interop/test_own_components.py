@@ -165,31 +165,6 @@ def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
     assert torch.equal(*drawn) and len(drawn[0].unique()) > 16
 
 
-# ------------------------------------------------------------------ names of torchrl
-
-
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_the_names_of_torchrl_for_what_a_storage_tells_work(ndim):
-    storage = LazyTensorStorage(12, ndim=ndim)
-    with pytest.raises(RuntimeError, match="empty storage"):
-        storage._rand_given_ndim(2)
-    first = torch.zeros(2, 3, 4)
-    assert storage._max_size_along_dim0(batched_data=first) == storage._max_size_along_dim0(single_data=first[0])
-    assert storage._max_size_along_dim0(batched_data=first) == (12 if ndim == 1 else 4) == storage.row_capacity(first)
-    buffer = ReplayBuffer(storage=storage, generator=torch.Generator().manual_seed(0), dim_extend=0)
-    buffer.extend(first)
-    assert storage._max_size_along_dim0() == (12 if ndim == 1 else 4)
-    drawn = storage._rand_given_ndim(600)
-    buffer.set_rng(torch.Generator().manual_seed(0))
-    again = storage.random_index(600)
-    for given in (drawn, again):
-        assert isinstance(given, tuple) == (ndim == 2)
-    places = torch.stack(drawn, -1) if ndim == 2 else drawn
-    assert torch.equal(places, torch.stack(again, -1) if ndim == 2 else again)
-    counts = places.unique(dim=0, return_counts=True)[1]
-    assert len(counts) == len(storage) and counts.min() > 600 / len(storage) / 2
-
-
 # ------------------------------------------------------------------ refusals of others' components
 
 

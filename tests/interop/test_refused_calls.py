@@ -19,7 +19,6 @@ from interop import (
     TensorStorageCheckpointer,
 )
 from tests.interop.rows import flat_td, plain_tensor, refused
-from tests.interop.test_threads_and_processes import in_a_fresh_interpreter
 
 
 def tensordicts(storage=LazyTensorStorage, **kwargs):
@@ -53,36 +52,6 @@ def test_priorities_that_cannot_be_used_refuse_the_rows(bad, storage):
     if storage is ListStorage:
         buffer.extend(rows, update_priority=False)
         assert len(buffer) == 2
-
-
-@pytest.mark.slow
-def test_a_forked_child_that_cannot_keep_priorities_writes_nothing():
-    out = in_a_fresh_interpreter("""
-        import multiprocessing
-        import torch
-        from tensordict import TensorDict
-        from interop import LazyMemmapStorage, ReplayBuffer, TensorDictPrioritizedReplayBuffer
-
-        def worker():
-            for write in (buffer.extend, other.extend, lambda data: buffer.add(data[0])):
-                try:
-                    write(TensorDict({"a": torch.ones(4)}, [4]))
-                except RuntimeError as error:
-                    assert "fork" in str(error), error
-                else:
-                    raise AssertionError
-
-        storage = LazyMemmapStorage(64)
-        buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage)
-        other = ReplayBuffer(storage=storage)
-        buffer.extend(TensorDict({"a": torch.zeros(4)}, [4]))
-        buffer.sample(2)
-        process = multiprocessing.get_context("fork").Process(target=worker)
-        process.start()
-        process.join(30)
-        print(process.exitcode, len(buffer), buffer.write_count, buffer.writer._cursor)
-    """)
-    assert out == "0 4 4 4\n"
 
 
 # ------------------------------------------------------------------ draws

@@ -18,8 +18,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.interop import workers
-from tests.interop.rows import check_same, flat_td
+from tests.interop.rows import flat_td
 
 
 def together(*calls):
@@ -97,74 +96,6 @@ def in_a_fresh_interpreter(code):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-@pytest.mark.parametrize(("drawn", "shared"), [(False, True), (True, False)])
-@pytest.mark.slow
-def test_a_forked_worker_extends_a_memmap_buffer(drawn, shared):
-    out = in_a_fresh_interpreter(f"""
-        import multiprocessing
-        import torch
-        from tensordict import TensorDict
-        from interop import LazyMemmapStorage, TensorDictReplayBuffer
-
-        def worker(buffer):
-            buffer.extend(TensorDict({{"a": torch.ones(10)}}, [10]))
-            assert buffer.sample(4)["a"].shape == (4,)
-
-        buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(21), batch_size=4, shared={shared})
-        buffer.extend(TensorDict({{"a": torch.zeros(10)}}, [10]))
-        if {drawn}:
-            buffer.sample()
-        process = multiprocessing.get_context("fork").Process(target=worker, args=(buffer,))
-        process.start()
-        process.join(60)
-        assert process.exitcode == 0, process.exitcode
-        assert len(buffer) == 20 and buffer.write_count == 20 and buffer.writer._cursor == 20
-        assert bool((buffer["a"][:10] == 0).all()) and bool((buffer["a"][10:] == 1).all())
-        assert bool((buffer["_data", "a"][10:] == 1).all())
-        buffer.extend(TensorDict({{"a": torch.full((3,), 2.0)}}, [3]))
-        assert buffer[:]["a"].tolist() == [2.0] * 2 + [0.0] * 8 + [1.0] * 10 + [2.0]
-        print("done")
-    """)
-    assert out == "done\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_spawned_worker_draws_from_the_buffer_and_extends_it(make):
-    """Sharing may move the memory: views of where it was must not be used any more."""
-    buffer = TensorDictReplayBuffer(storage=make(21))
-    buffer.extend(flat_td([0] * 5 + [5] * 5))
-    buffer.sample(512)
-    answers = SPAWN.Queue()
-    process = SPAWN.Process(target=workers.sample_and_extend, args=(buffer, [1] * 10, answers))
-    process.start()
-    assert answers.get(timeout=100) == [0.0, 5.0]
-    process.join(60)
-    assert process.exitcode == 0
-    assert len(buffer) == 20 and buffer.write_count == 20 and buffer.writer._cursor == 20
-    check_same(buffer[:].exclude("index"), flat_td([0] * 5 + [5] * 5 + [1] * 10))
-    buffer.extend(flat_td([2, 3]))
-    check_same(buffer[:].exclude("index"), flat_td([3] + [0] * 4 + [5] * 5 + [1] * 10 + [2]))
-    check_same(buffer.sample(512)["obs"][:, 0].unique(), torch.tensor([0.0, 1.0, 2.0, 3.0, 5.0]))
-
-
-@pytest.mark.slow  # forked ones: tests/seeds/test_sharing.py
-def test_no_row_of_two_processes_is_lost_when_they_take_turns():
-    buffer = TensorDictReplayBuffer(storage=LazyMemmapStorage(1000), shared=True)
-    buffer.extend(flat_td([0] * 4))
-    both = SPAWN.Barrier(2)
-    process = SPAWN.Process(target=workers.extend_many, args=(buffer, 100, 50, both))
-    process.start()
-    workers.extend_many(buffer, 200, 50, both)
-    process.join(120)
-    assert process.exitcode == 0
-    assert len(buffer) == 404 and buffer.write_count == 404
-    check_whole(buffer[:])
-    ids, counts = buffer[:]["obs"][:, 0].unique(return_counts=True)
-    assert ids.tolist() == [0.0] + [float(first + step) for first in (100, 200) for step in range(50)]
-    assert counts.tolist() == [4] * 101
 
 
 def nothing(*_):
