@@ -115,7 +115,7 @@ def test_wrong_expectations_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_checkpoints_of_two_moments_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves wait for nobody."""
-    monkeypatch.setattr(threads.TensorDictReplayBuffer, "_turns", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(threads.TensorDictReplayBuffer, "_unchanging", lambda self: contextlib.nullcontext())
     assert any(threads.checkpoints(20, ["tensor, uniform"]).wrong for _ in range(20))
 
 
