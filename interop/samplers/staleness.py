@@ -103,16 +103,16 @@ class StalenessAwareSampler(DrawingSampler):
 
     def weighed(self, staleness: np.ndarray, what: str = "items") -> "Weighed":
         """The weights of things of this staleness, [n] for n > 0. RuntimeError where none of them can be drawn."""
-        rows = None
+        fresh: Any = slice(None)
         if self._max_staleness >= 0:
-            rows = np.flatnonzero(staleness <= self._max_staleness)
-            if not rows.size:
+            fresh = np.flatnonzero(staleness <= self._max_staleness)
+            if not fresh.size:
                 raise RuntimeError(
                     f"all {staleness.size} {what} are staler than max_staleness={self._max_staleness} at "
                     f"consumer_version={self._consumer_version}: increase max_staleness, or collect with newer policies"
                 )
-            staleness = staleness[rows]
-        weights = self._weights(np.maximum(staleness, 0))
+        weights = np.zeros(staleness.size)
+        weights[fresh] = self._weights(np.maximum(staleness[fresh], 0))
         with np.errstate(over="ignore"):
             sums = np.cumsum(weights)
         if not np.isfinite(sums[-1]):
@@ -120,7 +120,7 @@ class StalenessAwareSampler(DrawingSampler):
         heavy = np.flatnonzero(weights)
         if not heavy.size:
             raise RuntimeError(f"staleness_weight_fn gives each of {staleness.size} {what} the weight zero")
-        return Weighed(rows, weights, sums, heavy)
+        return Weighed(weights, sums, heavy)
 
     def staleness_of(self, storage: Storage, slots: np.ndarray | None = None) -> np.ndarray:
         """The staleness of all items, or of those at flat slots, in their shape."""
@@ -202,19 +202,14 @@ class StalenessAwareSampler(DrawingSampler):
 
 
 class Weighed(NamedTuple):
-    """Weights of things that can be drawn."""
+    """Weights of things, 0 for those that cannot be drawn."""
 
-    rows: np.ndarray | None  # the places of the things below; None for all
     weights: np.ndarray
     sums: np.ndarray  # of the weights up to each thing and with it
-    heavy: np.ndarray  # which of them have a weight above zero
+    heavy: np.ndarray  # the things whose weight is above zero
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Places of things: each after the other in proportion to the weights of those that are left."""
-        chosen = self._draw(count, rng)
-        return chosen if self.rows is None else self.rows[chosen]
-
-    def _draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         if count > self.heavy.size:
             return self._find(count, rng)
         chosen = np.zeros(0, np.int64)

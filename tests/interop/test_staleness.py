@@ -35,7 +35,7 @@ def buffer_of(versions, storage=LazyTensorStorage, seed=0, **choices):
 
 def known(weights):
     weights = np.asarray(weights, float)
-    return Weighed(None, weights, np.cumsum(weights), np.flatnonzero(weights))
+    return Weighed(weights, np.cumsum(weights), np.flatnonzero(weights))
 
 
 @pytest.mark.parametrize("storage", ALL_STORAGES)
