@@ -47,7 +47,7 @@ class ReplayBufferEnsemble(Sampled):
     priorities and others do not, items of the latter have a "priority_weight" of 1.
 
     It is written to through its members: `ensemble[i].extend(data)`. The lock of a member is held while its part is drawn
-    and read, never together with that of another.
+    and read; those of several are held together only while batches are requested ahead, saved or loaded.
 
     Args:
         rbs: the members; or give `storages`, `samplers` and `writers`, of which they are made.
@@ -87,7 +87,6 @@ class ReplayBufferEnsemble(Sampled):
         super().__init__(batch_size=batch_size, prefetch=prefetch, pin_memory=pin_memory, generator=generator)
         self._collate_fn = as_collate_fn(collate_fn) or collate.stack
         self._transform = as_chain(transform if transform_factory is None else transform_factory())
-        self._transform.set_container(self)
         if rbs:
             if any(each is not None for each in (storages, samplers, writers)):
                 raise RuntimeError("give the buffers, or storages, samplers and writers; not both")
@@ -108,6 +107,7 @@ class ReplayBufferEnsemble(Sampled):
             raise ValueError("prefetch excludes shared=True, and members with a ConsumingSampler")
         if shared:
             self._refuse_to_share()
+        self._transform.set_container(self)
         self._connect()
         if generator is not None:
             self.set_rng(generator)

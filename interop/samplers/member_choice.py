@@ -122,5 +122,7 @@ def _shares(p: Any, count: int) -> np.ndarray:
         raise ValueError(f"p must have one number for each of the {count} members, got shape {list(given.shape)}")
     if not (np.isfinite(given).all() and (given >= 0).all() and given.any()):
         raise ValueError(f"p must be finite, at least 0, and not 0 for every member, got {given.tolist()}")
+    if abs((given / count).sum() - 1 / count) < 1e-12:  # as they were saved, to the last bit
+        return given
     given = given / given.max()  # a sum of the numbers as they came might be infinite
     return given / given.sum()
