@@ -144,20 +144,19 @@ class Flat2TED:
 
 def _refuse_others(rebuilt: Rebuilt, memory: Leaves) -> None:
     """ValueError for memory that is not that of the entries."""
-    specs, implied = rebuilt.specs, rebuilt.implied()
-    extra = [shown(key) for key in memory if key not in specs]
-    missing = [shown(key) for key in specs if key not in memory and key not in implied]
-    if extra or missing:
-        raise ValueError(
-            f"the entries are not those of out; missing there: {', '.join(missing) or 'none'}, there alone: "
-            f"{', '.join(extra) or 'none'}; nothing was written"
-        )
-    for key, place in memory.items():
-        if (tuple(place.shape), place.dtype) != specs[key]:
-            raise ValueError(
-                f"{shown(key)} is {specs[key][1]} {list(specs[key][0])}, out has {place.dtype} {list(place.shape)}; "
-                "nothing was written"
-            )
+    found = {key: (tuple(place.shape), place.dtype) for key, place in memory.items()}
+    wanted = {key: spec for key, spec in rebuilt.specs.items() if key in found or key not in rebuilt.implied()}
+    wrong = [
+        f"{shown(key)} is {_described(wanted.get(key))}, out has {_described(found.get(key))}"
+        for key in {**wanted, **found}
+        if wanted.get(key) != found.get(key)
+    ]
+    if wrong:
+        raise ValueError(f"the entries are not those of out: {'; '.join(wrong)}; nothing was written")
+
+
+def _described(spec: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "missing" if spec is None else f"{spec[1]} {list(spec[0])}"
 
 
 class TED2Nested(TED2Flat):

@@ -5,7 +5,6 @@ import multiprocessing
 import pickle
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +24,6 @@ from interop import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.sample_units import Sequence
 from interop.samplers import SliceSampler
 from tests.interop.frame_streams import OPEN, TERMINATED, TRUNCATED, Both, Environment, assert_same, random_kinds
 
@@ -103,26 +101,6 @@ def _arrays(rows: TensorDict, keys: tuple[str, ...]) -> Any:
     }
 
 
-def test_the_observation_after_a_truncation_is_neither_lost_nor_that_of_the_next_episode():
-    obs, following = torch.tensor([0.0, 1, 2, 100, 101]), torch.tensor([1.0, 2, 3, 101, 102])
-    ends = {"truncated": torch.arange(5) == 2, "terminated": torch.zeros(5, dtype=torch.bool)}
-    steps = TensorDict({"obs": obs, "next": {"obs": following, **ends}}, [5])
-    buffer = ReplayBuffer(storage=LazyFrameStorage(4, obs_key="obs", stack=1))
-    for row in range(5):
-        buffer.add(steps[row])
-        stored = torch.arange(max(0, row - 3), row + 1)
-        assert_same(buffer[stored % 4], steps[stored])
-
-
-def test_a_stack_holds_no_frame_of_the_episode_before():
-    obs = torch.tensor([[0.0, 0], [0, 1], [1, 2], [100, 100], [100, 101]])
-    following = torch.tensor([[0.0, 1], [1, 2], [2, 3], [100, 101], [101, 102]])
-    steps = TensorDict({"obs": obs, "next": {"obs": following, "truncated": torch.arange(5) == 2}}, [5])
-    buffer = ReplayBuffer(storage=LazyFrameStorage(4, obs_key="obs", stack=2, stack_dim=-1))
-    buffer.extend(steps)
-    assert_same(buffer[[1, 2, 3, 0]], steps[1:])
-
-
 SAMPLERS = {
     "random": RandomSampler,
     "prioritized": lambda: PrioritizedSampler(20, 0.7, 0.5),
@@ -148,19 +126,6 @@ def test_what_a_sampler_draws_is_what_was_written(sampler, ndim):
             held = both.whole._storage[index if len(index) > 1 else index[0]]
             for key in ("pixels", ("next", "pixels"), "action"):
                 assert torch.equal(batch[key], held[key])
-
-
-def test_a_sequence_around_an_anchor_is_what_was_written():
-    both = Both(12)
-    unit = Sequence(3, burn_in=1, bootstrap=1)
-    buffer = TensorDictReplayBuffer(storage=both.frames._storage, sample_unit=unit, batch_size=4)
-    rows = Environment().steps(random_kinds(np.random.default_rng(1), 30, 0.2))
-    for each in (buffer, both.whole):
-        each.extend(rows)
-    batch, info = buffer.sample(return_info=True)
-    held = both.whole[info["index"]]
-    assert torch.equal(batch["pixels"], held["pixels"])
-    assert torch.equal(batch["next", "pixels"], held["next", "pixels"])
 
 
 @pytest.mark.parametrize(
@@ -269,29 +234,3 @@ def test_several_observations_of_dicts():
     buffer.extend(data)
     held = buffer._storage.get(torch.tensor([1, 2, 0]))
     jax.tree.map(lambda kept, given: torch.testing.assert_close(kept, given[1:], rtol=0, atol=0), held, data)
-
-
-def stream_of_cartpole(stacked: bool, steps: int) -> TensorDict:
-    """Random play; time limits at 15 steps."""
-    env: Any = gymnasium.make("CartPole-v1", max_episode_steps=15)
-    env = gymnasium.wrappers.FrameStackObservation(env, 4) if stacked else env
-    env.action_space.seed(0)
-    items, (obs, _) = [], env.reset(seed=0)
-    for _ in range(steps):
-        following, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        after = {"observation": torch.tensor(following), "reward": torch.tensor([reward])}
-        after.update(terminated=torch.tensor([terminated]), truncated=torch.tensor([truncated]))
-        items.append(TensorDict({"observation": torch.tensor(obs), "next": after}))
-        obs = env.reset()[0] if terminated or truncated else following
-    return torch.stack(items)
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_stream_of_gymnasium_comes_back_bit_for_bit(stacked, one_by_one):
-    steps = stream_of_cartpole(stacked, 250)
-    assert steps["next", "truncated"].any() and steps["next", "terminated"].any()
-    both = Both(100, obs_key="observation", stack=4 if stacked else 1, stack_dim=0)
-    for part in steps.unbind(0) if one_by_one else steps.split(60):
-        (both.add if one_by_one else both.extend)(part)
-    both.check()

@@ -98,18 +98,6 @@ def test_an_update_of_what_is_still_there_leaves_frames_as_they_are():
     assert result.updated_count == 2 and buffer[:]["action"][1:3].tolist() == [70, 80]
 
 
-def test_a_row_after_the_newest_is_not_written_by_an_index(filled):
-    stranger = filled.frames[:2].clone()
-    stranger["pixels"] += 700
-    for write in (
-        lambda: filled.frames._storage.set(3, stranger[0]),
-        lambda: filled.frames._storage.set([2, 4], stranger),
-    ):
-        with pytest.raises(RuntimeError, match="the next row to write is 2"):
-            write()
-    filled.check()
-
-
 # ---------------------------------------------------------------------- data that does not fit
 
 
@@ -199,16 +187,3 @@ def test_data_without_the_frames_that_were_named_is_refused_and_fixes_nothing(op
 def test_options_that_could_not_be_are_refused(options, error, says):
     with pytest.raises(error, match=says):
         LazyFrameStorage(9, **options)
-
-
-def test_a_shape_or_dtype_of_another_kind_is_refused_as_ever():
-    both = Both(9)
-    both.extend(GOOD)
-    for bad in (GOOD.clone().set("pixels", torch.zeros(2, 4, 2)), GOOD.clone().set("action", torch.zeros(2))):
-        errors = []
-        for buffer in (both.frames, both.whole):
-            with pytest.raises(RuntimeError) as caught:
-                buffer.extend(bad)
-            errors.append(str(caught.value))
-        assert errors[0] == errors[1]
-    both.check()

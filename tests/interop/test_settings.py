@@ -86,20 +86,6 @@ def test_what_the_user_has_set_stays(untouched, monkeypatch, tmp_path, name, val
     assert jax.config.values == before and not list(tmp_path.iterdir())
 
 
-def test_a_home_that_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    settings.keep_programs()
-    assert jax.config.values[FOLDER] is None
-
-
-def test_a_folder_that_was_made_and_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(os, "access", lambda folder, mode: not mode & os.W_OK)  # root may write anywhere
-    settings.keep_programs()
-    assert jax.config.values[FOLDER] is None
-
-
 @pytest.mark.parametrize("home", [{"XDG_CACHE_HOME": "here"}, {"HOME": "here"}, {"HOME": "~"}])  # "~": nobody's
 def test_nothing_is_kept_below_the_current_folder(untouched, monkeypatch, tmp_path, home):
     monkeypatch.chdir(tmp_path)
@@ -108,3 +94,12 @@ def test_nothing_is_kept_below_the_current_folder(untouched, monkeypatch, tmp_pa
         monkeypatch.setenv(name, value)
     settings.keep_programs()
     assert jax.config.values[FOLDER] is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_home_that_cannot_be_written_is_passed_over(untouched, monkeypatch, tmp_path, is_file):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" if is_file else tmp_path))
+    monkeypatch.setattr(os, "access", lambda folder, mode: not mode & os.W_OK)  # root may write anywhere
+    settings.keep_programs()
+    assert jax.config.values[FOLDER] is None
