@@ -237,11 +237,9 @@ class FrameRows(TorchRows):
             named = np.arange(rows.start, rows.stop, rows.step or 1)
         else:
             named = np.atleast_1d(np.asarray(rows))
-        start = int(self._counts[_NEXT])
-        is_next = named.ndim == 1 and np.array_equal(
-            (named - start) % self.scheme.capacity, _around(named, self.scheme)
-        )
-        return len(named) if is_next else 0
+        following = int(self._counts[_NEXT]) + np.arange(named.size)
+        capacity = self.scheme.capacity
+        return named.size if np.array_equal(named % capacity, following % capacity) else 0
 
     def _is_as_stored(self, index: Any, leaves: Sequence[Tensor]) -> bool:
         """Whether the leaves that say which frames items have are, in these, what is stored."""
@@ -254,8 +252,8 @@ class FrameRows(TorchRows):
     def _prepared(self, count: int, given: Sequence[Tensor]) -> _Write:
         """The write of the next rows: which frames it adds, which it gives back."""
         scheme, capacity, lanes = self.scheme, self.scheme.capacity, self.scheme.per_row
-        leaves = [leaf.reshape(count, *self.lanes, *leaf.shape[leaf.ndim - len(spec.shape) :])
-                  for leaf, spec in zip(given, scheme.leaves, strict=True)]  # fmt: skip
+        shapes = [(count, *self.lanes, *spec.shape) for spec in scheme.leaves]
+        leaves = [leaf.reshape(shape) for leaf, shape in zip(given, shapes, strict=True)]
         last = self._index[self._counts[_NEXT] - 1]  # [lanes, stack + 1]
         starts, ends, latest = self._boundaries(leaves)
         if scheme.check:
@@ -393,10 +391,6 @@ class FrameRows(TorchRows):
         return all(
             not each.size or (each.min() >= 0 and each.max() < used) for each in (named["rows"][-1], *named["free"])
         )
-
-
-def _around(named: np.ndarray, scheme: Scheme) -> np.ndarray:
-    return np.arange(len(named)) % scheme.capacity
 
 
 def _index_of(places: Any, capacity: int) -> Any:
