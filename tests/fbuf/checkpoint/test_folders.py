@@ -90,17 +90,6 @@ def test_the_manifest_and_the_data_are_no_links(tmp_path: Path) -> None:
     assert same(loaded(tmp_path / "other"), BIG)
 
 
-def test_nothing_that_is_read_is_changed(tmp_path: Path) -> None:
-    save(tmp_path / "c", [BIG, np.arange(3)])
-    before, times = content(tmp_path), [each.stat().st_mtime_ns for each in sorted(tmp_path.rglob("*"))]
-    loaded(tmp_path / "c")
-    loaded(tmp_path / "c", "size")
-    with pytest.raises(ZeroDivisionError):
-        load(tmp_path / "c", lambda source: 1 // 0)
-    assert content(tmp_path) == before
-    assert [each.stat().st_mtime_ns for each in sorted(tmp_path.rglob("*"))] == times
-
-
 # ------------------------------------------------------------------ files of others
 
 

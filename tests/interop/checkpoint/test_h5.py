@@ -298,25 +298,3 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, what: str) -> No
         assert SAID.get(what, "") in str(caught.value)
         assert state(target) == held
     assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("what", ["an external link", "a virtual dataset", "data in another file", "a row of any size"])
-def test_the_same_in_a_checkpoint_whose_sums_are_right(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret(tmp_path, (4, 3))
-    checkpointer = H5StorageCheckpointer()
-    buffer = extended(buffer_of(checkpointer), steps(8, observations={"obs": ((3,), torch.float32)}))
-    write = checkpointer._write
-
-    def hostile(opened: Any, flat: Any, storage: Any) -> None:
-        write(opened, flat, storage)
-        HOSTILE[what](opened, tmp_path)
-
-    monkeypatch.setattr(checkpointer, "_write", hostile)
-    buffer.storage.dumps(tmp_path / "saved")
-    for target in (buffer_of(H5StorageCheckpointer()), extended(buffer_of(H5StorageCheckpointer()), steps(3))):
-        held = state(target)
-        with pytest.raises(CheckpointCorrupt, match=rf"checkpoint\.h5.*{SAID[what]}"):
-            target.storage.loads(tmp_path / "saved")
-        assert state(target) == held

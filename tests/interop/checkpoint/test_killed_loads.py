@@ -8,29 +8,62 @@ from typing import Any
 import pytest
 import torch
 
-from interop import LazyMemmapStorage, ReplayBuffer
-from tests.interop.checkpoint import killed_loads
-from tests.interop.checkpoint.killed_loads import (
-    CAPACITY,
-    MOMENTS,
-    RETURNED,
-    WITHOUT_ROWS,
-    at,
-    new,
-    old,
-    sampler,
-)
+from interop import LazyMemmapStorage, PrioritizedSampler, ReplayBuffer
+from interop.host.rows import TorchRows
+from interop.shared.journal import Journal
+from interop.storages.priorities import KeptPriorities
 from tests.interop.storages.named_folders import reopened
 from tests.interop.storages.signals import raising, sent, standing
 
+CAPACITY = 8
+Call = Callable[..., Any]
+# Where to be killed: a method, and whether before or after it. The first call of it in the load counts.
+MOMENTS: dict[str, tuple[Any, str, bool]] = {
+    "rows are about to be written": (TorchRows, "write_run", False),
+    "rows were written": (TorchRows, "write_run", True),
+    "priorities are about to be kept": (KeptPriorities, "give", False),
+    "priorities were kept": (KeptPriorities, "give", True),
+    "the step is about to end": (Journal, "__exit__", False),
+    "the step has ended": (Journal, "__exit__", True),
+}
+WITHOUT_ROWS = ("priorities were kept", "the step is about to end", "the step has ended")
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, in_a_fork: Callable[..., str]) -> Path:
-    """The folders that killed processes have left."""
-    root = tmp_path_factory.mktemp("killed")
-    new().dumps(root / "c")
-    in_a_fork(f"import pathlib, {killed_loads.__name__} as here; here.main(pathlib.Path(root))", root=str(root))
-    return root
+
+def sampler() -> PrioritizedSampler:
+    return PrioritizedSampler(CAPACITY, 1.0, 1.0)
+
+
+def old(folder: Path) -> ReplayBuffer:
+    """What is there before the load."""
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=folder), sampler=sampler())
+    buffer.extend(torch.arange(101, 106))
+    buffer.update_priority(torch.arange(5), torch.arange(5) + 21.0)
+    return buffer
+
+
+def new() -> ReplayBuffer:
+    """What is loaded."""
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(CAPACITY), sampler=sampler())
+    buffer.extend(torch.arange(1, 11))
+    buffer.update_priority(torch.arange(CAPACITY), torch.arange(CAPACITY) + 2.0)
+    return buffer
+
+
+def at(moment: str, then: Callable[[], Any]) -> Callable[[], None]:
+    """Have something done at a moment; what is returned puts the method back."""
+    kind, name, after = MOMENTS[moment]
+    real: Call = getattr(kind, name)
+
+    def wrapped(self: Any, *given: Any, **named: Any) -> Any:
+        if not after:
+            then()
+        result = real(self, *given, **named)
+        if after:
+            then()
+        return result
+
+    setattr(kind, name, wrapped)
+    return lambda: setattr(kind, name, real)
 
 
 @pytest.fixture
@@ -45,13 +78,6 @@ def goes_on(buffer: ReplayBuffer) -> None:
     buffer.extend(torch.tensor([77]))
     rows[cursor : cursor + 1], priorities[cursor : cursor + 1] = [77], [highest]
     assert standing(buffer) == (rows, (cursor + 1) % CAPACITY, count + 1, priorities, highest)
-
-
-@pytest.mark.parametrize("name", RETURNED)
-def test_a_load_that_returned_is_there_after_a_kill(name: str, killed: Path, models: tuple[Any, Any]) -> None:
-    buffer = reopened(killed / name, sampler())
-    assert standing(buffer) == models[1]
-    goes_on(buffer)
 
 
 @pytest.mark.parametrize("call", ["loads", "load_state_dict"])

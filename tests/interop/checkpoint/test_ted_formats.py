@@ -23,7 +23,6 @@ from interop import (
     ListStorage,
     NestedStorageCheckpointer,
     ReplayBuffer,
-    TensorDictReplayBuffer,
     TensorStorage,
     TensorStorageCheckpointer,
 )
@@ -65,19 +64,6 @@ def test_round_trip(tmp_path: Path, kind: Any, lanes: tuple[int, ...], count: in
     for each in (buffer, other):
         each.extend(stream[..., count:])
     check_reloaded(other, buffer, tmp_path / "again")  # where the ring begins is known
-
-
-@each_kind
-@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
-def test_saved_after_every_batch_of_a_collector(tmp_path: Path, kind: Any, make: Any) -> None:
-    stream = steps(20, (3,), seed=3).data.transpose(0, 1)
-    buffer, other = (make(storage=LazyMemmapStorage(19, ndim=2)) for _ in range(2))
-    buffer.storage.checkpointer, other.storage.checkpointer = kind(), kind()
-    for start in range(0, 20, 4):
-        buffer.extend(stream[:, start : start + 4])
-        buffer.dumps(tmp_path / "saved")
-        other.loads(tmp_path / "saved")
-        assert not differences(other[:], buffer[:])
 
 
 @tensorclass
@@ -219,27 +205,6 @@ def test_frames_are_saved_once_already(tmp_path: Path, kind: Any) -> None:
     with pytest.raises(CheckpointMismatch, match="cannot be loaded into a LazyFrameStorage"):
         frames.storage.loads(tmp_path / "saved")
     assert not differences(frames[:], before)
-
-
-@each_kind
-def test_targets_that_do_not_fit(tmp_path: Path, kind: Any) -> None:
-    buffer = extended(buffer_of(kind(), (2,)), steps(8, (2,)))
-    buffer.storage.dumps(tmp_path / "saved")
-    buffer.dumps(tmp_path / "buffer")
-    targets = [
-        (ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), checkpointer=kind()), "capacity of 5 rows"),
-        (ReplayBuffer(storage=LazyTensorStorage(10), checkpointer=kind()), "ndim=2"),
-        (extended(buffer_of(kind(), (1,)), steps(3, (1,))), "lanes"),
-        (extended(buffer_of(kind(), (2,)), steps(3, (2,), observations={"obs": ((3,), torch.float64)})), "'obs' is"),
-        (buffer_of(TensorStorageCheckpointer(), (2,)), kind.__name__),
-    ]
-    for target, message in targets:
-        before = state(target)
-        with pytest.raises(CheckpointMismatch, match=message):
-            target.storage.loads(tmp_path / "saved")
-        with pytest.raises(CheckpointMismatch):
-            target.loads(tmp_path / "buffer")
-        assert state(target) == before
 
 
 # ---------------------------------------------------------------------- descriptions that do not fit
