@@ -1,10 +1,10 @@
 """The state goes out to jitted loops and comes back; a loop that fails leaves a whole buffer."""
 
+import concurrent.futures
 import dataclasses
 import os
 import subprocess
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -84,22 +84,11 @@ def test_every_call_is_refused_while_the_state_is_out_by_all_threads(rb, tmp_pat
         lambda: rb.functional().__enter__(),
     ]
     rb.dumps(tmp_path / "y")
-    found: list[str] = []
-
-    def refused() -> None:
+    with rb.functional(), concurrent.futures.ThreadPoolExecutor(1) as pool:
         for call in calls:
-            try:
-                call()
-            except RuntimeError as error:
-                found.append(str(error))
-
-    with rb.functional():
-        refused()
-        other = threading.Thread(target=refused)
-        other.start()
-        other.join()
-    assert len(found) == 2 * len(calls)
-    assert all("the state of this buffer is out" in each for each in found)
+            for run in (lambda call: call(), lambda call: pool.submit(call).result()):
+                with pytest.raises(RuntimeError, match="the state of this buffer is out"):
+                    run(call)
     assert stored(rb) == [0, 1, 2, 3, 4]
 
 
@@ -184,18 +173,6 @@ def test_states_and_buffers_of_another_kind_are_refused(rb):
         interop.from_fbuf(BUFFER, BUFFER.init((jnp.zeros(()), jnp.zeros(()))))
 
 
-def test_a_state_that_its_giver_donates_is_lost_until_the_buffer_is_emptied():
-    state = BUFFER.init(ITEM)
-    made = interop.from_fbuf(BUFFER, state, batch_size=2)
-    jax.block_until_ready(loop(state, False))
-    for call in (made.sample, lambda: made.extend(rows()), lambda: len(made), lambda: made.state):
-        with pytest.raises(RuntimeError, match=r"loads\(\) or empty\(\)"):
-            call()
-    made.empty()
-    made.extend(rows(2))
-    assert stored(made) == [0, 1]
-
-
 ON_TWO_DEVICES = """
 import jax, jax.numpy as jnp, torch, fbuf, interop
 first, second = jax.devices()
@@ -247,40 +224,26 @@ def test_a_batch_has_memory_of_its_own(rb):
         leaf.zero_()
     again = rb.sample()
     assert torch.equal(again["n", "b"][:, 0], again["index"].int()) and (again["priority_weight"] == 1).all()
-    rb.extend(rows(16, 50))
-    assert (kept["n", "b"][:, 0] == kept["a"]).all() and sorted(stored(rb)) == list(range(50, 66))
-
-
-def test_what_was_written_may_change_afterwards(rb):
-    data = rows(5, 10)
-    data["n", "b"] = data["n", "b"].clone()
+    data = rows(16, 50).clone()
     rb.extend(data)
-    data["a"].zero_(), data["n", "b"].zero_()
-    assert stored(rb)[5:] == [10, 11, 12, 13, 14] and rb[:]["n", "b"][5:, 0].tolist() == [10, 11, 12, 13, 14]
+    data["a"].zero_()  # was copied
+    assert (kept["n", "b"][:, 0] == kept["a"]).all() and sorted(stored(rb)) == list(range(50, 66))
 
 
 def test_threads_write_and_draw_together(rb):
     def write(first):
         for turn in range(20):
-            rb.extend(rows(2, 1000 * first + 2 * turn))
-
-    failed = []
+            rb.extend(rows(2, first + 2 * turn))
 
     def draw():
-        try:
-            for _ in range(20):
-                batch = rb.sample()
-                assert (batch["n", "b"] == batch["a"][:, None].int()).all()
-                rb.update_tensordict_priority(batch.set("td_error", torch.rand(4)))
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(20):
+            batch = rb.sample()
+            assert (batch["n", "b"] == batch["a"][:, None].int()).all()
+            rb.update_tensordict_priority(batch.set("td_error", torch.rand(4)))
 
-    threads = [*(threading.Thread(target=write, args=(n,)) for n in (1, 2)), threading.Thread(target=draw)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not failed and len(rb) == 16
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(write, 1000), pool.submit(write, 2000), pool.submit(draw)]
+    assert not any(call.exception() for call in calls) and len(rb) == 16
     for first in (1000, 2000):  # what one thread wrote is there in its order
         mine = [value for value in np.roll(stored(rb), -(85 % 16)) if first <= value < first + 1000]
         assert mine == sorted(mine)
