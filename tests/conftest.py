@@ -28,7 +28,7 @@ MOST_MEMORY, MORE_MEMORY = 2**31, 2**29
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-settings.register_profile("fbuf", deadline=None, max_examples=12, derandomize="CI" in os.environ)
+settings.register_profile("fbuf", deadline=None, max_examples=8, derandomize="CI" in os.environ)
 settings.load_profile("fbuf")
 
 

@@ -276,7 +276,7 @@ def make(
             files.reserve(root / name, size)
         for name, text in texts.items():
             files.write(root / name, text)
-        files.write(root / DESCRIPTION, _sealed({"format": _FORMAT, "files": dict(sizes), **described}))
+        files.write(root / DESCRIPTION, sealed({"format": _FORMAT, "files": dict(sizes), **described}))
         if not goes_on:
             owner.clear(keep=frozenset(made - {DESCRIPTION}))  # what is there now is no storage any more
         if fill is not None:
@@ -295,7 +295,8 @@ def make(
     return owner, files
 
 
-def _sealed(described: dict[str, Any]) -> str:
+def sealed(described: dict[str, Any]) -> str:
+    """The text of a description, with its checksum."""
     text = json.dumps(described)
     return f'{{"checksum": "{zlib.crc32(text.encode()):08x}",\n"storage": {text}}}\n'
 

@@ -195,7 +195,7 @@ def found(folder, lanes):
     kept = storage.kept_priorities()
     values = kept.read(length)
     assert not storage.journal.active and not kept.active
-    return tuple(ids.tolist()), tuple(values.given.tolist()), writer._cursor, writer.write_count, values.highest
+    return tuple(ids.tolist()), tuple(values.given.tolist()), writer.cursor, writer.write_count, values.highest
 
 
 def check(folder, calls, state, last, lanes):

@@ -209,7 +209,7 @@ def _ensemble() -> Subject:
         buffer[0].sample()
 
     def state(buffer: Any) -> Any:
-        return states_of(buffer[0]), states_of(buffer[1]), buffer._rng.get_state()
+        return states_of(buffer[0]), states_of(buffer[1]), buffer.generator.get_state()
 
     return Subject("ReplayBufferEnsemble", make, change, state=state)
 

@@ -147,11 +147,11 @@ def cloned(data: Any) -> Any:
 
 def state_of(buffer: Any) -> dict[str, Any]:
     """Everything that a call which raises must leave alone."""
-    generator = buffer._rng
+    generator = buffer.generator
     sampler = buffer.sampler
     return {
         "length": len(buffer),
-        "cursor": getattr(buffer.writer, "_cursor", None),
+        "cursor": getattr(buffer.writer, "cursor", None),
         "write_count": buffer.write_count,
         "contents": cloned(buffer.storage[:]) if len(buffer) else None,
         "priorities": sampler.priorities.clone() if hasattr(sampler, "priorities") else None,

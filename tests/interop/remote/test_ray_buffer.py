@@ -1,7 +1,7 @@
 """`RayReplayBuffer` in real Ray actors: its answers, its law, its checkpoints, and what it does when a shard is killed.
 
-A process that imports the library takes 4 seconds of CPU. So two buffers serve all checks, which are functions that few
-tests call: a run that distributes tests over processes starts one cluster, or two.
+A process that imports the library takes 4 seconds of CPU. So two buffers serve all checks, which are functions that one
+test calls: a run that distributes tests over processes starts one cluster.
 """
 
 import signal
@@ -29,6 +29,7 @@ from interop import (
     SamplerWithoutReplacement,
     ShardLostError,
     SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
@@ -455,10 +456,34 @@ def a_killed_shard_goes_on_from_its_checkpoint(three: RayReplayBuffer, processes
     assert len(other.extend(rows(0, 1), shard=1)) == 1 and len(three) == len(before) + 1
 
 
-# ---------------------------------------------------------------------- the tests
+# ---------------------------------------------------------------------- actors of other classes
 
 
-def test_shards_answer_as_one_buffer(buffers: Buffers) -> None:
+def an_actor_writes_draws_and_updates() -> None:
+    actor_class = TensorDictPrioritizedReplayBuffer.as_remote()
+    assert actor_class.is_remote is True and "TensorDictPrioritizedReplayBuffer" in repr(actor_class)
+    assert not hasattr(TensorDictPrioritizedReplayBuffer, "is_remote")  # the class itself stays local
+    buffer = actor_class.remote(alpha=1.0, beta=1.0, eps=0.0, storage=lambda: LazyTensorStorage(16), batch_size=8)
+    ids = torch.arange(12)
+    rows = TensorDict({"id": ids, "next": {"obs": ids[:, None] * torch.ones(3)}, "td_error": torch.zeros(12)}, [12])
+    assert ray.get(buffer.extend.remote(rows)).tolist() == ids.tolist()
+    drawn = rows[5:7].set("index", torch.tensor([5, 6])).set("td_error", torch.tensor([1.0, 3.0]))
+    ray.get(buffer.update_tensordict_priority.remote(drawn))
+    batch, info = ray.get(buffer.sample.remote(return_info=True))
+    assert batch.shape == (8,) and set(batch["id"].tolist()) <= {5, 6}
+    assert (batch["next", "obs"] == batch["id"][:, None]).all()
+    assert (info["index"] == batch["id"]).all() and "priority_weight" in batch
+    assert ray.get(buffer.__len__.remote()) == 12 and ray.get(buffer.stats.remote())["write_count"] == 12
+    with pytest.raises(ValueError, match="takes a TensorDict, got int"):
+        ray.get(buffer.extend.remote(3))
+    ray.kill(buffer)
+
+
+# ---------------------------------------------------------------------- the test
+
+
+def test_shards_answer_as_one_buffer_and_what_was_saved_outlives_them(buffers: Buffers, tmp_path: Path) -> None:
+    """In one test: another process would start a cluster of its own."""
     a_cluster_without_room_is_refused_in_time()
     one_shard_answers_as_a_local_buffer(buffers.one)
     indices_lead_home(buffers.three)
@@ -468,9 +493,7 @@ def test_shards_answer_as_one_buffer(buffers: Buffers) -> None:
     latest_totals_keep_the_weights_exact(buffers.three)
     clients_write_from_tasks(buffers.three)
     batches_lie_in_the_object_store(buffers.three)
-
-
-def test_what_was_saved_outlives_its_shards(buffers: Buffers, tmp_path: Path) -> None:
+    an_actor_writes_draws_and_updates()
     saved = a_checkpoint_is_of_one_moment(buffers.three, tmp_path / "three")
     a_checkpoint_goes_into_another_number_of_shards(buffers.one, tmp_path / "three", saved)
     a_time_limit_ends_every_call(buffers.three, buffers.processes_of_three, tmp_path / "three")

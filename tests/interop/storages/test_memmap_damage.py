@@ -372,7 +372,7 @@ def test_forged_descriptions_with_a_right_checksum_open_or_are_refused(tmp_path:
     trials = [each for each in trials if each != ((), ...)]
     trials += [(("layout", "leaves", 0, 2), "__import__('os')"), (("layout", "leaves", 0, 0, 0), "../x")]
     for place, value in trials:
-        (path / "storage.json").write_text(folder._sealed(changed(described, place, value)))
+        (path / "storage.json").write_text(folder.sealed(changed(described, place, value)))
         try:
             LazyMemmapStorage.open(path, "r")
             opened += 1
@@ -390,6 +390,6 @@ def test_rows_of_nothing_are_not_larger_than_memory(tmp_path: Path) -> None:
     gc.collect()
     described = json.loads((tmp_path / "storage.json").read_text())["storage"]
     described["layout"]["leaves"][0][1] = [0, 2**62, 2**62]
-    (tmp_path / "storage.json").write_text(folder._sealed(described))
+    (tmp_path / "storage.json").write_text(folder.sealed(described))
     with pytest.raises(CheckpointCorrupt, match=r"storage\.json"):
         LazyMemmapStorage.open(tmp_path)
