@@ -26,7 +26,7 @@ def n_step(rewards: Tensor, ends: Tensor, gamma: float, n: int) -> tuple[Tensor,
     that require a gradient pass it on.
     """
     rewards, flat, stops = _prepared(rewards, ends)
-    returns, steps, discount = _call(_few, flat.detach(), stops, gamma, n)
+    returns, steps, discount = _call(flat.detach(), stops, gamma, n)
     if flat.requires_grad and torch.is_grad_enabled():
         returns = _Linear.apply(flat, stops, gamma, n)
     return returns.reshape(rewards.shape), steps.reshape(ends.shape), discount.reshape(ends.shape)
@@ -38,7 +38,7 @@ def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float) -> Tensor:
     if flat.requires_grad and torch.is_grad_enabled():
         found: Tensor = _Linear.apply(flat, stops, gamma, None)
     else:
-        (found,) = _call(_all, flat.detach(), stops, gamma)
+        (found,) = _call(flat.detach(), stops, gamma, None)
     return found.reshape(rewards.shape)
 
 
@@ -76,15 +76,10 @@ def flags(done: Tensor) -> Tensor:
     return done if done.dtype == torch.bool else done != 0
 
 
-def refuse_dtype(rewards: Tensor) -> None:
-    """TypeError for rewards that cannot be summed."""
-    if rewards.dtype not in bridge.DTYPES or rewards.dtype.is_complex:
-        raise TypeError(f"rewards must be real numbers that JAX knows, got {rewards.dtype}")
-
-
 def _prepared(rewards: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The rewards as floats, these as [kinds, items], and the ends as [items], of which each line has one."""
-    refuse_dtype(rewards)
+    if rewards.dtype not in bridge.DTYPES or rewards.dtype.is_complex:
+        raise TypeError(f"rewards must be real numbers that JAX knows, got {rewards.dtype}")
     if not rewards.dtype.is_floating_point:
         rewards = rewards.to(torch.get_default_dtype())
     stops = ends.clone(memory_format=torch.contiguous_format)
@@ -99,7 +94,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, flat: Tensor, stops: Tensor, gamma: float, n: int | None) -> Tensor:
         ctx.save_for_backward(stops)
         ctx.gamma, ctx.n = gamma, n
-        return _call(_all, flat, stops, gamma)[0] if n is None else _call(_few, flat, stops, gamma, n)[0]
+        return _call(flat, stops, gamma, n)[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -108,16 +103,16 @@ class _Linear(torch.autograd.Function):
         return found.flip(-1), None, None, None
 
 
-def _call(program: Any, flat: Tensor, stops: Tensor, gamma: float, *static: int) -> list[Tensor]:
-    """What a program makes of rewards [kinds, items] and ends [items]: tensors on their device."""
+def _call(flat: Tensor, stops: Tensor, gamma: float, n: int | None) -> list[Tensor]:
+    """The program for rewards [kinds, items] and ends [items], with tensors on their device."""
     device, count = flat.device, stops.shape[0]
     if count == 0 or flat.shape[0] == 0:
         few = (flat.new_empty(stops.shape, dtype=torch.int64), flat.new_empty(stops.shape, dtype=torch.float32))
         return [flat.clone(), *few]
     if bridge.jax_device(device) is None:  # what JAX does not see is computed on the host
-        return [each.to(device) for each in _call(program, flat.cpu(), stops.cpu(), gamma, *static)]
+        return [each.to(device) for each in _call(flat.cpu(), stops.cpu(), gamma, n)]
     with bridge.exact(device):
-        found = program(*(_padded(each, device) for each in (flat, stops)), np.float64(gamma), *static)
+        found = _program(*(_padded(each, device) for each in (flat, stops)), np.float64(gamma), n)
     return [bridge.hand_over(each)[..., :count] for each in found]
 
 
@@ -134,14 +129,13 @@ def _padded(values: Tensor, device: torch.device) -> Any:
 
 
 @functools.partial(jax.jit, compiler_options=_OPTIONS, static_argnums=3)
-def _few(rewards: jax.Array, ends: jax.Array, gamma: jax.Array, n: int) -> tuple[jax.Array, ...]:
+def _program(rewards: jax.Array, ends: jax.Array, gamma: jax.Array, n: int | None) -> tuple[jax.Array, ...]:
+    """Returns of up to n steps, their number and discounts; for n=None returns to go."""
+    if n is None:
+        return (jax.vmap(lambda each: fbuf.returns_to_go(each, ends, gamma))(rewards),)
+
     def line(each: jax.Array) -> tuple[jax.Array, ...]:
         found = fbuf.n_step(each, ends, gamma, n)
         return found.returns, found.steps.astype(np.int64), found.discount.astype(np.float32)
 
     return jax.vmap(line, out_axes=(0, None, None))(rewards)
-
-
-@functools.partial(jax.jit, compiler_options=_OPTIONS)
-def _all(rewards: jax.Array, ends: jax.Array, gamma: jax.Array) -> tuple[jax.Array]:
-    return (jax.vmap(lambda each: fbuf.returns_to_go(each, ends, gamma))(rewards),)

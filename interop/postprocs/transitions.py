@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
@@ -49,34 +49,6 @@ class Keys:
         return path[0] == "next" and path[1:] not in self.untouched and path[1:] not in self.rewards
 
 
-@dataclasses.dataclass(frozen=True)
-class Ends:
-    """Where trajectories end, and what is padding."""
-
-    flags: Tensor  # bool [*batch, time, *agents]
-    mask: Tensor | None  # as large: False for padding
-    shape: torch.Size  # of the flags in the data: agents have a dim of 1 behind them, or none
-
-    @classmethod
-    def of(cls, data: TensorDictBase, keys: Keys) -> "Ends":
-        """Those of frames. KeyError without flags, RuntimeError for a mask or flags of another shape."""
-        batch, path = data.batch_size, ("next", *keys.done)
-        done = returns.flags(returns.entry(data, path))
-        if done.shape[: len(batch)] != batch:
-            refuse(path, done, batch)
-        agents = done.shape[len(batch) :]
-        if not agents or agents == (1,):
-            shape, agents = batch, torch.Size([])
-        else:
-            shape, agents = done.shape, agents[:-1] if agents[-1] == 1 else agents
-        flags, mask = done.reshape(*batch, *agents), data.get(keys.mask, None)
-        if mask is not None:
-            if mask.shape not in (batch, torch.Size([*batch, 1])):
-                refuse(keys.mask, mask, batch)
-            mask = returns.flags(mask).reshape(*batch, *(1 for _ in agents)).expand(flags.shape)
-        return cls(flags, mask, shape)
-
-
 def rollout(module: nn.Module, data: Any) -> TensorDictBase:
     """The data. TypeError for no tensordict, ValueError for one without a dim of time."""
     if not is_tensor_collection(data):
@@ -113,43 +85,50 @@ def transitions(data: TensorDictBase, keys: Keys, gamma: float, n: int, count: i
 
     The last frame is an end. KeyError for a missing entry; RuntimeError for entries whose shape does not fit the flags.
     """
-    time, ends = data.ndim - 1, Ends.of(data, keys)
-    each, last = ends.flags.shape, ends.flags.ndim - 1
-    stops = ends.flags
-    if ends.mask is not None and data.shape[time]:
-        changes = ends.mask.diff(dim=time)  # padding is a trajectory of its own
-        stops = torch.cat([stops.narrow(time, 0, changes.shape[time]) | changes, stops.narrow(time, -1, 1)], time)
+    time, batch = data.ndim - 1, data.batch_size
+    done = returns.flags(returns.entry(data, ("next", *keys.done)))
+    _expect(("next", *keys.done), done, batch)
+    agents = done.shape[len(batch) :]
+    agents = agents[:-1] if agents[-1:] == (1,) else agents
+    each, last = torch.Size([*batch, *agents]), time + len(agents)
+    stops, mask = done.reshape(each), data.get(keys.mask, None)
+    if mask is not None:
+        _expect(keys.mask, mask, batch, further=1)
+        mask = returns.flags(mask).reshape(*batch, *(1 for _ in agents)).expand(each)
+        changes = mask.diff(dim=time)  # padding is a trajectory of its own
+        stops = stops.clone()
+        stops.narrow(time, 0, changes.shape[time]).logical_or_(changes)
     found: dict[Path, Tensor] = {}
     for key in keys.rewards:
         reward = returns.entry(data, ("next", *key))
-        if reward.shape[: len(each)] != each:
-            refuse(("next", *key), reward, each)
+        _expect(("next", *key), reward, each)
         many = reward.flatten(len(each)) if reward.ndim > len(each) else reward[..., None]
-        made, steps, power = returns.n_step(
-            many.movedim(time, last).movedim(-1, 0), stops.movedim(time, last), gamma, n
-        )
+        many = many.movedim(time, last).movedim(-1, 0)
+        made, steps, power = returns.n_step(many, stops.movedim(time, last), gamma, n)
         found["next", *key] = made.movedim(0, -1).movedim(last, time).reshape(reward.shape)
         found[keys.original(key)] = reward
     steps = steps.movedim(last, time)
-    goes_on = steps > 1 if ends.mask is None else (steps > 1) & ends.mask
+    goes_on = steps > 1 if mask is None else (steps > 1) & mask
     about = {"steps_to_next_obs": steps, "gamma": power.movedim(last, time), "nonterminal": goes_on}
-    found.update({(name,): leaf.reshape(ends.shape) for name, leaf in about.items()})
-    result = data.copy() if count == data.shape[time] else narrowed(data, time, 0, count)
-    places = _arrivals(steps.narrow(time, 0, count), time, data.shape[time])
+    found.update({(name,): leaf.reshape(done.shape if agents else batch) for name, leaf in about.items()})
+    result = data.copy() if count == batch[time] else narrowed(data, time, 0, count)
+    places = _arrivals(steps.narrow(time, 0, count), time, batch[time])
     for path, leaf in leaves(data.get("next"), ("next",)):
         if keys.arrives(path):
-            result.set(path, _arrived(path, leaf, places, each))
+            _expect(path, leaf, each)
+            result.set(path, _arrived(leaf, places))
     for path, leaf in found.items():
         result.set(path, leaf.narrow(time, 0, count))
     return result
 
 
-def refuse(path: Path, leaf: Tensor, shape: torch.Size) -> NoReturn:
-    """RuntimeError for an entry that does not begin with a shape."""
-    raise RuntimeError(
-        f"{path!r} is {list(leaf.shape)}: the tensordict shape must be compatible with the done's shape (trailing singleton "
-        f"dimension excluded), it has to begin with {list(shape)}"
-    )
+def _expect(path: Path, leaf: Any, shape: torch.Size, further: int | None = None) -> None:
+    """RuntimeError for an entry that does not begin with a shape, or has more than so many values behind it."""
+    if leaf.shape[: len(shape)] != shape or (further is not None and leaf.shape[len(shape) :].numel() > further):
+        raise RuntimeError(
+            f"{path!r} is {list(leaf.shape)}: the tensordict shape must be compatible with the done's shape (trailing "
+            f"singleton dimension excluded), it has to begin with {list(shape)}"
+        )
 
 
 def _arrivals(steps: Tensor, time: int, length: int) -> Tensor:
@@ -162,11 +141,10 @@ def _arrivals(steps: Tensor, time: int, length: int) -> Tensor:
     return places * agents.numel() + torch.arange(agents.numel(), device=device).view(agents) if agents else places
 
 
-def _arrived(path: Path, leaf: Any, places: Tensor, each: torch.Size) -> Any:
-    """The values of an entry where transitions arrive. RuntimeError where it has none for each agent."""
-    if leaf.shape[: len(each)] != each:
-        refuse(path, leaf, each)
-    item = leaf.shape[len(each) :]
-    rows = leaf.reshape(each.numel(), *item)
+def _arrived(leaf: Any, places: Tensor) -> Any:
+    """The values of an entry where transitions arrive."""
+    dims = places.ndim
+    item = leaf.shape[dims:]
+    rows = leaf.reshape(leaf.shape[:dims].numel(), *item)
     taken = picked(rows, places.reshape(-1)) if isinstance(leaf, Tensor) else rows[places.reshape(-1).cpu()]
     return taken.reshape(*places.shape, *item)

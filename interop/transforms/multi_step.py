@@ -10,7 +10,7 @@ from torch import Tensor
 from fbuf import checks
 from interop.data.layout import unchecked
 from interop.postprocs import returns
-from interop.postprocs.transitions import Ends, Keys, leaves, narrowed, refuse, rollout, transitions
+from interop.postprocs.transitions import Keys, leaves, narrowed, rollout, transitions
 from interop.transforms.transform import Transform
 
 _STATE = {"n_steps", "gamma", "batch", "frames", "nested"}
@@ -97,10 +97,11 @@ class MultiStepTransform(Transform):
                     "time, must agree"
                 )
             frames = _joined(waiting, frames, time)
-        count = frames.shape[time] - n
+        total = frames.shape[time]
+        count = total - n
         if count <= 0:
-            _refuse_unfit(frames, keys)
-            self._waiting = narrowed(frames, time, 0, frames.shape[time], copy=True) if waiting is None else frames
+            transitions(narrowed(frames, time, 0, 0), keys, self._gamma, n, 0)  # for its errors
+            self._waiting = narrowed(frames, time, 0, total, copy=True) if waiting is None else frames
             return None
         made = transitions(frames, keys, self._gamma, n, count)
         self._waiting = narrowed(frames, time, count, n, copy=True)
@@ -184,16 +185,6 @@ def _detached(data: TensorDictBase) -> TensorDictBase:
             raise TypeError(f"{path!r} is no tensor, and cannot be kept for the frames that follow: leave it out")
         grads |= leaf.requires_grad
     return data.detach() if grads else data
-
-
-def _refuse_unfit(frames: TensorDictBase, keys: Keys) -> None:
-    """The errors of `transitions`, for frames that wait before they are used."""
-    each = Ends.of(frames, keys).flags.shape
-    for key in keys.rewards:
-        returns.refuse_dtype(returns.entry(frames, ("next", *key)))
-    for path, leaf in leaves(frames):
-        if path[0] == "next" and path[1:] not in keys.untouched and leaf.shape[: len(each)] != each:
-            refuse(path, leaf, each)
 
 
 def _joined(waiting: TensorDictBase, new: TensorDictBase, time: int, where: tuple[str, ...] = ()) -> TensorDictBase:

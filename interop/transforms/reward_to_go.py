@@ -8,6 +8,7 @@ from torch import Tensor
 
 from interop.data.keys import as_path
 from interop.postprocs import returns
+from interop.postprocs.transitions import rollout
 from interop.transforms.multi_step import refuse_other_time
 from interop.transforms.transform import Keys, Transform, as_keys
 
@@ -51,24 +52,20 @@ class Reward2GoTransform(Transform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         refuse_other_time(self)
+        time = rollout(self, tensordict).ndim - 1
         done = returns.entry(tensordict, ("next", *as_path(self.done_key)))
-        single = not tensordict.ndim
-        time = 0 if single else tensordict.ndim - 1
-        ends = returns.flags(done)[None] if single else returns.flags(done)
+        ends = returns.flags(done)
         if ends.numel() and not ends.any(time).all():
             raise RuntimeError(
                 f"No episode ends found to calculate the reward to go: {('next', self.done_key)!r} needs a true step in "
                 f"each of the lines along dim {time} of {list(ends.shape)}. Write whole episodes at once"
             )
-        gamma = float(self.gamma)
         for source, stored in zip(self.out_keys_inv, self.in_keys_inv, strict=True):
             reward = returns.entry(tensordict, source)
-            held = reward[None] if single else reward
-            if ends.shape not in (held.shape, held.shape[: time + 1], (*held.shape[: time + 1], 1)):
+            if ends.shape not in (reward.shape, reward.shape[: time + 1], (*reward.shape[: time + 1], 1)):
                 raise RuntimeError(
                     f"{source!r} is {list(reward.shape)} and the flags of ends are {list(done.shape)}: one for each, or for "
                     "each step, is needed"
                 )
-            found = returns.along(held, ends, gamma, time)
-            tensordict.set(stored, found[0] if single else found)
+            tensordict.set(stored, returns.along(reward, ends, float(self.gamma), time))
         return tensordict

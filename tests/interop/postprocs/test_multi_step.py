@@ -170,8 +170,8 @@ def test_it_is_a_module_with_its_discount_as_state():
 def test_lengths_of_time_share_programs():
     made = MultiStep(0.9, 7)
     made(rollout(9))
-    before = programs._few._cache_size()
+    before = programs._program._cache_size()
     for data in (*map(rollout, range(9, 17)), rollout(2, 8)):
         made(data)
     MultiStep(0.5, 7)(rollout(3, 5))
-    assert programs._few._cache_size() == before
+    assert programs._program._cache_size() == before

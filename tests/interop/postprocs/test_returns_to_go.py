@@ -104,9 +104,10 @@ def test_other_keys_are_stored(gamma):
 def test_a_line_without_an_end_and_flags_that_do_not_fit_are_refused():
     data = rollout(2, 5, ends=[1])
     data["next", "done"][1] = False
-    for each in (data, rollout(1, 5)[0, 0]):
-        with pytest.raises(RuntimeError, match="No episode ends found"):
-            Reward2GoTransform().inv(each)
+    with pytest.raises(RuntimeError, match="No episode ends found"):
+        Reward2GoTransform().inv(data)
+    with pytest.raises(ValueError, match="last dim is time"):
+        Reward2GoTransform().inv(data[0, 0])
     data = rollout(2, 5, agents=(2,))
     together = Reward2GoTransform(0.5).inv(data)["next", "reward"]
     data["next", "done"] = data["next", "done"][:, :, 0]
