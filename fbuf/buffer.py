@@ -154,9 +154,9 @@ class Buffer:
     def _extend(self, state: BufferState, batch: Any, count: int) -> tuple[BufferState, Array]:
         ring, rows = self.writer.claim(state.ring, batch, count, self.capacity)
         if not self.writer.keeps_order:
-            return _store_some(self, state, ring, rows, batch), self._slots(rows)
+            return _store_some(self, state, ring, rows, batch), self.slots_of(rows)
         kept = min(count, self.capacity)  # a static cut: no row is written twice
-        slots = self._slots(rows)
+        slots = self.slots_of(rows)
         index, write = state.trajectories, None
         if self.trajectories is not None and index is not None and count:
             ends, ids = self.trajectories.ends(batch, self.lanes)
@@ -236,6 +236,11 @@ class Buffer:
             raise ValueError("this buffer knows no trajectories: build it with trajectories=fbuf.Trajectories(...)")
         return trajectories.place(state.trajectories, state.ring, checks.slots(slots))
 
+    def slots_of(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
+        """The slots of the items in rows."""
+        lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)
+        return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane
+
     def size(self, state: BufferState) -> Int[Array, ""]:
         """Items stored, over all lanes."""
         return state.ring.size * self.items_per_row
@@ -272,10 +277,6 @@ class Buffer:
             raise ValueError("the state was made by a buffer with other trajectories")
         frames.belong(self._frames, state.frames, self.capacity, self.items_per_row)
 
-    def _slots(self, rows: Int[Array, " n"]) -> Int[Array, "n *lanes"]:
-        lane = jnp.arange(self.items_per_row, dtype=jnp.int32).reshape(1, *self.lanes)
-        return rows.reshape(-1, *(1 for _ in self.lanes)) * self.items_per_row + lane
-
 
 @functools.partial(jax.jit, static_argnums=0)
 def _store_some(buffer: Buffer, state: BufferState, ring: Any, rows: Int[Array, " n"], batch: Any) -> BufferState:
@@ -287,7 +288,7 @@ def _store_some(buffer: Buffer, state: BufferState, ring: Any, rows: Int[Array, 
     source = jnp.where(kept, own, jnp.argmax(kept).astype(jnp.int32))  # the others repeat one that is kept
     target = rows.at[source].get(mode="promise_in_bounds")
     source, target, some = computed_once((source, target, jnp.any(kept).astype(jnp.int32)))
-    slots, sampler = buffer._slots(target).reshape(-1), buffer.sampler
+    slots, sampler = buffer.slots_of(target).reshape(-1), buffer.sampler
     assert not isinstance(sampler, Slices)  # these need a ring
 
     def store(_: int, held: tuple[Any, Any]) -> tuple[Any, Any]:

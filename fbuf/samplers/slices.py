@@ -11,13 +11,15 @@ from jax import Array
 from jaxtyping import Bool, Int, UInt8
 
 from fbuf import checks, trajectories
-from fbuf.fusion import computed_once, divmod_unsigned, one_kernel_loop
+from fbuf.fusion import computed_once, divmod_unsigned, one_kernel_loop, two_or_more
 from fbuf.ring_places import moved
-from fbuf.samplers import queues, windows, within
+from fbuf.samplers import windows, within
 from fbuf.samplers.protocol import Draw, Excluding, InEpochs, Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.trajectories import OPEN, Queued, TrajectoryState
 from fbuf.writers import RingState
+
+_FEW = 16  # items up to which a loop over them is faster on the CPU than kernels over all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +199,10 @@ class Slices:
         room = jnp.uint32(queue.size - 1)
         begin = (head.astype(jnp.uint32) + write.leaving.astype(jnp.uint32)) % room
         count = count - write.leaving
-        last = (begin + count.astype(jnp.uint32)) % room
-        queue = queues.push(queue, last, entered.reshape(-1), entries.reshape(-1))
+        last, entered, entries = (begin + count.astype(jnp.uint32)) % room, entered.reshape(-1), entries.reshape(-1)
+        place = (last + jnp.cumsum(entered, dtype=jnp.uint32) - entered) % room
+        at, values = two_or_more((jnp.where(entered, place, room), jnp.where(entered, entries, 0)))
+        queue = queue.at[at].set(values, mode="promise_in_bounds")
         return queue, begin.astype(jnp.int32), count + jnp.sum(entered, dtype=jnp.int32)
 
     def leaving(self, index: TrajectoryState, ring: RingState, count: int) -> Int[Array, ""]:
@@ -345,7 +349,7 @@ def write(
             queued = rule.pushed(queued, Written(index, after, ring, leaving, None, count))
         return after, leaving, queued
 
-    if count * lanes <= queues.FEW and count + (reach or 0) < capacity:
+    if count * lanes <= _FEW and count + (reach or 0) < capacity:
         closed = isinstance(rule, Slices) and isinstance(rule.starts, PerTrajectory)
         one_by_one = functools.partial(trajectories.written_one_by_one, reach, closed)
         after, leaving, queued = one_kernel_loop(one_by_one, whole)(index, before, ended, ids, queued, ring)
