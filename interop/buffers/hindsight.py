@@ -90,8 +90,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.achieved_goal_key = _path("achieved_goal_key", achieved_goal_key)
         self.reward_key = _path("reward_key", reward_key)
         self.end_key = _path("end_key", end_key)
-        self._found: tuple[Any, _Found] | None = None  # what items have, and of which layout of items
-        self._episodes: StoredTrajectories | None = None  # None until entries are known
+        self._found: tuple[Any, _Entries] | None = None  # the entries, and the layout that has them
         super().__init__(sampler=sampler, **kwargs)
 
     def _check_fit(self, storage: Storage, sampler: Sampler, writer: Writer) -> None:
@@ -106,110 +105,108 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             self._entries()  # refuses before anything is drawn
         return super()._plan(batch_size, key)
 
-    revises = True
+    _revises = True
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
-        told = super()._revision(info, key)
+        first = super()._revision(info, key)
         index = info["index"][0] if isinstance(info["index"], tuple) else info["index"]
         count = math.floor(len(index) * self.her_ratio + 1e-9)  # 0.29 of 100 are 29
         if count == 0:
-            return told
-        shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
+            return first
         entries = self._entries()
         drawn = index.cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
-        rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries, shares)
+        shares = randomness.generator_of(key ^ np.uint32(_TAG)).random(count)
+        rows = self._goal_rows(drawn[:count].astype(np.int64, copy=False), entries.episodes, shares)
         goals = columns.read(self._storage, entries.reached, rows)
-        relabelled = partial(self._relabelled, goals=goals, entries=entries)
-        return relabelled if told is None else lambda data: relabelled(told(data))
+        return lambda data: self._relabelled(data if first is None else first(data), goals, entries)
 
-    def _goal_rows(self, rows: np.ndarray, entries: "_Found", shares: np.ndarray) -> np.ndarray:
+    def _goal_rows(self, rows: np.ndarray, episodes: StoredTrajectories, shares: np.ndarray) -> np.ndarray:
         """The transitions whose goals are taken for the ones at rows; `shares` of [0, 1) say which."""
         filled = len(self._storage)
         if self.strategy is HindsightStrategy.RANDOM:
             return (shares * filled).astype(np.int64)
-        assert self._episodes is not None
-        before, after = self._episodes.of(self._storage).around(rows)
+        before, after = episodes.of(self._storage).around(rows)
         if self.strategy is HindsightStrategy.FINAL:
             return (rows + after) % filled
         if self.strategy is HindsightStrategy.EPISODE:
             rows, after = rows - before, before + after
         return (rows + (shares * (after + 1)).astype(np.int64)) % filled
 
-    def _relabelled(self, data: Any, goals: Tensor, entries: "_Found") -> Any:
-        """The batch with goals for its first transitions, and what follows from them."""
+    def _relabelled(self, data: Any, goals: Tensor, entries: "_Entries") -> Any:
+        """The batch with goals for its first transitions, and the rewards and ends that follow from them."""
         if not isinstance(data, TensorDictBase):
             raise RuntimeError(f"goals can be set in tensordicts, collate_fn made a {type(data).__name__}")
         count = goals.shape[0]
         for key in entries.goals:
             _put(data, key, goals)
-        said = self.reward_fn(data[:count])
-        rewards, terminated = said if isinstance(said, tuple) and len(said) == 2 else (said, None)
+        returned = self.reward_fn(data[:count])
+        rewards, terminal = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
         rewards = _fitting("rewards", rewards, data.get(self.reward_key)[:count])
-        if terminated is not None:
-            self._set_ends(data, terminated, count, entries)
+        if terminal is not None:
+            self._set_ends(data, terminal, count, entries)
         _put(data, self.reward_key, rewards)
         return data
 
-    def _set_ends(self, data: TensorDictBase, terminated: Any, count: int, entries: "_Found") -> None:
-        """Have transitions be terminal as `reward_fn` says."""
-        parent = self.end_key[:-1]
-        keys = [(*parent, name) for name in ("done", "terminated", "truncated")]
-        done, before, truncated = (data.get(key)[:count] if key in entries.flags else None for key in keys)
-        held = before if before is not None else done
+    def _set_ends(self, data: TensorDictBase, terminal: Any, count: int, entries: "_Entries") -> None:
+        """Set the flags of transitions that are terminal or not for their new goal; truncated ones stay done."""
+        keys = self._flags()
+        done, terminated, truncated = (data.get(key)[:count] if key in entries.flags else None for key in keys)
+        held = done if terminated is None else terminated
         if held is None:
             raise KeyError(f"reward_fn says what is terminal, but neither {keys[0]} nor {keys[1]} is stored")
-        now = _fitting("terminated", terminated, held)
+        now = _fitting("terminated", terminal, held)
         if done is not None:
-            cut = (
-                truncated if truncated is not None else done & ~before if before is not None else torch.zeros_like(done)
-            )
+            cut = torch.zeros_like(done) if terminated is None else done & ~terminated
+            cut = cut if truncated is None else truncated
             _put(data, keys[0], now.reshape(done.shape) | cut.reshape(done.shape))
-        if before is not None:
+        if terminated is not None:
             _put(data, keys[1], now)
 
-    def _entries(self) -> "_Found":
-        """Which of the entries that matter items have. KeyError for one that they must have."""
+    def _flags(self) -> list[tuple[str, ...]]:
+        return [(*self.end_key[:-1], name) for name in ("done", "terminated", "truncated")]
+
+    def _entries(self) -> "_Entries":
+        """The entries that items have; found once for a layout. KeyError for one that they must have."""
         layout = getattr(self._storage, "layout", None)
-        if self._found is not None and layout is not None and self._found[0] is layout:
-            return self._found[1]
+        if self._found is None or layout is None or self._found[0] is not layout:
+            self._found = layout, self._find_entries()
+        return self._found[1]
+
+    def _find_entries(self) -> "_Entries":
         stored = partial(columns.has, self._storage)
-        needed = {"goal_key": self.goal_key, "achieved_goal_key": self.achieved_goal_key, "reward_key": self.reward_key}
-        after = _next(self.achieved_goal_key)
-        if stored(after):
-            del needed["achieved_goal_key"]
+        reached = _next(self.achieved_goal_key)
+        needed = {"goal_key": self.goal_key, "reward_key": self.reward_key}
+        if not stored(reached):
+            reached = needed["achieved_goal_key"] = self.achieved_goal_key
         missing = [f"{name}={key!r}" for name, key in needed.items() if not stored(key)]
-        flags = tuple((*self.end_key[:-1], name) for name in ("done", "terminated", "truncated"))
-        flags = tuple(key for key in flags if stored(key))
-        beside = (*self.end_key[:-1], "terminated")
-        ends = tuple(key for key in dict.fromkeys((self.end_key, beside)) if stored(key))
+        flags = [key for key in self._flags() if stored(key)]
+        ends = [key for key in dict.fromkeys((self.end_key, self._flags()[1])) if stored(key)]
         if not ends and self.strategy is not HindsightStrategy.RANDOM:
             missing.append(f"end_key={self.end_key!r}, or 'terminated' beside it")
         if missing:
             raise KeyError(f"stored items lack {', '.join(missing)}: hindsight needs these")
-        goals = tuple(key for key in dict.fromkeys((self.goal_key, _next(self.goal_key))) if stored(key))
-        found = _Found(goals, after if stored(after) else self.achieved_goal_key, ends, flags)
-        reached, *wanted = (columns.read(self._storage, key, np.zeros(1, np.int64)) for key in (found.reached, *goals))
-        for key, goal in zip(goals, wanted, strict=True):
-            if (goal.shape, goal.dtype) != (reached.shape, reached.dtype):
+        goals = [key for key in dict.fromkeys((self.goal_key, _next(self.goal_key))) if stored(key)]
+        like = columns.read(self._storage, reached, np.zeros(1, np.int64))
+        for key in goals:
+            goal = columns.read(self._storage, key, np.zeros(1, np.int64))
+            if (goal.shape, goal.dtype) != (like.shape, like.dtype):
                 raise ValueError(
-                    f"{key} holds {list(goal.shape[1:])} of {goal.dtype}, {found.reached} {list(reached.shape[1:])} of "
-                    f"{reached.dtype}: a goal must look like what can be reached"
+                    f"{key} holds {list(goal.shape[1:])} of {goal.dtype}, {reached} {list(like.shape[1:])} of "
+                    f"{like.dtype}: a goal must look like what can be reached"
                 )
-        self._found = (layout, found)
-        self._episodes = StoredTrajectories(BoundaryKeys(None, ends, any_dtype=True))
-        return found
+        return _Entries(goals, reached, flags, StoredTrajectories(BoundaryKeys(None, tuple(ends), any_dtype=True)))
 
     def _kept(self) -> dict[str, Any]:
-        return {**super()._kept(), "_found": None, "_episodes": None}
+        return {**super()._kept(), "_found": None}
 
 
-class _Found(NamedTuple):
-    """What items have of the entries that hindsight reads or sets."""
+class _Entries(NamedTuple):
+    """The entries of items that hindsight reads or sets."""
 
-    goals: tuple[Any, ...]
-    reached: Any
-    ends: tuple[Any, ...]
-    flags: tuple[Any, ...]
+    goals: list[tuple[str, ...]]
+    reached: tuple[str, ...]
+    flags: list[tuple[str, ...]]
+    episodes: StoredTrajectories
 
 
 # ------------------------------------------------------------------ entries

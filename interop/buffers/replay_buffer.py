@@ -73,8 +73,8 @@ class ReplayBuffer(Sampled):
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
-    marks_samples = False  # whether the info is written into them
-    revises = False  # whether batches are changed after collating where there are no transforms
+    _marks_samples = False  # whether the info is written into them
+    _revises = False  # whether batches are changed after collating where there are no transforms
     _workers_only_write = False  # whether processes that are given the buffer, or forked, get it without the sampler
 
     _storage: Storage
@@ -216,11 +216,6 @@ class ReplayBuffer(Sampled):
     def writer(self) -> Writer:
         """Which slots new items take."""
         return self._writer
-
-    @property
-    def sample_unit(self) -> SampleUnit | None:
-        """What a drawn item becomes in a batch; None for the item itself."""
-        return self._unit
 
     @property
     def write_count(self) -> int:
@@ -406,7 +401,7 @@ class ReplayBuffer(Sampled):
         (sampler.extend if many else sampler.add)(index)
         if priority is not None:
             sampler.update_priority(index, priority, storage=storage)
-        if not self.marks_samples and dim == 0 and storage.ndim == 1 and not len(self._transform):
+        if not self._marks_samples and dim == 0 and storage.ndim == 1 and not len(self._transform):
             writer.note(stored, index)
         return index
 
@@ -510,7 +505,7 @@ class ReplayBuffer(Sampled):
         storage, sampler = part.storage, part.sampler
         if self._reads_slots:
             assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
-            marks = self.marks_samples and not len(self._transform)  # transforms see what is stored
+            marks = self._marks_samples and not len(self._transform)  # transforms see what is stored
             if part.reservation is None:
                 batch = sampler.draw_batch(storage, part.size, part.key, marks)
                 if batch is not None:
@@ -525,7 +520,7 @@ class ReplayBuffer(Sampled):
         index, info = expanded(self._unit, index, info, storage)
         data = storage.get(index)
         # A list gives the items themselves where nothing edits them.
-        edited = isinstance(storage, TensorStorage) or self.marks_samples or len(self._transform) > 0
+        edited = isinstance(storage, TensorStorage) or self._marks_samples or len(self._transform) > 0
         return editing.owned(data) if edited and self._is_live(index, collate_fn) else data, info
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
@@ -714,7 +709,7 @@ class ReplayBuffer(Sampled):
                 raise TypeError(
                     f"a state cannot hold {', '.join(lost)}: apply them in the program, with transforms='drop'"
                 )
-            if self._unit is not None or self.revises:
+            if self._unit is not None or self._revises:
                 raise TypeError(
                     "a sample_unit or hindsight makes other items of those drawn: a functional buffer does not"
                 )

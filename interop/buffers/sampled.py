@@ -329,16 +329,13 @@ class Sampled(Aliases):
     # ------------------------------------------------------------------ checkpoints
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the buffer in a folder: rows, sampler, writer, generator and transforms.
+        """Save the buffer in a folder: filled rows, sampler, writer, transforms, and the generator if it has its own.
 
-        It is of one moment: other threads, and processes that share the buffer, wait until all was read, not until it is on
-        the disk. It is there, flushed, when this returns; killed at any point it leaves the checkpoint that was there or
-        the new one, whole. Only the filled part is written, and of that what differs from the last checkpoint of this
-        buffer and from the one in the folder: what does not is linked to, where they are on one disk. Each can be deleted.
-
-        Prefetched batches are dropped and drawn again, here and where this is loaded. Without a generator of its own the
-        random numbers of a buffer are torch's global ones, which are not saved. `prefetch`, `collate_fn`, hooks and
-        functions are not saved: what is loaded into is built with them.
+        The checkpoint is of one moment, and flushed to the disk when this returns. If the process is killed, the folder
+        holds the previous checkpoint or the new one, complete. Rows that have not changed since the last checkpoint of
+        this buffer, or the one in the folder, are linked to; each checkpoint can be deleted. Other threads and processes
+        wait until all was read. Prefetched batches are dropped and drawn again. `prefetch`, `collate_fn`, hooks and
+        functions are not saved.
 
         Args:
             path: a folder; made if it is missing, below one that exists. Other files in it stay.
@@ -366,10 +363,10 @@ class Sampled(Aliases):
     ) -> None:
         """Load what `dumps` saved into a buffer built alike, so that it goes on as the saved one would.
 
-        All is read and checked first, then put in at once: after an error the buffer is as it was, bit for bit. A storage
-        without memory gets it; one that has memory keeps it and is written over, and what was read is in memory a second
-        time until then. Parameters such as alpha, beta and batch_size are those of the checkpoint, with a warning where they
-        were others. Folders written by torchrl's `dumps` from tensor storages are read as well.
+        All is read and checked first, then put in at once: after an error the buffer is as it was, bit for bit. Until then
+        the rows are in memory a second time, unless the storage has no memory yet. Parameters such as alpha, beta and
+        batch_size become those of the checkpoint; another batch_size warns. Folders that torchrl's `dumps` wrote from tensor
+        storages are read as well.
 
         Args:
             path: the folder. Nothing in it is changed, and nothing in it is run.

@@ -30,7 +30,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         **kwargs: as for `ReplayBuffer`; the writer is a `TensorDictRoundRobinWriter` by default.
     """
 
-    marks_samples = True
+    _marks_samples = True
 
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
