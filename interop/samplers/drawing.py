@@ -1,7 +1,6 @@
 """What the samplers of the library share, which name flat slots."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -24,7 +23,7 @@ class DrawingSampler(Sampler):
 
         RuntimeError where there is nothing to draw.
         """
-        slots, info, _ = self._draw(storage, batch_size, key)
+        slots, info = self._draw(storage, batch_size, key)
         return self.index_of(slots, storage), info
 
     def index_of(self, slots: torch.Tensor, storage: Storage) -> Any:
@@ -35,7 +34,7 @@ class DrawingSampler(Sampler):
         self, storage: TensorStorage, batch_size: int, key: np.ndarray
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
         """Flat slots, their info, and the leaves of the items where the program that draws has read them."""
-        return self._draw(storage, batch_size, key, storage.rows.arrays if isinstance(storage.rows, JaxRows) else [])
+        return *self._draw(storage, batch_size, key), []
 
     def draw_batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool
@@ -54,10 +53,13 @@ class DrawingSampler(Sampler):
         return not names_slots(self)
 
     @abstractmethod
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
-        """Flat slots, their info, and copies of items there where the same program could read them."""
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
+        """Flat slots and their info."""
+
+
+def rows_on_device(storage: TensorStorage) -> list[jax.Array]:
+    """The leaves of a storage on an accelerator, which the program that draws can read; none of another."""
+    return storage.rows.arrays if isinstance(storage.rows, JaxRows) else []
 
 
 def names_slots(sampler: Sampler) -> TypeGuard[DrawingSampler]:

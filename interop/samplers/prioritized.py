@@ -19,13 +19,13 @@ from interop.data.numbers import not_negative, whole
 from interop.host.device_priorities import DevicePriorities
 from interop.host.priorities import HostPriorities, Priorities, PriorityValues
 from interop.samplers import priority_states
-from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
 from interop.samplers.validation import flat_slots, good_priorities, one_for_each, refuse_below
 from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import OneProcess, may_use_jax
 from interop.shared.thread_lock import Lock
-from interop.storages import Storage, planning
+from interop.storages import Storage, TensorStorage, planning
 from interop.storages.priorities import KeptPriorities
 
 _ONE_PROCESS = (
@@ -204,10 +204,14 @@ class PrioritizedSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ draws
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:
+        slots, weights, _ = self.draw_by_priority(storage, batch_size, key)
+        return slots, {"priority_weight": weights}
+
+    def draw_slots(
+        self, storage: TensorStorage, batch_size: int, key: np.ndarray
     ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
-        slots, weights, leaves = self.draw_by_priority(storage, batch_size, key, items)
+        slots, weights, leaves = self.draw_by_priority(storage, batch_size, key, rows_on_device(storage))
         return slots, {"priority_weight": weights}, leaves
 
     def draw_by_priority(

@@ -2,10 +2,9 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
@@ -102,9 +101,7 @@ class PromptGroupSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ draws
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         self.check_batch_size(batch_size)
         self.refuse_a_stranger()
         size = stored(storage)
@@ -125,7 +122,7 @@ class PromptGroupSampler(DrawingSampler):
             self._groups.use(chosen)
             info["group_uses"] = self._per_row([group.uses for group in chosen])
             self.ran_out = self.num_ready < count
-        return torch.from_numpy(self._slots_of(chosen).reshape(-1)), info, []
+        return torch.from_numpy(self._slots_of(chosen).reshape(-1)), info
 
     def _fresh(
         self, staleness: StalenessAwareSampler, storage: Storage, count: int, rng: np.random.Generator

@@ -156,11 +156,14 @@ class SliceSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ draws
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:
         slices, weights = self._slices(storage, batch_size, key)
-        return torch.from_numpy(slices.slots), {**self._info.of(storage, slices), **weights}, []
+        return torch.from_numpy(slices.slots), {**self._info.of(storage, slices), **weights}
+
+    def draw_slots(
+        self, storage: TensorStorage, batch_size: int, key: np.ndarray
+    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+        return *self._draw(storage, batch_size, key), []  # not that of another base of a subclass
 
     def draw_batch(
         self, storage: TensorStorage, batch_size: int, key: np.ndarray, marks: bool

@@ -1,10 +1,9 @@
 """Items by how old the policy is that made them."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import torch
 from torch import Tensor
@@ -81,13 +80,11 @@ class StalenessAwareSampler(DrawingSampler):
 
     # ------------------------------------------------------------------ draws
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[Tensor, dict[Any, Any], list[jax.Array]]:
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Tensor, dict[Any, Any]]:
         known = self._known_of(storage)
         slots = known.weighed.draw(batch_size, randomness.generator_of(key))
         staleness = torch.from_numpy(known.staleness[slots].astype(np.float32))
-        return torch.from_numpy(slots), {"staleness": staleness}, []
+        return torch.from_numpy(slots), {"staleness": staleness}
 
     def _known_of(self, storage: Storage) -> "_Known":
         """The weights of all items, made anew where something has changed."""

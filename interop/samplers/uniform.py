@@ -1,6 +1,5 @@
 """Every stored item equally often."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,10 +10,10 @@ import fbuf
 from fbuf.memory_plan import Share as MemoryShare
 from interop.data import bridge, randomness
 from interop.host import compiled
-from interop.samplers.drawing import DrawingSampler, stored
+from interop.samplers.drawing import DrawingSampler, rows_on_device, stored
 from interop.samplers.shares import Share
 from interop.shared.processes import may_use_jax
-from interop.storages import Storage
+from interop.storages import Storage, TensorStorage
 
 _CPU = torch.device("cpu")
 
@@ -24,17 +23,27 @@ class RandomSampler(DrawingSampler):
 
     rule = fbuf.Uniform()
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
+        return self._drawn(storage, batch_size, key, [])[0], {}
+
+    def draw_slots(
+        self, storage: TensorStorage, batch_size: int, key: np.ndarray
     ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+        slots, leaves = self._drawn(storage, batch_size, key, rows_on_device(storage))
+        return slots, {}, leaves
+
+    def _drawn(
+        self, storage: Storage, batch_size: int, key: np.ndarray, items: list[jax.Array]
+    ) -> tuple[torch.Tensor, list[jax.Array]]:
+        """Slots, and copies of the items there."""
         size = stored(storage)
         place = place_of(storage)
         if place.type == "cpu" or size >= 2**31 or not may_use_jax():
-            return torch.from_numpy(randomness.generator_of(key).integers(size, size=batch_size)), {}, []
+            return torch.from_numpy(randomness.generator_of(key).integers(size, size=batch_size)), []
         lanes = tuple(storage.shape[1:]) if items and storage.shape is not None else ()
         with bridge.exact(place) if items else bridge.on(place):
-            slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, list(items), lanes)
-        return bridge.hand_over(slots, torch.int64), {}, leaves
+            slots, _, leaves = compiled.draw(self.rule, (), key, batch_size, np.int32(size), None, items, lanes)
+        return bridge.hand_over(slots, torch.int64), leaves
 
     def memory_shares(self, storage: Storage, capacity: int) -> list[MemoryShare]:
         return []

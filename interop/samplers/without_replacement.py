@@ -1,10 +1,9 @@
 """Every stored item once before any comes again."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
@@ -43,17 +42,15 @@ class SamplerWithoutReplacement(DrawingSampler):
         """Whether items come in random order."""
         return self._epoch.shuffle
 
-    def _draw(
-        self, storage: Storage, batch_size: int, key: np.ndarray, items: Sequence[jax.Array] = ()
-    ) -> tuple[torch.Tensor, dict[Any, Any], list[jax.Array]]:
+    def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         size = stored(storage)
-        return torch.from_numpy(self._take(batch_size, size, key)), {}, []
+        return torch.from_numpy(self._take(batch_size, size, key)), {}
 
     def reserve(self, storage: Storage, batch_size: int, key: np.ndarray) -> Reservation | None:
         if self.planned is not None or not names_slots(self):
             return super().reserve(storage, batch_size, key)
         with self._epoch.lock:
-            slots, info, _ = self._draw(storage, batch_size, key)
+            slots, info = self._draw(storage, batch_size, key)
             return Reservation(slots, info, self._epoch, self._epoch.reserve())
 
     @property
