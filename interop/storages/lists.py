@@ -92,9 +92,9 @@ class ListStorage(Storage):
             index = index[0]
         single = as_int(index)
         places = as_list(index, len(self)) if single is None else [single]
-        wrong = next((place for place in places if not self.contains(place)), None)
-        if wrong is not None:
-            raise IndexError(f"index {wrong} is out of range: {len(self)} items are stored")
+        for place in (min(places), max(places)) if places else ():
+            if not self.contains(place):
+                raise IndexError(f"index {place} is out of range: {len(self)} items are stored")
         found = self._taken(places)
         return found if single is None else found[0]
 
