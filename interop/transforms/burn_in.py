@@ -1,7 +1,6 @@
 """Hidden states of recurrent modules, computed on the first steps of sequences."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -10,7 +9,7 @@ from tensordict.utils import NestedKey
 
 from interop.data.keys import as_path
 from interop.data.numbers import whole
-from interop.transforms.entries import expect_tensor, expect_tensordict
+from interop.transforms.entries import before_key, expect_tensor, expect_tensordict
 from interop.transforms.order import refuse_several
 from interop.transforms.transform import Transform, as_keys
 
@@ -49,7 +48,7 @@ class BurnInTransform(Transform):
         for each in given:
             read |= {key: None for key in each.in_keys if key not in written}
             written |= dict.fromkeys(each.out_keys)
-        carried = [_now(key) for key in written if as_path(key)[0] == "next" and len(as_path(key)) > 1]
+        carried = [now for now in map(before_key, written) if now is not None]
         self.in_keys = list(read)
         self.out_keys = carried if out_keys is None else as_keys("out_keys", out_keys)
         unknown = [key for key in self.out_keys if key not in carried]
@@ -100,9 +99,3 @@ class BurnInTransform(Transform):
 
     def __repr__(self) -> str:
         return f"BurnInTransform(burn_in={self.burn_in}, in_keys={self.in_keys}, out_keys={self.out_keys})"
-
-
-def _now(key: NestedKey) -> Any:
-    """The key of this step for one of the next."""
-    rest = as_path(key)[1:]
-    return rest[0] if len(rest) == 1 else rest

@@ -11,7 +11,7 @@ from torch import Tensor
 from interop.data.keys import as_path, known_keys
 from interop.data.numbers import whole
 from interop.postprocs.gather import picked, put_rows
-from interop.transforms.entries import expect_tensor, expect_tensordict, put
+from interop.transforms.entries import before_key, expect_tensor, expect_tensordict, put
 from interop.transforms.order import current, follows_in_buffer
 from interop.transforms.shapes import as_dim
 from interop.transforms.transform import Keys, Transform, as_key
@@ -252,14 +252,6 @@ def _alike(key: NestedKey, value: Tensor, first: Tensor) -> None:
             f"CatFrames: {key!r} is {value.dtype} of shape {list(value.shape)}, {before_key(key)!r} is {first.dtype} of "
             f"shape {list(first.shape)}: they have to be alike"
         )
-
-
-def before_key(key: NestedKey) -> NestedKey | None:
-    """The key of a step for one under "next"."""
-    path = as_path(key)
-    if path[0] != "next" or len(path) == 1:
-        return None
-    return path[1] if len(path) == 2 else path[1:]
 
 
 def _check_value(key: NestedKey, value: float, dtype: torch.dtype) -> None:

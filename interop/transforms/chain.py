@@ -77,7 +77,7 @@ class Compose(Transform, States):
             transforms = args[0] if len(args) == 1 and isinstance(args[0], list) else args
         elif args:
             raise ValueError("give the transforms by position, or as transforms=[...], not both")
-        self._hold([_callable(each) for each in transforms])
+        self._hold([as_transform(each, ValueError) for each in transforms])
 
     keeping: tuple[Transform, ...]
     """The transforms in it that keep state from one write to the next."""
@@ -124,7 +124,9 @@ class Compose(Transform, States):
 
     def __setitem__(self, index: Any, transform: Any) -> None:
         changed = list(self)
-        changed[index] = [_callable(each) for each in transform] if isinstance(index, slice) else _callable(transform)
+        several = isinstance(index, slice)
+        ready = [as_transform(each, ValueError) for each in (transform if several else [transform])]
+        changed[index] = ready if several else ready[0]
         self._hold(changed)
 
     def __delitem__(self, index: Any) -> None:
@@ -201,14 +203,12 @@ class Compose(Transform, States):
         return f"Compose({inner or chr(10)})"
 
 
-def as_transform(transform: Any) -> nn.Module:
-    """A module with `forward` and `inv`. RuntimeError for an object that cannot be called."""
+def as_transform(transform: Any, error: type[Exception] = RuntimeError) -> nn.Module:
+    """A module with `forward` and `inv`. An error for an object that cannot be called."""
     if isinstance(transform, nn.Module) and callable(getattr(transform, "inv", None)):
         return transform
     if not callable(transform):
-        raise RuntimeError(
-            f"transform must be either a Transform instance or a callable, got {type(transform).__name__}"
-        )
+        raise error(f"transform must be either a Transform instance or a callable, got {type(transform).__name__}")
     return Call(transform)
 
 
@@ -224,13 +224,6 @@ def tolerate(transform: nn.Module, mode: bool) -> None:
     set_tolerance = getattr(transform, "set_missing_tolerance", None)
     if callable(set_tolerance):
         set_tolerance(mode)
-
-
-def _callable(transform: Any) -> nn.Module:
-    try:
-        return as_transform(transform)
-    except RuntimeError as error:
-        raise ValueError(f"Compose holds transforms and callables, got {type(transform).__name__}") from error
 
 
 def _keeping(transform: nn.Module) -> tuple[Transform, ...]:

@@ -91,6 +91,14 @@ def as_floating(value: Tensor) -> Tensor:
     return value if value.is_floating_point() or value.is_complex() else value.to(torch.get_default_dtype())
 
 
+def before_key(key: NestedKey) -> NestedKey | None:
+    """The key of a step for one under "next"; None for another key."""
+    path = as_path(key)
+    if path[0] != "next" or len(path) == 1:
+        return None
+    return path[1] if len(path) == 2 else path[1:]
+
+
 def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     """Whether a shape broadcasts to another one without changing it."""
     pairs = zip(shape[::-1], to[::-1], strict=False)

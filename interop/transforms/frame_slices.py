@@ -11,9 +11,9 @@ from interop.data.keys import as_path
 from interop.data.numbers import whole
 from interop.samplers import SliceSampler
 from interop.storages import ListStorage, Storage
-from interop.transforms.cat_frames import CatFrames, before_key, side_by_side
+from interop.transforms.cat_frames import CatFrames, side_by_side
 from interop.transforms.chain import Compose
-from interop.transforms.entries import expect_tensordict, put
+from interop.transforms.entries import before_key, expect_tensordict, put
 from interop.transforms.keys import ExcludeTransform
 from interop.transforms.transform import Transform
 

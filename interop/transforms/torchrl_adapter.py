@@ -115,7 +115,7 @@ class Adapter:
         with self._dry_run() as twin:
             if twin.learns_from_steps or not twin.inverts():
                 return input_spec
-            return torchrl_specs.inputs(input_spec, pairs, twin.image, self.specs)
+            return torchrl_specs.inputs(input_spec, pairs, twin.read_tensor, self.specs)
 
     def transform_env_device(self, device: Any) -> Any:
         found = getattr(self.transform, "device", None)

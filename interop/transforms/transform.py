@@ -119,7 +119,7 @@ class Transform(nn.Module):
         """Whether `inv` changes anything."""
         return self._overrides("inv") or self._overrides("_inv_call") or bool(self.in_keys_inv)
 
-    def image(self, stored: Tensor) -> Tensor:
+    def read_tensor(self, stored: Tensor) -> Tensor:
         """What reading makes of one stored tensor: itself where there is no `_apply_transform`."""
         return self._apply_transform(stored) if self._overrides("_apply_transform") else stored
 

@@ -52,7 +52,7 @@ def test_all_ways_to_build_one():
     with pytest.raises(TypeError, match="unexpected keyword"):
         Compose(others=[])
     for wrong in (3, "a"):
-        with pytest.raises(ValueError, match="holds transforms and callables"):
+        with pytest.raises(ValueError, match="Transform instance or a callable, got"):
             Compose(wrong)
 
 
