@@ -1,6 +1,6 @@
 """Kills a process that writes to a memory-mapped storage, anywhere, and looks at what is opened again.
 
-A child runs a program of writes and acknowledges each over a pipe. It is killed by SIGKILL before a line that it executes
+A child runs a program of writes and acknowledges each in a file. It is killed by SIGKILL before a line that it executes
 in the library, each being as likely as any other however often it is executed, and those that guard writes more likely, or
 at a random time; some are opened by another child that is killed while it does that. Then all that was acknowledged has to
 be there, no row torn, and length, cursor, count and priorities are those of the last call that was acknowledged or of the
@@ -9,13 +9,9 @@ one under way.
 
 import os
 import random
-import select
 import shutil
 import signal
 import sys
-import tempfile
-import time
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +21,7 @@ from interop import LazyMemmapStorage, RandomSampler, ReplayBuffer, RoundRobinWr
 from interop.data import packed
 from interop.samplers.validation import flat_slots
 from interop.shared import journal
-from tests.faults.children import one_thread
+from tests.faults.children import forked, one_thread, scratch
 from tests.faults.counts import Counts
 from tests.faults.writes import CAPACITY, Call, State, each_text, leaves, program, rows, run
 
@@ -91,7 +87,7 @@ def killed_at_line(line, everywhere):
         if not (everywhere or frame.f_code.co_filename.startswith(_HERE)):
             return None
         if event == "line":
-            lines.append((frame.f_code.co_filename, frame.f_lineno))
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             if len(lines) == line:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
@@ -100,63 +96,46 @@ def killed_at_line(line, everywhere):
     return lines
 
 
-def child(folder, calls, lanes, line, acknowledge, everywhere, report):
-    """Never returns."""
-    code = 1
-    try:
-        lines = [] if line is None else killed_at_line(line, everywhere)
-        buffer = started(folder, lanes)
-        os.write(acknowledge, b"\xff\xff")  # is open
-        for number, call in enumerate(calls, 1):
-            run(buffer, call, lanes)
-            os.write(acknowledge, number.to_bytes(2, "little"))
-        sys.settrace(None)
-        if report is not None:
-            report.write_text("\n".join(f"{file}:{number}" for file, number in lines))
-        code = 0
-    except BaseException:
-        sys.settrace(None)
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+class Program:
+    """Calls that a child makes on a copy of a folder; it acknowledges each that returned by a byte in a file."""
 
+    def __init__(self, root, calls, lanes):
+        self.begun, self.folder, self.report, self._returned = (root / each for each in ("begun", "folder", "r", "a"))
+        self.calls, self.lanes = calls, lanes
 
-def forked(folder, calls, lanes, line=None, after=None, everywhere=False, report=None):
-    """Run a child, killed before a line or some seconds after it has begun; what it said, and whether it was killed."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        child(folder, calls, lanes, line, writing, everywhere, report)
-    os.close(writing)
-    said = b""
-    deadline = None
-    while True:
-        wait = None if deadline is None else max(0.0, deadline - time.perf_counter())
-        if not select.select([reading], [], [], 60 if wait is None else wait)[0]:
-            os.kill(pid, signal.SIGKILL)
-            if wait is None:
-                raise AssertionError("the child hangs")
-            deadline = None
-            continue
-        part = os.read(reading, 1 << 16)
-        if not part:
-            break
-        said += part
-        if after is not None and deadline is None:
-            deadline = time.perf_counter() + after
-            after = None
-    os.close(reading)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status not in (0, -signal.SIGKILL):
-        raise AssertionError(f"the child failed with {status}")
-    return said, status != 0
+    def restore(self):
+        """Have the folder as it was before the calls."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.begun.exists():
+            shutil.copytree(self.begun, self.folder)
 
+    def run(self, calls, line=None, after=None, everywhere=False):
+        """Make the calls in a child, which is killed before a line or after some seconds; whether it was killed."""
 
-def acknowledged(said):
-    """The last call that returned."""
-    words = [int.from_bytes(said[at : at + 2], "little") for at in range(0, len(said) - 1, 2)]
-    return max((word for word in words if word != 0xFFFF), default=0)
+        def do():
+            lines = [] if line is None else killed_at_line(line, everywhere)
+            buffer = started(self.folder, self.lanes)
+            returned = os.open(self._returned, os.O_WRONLY | os.O_APPEND)
+            for call in calls:
+                run(buffer, call, self.lanes)
+                os.write(returned, b"x")
+            sys.settrace(None)
+            if line == 0:
+                self.report.write_text("\n".join(lines))
+
+        self._returned.write_bytes(b"")
+        how, told = forked(do, after)
+        assert how in ("done", "killed"), told.decode()
+        return how == "killed"
+
+    def lines(self, calls, everywhere=False):
+        """Run without a kill: when each line of the sources is executed, of those that guard writes, and of all."""
+        self.run(calls, line=0, everywhere=everywhere)
+        return lines_of(self.report)
+
+    def acknowledged(self):
+        """How many calls returned."""
+        return self._returned.stat().st_size
 
 
 def lines_of(report):
@@ -240,47 +219,43 @@ def kills(size, seed=0):
     """Kill so many children."""
     rng, counts = random.Random(seed), Counts()
     sizes, least = (journal.LARGEST, journal._PAGE), packed._LEAST
-    root = Path(tempfile.mkdtemp(prefix="faults-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    begun, folder, report = root / "begun", root / "folder", root / "report"
     try:
         while counts.cases < size:
             lanes, start, in_parts = rng.choice([1, 2]), rng.choice(STARTS), rng.random() < 0.3
             journal.LARGEST, journal._PAGE = (200, 8) if in_parts else sizes
             packed._LEAST = rng.choice([16, 100, least])  # bytes of a segment
-            shutil.rmtree(begun, ignore_errors=True)
-            state = template(begun, start, lanes)
-            everywhere = start == "new" and rng.random() < 0.3  # the first write: at each file operation
-            calls = program(state, 1 if everywhere else 12, rng, in_parts)
-
-            def run_once(begun=begun, folder=folder, **how):
-                shutil.rmtree(folder, ignore_errors=True)
-                if begun.exists():
-                    shutil.copytree(begun, folder)
-                return forked(folder, calls, lanes, **how)  # noqa: B023
-
-            said, _ = run_once(line=0, everywhere=everywhere, report=report)
-            when = lines_of(report)
-            assert acknowledged(said) == len(calls)
-            check(folder, calls, state, len(calls), lanes)
-            forked(folder, [], lanes, line=0, report=report)
-            opening = lines_of(report)
-            for _ in range(min(20, size - counts.cases)):
-                timed = rng.random() < 0.3
-                if timed:
-                    said, killed = run_once(after=rng.uniform(0, 0.006))
-                else:
-                    said, killed = run_once(line=some_line(rng, when), everywhere=everywhere)
-                counts.cases += killed
-                counts.outcomes["at a random time" if timed else "before a line"] += killed
-                if rng.random() < 0.3 and (folder / "storage.json").exists():
-                    counts.outcomes["while it was opened"] += forked(folder, [], lanes, line=some_line(rng, opening))[1]
-                counts.outcomes[check(folder, calls, state, acknowledged(said), lanes)] += 1
+            with scratch("memmap") as root:
+                state = template(Path(root, "begun"), start, lanes)
+                everywhere = start == "new" and rng.random() < 0.3  # the first write: at each file operation
+                calls = program(state, 1 if everywhere else 12, rng, in_parts)
+                kill_program(
+                    Program(Path(root), calls, lanes), state, everywhere, min(20, size - counts.cases), rng, counts
+                )
                 counts.outcomes[f"start: {start}"] += 1
-                goes_on(folder, lanes)
     finally:
         (journal.LARGEST, journal._PAGE), packed._LEAST = sizes, least
-        shutil.rmtree(root, ignore_errors=True)
     return counts
+
+
+def kill_program(every, state, everywhere, most, rng, counts):
+    """Kill a program so many times, and look at what is there."""
+    every.restore()
+    lines = every.lines(every.calls, everywhere)
+    assert every.acknowledged() == len(every.calls)
+    check(every.folder, every.calls, state, len(every.calls), every.lanes)
+    opening = every.lines([])
+    for _ in range(most):
+        every.restore()
+        timed = rng.random() < 0.3
+        how = {"after": rng.uniform(0, 0.02)} if timed else {"line": some_line(rng, lines), "everywhere": everywhere}
+        killed = every.run(every.calls, **how)
+        last = every.acknowledged()
+        counts.cases += killed
+        counts.outcomes["at a random time" if timed else "before a line"] += killed
+        if rng.random() < 0.3 and (every.folder / "storage.json").exists():
+            counts.outcomes["while it was opened"] += every.run([], line=some_line(rng, opening))
+        counts.outcomes[check(every.folder, every.calls, state, last, every.lanes)] += 1
+        goes_on(every.folder, every.lanes)
 
 
 def goes_on(folder, lanes):

@@ -27,6 +27,7 @@ from interop import (
 )
 from tests.faults.children import scratch
 from tests.faults.counts import Counts
+from tests.faults.sharing import rows, torn
 from tests.faults.signatures import signature
 
 CAPACITY, BLOCK, BATCH = 60, 4, 8
@@ -42,16 +43,7 @@ MIXES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 def block(number: int) -> TensorDict:
     """The rows of the write of that number."""
-    ids = torch.arange(BLOCK * number, BLOCK * (number + 1))
-    wide = (ids[:, None] % 251).to(torch.uint8).expand(-1, 500).clone()
-    return TensorDict({"id": ids, "wide": wide, "in": TensorDict({"x": ids.double() / 3}, [BLOCK])}, [BLOCK])
-
-
-def torn(rows: TensorDict) -> int:
-    """How many rows have leaves of different ones."""
-    ids = rows["id"]
-    good = (rows["wide"] == (ids[:, None] % 251).to(torch.uint8)).all(-1) & (rows["in", "x"] == ids.double() / 3)
-    return int((~good).sum())
+    return rows(torch.arange(BLOCK * number, BLOCK * (number + 1)))
 
 
 def buffer_of(mix: str, **options: Any) -> Any:
@@ -72,10 +64,10 @@ def moment(buffer: Any) -> str:
     length, count, cursor = len(buffer), buffer.write_count, buffer.writer.cursor
     if not length:
         return "" if not cursor else f"empty, with the cursor at {cursor}"
-    rows = buffer.storage[:] if not isinstance(buffer.storage, ListStorage) else torch.stack(list(buffer.storage))
-    if torn(rows):
-        return f"{torn(rows)} torn rows"
-    ids = rows["id"].roll(-cursor) if length == CAPACITY else rows["id"]
+    held = buffer.storage[:] if not isinstance(buffer.storage, ListStorage) else torch.stack(list(buffer.storage))
+    if torn(held):
+        return f"{torn(held)} torn rows"
+    ids = held["id"].roll(-cursor) if length == CAPACITY else held["id"]
     if not torch.equal(ids, torch.arange(length) + ids[0]) or ids[0] % BLOCK or length % BLOCK:
         return f"rows {ids.tolist()}, with the cursor at {cursor}"
     if cursor != length % CAPACITY and length != CAPACITY:
