@@ -33,7 +33,7 @@ _LONGEST = np.uint32(2**31 - 1)  # steps that are counted; a trajectory may go o
 class TrajectoryState:
     """The index. Times count rows ever written, modulo 2^32; lanes are folded into one dim."""
 
-    number: Array  # [capacity, lanes] int32: which trajectory of its lane a row belongs to, modulo `_turn`
+    number: Array  # [capacity, lanes] int32: which trajectory of its lane a row belongs to, modulo `_modulus`
     first: Array  # [capacity, lanes] uint32, at number % capacity: when the trajectory began
     last: Array  # [capacity, lanes] uint32, at number % capacity: when its latest row was written
     kind: Array  # [capacity, lanes] uint8, at number % capacity: OPEN, TERMINATED, TRUNCATED or CUT
@@ -98,7 +98,7 @@ class Trajectories:
             first=jnp.zeros(table, jnp.uint32),
             last=jnp.zeros(table, jnp.uint32),
             kind=jnp.zeros(table, jnp.uint8),
-            latest=jnp.full(lanes, _turn(capacity) - 1, jnp.int32),
+            latest=jnp.full(lanes, _modulus(capacity) - 1, jnp.int32),
             is_open=jnp.zeros(lanes, jnp.bool_),
             id=None if held is None else jnp.zeros(lanes, held.dtype),
         )
@@ -141,7 +141,9 @@ def written(
     check_ids(state, ids)
     if ids is not None and state.id is not None:
         starts |= ids != jnp.concatenate([state.id[None], ids[:-1]])
-    number = wrapped(state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _turn(capacity))
+    number = wrapped(
+        state.latest[None].astype(jnp.uint32) + jnp.cumsum(starts, 0, dtype=jnp.uint32), _modulus(capacity)
+    )
     begun = jax.lax.cummax(jnp.where(starts, at, -1), axis=0)  # where in the batch its trajectory begins; -1: before it
     following = jnp.concatenate([starts[1:], jnp.zeros_like(starts[:1])])
     stop = jax.lax.cummin(jnp.where(following, at, count - 1), axis=0, reverse=True)
@@ -206,7 +208,7 @@ def written_one_by_one(
         starts = ~was_open
         if ids is not None and state.id is not None:
             starts |= cell(ids, at, lane) != entry(state.id, lane)
-        number = wrapped(latest.astype(jnp.uint32) + starts, _turn(capacity))
+        number = wrapped(latest.astype(jnp.uint32) + starts, _modulus(capacity))
         left, entered = jnp.bool_(False), jnp.bool_(False)
         if reach is not None:
             ahead = onward(row, jnp.int32(reach), capacity)
@@ -304,7 +306,7 @@ def _age(ring: RingState, row: Array, capacity: int) -> Array:
     return jnp.where(row < ring.cursor, ring.cursor - 1 - row, ring.cursor - 1 - row + capacity)
 
 
-def _turn(capacity: int) -> int:
+def _modulus(capacity: int) -> int:
     """The modulus of trajectory numbers: a multiple of the capacity, so that no two stored ones share an entry."""
     return capacity * ((2**31 - 1) // capacity)
 

@@ -83,18 +83,6 @@ def test_what_takes_half_as_long_again_is_slower(tmp_path, capsys, drift):
     assert "2 slower" in told
 
 
-def test_lines_in_one_file_only_are_named(tmp_path, capsys):
-    fewer = results(100)
-    fewer["scripts"]["torch_uniform"]["timings"].pop()
-    fewer["failed"]["ted"] = "exit status 1"
-    assert status(tmp_path, results(100), fewer) == 0
-    told = capsys.readouterr().out
-    assert "alone: only in the old file" in told
-    assert "ted: failed in the new file (exit status 1)" in told
-    nothing = results(100) | {"scripts": {}}
-    assert status(tmp_path, results(100), nothing) == 2
-
-
 @pytest.mark.parametrize(
     ("what", "value"), [("machine", "another"), ("python", "3.13"), ("quick", True), ("versions", {"jax": "2"})]
 )
@@ -176,14 +164,3 @@ def test_a_run_keeps_what_worked_and_goes_on(tmp_path, monkeypatch, capsys):
     records.write(file, kept | {"scripts": kept["scripts"] | {"ted": elsewhere}})
     assert main("--resume") == 2
     assert "ted was measured elsewhere (machine: another" in capsys.readouterr().err
-
-
-def test_what_was_measured_on_a_busy_machine_is_called_that(tmp_path, capsys):
-    assert records.disturbed(results(100)) == []
-    busy = results(100)
-    busy["scripts"]["torch_uniform"]["about"] = busy["scripts"]["torch_uniform"]["about"] | {
-        "cores used by others": 1.5
-    }
-    assert "not to be believed: torch_uniform (1.5 cores)" in targets.table(busy)
-    assert status(tmp_path, results(100), busy) == 0
-    assert "new.json: measured while others used the machine" in capsys.readouterr().err

@@ -67,29 +67,6 @@ def test_a_leaf_in_jit(lanes, device) -> None:
 
 
 @slow
-def test_a_table_of_frames_in_jit(device) -> None:
-    need(2 * BYTES)
-    index, rule = fbuf.Trajectories(terminated="end"), fbuf.Frames(stack=1, finals=400)
-    buffer = fbuf.Buffer(ROWS, fbuf.Uniform(), trajectories=index, frames=rule)
-    leaf = ITEM["leaf 0"]
-    state = jax.jit(lambda: buffer.init({"obs": leaf, "next_obs": leaf, "end": jax.ShapeDtypeStruct((), bool)}))()
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, ROWS + 2 * CHUNK // 2, CHUNK // 2):
-        ids = np.arange(start, start + CHUNK // 2)
-        ends = ids % 100 == 99
-        following = np.where(ends, ids + 10**6, ids + 1)  # the last frame of each trajectory is nowhere else
-        rows = {"obs": KIND.rows(ids)["leaf 0"], "next_obs": KIND.rows(following)["leaf 0"], "end": ends}
-        state, _ = extend(state, rows)
-    written = ROWS + CHUNK
-    for some in (SOME, np.arange(99, ROWS, 5_000)):
-        ids = np.where(some < written - ROWS, some + ROWS, some)
-        assert bool(buffer.intact(state, jnp.asarray(some)).all())
-        found = buffer.read(state, jnp.asarray(some))
-        KIND.check({"leaf 0": found["obs"]}, ids)
-        KIND.check({"leaf 0": found["next_obs"]}, np.where(ids % 100 == 99, ids + 10**6, ids + 1))
-
-
-@slow
 def test_a_batch_in_jit(device) -> None:
     batch, kind = 262_144, Kind(8_200)
     need(3 * batch * 8_200)

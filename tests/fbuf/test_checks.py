@@ -48,130 +48,103 @@ def wide() -> Any:
 
 SMALL = jax.eval_shape(lambda: Buffer(3).init({"reward": np.float32(0)}))
 WIDE_TYPES = r"\['reward'\]: float64 needs 64-bit types on \(jax_enable_x64\)"
-REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
+Case = tuple[Callable[[], Any], Any, str]
+
+
+def each(make: Callable[[Any], Any], values: Any, error: Any, says: str) -> list[Case]:
+    """One case for each value."""
+    return [(lambda value=value: make(value), error, says) for value in values]
+
+
+def with_reward(leaf: Any) -> Any:
+    return THREE.init({"reward": leaf})
+
+
+def in_lanes(lead: tuple[int, ...]) -> Any:
+    return extended(shapes(lead, (*lead, 2, 3)), (3,))
+
+
+ONE = shapes()
+STRUCTURES = [{"reward": ONE["reward"]}, {**ONE, "more": ONE["reward"]}, {**ONE, "reward": None}, [ONE]]
+NOT_FROM_0 = (-0.1, float("nan"), float("inf"), 1e39, 10**400)
+NO_NUMBERS = ("0.6", None, 1j, np.ones(1), jnp.float32(0.5))
+REFUSED: list[Case] = [
     # batches: structure, shape, lanes, dtype
-    *(
-        (
-            lambda change=change: extended(change(shapes())),
-            ValueError,
-            "items have the structure .*reward.*, the batch has ",
-        )
-        for change in (
-            lambda batch: {"reward": batch["reward"]},
-            lambda batch: {**batch, "more": batch["reward"]},
-            lambda batch: {**batch, "reward": (batch["reward"],)},
-            lambda batch: {**batch, "reward": None},
-            lambda batch: [batch],
-        )
+    *each(extended, STRUCTURES, ValueError, "items have the structure .*reward.*, the batch has "),
+    *each(
+        lambda shape: extended(shapes(pixels=shape)),
+        [(4, 2, 4), (4, 1, 3), (2, 3), (4, 2, 3, 1)],
+        ValueError,
+        rf"{PIXELS}: .* needs shape \[n, 2, 3\] .*, got ",
     ),
-    *(
-        (
-            lambda shape=shape: extended(shapes(pixels=shape)),
-            ValueError,
-            rf"{PIXELS}: .* needs shape \[n, 2, 3\] .*, got ",
-        )
-        for shape in [(4, 2, 4), (4, 1, 3), (4, 2, 1), (2, 3), (4, 2, 3, 1)]
+    *each(lambda n: extended(shapes(n)), [(), (4, 1)], ValueError, r"\['reward'\]: .* needs shape \[n\] .*, got \["),
+    *each(
+        lambda n: extended(shapes((n,))),
+        [1, 3],
+        ValueError,
+        r"\['reward'\]: this leaf has . rows, the leaves before .* 4",
     ),
-    (lambda: extended(shapes(())), ValueError, r"\['reward'\]: .* needs shape \[n\] .*, got \[\]"),
-    (lambda: extended(shapes((4, 1))), ValueError, r"\['reward'\]: .* needs shape \[n\] .*, got \[4, 1\]"),
-    (lambda: extended(shapes((3,))), ValueError, r"\['reward'\]: this leaf has 3 rows, the leaves before it have 4"),
-    (lambda: extended(shapes((1,))), ValueError, r"\['reward'\]: this leaf has 1 rows, the leaves before it have 4"),
-    *(
-        (
-            lambda lead=lead: extended(shapes(lead, (*lead, 2, 3)), (3,)),
-            ValueError,
-            rf"{PIXELS}: .* needs shape \[n, 3, 2, 3\] \(n rows, then lanes \(3,\), then one item\)",
-        )
-        for lead in [(4,), (4, 1), (4, 2), (3,)]
+    *each(
+        in_lanes,
+        [(4,), (4, 1), (4, 2)],
+        ValueError,
+        rf"{PIXELS}: .* needs shape \[n, 3, 2, 3\] \(n rows, then lanes \(3,\), then one item\)",
     ),
-    *(
-        (
-            lambda kind=kind: extended(shapes(kind=kind)),
-            TypeError,
-            rf"\['reward'\]: items are float32, the batch is {np.dtype(kind)}: cast it first",
-        )
-        for kind in (np.int32, np.float16, np.bool_, np.complex64)
+    *each(
+        lambda kind: extended(shapes(kind=kind)),
+        [np.int32, np.float16, np.bool_, np.complex64],
+        TypeError,
+        r"\['reward'\]: items are float32, the batch is .*: cast it first",
     ),
     # items
-    (lambda: THREE.init({"reward": jax.ShapeDtypeStruct((), np.float64)}), TypeError, WIDE_TYPES),
-    (lambda: THREE.init({"reward": wide()}), TypeError, WIDE_TYPES),
+    *each(with_reward, [jax.ShapeDtypeStruct((), np.float64), wide()], TypeError, WIDE_TYPES),
     (lambda: THREE.extend(SMALL, {"reward": wide()}), TypeError, WIDE_TYPES),
-    (lambda: THREE.init({"key": jax.random.key(0)}), TypeError, r"hold key<fry>; store jax.random.key_data\(key\)"),
-    *(
-        (lambda leaf=leaf: THREE.init({"reward": leaf}), TypeError, r"\['reward'\]: an item holds arrays or jax.Shape")
-        for leaf in ("text", object())
-    ),
-    *(
-        (lambda item=item: THREE.init(item), ValueError, "at least one array")
-        for item in (None, (), {}, {"reward": None})
-    ),
+    *each(with_reward, [jax.random.key(0)], TypeError, r"hold key<fry>; store jax.random.key_data\(key\)"),
+    *each(with_reward, ["text", object()], TypeError, r"\['reward'\]: an item holds arrays or jax.Shape"),
+    *each(THREE.init, [None, (), {}, {"reward": None}], ValueError, "at least one array"),
     # draws and priorities
-    *(
-        (lambda size=size, buffer=buffer: sampled(size, buffer), (ValueError, TypeError), "batch_size must be .*, got")
-        for size in (0, -1, 2.0, "3", None, True, np.ones(()))
-        for buffer in (THREE, RANKED)
-    ),
+    *each(sampled, [0, -1, 2.0, "3", None, True, np.ones(())], (ValueError, TypeError), "batch_size must be .*, got"),
     (lambda: jax.eval_shape(sampled, jax.ShapeDtypeStruct((), np.int32)), TypeError, "known before the program runs"),
-    *(
-        (lambda kind=kind: updated(RANKED, ((2,), kind)), TypeError, f"slots must be integers, got {np.dtype(kind)}")
-        for kind in (np.float32, np.bool_, np.complex64)
+    *each(
+        lambda kind: updated(RANKED, ((2,), kind)),
+        [np.float32, np.bool_, np.complex64],
+        TypeError,
+        "slots must be integers, got",
     ),
-    *(
-        (
-            lambda shape=shape: updated(RANKED, priorities=(shape, np.float32)),
-            ValueError,
-            r"the shape of slots, \(2,\), or",
-        )
-        for shape in [(1,), (3,), (2, 1), (1, 2)]
+    *each(
+        lambda shape: updated(RANKED, priorities=(shape, np.float32)),
+        [(1,), (3,), (2, 1), (1, 2)],
+        ValueError,
+        r"the shape of slots, \(2,\), or",
     ),
-    *(
-        (lambda kind=kind: updated(RANKED, priorities=((2,), kind)), TypeError, "priorities must be real numbers")
-        for kind in (np.complex64, np.bool_)
+    *each(
+        lambda kind: updated(RANKED, priorities=((2,), kind)),
+        [np.complex64, np.bool_],
+        TypeError,
+        "priorities must be real numbers",
     ),
     (lambda: updated(THREE), TypeError, r"sampler=fbuf.Prioritized\(\.\.\.\)"),
-    *(
-        (
-            lambda alpha=alpha: Prioritized().reweight(Prioritized().init(4), alpha),
-            ValueError,
-            "alpha must be one number",
-        )
-        for alpha in (np.ones(4, np.float32), np.ones(1, np.float32))
-    ),
+    (lambda: Prioritized().reweight(Prioritized().init(4), np.ones(1)), ValueError, "alpha must be one number"),
     # rules
-    *((lambda n=n: Buffer(n), ValueError, f"capacity must be at least 1, got {n}") for n in (0, -1)),
-    *(
-        (lambda n=n: Buffer(n), TypeError, r"capacity must be an int .*, got")
-        for n in (2.0, "3", None, True, np.float32(3))
+    *each(Buffer, [0, -1], ValueError, "capacity must be at least 1, got"),
+    *each(Buffer, [2.0, "3", None, True, np.float32(3)], TypeError, r"capacity must be an int .*, got"),
+    *each(lambda lanes: Buffer(3, lanes=lanes), [(0,), (2, -1)], ValueError, "lanes"),
+    *each(lambda lanes: Buffer(3, lanes=lanes), [(2.0,), (True,), 3, [2]], TypeError, "lanes"),
+    *each(
+        lambda size: Buffer(size[0], lanes=size[1]),
+        [(2**31 - 8, ()), (2**30, (2,)), (1, (2**16, 2**15))],
+        ValueError,
+        f"at most {2**31 - 9} items",
     ),
-    *((lambda lanes=lanes: Buffer(3, lanes=lanes), ValueError, "lanes") for lanes in [(0,), (2, -1)]),
-    *((lambda lanes=lanes: Buffer(3, lanes=lanes), TypeError, "lanes") for lanes in [(2.0,), (True,), 3, [2]]),
-    *(
-        (lambda rows=rows, lanes=lanes: Buffer(rows, lanes=lanes), ValueError, f"at most {2**31 - 9} items")
-        for rows, lanes in [(2**31 - 8, ()), (2**30, (2,)), (1, (2**16, 2**15))]
-    ),
-    *(
-        (
-            lambda name=name, value=value: Prioritized(**{name: value}),
-            ValueError,
-            f"{name} must be from 0 to 1e.30, got",
-        )
-        for name in ("alpha", "eps")
-        for value in (-0.1, float("nan"), float("inf"), -float("inf"), 1e39, 10**400, 1e31)
-    ),
+    *each(lambda alpha: Prioritized(alpha=alpha), NOT_FROM_0, ValueError, "alpha must be from 0 to 1e.30, got"),
+    *each(lambda eps: Prioritized(eps=eps), NOT_FROM_0, ValueError, "eps must be from 0 to 1e.30, got"),
+    *each(lambda alpha: Prioritized(alpha=alpha), NO_NUMBERS, TypeError, "alpha must be a number, got"),
     (lambda: Prioritized(eps=1e-50), ValueError, "eps"),
-    *(
-        (lambda name=name, value=value: Prioritized(**{name: value}), TypeError, f"{name} must be a number, got")
-        for name in ("alpha", "eps")
-        for value in ("0.6", None, 1j, np.ones(1), jnp.float32(0.5))
-    ),
-    *(
-        (lambda name=name, value=value: Prioritized(**{name: value}), ValueError, f"{name} must be '.*' or '.*', got")
-        for name, value in [("new_items", "highest"), ("dtype", "float16"), ("dtype", np.float32)]
-    ),
+    (lambda: Prioritized(new_items="highest"), ValueError, "new_items must be '.*' or '.*', got"),  # type: ignore[arg-type]
+    *each(lambda kind: Prioritized(dtype=kind), ["float16", np.float32], ValueError, "dtype must be '.*' or '.*', got"),
     (lambda: Prioritized(stratified="no"), TypeError, "stratified must be True or False, got 'no'"),  # type: ignore[arg-type]
-    *(
-        (lambda rule=rule: Buffer(4, rule), TypeError, "sampler must be")
-        for rule in (Prioritized, Uniform, None, "uniform", range(3))
+    *each(
+        lambda rule: Buffer(4, rule), [Prioritized, Uniform, None, "uniform", range(3)], TypeError, "sampler must be"
     ),
     (lambda: Buffer(4, writer=None), TypeError, "writer must be a Writer, got None"),  # type: ignore[arg-type]
     (lambda: Buffer(4, Uniform(), (2,)), TypeError, "positional"),  # type: ignore[misc]

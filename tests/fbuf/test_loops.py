@@ -14,34 +14,9 @@ from hypothesis import strategies as st
 from fbuf import Buffer, PerTrajectory, Prioritized, Slices, Trajectories, priority_tree, storage
 from fbuf.trajectories import TrajectoryState
 from tests.fbuf.compiled import fill_tree, jit
-from tests.fbuf.every_pair import items
-from tests.fbuf.test_laws import KINDS, step
-from tests.fbuf.test_laws import rows as rows_of
 from tests.fbuf.trajectory_model import rows
 
 pytestmark = pytest.mark.usefixtures("device")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("uniform", "prioritized in lanes")),
-        "slices per trajectory",
-    ],
-)
-def test_a_step_on_each_of_several_devices_is_the_step_on_one(kind: str) -> None:
-    mesh = jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
-    rule = KINDS[kind](100)
-    given = jax.jit(rule.init)(items(0)), rows_of(rule, 0, 9), jax.random.key(0)
-    one = functools.partial(step, rule)
-
-    def on_each(*given: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[None], one(*jax.tree.map(lambda leaf: leaf[0], given)))
-
-    spec = jax.sharding.PartitionSpec("device")
-    sharded = jit(jax.shard_map(on_each, mesh=mesh, in_specs=spec, out_specs=spec))
-    found = jit(one)(*given), sharded(*jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], given))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), *found)
 
 
 @pytest.mark.parametrize("lanes", [(), (2,)])

@@ -142,15 +142,6 @@ def check_what_is_left(drawn: bool, empty: int) -> None:
     assert (np.asarray(weights > 0) == valid).all()
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_nothing_is_valid_where_all_members_are_empty(drawn: bool) -> None:
-    mixture = Mixture((Buffer(4), Buffer(4, Prioritized())), drawn=drawn)
-    _, _, draw = sample(mixture, mixture.init(np.float32(0)), jax.random.key(0), 6)
-    assert not draw.valid.any()
-    assert draw.size == 0
-    assert not importance_weights(draw, 0.5).any()
-
-
 def test_priorities_go_to_the_member_that_a_row_came_from() -> None:
     mixture = Mixture((Buffer(6, Prioritized()), Buffer(4), Buffer(5, Prioritized(), lanes=(2,))), (1, 1, 2))
     states = filled(mixture, 4, 4, 3)

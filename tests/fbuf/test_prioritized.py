@@ -58,21 +58,6 @@ def test_a_priority_whose_power_is_not_finite_is_held_to_the_largest_that_is() -
     np.testing.assert_array_equal(draw.probability, np.full(64, 0.5, np.float32))
 
 
-def test_of_half_a_thousand_items_in_a_million_slots_only_positive_ones_are_drawn() -> None:
-    buffer, draws = Buffer(1_000_000, Prioritized(alpha=0.6, eps=0)), 1_000_000
-    priorities = np.random.default_rng(0).uniform(0, 2, 500).astype(np.float32)
-    priorities[::3] = 0
-    state = given(buffer, priorities).sampler
-    for stratified in (False, True):
-        rule = Prioritized(alpha=0.6, eps=0, stratified=stratified)
-        drawn = jax.jit(lambda state, key, rule=rule: rule.sample(state, key, draws, jnp.int32(500))[1].slots)
-        counts = np.zeros(1_000_000, np.int64)
-        for key in jax.random.split(jax.random.key(1), 5):
-            counts += np.bincount(drawn(state, key), minlength=len(counts))
-        assert counts.sum() == 5 * draws
-        np.testing.assert_array_equal(np.flatnonzero(counts), np.flatnonzero(priorities))
-
-
 PRIORITIES = np.random.default_rng(3).uniform(0.05, 4, 37).astype(np.float32)
 
 
@@ -138,19 +123,6 @@ def test_new_and_updated_items_follow_the_alpha_of_the_last_reweighting() -> Non
     np.testing.assert_array_equal(leaves(buffer, state), [4, 3, 4, 0])
 
 
-def test_double_precision_tells_apart_what_single_cannot() -> None:
-    with jax.enable_x64(True):
-        buffer = Buffer(3, Prioritized(alpha=1, eps=0, dtype="float64"))
-        state, _ = extend(buffer, init(buffer, np.float32(0)), np.zeros(3, np.float32))
-        state = update(buffer, state, np.arange(3), np.asarray([1, 1 + 1e-12, 1e-300]))
-        assert state.sampler.tree.leaves.dtype == np.float64
-        np.testing.assert_array_equal(leaves(buffer, state), [1, 1 + 1e-12, 1e-300])
-        assert_tree_is_exact(state.sampler.tree)
-        _, _, draw = sample(buffer, state, jax.random.key(0), 100_000)
-        assert draw.probability.dtype == np.float64
-        assert stats.chisquare(np.bincount(draw.slots, minlength=2)).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("alpha", [float("nan"), float("inf"), -1.0])
 def test_a_new_alpha_that_means_nothing_is_ignored(alpha: float) -> None:
     state = given(HALF, [4, 1])
@@ -175,8 +147,8 @@ def test_a_new_item_whose_own_priority_is_refused_gets_the_highest() -> None:
     assert (state.highest, state.refused) == (5, 3)
 
 
-@pytest.mark.parametrize("count", [3, 7, 96, 300, 1000, 3995])
-@pytest.mark.parametrize("total", [1e7, 1e8, 0.1, 12345.678])
+@pytest.mark.parametrize("count", [7, 300, 3995])
+@pytest.mark.parametrize("total", [1e8, 0.1])
 def test_stratified_shares_tile_the_total(total: float, count: int) -> None:
     masses = jax.jit(prioritized.placed_masses, static_argnums=(1, 3))
     exact = np.float64(np.float32(total))
@@ -195,22 +167,6 @@ def test_weights_survive_a_chance_that_underflows() -> None:
     assert draw.valid.all() and draw.smallest > 0
     weights = importance_weights(draw, 0.4)
     assert (weights > 0).all() and (weights < 1e-12).all()
-
-
-@pytest.mark.slow
-def test_draws_of_ten_million_random_priorities_are_off_by_no_more_than_is_said() -> None:
-    capacity = 10_000_000
-    values = np.random.default_rng(0).random(capacity, np.float32) + np.float32(0.01)
-    tree = priority_tree.fill(priority_tree.init(capacity, minima=False), jnp.asarray(values))
-    ends = np.cumsum(values, dtype=np.float64)
-    total = float(priority_tree.total(tree))
-    assert abs(total - ends[-1]) <= 8 * 2**-24 * ends[-1]
-    mass = np.random.default_rng(1).random(200_000) * total
-    high = mass.astype(np.float32)
-    found = np.asarray(priority_tree.find(tree, jnp.asarray(high), jnp.asarray((mass - high).astype(np.float32))))
-    starts = np.concatenate([[0], ends[:-1]])
-    outside = np.maximum(starts[found] - mass, mass - ends[found]).clip(0)
-    assert outside.max() <= 8 * 2**-24 * total
 
 
 def test_one_trace_serves_every_alpha() -> None:

@@ -37,12 +37,6 @@ def masses(*values: float) -> np.ndarray:
     return np.asarray(values, np.float32)
 
 
-def found_by_brute_force(values: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """The first slot whose running sum passes the mass; the last positive one for a mass at or above the total."""
-    passed = np.searchsorted(np.cumsum(values, dtype=float), mass.astype(float), side="right")
-    return np.minimum(passed, np.flatnonzero(values)[-1])
-
-
 @st.composite
 def rounds(draw: st.DrawFn, capacity: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Batches of slots, some equal and some out of range, with values, some of them not to be taken."""
@@ -83,16 +77,6 @@ def test_updates_are_those_of_a_list_and_find_stays_where_the_mass_is(capacity: 
     ends, slack = np.cumsum(values, dtype=float), 2e-6 * total
     assert (mass >= ends[slots] - values[slots] - slack).all()
     assert (mass <= ends[slots] + slack).all()
-
-
-@pytest.mark.parametrize("capacity", CAPACITIES)
-@given(data=st.data())
-def test_find_is_exact_where_sums_are(capacity: int, data: st.DataObject) -> None:
-    drawn = data.draw(st.lists(st.integers(0, 9), min_size=capacity, max_size=capacity).filter(any))
-    values = np.asarray(drawn, np.float32)
-    tree = fill_tree(priority_tree.init(capacity, maxima=True), values)
-    mass = np.arange(2 * 9 * capacity + 4, dtype=np.float32) / 2
-    np.testing.assert_array_equal(find(tree, mass), found_by_brute_force(values, mass))
 
 
 @pytest.mark.parametrize("capacity", EDGES)

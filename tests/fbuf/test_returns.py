@@ -260,12 +260,6 @@ def test_64_bits_stay_where_they_are_on() -> None:
         assert np.asarray(returns_to_go(rewards, ends, 0.9))[0] == pytest.approx(3.439 / 3, rel=1e-14)
 
 
-def test_no_steps() -> None:
-    found = n_step(np.zeros((2, 0), np.float32), np.zeros((2, 0), bool), 0.9, n=3)
-    assert all(leaf.shape == (2, 0) for leaf in jax.tree.leaves(found))
-    assert returns_to_go(np.zeros((2, 0), np.float32), np.zeros((2, 0), bool), 0.9).shape == (2, 0)
-
-
 def test_it_can_be_differentiated() -> None:
     def first(rewards: Any) -> Any:
         return fbuf.n_step(rewards, END, 0.5, 3).returns[1] + fbuf.returns_to_go(rewards, END, 0.5)[0]

@@ -20,9 +20,7 @@ from tests.fbuf.trajectory_model import (
     TRUNCATED,
     Rows,
     TrajectoriesModel,
-    begun_long_ago,
     histories,
-    rows,
 )
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -83,28 +81,6 @@ def test_items_stand_where_lists_of_rows_have_them(buffer: Buffer, counts: tuple
 
 
 # -------------------------------------------------------------------------- counters near their ends
-
-
-@pytest.mark.parametrize("count", [1, 3, 11])
-def test_a_trajectory_may_be_longer_than_steps_can_say(count: int) -> None:
-    buffer = BUFFERS[0][0]
-    going = rows([["."]] * count).batch(np.zeros(count, np.int32), ())
-    state = extend(buffer, buffer.init(ITEM), going)[0]
-    state = begun_long_ago(state, 2**31 - 20)
-    for i in range(1, 40):
-        state = extend(buffer, state, going)[0]
-        size, newest = int(state.ring.size), int(state.ring.cursor - 1) % 7
-        found = at(buffer, state, range(size))
-        age = (newest - np.arange(size)) % 7
-        np.testing.assert_array_equal(found.step, found.step[newest] - age)
-        np.testing.assert_array_equal(found.before, size - 1 - age)
-        np.testing.assert_array_equal(found.after, age)
-        last = 2**31 - 21 + count * i
-        assert 2**31 - 1 - count <= found.step[newest] if last > 2**31 - 1 - count else found.step[newest] == last
-    state = extend(buffer, state, rows([["t"]]).batch(np.zeros(1, np.int32), ()))[0]
-    state = extend(buffer, state, rows([["."]]).batch(np.zeros(1, np.int32), ()))[0]
-    newest = int(state.ring.cursor - 1) % 7
-    assert at(buffer, state, [newest]).step == 0
 
 
 @pytest.mark.parametrize("capacity", [7, 2**31 - 9])

@@ -439,21 +439,6 @@ def meshes_may_be_explicit_and_have_other_axes() -> None:
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-def steps_may_be_mapped_over_seeds() -> None:
-    on_mesh, keys = Sharded(Buffer(64, EXACT)).over(mesh_of()), jax.random.split(jax.random.key(0), 3)
-    state, _ = on_mesh.extend(on_mesh.init(np.int32(0)), np.arange(64, dtype=np.int32))
-
-    def step(state: BufferState, key: jax.Array) -> tuple[BufferState, Any, fbuf.Draw]:
-        state, _ = on_mesh.extend(state, jnp.arange(8, dtype=jnp.int32))
-        state, batch, draw = on_mesh.sample(state, key, 16)
-        return on_mesh.update(state, draw.slots, batch + 1.0), batch, draw
-
-    many = jax.jit(jax.vmap(step))(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state), keys)
-    for seed in range(3):
-        found = jax.tree.map(lambda leaf, seed=seed: leaf[seed], many)
-        jax.tree.map(np.testing.assert_array_equal, found, step(state, keys[seed]))
-
-
 def checkpoints_of_a_global_state_are_read_back_to_the_same_devices() -> None:
     on_mesh = Sharded(Buffer(32, Prioritized())).over(mesh_of())
     state, _ = on_mesh.extend(on_mesh.init(ITEM), {"x": np.ones(16, np.float32), "n": np.arange(16, dtype=np.int32)})
@@ -523,7 +508,6 @@ CHECKS = (
     what_does_not_fit_is_refused_by_name,
 )
 SLOW = (
-    steps_may_be_mapped_over_seeds,
     global_draws_by_any_priorities_are_those_of_one_buffer_where_parts_are_powers_of_eight,
     balanced_draws_of_other_rules_follow_their_probabilities,
     meshes_may_be_explicit_and_have_other_axes,
