@@ -20,6 +20,7 @@ from interop.samplers.validation import flat_slots
 from interop.shared.processes import OneProcess
 from interop.storages import Storage, columns
 from interop.storages.following import edited
+from interop.writers import Writer
 
 _NONE = np.zeros(0, np.int64)
 
@@ -190,7 +191,7 @@ class PromptGroupSampler(DrawingSampler):
         if batch_size is not None and batch_size % self._size:
             raise ValueError(f"batch_size must be a multiple of group_size={self._size}, got {batch_size}")
 
-    def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
+    def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         if expands:
             raise ValueError("sample_unit would expand completions into windows: give a PromptGroupSampler none")
         if prefetches and self._most is not None:

@@ -16,6 +16,7 @@ from interop.data.index import as_tensor
 from interop.samplers.reservation import Reservation
 from interop.samplers.shares import Share
 from interop.storages import Storage
+from interop.writers import Writer
 
 
 class Sampler(Stateful, randomness.Seeded, ABC):
@@ -140,7 +141,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         """The priorities as `update_priority` takes them; TypeError or ValueError for what it would refuse."""
         return priority
 
-    def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
+    def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """TypeError, ValueError or RuntimeError for parts of a buffer that nothing could be drawn from in this way."""
 
     def check_batch_size(self, batch_size: int | None) -> None:

@@ -23,7 +23,7 @@ from interop.samplers.slice_info import SliceInfo, Slices, slices_at
 from interop.samplers.stored_trajectories import GivenTrajectories, StoredTrajectories
 from interop.storages import LazyStackStorage, ListStorage, Storage, TensorStorage
 from interop.storages.batches import read_batch
-from interop.writers import TensorDictMaxValueWriter
+from interop.writers import Writer
 
 
 class SliceSampler(DrawingSampler):
@@ -121,7 +121,7 @@ class SliceSampler(DrawingSampler):
         super()._empty()
         self._forget()
 
-    def check_fit(self, storage: Storage, writer: Any, prefetches: bool, expands: bool) -> None:
+    def check_fit(self, storage: Storage, writer: Writer, prefetches: bool, expands: bool) -> None:
         """RuntimeError for a list that is not read as a tensordict, TypeError for a writer that keeps no order."""
         if self._given is not None:
             return
@@ -130,7 +130,7 @@ class SliceSampler(DrawingSampler):
                 "Could not get a tensordict out of the storage, which is required to know where trajectories end: use a "
                 f"LazyStackStorage or LazyTensorStorage, not a {type(storage).__name__}"
             )
-        if isinstance(writer, TensorDictMaxValueWriter):
+        if not writer.keeps_order:
             raise TypeError(
                 f"slices follow the order of writing, which a {type(writer).__name__} does not keep: write whole "
                 "trajectories as items, and draw items"

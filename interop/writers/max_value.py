@@ -39,6 +39,8 @@ class TensorDictMaxValueWriter(Writer):
         compilable: accepted for compatibility; ranks are never shared.
     """
 
+    keeps_order = False
+
     def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
         super().__init__(compilable)
         if reduction not in REDUCTIONS:

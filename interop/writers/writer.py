@@ -24,6 +24,7 @@ class Writer(Stateful, Seeded, ABC):
     _storage: Storage
 
     tracks_generations = False  # whether writes of each row are counted
+    keeps_order = True  # whether items stay in the order in which they were written
 
     compilable = False
 
