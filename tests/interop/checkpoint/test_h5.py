@@ -212,48 +212,27 @@ HOSTILE = {
         "traj_0/obs", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "rows")
     ),
     "an external group": linked("traj_0", lambda opened, folder: h5py.ExternalLink(str(folder / "secret.h5"), "/")),
-    "an external link of another name": linked("x", lambda opened, folder: h5py.ExternalLink("secret.h5", "/")),
     "a soft link": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/traj_0/next")),
-    "a soft link to nothing": linked("traj_0/obs", lambda opened, folder: h5py.SoftLink("/nothing")),
     "a group in itself": linked("traj_0/again", lambda opened, folder: opened["traj_0"]),
-    "the root in a group": linked("traj_0/again", lambda opened, folder: opened["/"]),
     "a dataset twice": linked("traj_0/again", lambda opened, folder: opened["traj_0/obs"]),
-    "a type": linked("traj_0/again", lambda opened, folder: np.dtype("f8")),
     "a virtual dataset": virtual,
     "data in another file": lambda opened, folder: replaced(
         "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32, external=[(str(folder / "secret.bin"), 0, 48)]
     )(opened),
     "objects": lambda opened, folder: replaced("traj_0/obs", data=["a", "b"])(opened),
-    "text": lambda opened, folder: replaced("traj_0/obs", data=np.array([b"abc", b"def"]))(opened),
-    "references": lambda opened, folder: replaced("traj_0/obs", data=opened["traj_1"].ref, dtype=h5py.ref_dtype)(
-        opened
-    ),
-    "records": lambda opened, folder: replaced("traj_0/obs", data=np.zeros(3, [("a", "f4")]))(opened),
     "nothing at all": lambda opened, folder: replaced("traj_0/obs", data=h5py.Empty("f4"))(opened),
     "rows that are not there": lambda opened, folder: replaced(
         "traj_0/obs", shape=opened["traj_0/obs"].shape, dtype=np.float32
     )(opened),
-    "rows of any size": lambda opened, folder: replaced(
-        "traj_0/obs", shape=(4, 2**40), dtype=np.float32, chunks=(1, 1024), compression="gzip"
-    )(opened),
     "a row of any size": lambda opened, folder: huge(opened),
-    "another shape": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 2), np.float32))(opened),
     "another dtype": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), np.float64))(opened),
     "the other byte order": lambda opened, folder: replaced("traj_0/obs", data=np.zeros((4, 3), ">f4"))(opened),
-    "a number for rows": lambda opened, folder: replaced("traj_0/done", data=True)(opened),
     "no done": lambda opened, folder: opened.__delitem__("traj_0/done"),
-    "a dataset less": lambda opened, folder: opened.__delitem__("traj_1/action"),
     "a group less": lambda opened, folder: opened.__delitem__("traj_1"),
-    "a group more": lambda opened, folder: opened.copy("traj_1", "traj_2"),
-    "another name": lambda opened, folder: opened.move("traj_1", "traj_7"),
     "no shape": lambda opened, folder: opened.__delitem__("_storage_shape"),
-    "a strange shape": lambda opened, folder: replaced("_storage_shape", data=[-1])(opened),
-    "a shape of any size": lambda opened, folder: replaced("_storage_shape", data=np.arange(1000))(opened),
-    "no length": lambda opened, folder: opened.__delitem__("_len"),
     "no rows": lambda opened, folder: replaced("_len", data=0)(opened),
     "a length beyond": lambda opened, folder: replaced("_len", data=999)(opened),
     "a shift beyond": lambda opened, folder: replaced("shift", data=999)(opened),
-    "a shift of another kind": lambda opened, folder: replaced("shift", data=1.5)(opened),
 }
 
 
@@ -267,15 +246,12 @@ def huge(opened: Any) -> None:
 SAID = {
     "an external link": "leads elsewhere, by a ExternalLink",
     "an external group": "leads elsewhere, by a ExternalLink",
-    "an external link of another name": "leads elsewhere, by a ExternalLink",
     "a soft link": "leads elsewhere, by a SoftLink",
     "a group in itself": "under another name too",
-    "the root in a group": "under another name too",
     "a dataset twice": "under another name too",
     "a virtual dataset": "has its data in other files",
     "data in another file": "has its data in other files",
     "objects": "no array of numbers",
-    "references": "no array of numbers",
     "rows that are not there": "is without data",
     "a row of any size": "bytes, of which",
     "a group less": "instead of 1 lanes",
