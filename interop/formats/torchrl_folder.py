@@ -43,7 +43,7 @@ _UNSAFE = frozenset('/<>:"|?*\\ %\x7f') | frozenset(map(chr, range(32)))
 _DESCRIPTION = ("shape", "device", "_type")  # entries of meta.json that are no entries of the tensordict
 _MOST_DEEP = 64
 _NOT_READ = (SamplerWithoutReplacement, ConsumingSampler, PromptGroupSampler, StalenessAwareSampler)
-_STATES = {"_priorities": "priorities", "_current_top_values": "ranks", "_cursor": "a cursor"}
+_STATES = {"_sum_tree": "priorities", "_current_top_values": "ranks", "_cursor": "a cursor"}
 
 
 def is_torchrl_dump(path: str | os.PathLike[str]) -> bool:
@@ -183,26 +183,15 @@ class TorchrlDump:
         if np.isnan(least).any() or (sums[held] != least[held]).any() or sums[~held].any():
             raise CheckpointCorrupt(f"{folder.where('mintree.memmap')}: damaged, it differs from sumtree.memmap")
         parameters = {name: fields.number(name, 0) for name in ("_alpha", "_beta", "_eps")}
-        given = np.full(capacity, -1.0)  # weights, (priority + eps) ** alpha, turned back into priorities
-        with np.errstate(all="ignore"):
-            roots = (
-                sums[held] ** (1 / np.float64(parameters["_alpha"])) if parameters["_alpha"] else np.ones(held.sum())
-            )
-            given[held] = np.maximum(roots - parameters["_eps"], 0)
-        if not np.isfinite(given).all():
-            raise CheckpointCorrupt(f"{folder.where('sumtree.memmap')}: damaged, it holds weights of no priority")
-        given = given[: held.nonzero()[0].max(initial=-1) + 1]
         # Early versions wrote the highest priority as a weight.
         highest, slot = fields.items("_max_priority", 2) if "_schema_version" in fields else (None, None)
-        pair = Fields({"priority": highest, "slot": slot}, folder.where(_PRIORITIES))
-        highest = given.max(initial=1.0) if highest is None else pair.number("priority", 0)
-        slot = None if slot is None else int(pair.number("slot", 0))
-        if slot is not None and slot >= given.size:
-            raise pair.wrong("slot", f"that of one of {given.size} items", slot)
-        dtype = np.float32 if (sums == sums.astype(np.float32)).all() else np.float64
-        given = np.minimum(given.astype(dtype), dtype(highest))  # by a rounding it may be more than the highest
+        if slot is not None:  # written as a float
+            slot = int(Fields({"slot": slot}, folder.where(_PRIORITIES)).number("slot", 0))
+        with np.errstate(over="ignore"):
+            dtype = np.float32 if (sums == sums.astype(np.float32)).all() else np.float64
+            weights = {key: tree.astype(dtype) for key, tree in trees.items()}
         top = {"_schema_version": 1, "_max_capacity": capacity, "_max_priority": [highest, slot]}
-        return {**top, **parameters, "_priorities": given}
+        return {**top, **parameters, **weights}
 
     def _writer_state(self, folder: Folder) -> dict[str, Any]:
         if not folder.kind("metadata.json"):

@@ -65,10 +65,11 @@ def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], hel
     )
     highest, slot = _highest(entries)
     given = _priorities(entries, highest)
-    if new_items == "highest_ever":
-        slot = -1
-    elif slot >= max(given.size, 1):
+    if highest is None:
+        highest = float(given.max(initial=1.0))
+    if slot >= max(given.size, 1):
         raise entries.wrong("_max_priority", f"the slot of one of {given.size} items", slot)
+    slot = -1 if new_items == "highest_ever" else slot
     try:
         rule = dataclasses.replace(held.rule, eps=eps)
         dataclasses.replace(rule, alpha=alpha, new_items=new_items)  # type: ignore[arg-type]  # this checks them
@@ -93,21 +94,23 @@ def checked(entries: Entries, options: LoadOptions, here: Mapping[str, Any], hel
     return LoadedPriorities(rule, capacity, alpha, beta, reduction, PriorityValues(given, float(top), slot))
 
 
-def _highest(entries: Entries) -> tuple[float, int]:
-    """The highest priority, and the slot of its item or -1. Both may be None, or arrays of one value."""
+def _highest(entries: Entries) -> tuple[float | None, int]:
+    """The highest priority, and the slot of its item or -1. They are saved as numbers, arrays of one value, or None."""
     highest, slot = entries.items("_max_priority", 2)
     top, at = np.asarray(1.0 if highest is None else highest), np.asarray(-1 if slot is None else slot)
     fits = top.size == at.size == 1 and top.dtype.kind in "fiu" and at.dtype.kind in "iu"
     if not fits or not 0 <= top.item() < np.inf or at.item() < -1:
         raise entries.wrong("_max_priority", "a priority and the slot of its item", [highest, slot])
-    return float(top.item()), int(at.item())
+    return None if highest is None else float(top.item()), int(at.item())
 
 
-def _priorities(entries: Entries, highest: float) -> np.ndarray:
+def _priorities(entries: Entries, highest: float | None) -> np.ndarray:
     """A copy of the priorities, -1 where no item is."""
     sums, minima = (entries.any(name) if name in entries else None for name in ("_sum_tree", "_min_tree"))
     if "_priorities" not in entries and sums is not None and minima is not None:
         computed = _from_weights(entries)
+        if highest is None:
+            return computed
         return np.where(np.isclose(computed, highest), computed.dtype.type(highest), computed)
     found = entries.array("_priorities", shape=(None,))
     if found.dtype not in _FLOATS:

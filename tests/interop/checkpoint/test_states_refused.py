@@ -21,7 +21,6 @@ from interop import (
     SliceSampler,
     StalenessAwareSampler,
     TensorDictMaxValueWriter,
-    WriterEnsemble,
 )
 from interop.checkpoint.state import LoadOptions
 from interop.data import randomness
@@ -52,7 +51,6 @@ def made() -> dict[str, Any]:
     found["SamplerEnsemble"] = SamplerEnsemble(
         found["PrioritizedSampler"], found["SamplerWithoutReplacement"], p=[1, 3], num_buffer_sampled=5
     )
-    found["WriterEnsemble"] = WriterEnsemble(counting.writer, found["TensorDictMaxValueWriter"])
     found["buffers"] = [counting, *(found.pop(name) for name in list(found) if name.startswith("buffer of")), buffer]
     return found
 
@@ -68,7 +66,6 @@ PARTS = [
     "TensorDictMaxValueWriter",
     "counting writer",
     "SamplerEnsemble",
-    "WriterEnsemble",
 ]
 
 
