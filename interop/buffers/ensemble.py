@@ -21,14 +21,13 @@ from interop.buffers.ensemble_parts import MemberPart, assembled, first_slots, i
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Part, Request
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
-from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
 from interop.buffers.turn import turn, turns
 from interop.checkpoint.state import Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
 from interop.data.index import as_int
 from interop.data.members import named, of_kind, picked, routed
 from interop.formats.torchrl_folder import TorchrlDump
-from interop.samplers import ConsumingSampler, SamplerEnsemble
+from interop.samplers import SamplerEnsemble
 from interop.samplers.ensemble import refuse_unstored
 from interop.samplers.member_choice import MemberChoice
 from interop.storages import StorageEnsemble, planning
@@ -102,9 +101,9 @@ class ReplayBufferEnsemble(Sampled):
             self.members = buffers_of(storages, samplers, writers, self._collate_fns)
             assert samplers is not None
             self._choice = samplers.choice
-        consuming = any(isinstance(each.sampler, ConsumingSampler) for each in self.members)
-        if prefetch and (consuming or shared):
-            raise ValueError("prefetch excludes shared=True, and members with a ConsumingSampler")
+        if prefetch:
+            for each in self.members:
+                each.sampler.check_fit(each.storage, each.writer, True, each.sample_unit is not None)
         if shared:
             self._refuse_to_share()
         self._transform.set_container(self)
@@ -283,13 +282,10 @@ class ReplayBufferEnsemble(Sampled):
         that are a `TensorDictReplayBuffer`; without the entry items get the default priority; members without priorities
         are passed over. KeyError without the index, and the errors of `update_priority`, before anything changes.
         """
-        keys = {_priority_key(member) for member in self.members}
+        keys = {member.priority_key for member in self.members}
         changes = [self._changes(items) for items in items_of(data, [*keys, *_OF_UNITS])]
         for member, change in chain.from_iterable(changes):
-            if isinstance(member, TensorDictReplayBuffer):
-                member.update_tensordict_priority(change)
-            else:
-                member.update_priority(change["index"], change.get("td_error", member.sampler.default_priority))
+            member.update_priority_of(change)
 
     def _changes(self, items: TensorDictBase) -> list[tuple[ReplayBuffer, TensorDictBase]]:
         """The members with priorities, and their items with the slots as "index". The errors of `update_priority`."""
@@ -300,11 +296,11 @@ class ReplayBufferEnsemble(Sampled):
                 continue
             refuse_unstored(slots, member.storage, place)
             change = TensorDict({"index": slots}, [len(slots)])
-            for key in (_priority_key(member), *_OF_UNITS):
+            for key in (member.priority_key, *_OF_UNITS):
                 entry = items.get(key, None)
                 if entry is not None:
                     change.set(key, entry.reshape(count, -1)[entries.to(entry.device)])
-            member.refuse_priorities(change.get(_priority_key(member), None), len(slots))
+            member.refuse_priorities(change.get(member.priority_key, None), len(slots))
             changes.append((member, change))
         return changes
 
@@ -402,8 +398,3 @@ class ReplayBufferEnsemble(Sampled):
             f"{type(self).__name__}(\n{indent(parts, '    ')}\nbatch_size={self._batch_size},\n"
             f"transform={self._transform},\ncollate_fn={self._collate_fn})"
         )
-
-
-def _priority_key(member: ReplayBuffer) -> Any:
-    """The entry of samples with the priorities for a member."""
-    return member.priority_key if isinstance(member, TensorDictReplayBuffer) else "td_error"

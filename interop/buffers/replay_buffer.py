@@ -73,6 +73,7 @@ class ReplayBuffer(Sampled):
         consume_after_n_samples: use a `ConsumingSampler` that draws each item so often.
     """
 
+    priority_key: Any = "td_error"  # the entry with priorities in samples of tensordicts
     _marks_samples = False  # whether the info is written into them
     _revises = False  # whether batches are changed after collating where there are no transforms
     _workers_only_write = False  # whether processes that are given the buffer, or forked, get it without the sampler
@@ -423,6 +424,10 @@ class ReplayBuffer(Sampled):
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
                 priority = priority.transpose(0, self.dim_extend).flatten()
             self._sampler.update_priority(index, priority, storage=self._storage)
+
+    def update_priority_of(self, items: TensorDictBase) -> None:
+        """Give items of an ensemble's sample the priorities under `priority_key`; without that entry the default one."""
+        self.update_priority(items["index"], items.get(self.priority_key, self._sampler.default_priority))
 
     def refuse_priorities(self, priority: Any, count: int) -> None:
         """Raise what an update of so many items by these priorities would; None stands for the default one."""

@@ -139,6 +139,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 index, values = of_anchors(index, None if valid is None else valid.reshape(-1), values)
             self._sampler.update_priority(index, values, storage=self._storage)
 
+    def update_priority_of(self, items: TensorDictBase) -> None:
+        self.update_tensordict_priority(items)
+
     def refuse_priorities(self, priority: Any, count: int) -> None:
         if priority is not None:
             self._sampler.checked(priority)

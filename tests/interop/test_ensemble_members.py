@@ -302,7 +302,7 @@ def test_what_only_members_have(call):
 
 def test_consuming_members_are_not_drawn_from_ahead():
     buffers = [member(sampler=ConsumingSampler()), member()]
-    with all_refused(buffers, ValueError, "ConsumingSampler"):
+    with all_refused(buffers, ValueError, "prefetch and consuming exclude"):
         ReplayBufferEnsemble(*buffers, batch_size=4, prefetch=2)
     assert not buffers[0]._readers
     ensemble = ReplayBufferEnsemble(*buffers, sample_from_all=True)
