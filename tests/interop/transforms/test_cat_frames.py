@@ -6,11 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import (
-    LazyTensorStorage,
-    SliceSampler,
-    TensorDictReplayBuffer,
-)
+from interop import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from interop.transforms import CatFrames
 
 BOTH = ["pixels", ("next", "pixels")]

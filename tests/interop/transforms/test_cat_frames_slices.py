@@ -1,17 +1,14 @@
 """Buffers of single frames that give stacks of independent steps."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from scipy import stats
 from tensordict import TensorDict
 
-from interop import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    RandomSampler,
-    ReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from interop import LazyMemmapStorage, LazyTensorStorage, RandomSampler, ReplayBuffer, TensorDictReplayBuffer
 from interop.transforms import CatFrames
 
 ENDS = (4, 12, 14, 19)
@@ -106,3 +103,18 @@ def test_batches_of_another_sampler_are_refused():
 def test_what_has_no_meaning_is_refused(frames, kwargs, error, text):
     with pytest.raises(error, match=text):
         frames.make_rb_transform_and_sampler(**{"batch_size": 4, **kwargs})
+
+
+def test_it_is_prefetched_saved_and_copied_and_ends_at_its_done_key(tmp_path):
+    frames, given = CatFrames(3, -1, ["o"], ["s"], done_key="over"), data()
+    given["next", "over"] = given["next"].pop("done")
+    rb = made(frames=frames, given=given)
+    assert set(rb.sample()["step"].tolist()) == {2, 3, 4, *range(7, 13), *range(17, 20)}
+    twin = made(frames=frames, given=given[:5], buffer={"prefetch": 2})
+    rb.dumps(tmp_path)
+    twin.loads(tmp_path)
+    stacks = []
+    for each in (rb, twin, copy.deepcopy(rb), pickle.loads(pickle.dumps(rb))):
+        torch.manual_seed(3)
+        stacks.append(each.sample()["s"])
+    assert all(torch.equal(each, stacks[0]) for each in stacks)

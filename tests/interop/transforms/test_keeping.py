@@ -8,10 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from interop import (
-    LazyTensorStorage,
-    ReplayBuffer,
-)
+from interop import LazyTensorStorage, ReplayBuffer
 from interop.transforms import Compose, MultiStepTransform, Transform
 
 

@@ -15,11 +15,7 @@ from interop import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from interop.transforms import (
-    CatFrames,
-    Compose,
-    MultiStepTransform,
-)
+from interop.transforms import CatFrames, Compose, MultiStepTransform
 
 STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage]
 PRIORITIZED = {"alpha": 1.0, "beta": 1.0, "batch_size": 64}  # the same everywhere: one program
