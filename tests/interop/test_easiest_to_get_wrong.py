@@ -3,26 +3,16 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import multiprocessing
 
 from interop import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    PrioritizedReplayBuffer,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    TensorStorage,
 )
-from tests.interop.slice_model import check_law, drawn, shares
 
 
 def rows(count, first=0, **entries):
@@ -31,12 +21,6 @@ def rows(count, first=0, **entries):
 
 def prioritized(capacity=8, **choices):
     return TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.9, eps=0, storage=LazyTensorStorage(capacity), **choices)
-
-
-def episodes(ids, storage, **choices):
-    buffer = TensorDictReplayBuffer(storage=storage, sampler=SliceSampler(**choices))
-    buffer.extend(rows(len(ids), episode=torch.tensor(ids)))
-    return buffer
 
 
 def test_weights_are_relative_to_the_smallest_of_the_buffer_and_not_of_the_batch():
@@ -105,46 +89,6 @@ def test_several_item_dims_are_swapped_and_the_capacity_is_rounded_up():
     assert torch.equal(third.storage[:], data.transpose(0, 2)) and torch.equal(third[:], data)
 
 
-@pytest.mark.parametrize("kind", ["slices", "epochs", "priorities"])
-def test_slices_have_an_index_of_one_coordinate(kind):
-    sampler = {
-        "slices": SliceSampler,
-        "epochs": SliceSamplerWithoutReplacement,
-        "priorities": lambda **choices: PrioritizedSliceSampler(20, 1.0, 1.0, **choices),
-    }[kind](slice_len=2)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler)
-    buffer.extend(rows(6, episode=torch.arange(6) // 3))
-    batch, info = buffer.sample(4, return_info=True)
-    assert isinstance(info["index"], tuple) and len(info["index"]) == 1
-    assert batch["index"].shape == (4, 1)
-    for name in ("truncated", "done", "terminated"):
-        assert batch["next", name].shape == (4, 1) and batch["next", name].dtype == torch.bool
-
-
-def test_slices_take_trajectories_equally_often_and_do_not_cross_the_cursor():
-    torch.manual_seed(0)
-    ids = [0] * 2 + [1] * 10 + [2] * 4  # row 3 is the oldest of 10 then, as the next write goes there
-    buffer = episodes(ids, LazyTensorStorage(13), slice_len=2)
-    whole = [(3, 4, 5, 6, 7, 8, 9, 10, 11), (12, 13, 14, 15)]
-    law = shares(whole, 2)
-    assert sum(share for each, share in law.items() if each[0] > 11) == pytest.approx(0.5)
-    check_law([each for _ in range(5) for each in drawn(buffer, 2 * 400)], law)
-
-
-def test_a_slice_is_truncated_at_its_end_and_terminated_as_it_was():
-    terminated = (torch.arange(12) % 6 == 5)[:, None]
-    data = rows(12, episode=torch.arange(12) // 6)
-    data["next"] = TensorDict({"done": terminated.clone(), "terminated": terminated}, [12])
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=SliceSampler(slice_len=4))
-    buffer.extend(data)
-    batch = buffer.sample(80)
-    end = (torch.arange(80) % 4 == 3)[:, None]
-    assert torch.equal(batch["next", "truncated"], end)
-    assert torch.equal(batch["next", "terminated"], terminated[batch["x"]])
-    assert torch.equal(batch["next", "done"], terminated[batch["x"]] | end)
-    assert torch.equal(buffer[:]["next", "done"], terminated)
-
-
 def test_a_list_at_the_root_is_a_stack_and_a_tuple_is_a_pytree():
     stacked = ReplayBuffer(storage=LazyTensorStorage(10))
     assert stacked.extend([torch.zeros(3), torch.ones(3)]).tolist() == [0, 1]
@@ -180,13 +124,6 @@ def test_a_slice_is_a_view_and_a_sample_a_copy(make):
     assert len(buffer) == 5 and buffer.extend(rows(1)).tolist() == [5]
 
 
-def test_memory_that_was_filled_before_is_full_and_written_from_the_start():
-    buffer = ReplayBuffer(storage=TensorStorage(torch.arange(4)))
-    assert len(buffer) == 4 and buffer.storage.is_full and buffer.write_count == 0
-    assert buffer.extend(torch.tensor([9])).tolist() == [0]
-    assert buffer[:].tolist() == [9, 1, 2, 3]
-
-
 def test_the_count_of_writes_is_of_rows_and_has_no_bound():
     buffer = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
     buffer.extend(torch.zeros(2, 30))
@@ -195,61 +132,3 @@ def test_the_count_of_writes_is_of_rows_and_has_no_bound():
     assert buffer.write_count == 30 and len(buffer) == 0
     buffer.empty()
     assert buffer.write_count == 0
-
-
-def test_only_greater_items_take_the_place_of_the_smallest():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=TensorDictMaxValueWriter(rank_key="key"))
-    assert buffer.extend(rows(3, key=torch.tensor([5.0, 3, 4]))).tolist() == [0, 1, 2]
-    assert buffer.extend(rows(3, key=torch.tensor([3.0, 6, 1]))).tolist() == [-1, 1, -1]
-    assert buffer[:]["key"].tolist() == [5, 6, 4]
-    one = TensorDictReplayBuffer(storage=LazyTensorStorage(1), writer=TensorDictMaxValueWriter(rank_key="key"))
-    for first, kept in ((0, 9), (10, 19), (0, 19)):
-        index = one.extend(rows(10, key=torch.arange(first, first + 10.0)))
-        assert index.tolist() == [-1] * 9 + [0 if kept == first + 9 else -1]
-        assert one[:]["key"].tolist() == [kept]
-
-
-def test_a_write_is_told_to_every_buffer_on_the_storage():
-    storage = LazyTensorStorage(10)
-    writing = TensorDictReplayBuffer(storage=storage)
-    other = PrioritizedReplayBuffer(storage=storage, alpha=1.0, beta=1.0)
-    writing.extend(rows(4))
-    assert other.sampler.priorities[:4].tolist() == [1] * 4
-    other.update_priority(1, 50.0)
-    writing.extend(rows(1))
-    assert other.sampler.priorities[4] == 50
-    assert set(other.sample(400)["x"].tolist()) >= {0, 1}
-
-
-def test_members_of_an_ensemble_fill_rows():
-    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)]
-    for place, member in enumerate(members):
-        member.extend(rows(5, 100 * place))
-    ensemble = ReplayBufferEnsemble(*members, p=[1.0, 0.0])
-    batch = ensemble.sample(8)
-    assert batch.batch_size == (2, 4)
-    assert batch["x"].max() < 100  # both rows from the first: with replacement
-    assert batch["index", "buffer_ids"].shape == batch["index", "index"].shape == (2, 4)
-    assert torch.equal(batch["index", "index"], batch["x"])
-
-
-def extend_by_two(buffer):
-    buffer.extend(rows(2, 50))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_counters_are_shared_and_what_cannot_be_is_refused_at_the_start():
-    shared = TensorDictReplayBuffer(storage=LazyMemmapStorage(10))
-    shared.extend(rows(9))
-    worker = multiprocessing.get_context("fork").Process(target=extend_by_two, args=(shared,))
-    worker.start()
-    worker.join()
-    assert (len(shared), shared.write_count, shared.writer._cursor) == (10, 11, 1)
-    assert shared[:]["x"].tolist() == [51, 1, 2, 3, 4, 5, 6, 7, 8, 50]
-    lists = ReplayBuffer(storage=ListStorage(10))
-    weighed = ReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 1.0, 1.0))
-    ranked = TensorDictReplayBuffer(storage=LazyTensorStorage(10), writer=TensorDictMaxValueWriter(rank_key="x"))
-    for buffer in (lists, weighed, ranked):
-        buffer.extend(rows(3))
-        with pytest.raises(RuntimeError):
-            multiprocessing.get_context("spawn").Process(target=extend_by_two, args=(buffer,)).start()

@@ -71,11 +71,11 @@ def test_priorities_are_updated_while_others_write_and_draw():
     buffer.update_tensordict_priority(buffer.sample().set("td_error", torch.ones(16)))
 
     def write():
-        for step in range(60):
+        for step in range(20):
             buffer.extend(flat_td([step] * 16))
 
     def learn():
-        for _ in range(60):
+        for _ in range(20):
             batch = buffer.sample()
             check_whole(batch)
             assert bool(torch.isfinite(batch["priority_weight"]).all())
