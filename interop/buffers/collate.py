@@ -7,8 +7,8 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 from torch import Tensor
 
-from interop.data.layout import densely_stacked
 from interop.data.pytrees import row_of
+from interop.data.tensordicts import densely_stacked
 from interop.storages import CompressedListStorage, LazyStackStorage, ListStorage, Storage, TensorStorage
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from interop.buffers import collate
 from interop.buffers.tensordict_buffer import include
 from interop.data.index import as_tensor
-from interop.data.layout import densely_stacked, of_entries
+from interop.data.tensordicts import densely_stacked, of_entries
 
 
 @dataclasses.dataclass

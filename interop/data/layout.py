@@ -20,15 +20,11 @@ from torch import Tensor
 from interop.data.bridge import DTYPES
 from interop.data.packed import PackedValues
 from interop.data.pytrees import row_of
+from interop.data.tensordicts import PLAIN, held, of_entries, unchecked
 from interop.data.varied import Leaf, Values, Varied, described
 
-_UNCHECKED: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
-_EMPTY: Any = _UNCHECKED(batch_size=torch.Size([]))
-# What a plain tensordict is made of in the versions that are known; those of others are used by their public methods.
-_PLAIN: Any = TensorDict if vars(_EMPTY).keys() == {"_tensordict", "_batch_size", "_device", "_td_dim_names"} else None
 _shape, _dtype, _layout = attrgetter("shape"), attrgetter("dtype"), attrgetter("layout")
 _is_nested, _address = attrgetter("is_nested"), Tensor.data_ptr
-_held, _dim_names = attrgetter("_tensordict"), attrgetter("_td_dim_names")  # of tensordicts, also of tensorclasses
 _is_zeros = attrgetter("_is_zerotensor")
 Path = tuple[str | int, ...]
 
@@ -229,7 +225,7 @@ def _describe(data: Any, dims: int, path: Path, leaves: list[LeafSpec], ragged: 
     children = tuple(_describe(items[key], dims, (*path, key), leaves, ragged) for key in keys)
     if not is_tensor_collection(data):
         return Branch(_remade(kind) if issubclass(kind, dict) else kind, keys, children)
-    names = tuple((_held(data) if is_tensorclass(data) else data).names[dims:])
+    names = tuple((held(data) if is_tensorclass(data) else data).names[dims:])
     return Branch(kind, keys, children, tuple(data.batch_size[dims:]), names if any(names) else ())
 
 
@@ -251,7 +247,7 @@ def _collect(node: Branch | Leaf, data: Any, path: Path, found: list[Any]) -> No
             raise TypeError(f"{_where(path)}: items hold a tensor here, got {type(data).__name__}; nothing was written")
         found.append(data)
         return
-    kind, items = (TensorDict, _held(data)) if type(data) is _PLAIN else _open(data, path)
+    kind, items = (TensorDict, held(data)) if type(data) is PLAIN else _open(data, path)
     if kind is not node.kind and not (issubclass(kind, dict) and issubclass(node.kind, dict)):
         raise TypeError(
             f"{_where(path)}: items are of type {node.kind.__name__}, got {kind.__name__}; nothing was written"
@@ -325,8 +321,8 @@ def _build(
     if issubclass(node.kind, tuple | list):
         return row_of(node.kind, values)
     names = [*(None for _ in batch), *node.names] if node.names else None
-    held = unchecked(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
-    return held if node.kind is TensorDict else node.kind.from_tensordict(held)
+    made = unchecked(dict(zip(node.keys, values, strict=True)), torch.Size((*batch, *node.batch)), device, names)
+    return made if node.kind is TensorDict else node.kind.from_tensordict(made)
 
 
 def _refuse_unusual(data: Tensor, path: Path) -> None:
@@ -336,65 +332,6 @@ def _refuse_unusual(data: Tensor, path: Path) -> None:
     if data.layout != torch.strided or data.is_nested or bare:
         what = "a tensor without memory" if bare else f"a tensor of layout {data.layout}"
         raise TypeError(f"{_where(path)}: cannot store {what}, only dense tensors; nothing was written")
-
-
-def shallow(data: TensorDictBase) -> TensorDictBase:
-    """A tensordict of the same entries, whose own keys may be set and deleted."""
-    if type(data) is not TensorDict:
-        return data.copy()
-    names = data.names
-    return unchecked(dict(data.items()), data.batch_size, data.device, names if any(names) else None)
-
-
-def densely_stacked(items: Sequence[Any]) -> TensorDictBase | None:
-    """Tensordicts of the usual kind as one with a new first dim; None where they are of another, or unlike.
-
-    The tensors of a key are put together at once: `torch.stack` of the tensordicts takes twenty times as long.
-    """
-    first = items[0]
-    shape, device = first.batch_size, first.device
-    if set(map(type, items)) != {_PLAIN} or any(item.batch_size != shape for item in items):
-        return None
-    held = list(map(_held, items))
-    if len(set(map(len, held))) > 1:
-        return None
-    entries: dict[str, Any] = {}
-    for key in held[0]:
-        column = [each.get(key) for each in held]
-        kinds = set(map(type, column))
-        if kinds == {Tensor} and len({(each.shape, each.dtype) for each in column}) == 1:
-            entries[key] = torch.stack(column)
-        elif kinds != {TensorDict} or (nested := densely_stacked(column)) is None:
-            return None
-        else:
-            entries[key] = nested
-    names = first.names
-    return unchecked(entries, torch.Size((len(items), *shape)), device, [None, *names] if any(names) else None)
-
-
-def unchecked(
-    source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, names: list[str | None] | None
-) -> TensorDictBase:
-    """A tensordict of entries known to fit: without checking each again, where this tensordict can."""
-    made: TensorDictBase = _UNCHECKED(source=source, batch_size=batch_size, device=device, names=names)
-    return made
-
-
-def entries_of(data: Any) -> dict[str, Any] | None:
-    """What a plain tensordict whose dims have no names holds, not to be changed; None for other data."""
-    named = type(data) is not _PLAIN or (_dim_names(data) and any(data.names))
-    return None if named else _held(data)
-
-
-def of_entries(entries: Any, batch_size: torch.Size, device: torch.device | None) -> TensorDictBase:
-    """`unchecked` of tensors without names, in a fifth of the time: a copy of what that makes, with these entries."""
-    if _PLAIN is None:
-        return TensorDict(dict(entries), batch_size, device=device)
-    made: TensorDictBase = object.__new__(TensorDict)
-    held = made.__dict__
-    held.update(_EMPTY.__dict__)
-    held["_tensordict"], held["_batch_size"], held["_device"] = dict(entries), batch_size, device
-    return made
 
 
 def _where(path: Path) -> str:

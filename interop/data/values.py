@@ -25,7 +25,8 @@ from tensordict import (
 from torch import Tensor
 
 from fbuf.checkpoint.dtypes import BY_NAME
-from interop.data.layout import Branch, entries_of, of_entries, unchecked
+from interop.data.layout import Branch
+from interop.data.tensordicts import entries_of, of_entries, unchecked
 from interop.data.varied import Leaf
 
 MOST_DEEP = 64

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from interop.data import bridge
 from interop.data.packed import PackedValues, decoded, encoded, joined
+from interop.data.tensordicts import non_tensors, values_of
 
 _AT_ONCE = 4096  # values that are encoded together: their bytes stay in the caches
-_HELD = vars(NonTensorData(0))
-_KNOWN = _HELD.keys() == {"_tensordict", "_non_tensordict", "_is_initialized"}  # the inside of this version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,17 +147,7 @@ def _python_values(data: Any) -> tuple[list[Any], tuple[int, ...]]:
         return data, shape
     if isinstance(data, str | bytes):
         return [data], shape
-    return _flat(data), shape
-
-
-def _flat(data: Any) -> list[Any]:
-    """The values of a `NonTensorStack` in the order of its items."""
-    if isinstance(data, NonTensorStack):
-        parts = data.tensordicts if data.stack_dim == 0 else data.unbind(0)
-        if _KNOWN and len(data.batch_size) == 1 and set(map(type, parts)) == {NonTensorData}:
-            return [vars(each)["_non_tensordict"]["data"] for each in parts]  # `.data` takes fifty times as long
-        return [value for each in parts for value in _flat(each)]
-    return [data.data] * math.prod(data.batch_size)
+    return values_of(data), shape
 
 
 def _nested(values: list[Any], shape: tuple[int, ...], plain: bool) -> Any:
@@ -169,22 +158,10 @@ def _nested(values: list[Any], shape: tuple[int, ...], plain: bool) -> Any:
         size = math.prod(shape[1:])
         parts = [_nested(values[at * size : (at + 1) * size], shape[1:], plain) for at in range(shape[0])]
     else:
-        parts = values if plain else _non_tensors(values)
+        parts = values if plain else non_tensors(values)
     if plain:
         return parts
     return NonTensorStack(*parts) if parts else NonTensorData([], batch_size=shape)
-
-
-def _non_tensors(values: list[Any]) -> list[NonTensorData]:
-    if not _KNOWN:
-        return list(map(NonTensorData, values))
-    held = vars(NonTensorData(None))
-    made = []
-    for value in values:  # the constructor takes ten times as long
-        each = NonTensorData.__new__(NonTensorData)
-        vars(each).update(held, _non_tensordict={**held["_non_tensordict"], "data": value})
-        made.append(each)
-    return made
 
 
 def _rows(data: Any, lead: int) -> list[memoryview]:

@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 from torch import Tensor
 
-from interop.data.layout import unchecked
+from interop.data.tensordicts import unchecked
 from interop.maps.node_map import NodeMap
 from interop.maps.tree import Parents, Tree, as_tree
 

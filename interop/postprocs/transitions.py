@@ -9,7 +9,7 @@ from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from torch import Tensor, nn
 
 from interop.data.keys import as_path
-from interop.data.layout import unchecked
+from interop.data.tensordicts import unchecked
 from interop.postprocs import returns
 from interop.postprocs.gather import picked
 

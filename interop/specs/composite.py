@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Size
 
-from interop.data.layout import of_entries, unchecked
+from interop.data.tensordicts import of_entries, unchecked
 from interop.specs import shapes
 from interop.specs.non_tensor import NonTensor
 from interop.specs.spec import TensorSpec, all_or_nothing, as_device, block

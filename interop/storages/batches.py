@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from interop.data.keys import as_path
-from interop.data.layout import Branch, Layout, Leaf, Path, of_entries
+from interop.data.layout import Branch, Layout, Leaf, Path
+from interop.data.tensordicts import of_entries
 from interop.data.varied import Varied
 from interop.host.rows import TorchRows
 from interop.storages.tensors import TensorStorage

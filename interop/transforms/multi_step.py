@@ -8,7 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fbuf import checks
-from interop.data.layout import unchecked
+from interop.data.tensordicts import unchecked
 from interop.postprocs import returns
 from interop.postprocs.transitions import Keys, leaves, narrowed, rollout, transitions
 from interop.transforms.transform import Transform

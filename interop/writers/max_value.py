@@ -10,8 +10,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collecti
 from torch import Tensor
 
 from interop.checkpoint.state import Entries, LoadOptions, a_key, key_of
-from interop.data.layout import shallow
 from interop.data.reductions import REDUCTIONS
+from interop.data.tensordicts import shallow
 from interop.shared.processes import OneProcess
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.writers.round_robin import expanded

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from interop.checkpoint.state import Entries, LoadOptions, integers
 from interop.data.index import as_int, as_tensor
-from interop.data.layout import Layout, entries_of, of_entries, shallow, stack_items
+from interop.data.layout import Layout, stack_items
 from interop.data.pytrees import each_leaf, lead_of
+from interop.data.tensordicts import entries_of, of_entries, shallow
 from interop.host.ring import Ring
 from interop.storages import Storage, TensorStorage
 from interop.storages.lists import unbind

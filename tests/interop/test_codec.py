@@ -11,8 +11,10 @@ from tensordict import TensorDict, lazy_stack, tensorclass
 from torch import Tensor
 
 from interop import LazyTensorStorage, TensorDictReplayBuffer
-from interop.data import layout as codec
-from interop.data.layout import Layout, of_entries, stack_items
+from interop.data import layout as layout_module
+from interop.data import tensordicts
+from interop.data.layout import Layout, stack_items
+from interop.data.tensordicts import of_entries
 from tests.interop.rows import check_same, first_of, tensors_of
 
 
@@ -301,12 +303,13 @@ def test_items_that_are_not_alike_do_not_stack(wrong):
 @pytest.mark.parametrize("known", [True, False])
 def test_tensordicts_of_unknown_insides_are_used_by_their_methods(monkeypatch, known):
     if not known:
-        monkeypatch.setattr(codec, "_PLAIN", None)
+        monkeypatch.setattr(tensordicts, "PLAIN", None)
+        monkeypatch.setattr(layout_module, "PLAIN", None)
     batch = TensorDict({"a": numbers(3, 2), "next": {"b": numbers(3)}}, [3])
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
     buffer.extend(batch)
     buffer.add(batch[0])
-    assert (codec.entries_of(batch) is not None) == known
+    assert (tensordicts.entries_of(batch) is not None) == known
     check_same(buffer[:].exclude("index"), torch.cat([batch, batch[:1]]))
     drawn = buffer.sample()
     check_same(drawn.exclude("index"), buffer[drawn["index"]].exclude("index"))
