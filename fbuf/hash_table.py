@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Int, PyTree, UInt32
 
 from fbuf import checks, storage
+from fbuf.row_words import packed
 
 _EMPTY = np.iinfo(np.int32).max
 _LARGEST = 2**29  # keys: places are int32, and a batch is numbered behind the capacity
@@ -104,14 +104,14 @@ class HashTable:
 
 @jax.jit
 def _find(state: HashTableState, keys: PyTree) -> Array:
-    words = _words(keys)
+    words = packed(keys)
     state, places = _probe(state, words, _hashed(words), jnp.ones(len(words), jnp.bool_), claims=False)
     return _slots_at(state, places)
 
 
 @jax.jit
 def _update(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTableState, Array, Array]:
-    if len(words := _words(keys)) == 1:
+    if len(words := packed(keys)) == 1:
         return _twice(_update, state, keys, items)
     state, places = _probe(state, words, _hashed(words), jnp.ones(len(words), jnp.bool_), claims=False)
     slots = _slots_at(state, places)
@@ -120,7 +120,7 @@ def _update(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTab
 
 @jax.jit
 def _insert(state: HashTableState, keys: PyTree, items: PyTree) -> tuple[HashTableState, Array, Array]:
-    words = _words(keys)
+    words = packed(keys)
     count, capacity = len(words), state.hashes.shape[0]
     if count == 1:
         return _twice(_insert, state, keys, items)
@@ -222,7 +222,7 @@ def _probe(
             free = jnp.where(left & (entries[places] == _EMPTY), places, mask + 1)
             entries = entries.at[free].min(capacity + rows, mode="drop")
         found = entries[places]
-        stored = _words(jax.tree.map(lambda leaf: leaf.at[found].get(mode=_CLIP), keys))
+        stored = packed(jax.tree.map(lambda leaf: leaf.at[found].get(mode=_CLIP), keys))
         other = jnp.where((found < capacity)[:, None], stored, words.at[found - capacity].get(mode=_CLIP))
         left = left & (found != _EMPTY) & (other != words).any(-1)
         steps = steps + left  # past a key of the same hash
@@ -236,24 +236,6 @@ def _probe(
         (state.entries, state.hashes, state.keys, start, jnp.zeros_like(rows), active),
     )
     return dataclasses.replace(state, entries=entries, hashes=kept, keys=keys), places
-
-
-def _words(keys: PyTree) -> UInt32[Array, "batch words"]:
-    """The bits of keys, 32 to a word."""
-    return jnp.concatenate([_words_of(jnp.asarray(leaf)) for leaf in jax.tree.leaves(keys)], axis=1)
-
-
-def _words_of(leaf: Array) -> Array:
-    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-        return jnp.concatenate([_words_of(leaf.real), _words_of(leaf.imag)], axis=1)
-    count = math.prod(leaf.shape[1:])
-    flat = leaf.reshape(leaf.shape[0], count)
-    flat = flat.astype(jnp.uint8) if flat.dtype == jnp.bool_ else flat
-    several = 4 // flat.dtype.itemsize
-    if several > 1:
-        padded = jnp.pad(flat, ((0, 0), (0, -count % several)))
-        flat = padded.reshape(leaf.shape[0], -(-count // several), several)
-    return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(leaf.shape[0], -1)
 
 
 def _hashed(words: UInt32[Array, "batch words"]) -> UInt32[Array, " batch"]:

@@ -1,16 +1,16 @@
 """Rows between the devices of a mesh axis: one collective for each call, whatever the leaves, and bit for bit.
 
-Leaves become 32-bit words side by side; unsigned integers are moved and added without a change of any bit.
+Rows travel as 32-bit words: unsigned integers are moved and added without a change of any bit.
 """
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jaxtyping import Bool, UInt32
+from jaxtyping import Bool
+
+from fbuf.row_words import packed, unpacked
 
 
 def differs(value: Array, axis: str) -> bool:
@@ -31,13 +31,13 @@ def of_all(rows: Any, axis: str) -> Any:
     """Leaves [n, ...] or [] of this device as [devices * n, ...] of all, typed as replicated. One all-reduce."""
     rows = jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf[None], rows)
     own = jnp.arange(jax.lax.axis_size(axis))[:, None, None] == jax.lax.axis_index(axis)
-    words = _packed_rows(rows)
-    return _unpacked_rows(jax.lax.psum(jnp.where(own, words[None], 0).reshape(-1, words.shape[1]), axis), rows)
+    words = packed(rows)
+    return unpacked(jax.lax.psum(jnp.where(own, words[None], 0).reshape(-1, words.shape[1]), axis), rows)
 
 
 def gathered(rows: Any, axis: str) -> Any:
     """Leaves [n, ...] of this device as [devices * n, ...] of all, typed as varying. One all-gather, half the bytes."""
-    return _unpacked_rows(jax.lax.all_gather(_packed_rows(rows), axis, tiled=True), rows)
+    return unpacked(jax.lax.all_gather(packed(rows), axis, tiled=True), rows)
 
 
 def delivered(rows: Any, own: Bool[Array, " batch"], axis: str, split: bool) -> Any:
@@ -45,54 +45,7 @@ def delivered(rows: Any, own: Bool[Array, " batch"], axis: str, split: bool) -> 
 
     With `split` this device's part of them, [batch / devices, ...], by one reduce-scatter; else all, by one all-reduce.
     """
-    words = jnp.where(own[:, None], _packed_rows(rows), 0)
+    words = jnp.where(own[:, None], packed(rows), 0)
     if split and own.size:  # XLA refuses to scatter none
-        return _unpacked_rows(jax.lax.psum_scatter(words, axis, scatter_dimension=0, tiled=True), rows)
-    return _unpacked_rows(jax.lax.psum(words, axis), rows)
-
-
-def _packed_rows(rows: Any) -> UInt32[Array, "n words"]:
-    """Leaves [n, ...] side by side, each in as many whole words as its bytes in a row need. O(bytes)."""
-    return jnp.concatenate([_packed(leaf) for leaf in jax.tree.leaves(rows)], 1)
-
-
-def _unpacked_rows(words: UInt32[Array, "n words"], like: Any) -> Any:
-    """The rows that were packed: leaves with the structure and dtypes of `like`, and its shapes but for n."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([jax.eval_shape(_packed, leaf).shape[1] for leaf in leaves])
-    parts = jnp.split(words, ends[:-1], axis=1)
-    return jax.tree.unflatten(structure, [_unpacked(*each) for each in zip(parts, leaves, strict=True)])
-
-
-def _packed(leaf: Array) -> UInt32[Array, "n words"]:
-    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-        leaf = jnp.stack([leaf.real, leaf.imag], -1)
-    leaf = leaf.astype(_carrier(leaf.dtype))
-    rows, size, count = leaf.shape[0], leaf.dtype.itemsize, math.prod(leaf.shape[1:])
-    flat = jax.lax.bitcast_convert_type(leaf, f"uint{8 * min(size, 4)}").reshape(rows, count * max(size // 4, 1))
-    if size >= 4:
-        return flat
-    flat = jnp.pad(flat, ((0, 0), (0, -count % (4 // size)))).reshape(rows, -(-count * size // 4), 4 // size)
-    return jax.lax.bitcast_convert_type(flat, jnp.uint32)
-
-
-def _unpacked(words: UInt32[Array, "n words"], like: Array) -> Array:
-    if jnp.issubdtype(like.dtype, jnp.complexfloating):
-        parts = _unpacked(words, jax.eval_shape(lambda leaf: jnp.stack([leaf.real, leaf.imag], -1), like))
-        return jax.lax.complex(parts[..., 0], parts[..., 1])
-    carrier, shape = _carrier(like.dtype), (words.shape[0], *like.shape[1:])
-    size, count = carrier.itemsize, math.prod(like.shape[1:])
-    if size < 4:
-        split = jax.lax.bitcast_convert_type(words, f"uint{8 * size}")
-        words = split.reshape(shape[0], words.shape[1] * (4 // size))[:, :count]
-    words = words.reshape(shape if size <= 4 else (*shape, size // 4))
-    return jax.lax.bitcast_convert_type(words, carrier).astype(like.dtype)
-
-
-def _carrier(dtype: Any) -> np.dtype:
-    """A dtype of whole bytes that holds all values: of truth values, and of numbers of less than a byte."""
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return np.dtype(np.uint8)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return np.dtype(np.int8 if jnp.iinfo(dtype).bits < 8 else dtype)
-    return np.dtype(jnp.bfloat16 if jnp.finfo(dtype).bits < 8 else dtype)
+        return unpacked(jax.lax.psum_scatter(words, axis, scatter_dimension=0, tiled=True), rows)
+    return unpacked(jax.lax.psum(words, axis), rows)

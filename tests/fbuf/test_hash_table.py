@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fbuf import HashTable, hash_table
+from fbuf.row_words import packed
 from tests.fbuf.compiled import jit
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -83,7 +84,7 @@ def test_keys_of_every_dtype_are_told_apart_by_their_bits():
     for dtype in (np.bool_, np.uint8, np.float16, jnp.bfloat16, np.int32):
         keys = np.asarray([0, 1, 0])[:, None, None].repeat(5, 1).astype(dtype)
         state = table.init(keys[0], np.zeros(2))
-        words = np.asarray(hash_table._words(keys)).view(np.uint8)
+        words = np.asarray(packed(keys)).view(np.uint8)
         assert [row[: keys[0].nbytes].tobytes() for row in words] == [row.tobytes() for row in keys]
         assert table.find(state, keys[:0])[0].shape == table.insert(state, keys[:0], np.zeros((0, 2)))[1].shape == (0,)
     keys = np.asarray([0, 1j, 0], np.complex64)
