@@ -5,14 +5,15 @@ integers, NumPy arrays and scalars, tensors of every dtype that is not quantized
 tensorclasses. A class is found by its name among the modules that were imported; reading imports none.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields
+from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields
 from interop.checkpoint import pickled
 from interop.checkpoint.layouts import check_values, node_of, refuse_hidden, saved_node
 from interop.checkpoint.leaves import Reading, leaf_of, put, saved_leaf, take
@@ -153,10 +154,6 @@ def load_items(
     with reading_errors(where):
         fields = Fields(tree, where)
         reading = Reading(where, allow_pickle, device)
-        if "format" not in fields and ("form" in fields or "groups" in fields):
-            raise CheckpointMismatch(
-                f"{where}: saved by an older version, whose values are not known here: load it there"
-            )
         if fields.whole("format") != _FORMAT:
             raise fields.wrong("format", f"{_FORMAT}, the one that is known here", fields.any("format"))
         columns = [Fields(each, where) for each in fields.items("columns")]
@@ -200,15 +197,12 @@ def _order(fields: Fields, forms: int, most: int | None, where: str) -> np.ndarr
     return order
 
 
-class reading_errors:  # noqa: N801  # used as a context
-    """Whatever goes wrong with what is read is a CheckpointCorrupt."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, _FAULTS) and not isinstance(error, CheckpointError):
-            raise CheckpointCorrupt(f"{self._where}: not what was saved ({error})") from error
+@contextlib.contextmanager
+def reading_errors(where: str) -> Iterator[None]:
+    """Turns what goes wrong with what is read into CheckpointCorrupt."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _FAULTS as error:
+        raise CheckpointCorrupt(f"{where}: not what was saved ({error})") from error

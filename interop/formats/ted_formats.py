@@ -174,11 +174,6 @@ class Content:
         done, reward, (episodes,) = (_paths(keys, name) for name in ("done", "reward", "episodes"))
         if episodes not in arrays or int(np.prod(arrays[episodes].shape)) != int(np.prod(self._shape)):
             raise ValueError(f"the array {episodes} should be there, with one value a row")
-        if "closed" in keys and keys.flag("closed"):
-            raise CheckpointMismatch(
-                "the rows were written by two writers, as an earlier version saved them: load them there, and save them by "
-                "a TensorStorageCheckpointer"
-            )
         entries = Entries.of(paths, Names(done, reward))
         specs = {path: (tuple(array.shape), self._dtypes[path]) for path, array in arrays.items()}
         rows = Rows(self._shape, ring.end, ring.filled == ring.capacity)

@@ -193,7 +193,7 @@ def test_a_reader_sees_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     readers = [threading.Thread(target=read) for _ in range(2)]
     for each in readers:
         each.start()
-    for number in range(1, 60):
+    for number in range(1, 30):
         save(path, [number, np.full(200_000, number), np.full(5, number)])
     stop.set()
     for each in readers:

@@ -8,15 +8,12 @@ import torch
 
 from fbuf.checkpoint import CheckpointError, CheckpointMismatch
 from interop import (
-    ConsumingSampler,
     LazyTensorStorage,
     PrioritizedSampler,
-    RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    SliceSampler,
     StalenessAwareSampler,
 )
 from interop.transforms.chain import Compose
@@ -139,18 +136,6 @@ def test_what_is_left_of_an_epoch_is_enough() -> None:
                 {"len_storage": 10, "_sample_list": torch.tensor(left), "drop_last": False, "_ran_out": False}
             )
     assert repr(sampler.state_dict()) == before
-
-
-def test_priorities_are_never_dropped_without_a_word() -> None:
-    prioritized = PrioritizedSampler(6, 0.5, 1.0)
-    for other in (RandomSampler(), SliceSampler(slice_len=2), SamplerWithoutReplacement(), ConsumingSampler()):
-        with pytest.raises(CheckpointError):
-            other.load_state_dict(prioritized.state_dict())
-        with pytest.raises(CheckpointMismatch):
-            prioritized.load_state_dict(other.state_dict())
-    for wrong in (None, [], 3, {"_schema_version": 2}):
-        with pytest.raises(CheckpointError):
-            prioritized.load_state_dict(wrong)  # type: ignore[arg-type]
 
 
 def test_ensembles_have_the_states_of_their_members() -> None:

@@ -182,23 +182,6 @@ def test_a_storage_without_memory_has_nothing_to_save(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_what_cannot_be_loaded_takes_no_disk(tmp_path: Path) -> None:
-    _filled(LazyTensorStorage, _nested, 5).storage.dumps(tmp_path / "c")
-    (data,) = (each for each in (tmp_path / "c").iterdir() if each.is_dir())
-    file = max(data.iterdir(), key=lambda each: each.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[3] ^= 1
-    os.chmod(file, 0o644)
-    file.write_bytes(content)
-    target = LazyMemmapStorage(10, scratch_dir=tmp_path / "rows")
-    with pytest.raises(CheckpointCorrupt, match=file.name):
-        target.loads(tmp_path / "c")
-    assert not target.initialized
-    assert not [*(tmp_path / "rows").rglob("*.memmap")] if (tmp_path / "rows").exists() else True
-    ReplayBuffer(storage=target).extend(_nested(3))
-    assert len(target) == 3
-
-
 class Mine(StorageCheckpointerBase):
     """A checkpointer of a user."""
 

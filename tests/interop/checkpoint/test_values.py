@@ -243,39 +243,11 @@ def test_constructors_are_not_run():
     assert same(kept(value), value)
 
 
-def _edits(tree, replace):
-    """Every tree with one node replaced, deleted, or there twice."""
-    if isinstance(tree, dict):
-        for key in tree:
-            yield {name: each for name, each in tree.items() if name != key}
-            yield {**tree, "more": 0}
-            yield from ({**tree, key: edit} for edit in _edits(tree[key], replace))
-    elif isinstance(tree, list):
-        for place in range(len(tree)):
-            yield [*tree[:place], *tree[place + 1 :]]
-            yield [*tree, tree[place]]
-            yield from ([*tree[:place], edit, *tree[place + 1 :]] for edit in _edits(tree[place], replace))
-    yield from (each for each in replace if type(each) is not type(tree) or isinstance(each, np.ndarray))
-
-
 JUNK = [
     *(None, True, -1, 0, 2**62, float("nan"), "x", "cuda:0", "os:system", [], [[]], {}, {"kind": "plain"}),
     *(np.zeros(0), np.zeros((2, 3)), np.array([-1]), np.full(1, 2**62), np.array(["a"], object), np.zeros(9, np.uint8)),
     {"kind": "list", "keys": [], "children": [], "batch": [], "names": []},
 ]  # fmt: skip
-
-
-def test_edited_trees_are_refused_or_harmless():
-    items = [[item(n) for n in range(5)], STACKS["named stack"](), *({"x": torch.ones(2), "t": "a"} for _ in range(10))]
-    tree = save_items(items)
-    count = total = 0
-    for edit in _edits(tree, JUNK):
-        total += 1
-        try:
-            load_items(edit)
-        except CheckpointError:
-            count += 1
-    assert count > 0.5 * total > 2000
 
 
 @given(st.recursive(st.sampled_from(JUNK), lambda inner: st.dictionaries(st.sampled_from(
