@@ -46,11 +46,10 @@ from interop.writers import RoundRobinWriter, Writer
 
 
 class ReplayBuffer(Sampled):
-    """Items written by a writer, kept in a storage, drawn by a sampler, through a chain of transforms.
+    """Items that a writer places in a storage and a sampler draws from it, through a chain of transforms.
 
     Every call is safe from several threads, and of several buffers on one storage. A call that raises has changed
-    nothing; where it is a transform or `collate_fn` that raises, the batch has been drawn. Those run outside of the lock,
-    in as many threads as use the buffer.
+    nothing, unless a transform or `collate_fn` raises: then the batch counts as drawn. These run outside of the lock.
 
     Args:
         storage: where items live, or a callable that makes it; by default a `ListStorage` for as many items as a prioritized
@@ -628,10 +627,10 @@ class ReplayBuffer(Sampled):
         version: Any = None,
         require_newer: bool = False,
     ) -> ConditionalUpdateResult:
-        """Write entries of stored items, where the rows still hold what they held at these generations.
+        """Write entries of items that were not overwritten since they had these generations. O(items).
 
-        Several rows of the patch may be for one item: the last wins, or with versions the one of the highest version. Needs
-        a writer with `track_generations=True`. What is written is what is stored: transforms are not run. O(items).
+        Of several patches of one item the last wins, or with versions the one of the highest version. Transforms are not
+        run. Needs a writer with `track_generations=True`.
 
         Args:
             index: of the items, as from `extend` or in a sample under "index": [n], or coordinates [n, ndim] or a tuple.
@@ -685,14 +684,12 @@ class ReplayBuffer(Sampled):
     def to_fbuf(
         self, batch_size: int | None = None, *, narrow: bool = False, transforms: Literal["refuse", "drop"] = "refuse"
     ) -> tuple[fbuf.Buffer, fbuf.BufferState]:
-        """A functional buffer, and a state with a copy of what this buffer holds, to go on inside `jax.jit`.
+        """A functional buffer and a state with a copy of the content, to go on inside `jax.jit`. O(capacity).
 
-        Slots, cursor, priorities, trajectories and the position in an epoch are the same: the next writes take the same
-        slots, and draws follow the same law with a key of their own. `beta` is an argument of `fbuf.importance_weights`.
-        Both buffers go on apart. Items are dicts of arrays, nested as tensordicts are, without the "index" that a
-        `TensorDictRoundRobinWriter` stores: `draw.slots` are these. The first item dim is rows, others are lanes. Slices
-        come as [slices, time], shorter ones padded (`draw.mask`). In the state of an epoch the items of batches that
-        `prefetch` requested are still to be drawn. O(capacity): one copy of the rows, on their device.
+        Slots, cursor, priorities, trajectories and the position in an epoch are the same; prefetched items are still to be
+        drawn. Draws follow the same law with a key of their own. `beta` is an argument of `fbuf.importance_weights`. Items
+        are dicts of arrays, nested as tensordicts are, without the "index" that the writer stores: it is `draw.slots`. The
+        first item dim becomes rows, others lanes. Slices come as [slices, time], shorter ones padded (`draw.mask`).
 
         Args:
             batch_size: from which `num_slices` gets the length of slices; that of the buffer by default.

@@ -99,7 +99,7 @@ def test_a_row_past_the_length_is_written_and_stays_invisible(make, kind):
     buffer[5] = flat_td([9])[0]
     buffer[6:8] = flat_td([9, 9])
     buffer.write_all(flat_td([4, 5, 6, 7]))
-    assert len(buffer) == 3 and buffer.writer._cursor == 3
+    assert len(buffer) == 3 and buffer.writer.cursor == 3
     check_same(buffer[:].exclude("index"), flat_td([4, 5, 6]))
     if kind is TensorDictReplayBuffer:
         check_same(buffer.storage._storage["index"], torch.tensor([0, 1, 2, 3, 0, 5, 6, 7]))

@@ -28,11 +28,11 @@ def test_a_copy_goes_on_alike_and_apart(copier, make):
     buffer.sample()
     twin = copier(buffer)
     check_same(twin.storage[:], buffer.storage[:])
-    assert (len(twin), twin.write_count, twin.writer._cursor, twin.batch_size) == (4, 4, 4, 4)
+    assert (len(twin), twin.write_count, twin.writer.cursor, twin.batch_size) == (4, 4, 4, 4)
     check_same(twin.sample(), buffer.sample())
     kept = state_of(buffer)
     twin.extend(flat_td([8, 9, 10, 11]))
-    check_same(state_of(buffer), {**kept, "generator": buffer._rng.get_state()})
+    check_same(state_of(buffer), {**kept, "generator": buffer.generator.get_state()})
     assert len(twin) == 6 and len(buffer) == 4
 
 

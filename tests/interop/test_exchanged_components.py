@@ -69,7 +69,7 @@ def check_draws(buffer):
         check_same(buffer.sampler.priorities, torch.ones(len(items)))
     exact = isinstance(buffer.sampler, SamplerWithoutReplacement)
     if exact:
-        buffer.sampler._empty()
+        buffer.sampler.clear()
     batch, info = buffer.sample(512, return_info=True)
     assert sorted(batch.tolist()) == items if exact else set(batch.tolist()) == set(items)
     check_same(batch, torch.as_tensor(collated(buffer.storage[info["index"]])))

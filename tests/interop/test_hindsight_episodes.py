@@ -97,7 +97,7 @@ def test_any_history(kind, capacity, strategy, history, seed):
             if what == "empty":
                 buffer.empty()
             elif what == "anew":  # as another writer on the same storage would
-                buffer.writer._cursor = 0
+                buffer.writer.cursor = 0
             buffer.extend(walk(time, random.random(count) < chance))
             time += count
         elif what == "edit":
@@ -116,7 +116,7 @@ def test_one_buffer_writes_and_another_draws():
     storage = LazyTensorStorage(40)
     one, other = buffer_of(storage, "episode"), buffer_of(storage)
     for time in range(0, 130, 13):
-        one.writer._cursor = time % 40
+        one.writer.cursor = time % 40
         one.extend(walk(time, np.arange(time, time + 13) % 7 == 3))
         check(one)
         check(other)

@@ -37,7 +37,7 @@ def test_data_is_stored_by_time_and_read_in_the_layout_of_the_user(make):
     index = buffer.extend(stream())
     wanted = torch.tensor([[time, lane] for time in range(STEPS) for lane in range(LANES)])
     check_same(index, wanted)
-    assert len(buffer) == 12 and buffer.write_count == 4 and buffer.writer._cursor == 4
+    assert len(buffer) == 12 and buffer.write_count == 4 and buffer.writer.cursor == 4
     assert buffer.storage.shape == torch.Size([4, 3])
     check_same(buffer[:], stream())
     check_same(buffer.storage[:], stream().transpose(0, 1).clone())
@@ -50,14 +50,14 @@ def test_the_capacity_is_rounded_up_to_whole_rows(make):
     assert buffer.storage.max_size == 102
     buffer.extend(stream(4, 40))
     assert len(buffer) == 102 and buffer.storage.is_full and buffer.storage.shape == torch.Size([34, 3])
-    assert buffer.write_count == 44 and buffer.writer._cursor == 10
+    assert buffer.write_count == 44 and buffer.writer.cursor == 10
     check_same(values(buffer[:])[1], 100 + torch.cat([torch.arange(34, 44), torch.arange(10, 34)]))
 
 
 def test_of_more_rows_than_fit_the_last_stay(make):
     buffer = ReplayBuffer(storage=make(12, ndim=2))
     index = buffer.extend(stream(steps=11))
-    assert index.shape == (33, 2) and len(buffer) == 12 and buffer.writer._cursor == 3 and buffer.write_count == 11
+    assert index.shape == (33, 2) and len(buffer) == 12 and buffer.writer.cursor == 3 and buffer.write_count == 11
     check_same(values(buffer[:])[2], 200 + torch.tensor([8, 9, 10, 7]))
 
 

@@ -36,7 +36,7 @@ def rows(first, count):
 
 def given(capacity):
     storage = TensorStorage(rows(0, capacity).set("index", torch.arange(capacity)))
-    storage._empty()
+    storage.clear()
     return storage
 
 
@@ -96,10 +96,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_keys_are_added_to_all_rows(make, way):
     buffer = filled(make(CAPACITY), list(COUNTS.values())[list(WAYS).index(way) % 3])
-    before, standing = buffer[:].clone(), (len(buffer), buffer.writer._cursor, buffer.write_count)
+    before, standing = buffer[:].clone(), (len(buffer), buffer.writer.cursor, buffer.write_count)
     wanted = with_returns(before)
     WAYS[way](buffer, wanted.clone())
-    assert (len(buffer), buffer.writer._cursor, buffer.write_count) == standing
+    assert (len(buffer), buffer.writer.cursor, buffer.write_count) == standing
     check_same(buffer[:].contiguous(), wanted)
     batch = buffer.sample()
     check_same(batch.contiguous(), with_returns(batch.select("id", ("next", "x"), "index")))

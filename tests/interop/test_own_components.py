@@ -161,7 +161,7 @@ def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
         buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8, prefetch=prefetch, generator=generator)
         buffer.extend(torch.arange(64))
         drawn.append(torch.stack([buffer.sample() for _ in range(6)]))
-        assert storage._rng is generator
+        assert storage.buffer_generator is generator
     assert torch.equal(*drawn) and len(drawn[0].unique()) > 16
 
 

@@ -70,7 +70,7 @@ def test_the_ring_recycles_the_oldest_rows(storage, rows):
     buffer = ReplayBuffer(storage=storage(6))
     buffer.extend(rows([0, 1, 2, 3]))
     check_same(buffer.extend(rows([4, 5, 6, 7])), torch.tensor([4, 5, 0, 1]))
-    assert len(buffer) == 6 and buffer.write_count == 8 and buffer.writer._cursor == 2
+    assert len(buffer) == 6 and buffer.write_count == 8 and buffer.writer.cursor == 2
     check_same(buffer[:], rows([6, 7, 2, 3, 4, 5]))
 
 
@@ -81,7 +81,7 @@ def test_of_more_rows_than_slots_the_last_stay(storage, rows, filled):
         buffer.extend(rows(list(range(100, 100 + filled))))
     index = buffer.extend(rows(list(range(15))))
     check_same(index, torch.arange(filled, filled + 15) % 6)
-    assert len(buffer) == 6 and buffer.write_count == filled + 15 and buffer.writer._cursor == (filled + 15) % 6
+    assert len(buffer) == 6 and buffer.write_count == filled + 15 and buffer.writer.cursor == (filled + 15) % 6
     kept = torch.empty(6, dtype=torch.int64)
     kept[index] = torch.arange(15)
     check_same(buffer[:], rows(kept))
@@ -93,7 +93,7 @@ def test_add_writes_one_item_and_returns_its_slot(storage, rows, monkeypatch):
     for step in range(4):
         slot = buffer.add(first_of(rows([step])))
         assert type(slot) is int and slot == step % 3
-    assert len(buffer) == 3 and buffer.write_count == 4 and buffer.writer._cursor == 1
+    assert len(buffer) == 3 and buffer.write_count == 4 and buffer.writer.cursor == 1
     check_same(buffer[:], rows([3, 1, 2]))
 
 
@@ -124,21 +124,21 @@ def test_a_generator_leaves_the_global_one_alone_and_can_be_replaced():
     assert torch.equal(before, torch.get_rng_state())
     buffer.set_rng(torch.Generator().manual_seed(3))
     check_same(buffer.sample(20), first)
-    assert buffer.storage._rng is buffer.sampler._rng is buffer.writer._rng is buffer.generator
+    assert all(part.buffer_generator is buffer.generator for part in (buffer.storage, buffer.sampler, buffer.writer))
 
 
 def test_empty_forgets_items_and_keeps_structure(storage, rows):
     buffer = ReplayBuffer(storage=storage(6))
     buffer.extend(rows([0, 1, 2, 3]))
     assert buffer.empty() is None
-    assert len(buffer) == 0 and buffer.write_count == 0 and buffer.writer._cursor == 0
+    assert len(buffer) == 0 and buffer.write_count == 0 and buffer.writer.cursor == 0
     check_same(buffer.extend(rows([8, 9])), torch.arange(2))
     check_same(buffer[:], rows([8, 9]))
 
 
 def test_a_storage_of_given_data_counts_as_full():
     buffer = ReplayBuffer(storage=TensorStorage(plain_tensor([1, 2, 3])))
-    assert len(buffer) == 3 and buffer.writer._cursor == 0 and buffer.write_count == 0
+    assert len(buffer) == 3 and buffer.writer.cursor == 0 and buffer.write_count == 0
     assert buffer.add(plain_tensor([9])[0]) == 0
     assert len(buffer) == 3
     check_same(buffer[:], plain_tensor([9, 2, 3]))
@@ -153,13 +153,13 @@ def test_next_gives_batches_of_any_kind(rows):
 def test_write_all_and_read_all_in_order(storage):
     buffer = ReplayBuffer(storage=storage(4))
     buffer.extend(nested_td([0, 1, 2]))
-    before = (len(buffer), buffer.writer._cursor, buffer.write_count)
+    before = (len(buffer), buffer.writer.cursor, buffer.write_count)
     assert buffer.write_all(nested_td([7, 8])) is None
     check_same(buffer.read_all_in_order(), nested_td([7, 8, 2]))
     check_same(buffer.read_all_in_order(end=1), nested_td([7]))
     buffer.write_all(nested_td([5, 6]), end=2)
     check_same(buffer.read_all_in_order(), nested_td([5, 6, 2]))
-    assert (len(buffer), buffer.writer._cursor, buffer.write_count) == before
+    assert (len(buffer), buffer.writer.cursor, buffer.write_count) == before
 
 
 def test_write_all_of_a_full_buffer_needs_all_rows(storage):

@@ -62,7 +62,7 @@ def test_rows_are_never_torn(make, prefetch):
 
     assert together(write, write, read, read) == []
     assert buffer.write_count == 64 + 2 * 150 * 16 and len(buffer) == 64
-    assert buffer.writer._cursor == buffer.write_count % 64
+    assert buffer.writer.cursor == buffer.write_count % 64
 
 
 def test_priorities_are_updated_while_others_write_and_draw():
