@@ -83,13 +83,6 @@ def test_devices_other_than_the_cpu_are_refused(device):
         LazyMemmapStorage(4, device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "auto", torch.device("cpu"), None])
-def test_every_name_of_the_cpu_is_taken(device):
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(4, device=device))
-    buffer.extend(flat_td([1]))
-    assert buffer.storage.device == torch.device("cpu")
-
-
 def test_views_come_locked_and_samples_free():
     buffer = ReplayBuffer(storage=LazyMemmapStorage(4))
     buffer.extend(nested_td([1, 2]))
@@ -146,13 +139,6 @@ def test_files_that_were_replaced_are_those_of_who_replaced_them(tmp_path):
     before = there(tmp_path)
     assert first.cleanup() is False and made.remove() is False and there(tmp_path) == before
     assert kept.cleanup() is True and there(tmp_path) == set()
-
-
-@pytest.mark.parametrize("rows", [plain_tensor, flat_td])
-def test_what_was_there_before_stays(tmp_path, rows):
-    (tmp_path / "data" / "mine").mkdir(parents=True)
-    storage = stored(rows, tmp_path / "data")
-    assert storage.cleanup() and there(tmp_path) == {"data", "data/mine"}
 
 
 def test_the_description_of_others_is_neither_written_over_nor_removed(tmp_path):

@@ -1,7 +1,5 @@
 """TensorStorage: what can be stored, how it is indexed, views and copies."""
 
-import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -152,45 +150,6 @@ def test_an_index_that_is_none_is_refused(storage, index):
         buffer[index]
 
 
-@pytest.mark.parametrize("kind", FEW)
-@pytest.mark.parametrize(
-    "index",
-    [
-        slice(1, 3),
-        [1, 2],
-        range(1, 3),
-        torch.tensor([1, 2]),
-        np.array([1, 2]),
-        torch.tensor([False, True, True, False]),
-    ],
-    ids=repr,
-)
-def test_assignment_writes_items_and_nothing_else(storage, kind, index):
-    rows = KINDS[kind]
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(rows([0, 1, 2, 3]))
-    given = rows([8, 9])
-    buffer[index] = given
-    check_same(buffer[:], rows([0, 8, 9, 3]))
-    for leaf in tensors_of(given):
-        leaf.zero_()
-    check_same(buffer[:], rows([0, 8, 9, 3]))
-    assert (len(buffer), buffer.writer.cursor, buffer.write_count) == (4, 4, 4)
-
-
-def test_a_negative_index_assigns_from_the_end_of_the_filled_part(storage):
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(plain_tensor([0, 1, 2, 3]))
-    buffer[-1] = plain_tensor([9])[0]
-    check_same(buffer[:], plain_tensor([0, 1, 2, 9]))
-    buffer[torch.tensor([-2])] = plain_tensor([8])
-    check_same(buffer[:], plain_tensor([0, 1, 8, 9]))
-    buffer[:] = plain_tensor([4, 5, 6, 7])
-    check_same(buffer[:], plain_tensor([4, 5, 6, 7]))
-    buffer[-2:] = plain_tensor([1, 2])
-    check_same(buffer[:], plain_tensor([4, 5, 1, 2]))
-
-
 def test_set_and_get_without_a_buffer():
     storage = LazyTensorStorage(5)
     storage.set(torch.tensor([0, 1]), flat_td([0, 1]))
@@ -281,17 +240,6 @@ def test_a_list_of_items_of_any_kind(storage, kind):
     items.extend(rows([4, 5, 6]))
     check_same(buffer.extend([cloned(items[place]) for place in range(3)]), torch.arange(3))
     check_same(buffer[:], rows([4, 5, 6]))
-
-
-def test_copies_are_apart():
-    storage = LazyTensorStorage(5)
-    storage.set(slice(0, 2), nested_td([0, 1]))
-    for twin in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
-        check_same(twin[:], nested_td([0, 1]))
-        twin.set(2, nested_td([2])[0])
-        twin[0] = nested_td([9])[0]
-        assert len(twin) == 3 and len(storage) == 2
-        check_same(storage[:], nested_td([0, 1]))
 
 
 def test_the_representation_shows_data_shape_and_sizes():

@@ -20,16 +20,9 @@ SOME = [EVERY[place] for place in (0, 41)]
 def collect(cells, folder):
     """What each collector wrote, of a process of its own that no thread of the tests disturbs."""
     pytest.importorskip("torchrl")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.interop.sharing.torchrl_collectors"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "tests.interop.sharing.torchrl_collectors",
-            str(folder),
-            json.dumps(cells),
-        ],
+        [*command, str(folder), json.dumps(cells)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
@@ -37,8 +30,7 @@ def collect(cells, folder):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    wrong = {str(cell): told for cell, told in zip(cells, found, strict=True) if told != "done"}
-    assert not wrong
+    assert not {str(cell): told for cell, told in zip(cells, found, strict=True) if told != "done"}
 
 
 def test_collectors_feed_a_buffer(tmp_path):

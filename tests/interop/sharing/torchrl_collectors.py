@@ -35,15 +35,8 @@ class Counting(EnvBase):
     def _step(self, tensordict):
         self.count += 1
         done = torch.tensor([self.count >= 5])
-        return TensorDict(
-            {
-                "obs": torch.full((3,), self.count * 1.0),
-                "reward": torch.ones(1),
-                "done": done,
-                "terminated": done.clone(),
-            },
-            [],
-        )
+        obs = torch.full((3,), self.count * 1.0)
+        return TensorDict({"obs": obs, "reward": torch.ones(1), "done": done, "terminated": done.clone()}, [])
 
     def _set_seed(self, seed):
         pass
