@@ -1,6 +1,5 @@
 """TensorStorage: what can be stored, how it is indexed, views and copies."""
 
-
 import numpy as np
 import pytest
 import torch
