@@ -37,13 +37,18 @@ class _Part:
         return memoryview(self._whole.buffer)[self._start : self._stop]
 
 
+def handler(tensor: Tensor) -> Any:
+    """What has the memory of a `MemoryMappedTensor`, for which tensordict has no public name; None for other tensors."""
+    return getattr(tensor, "_handler", None)
+
+
 def anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """Memory maps of zeros without a file, together in one."""
     sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
-    whole = MemoryMappedTensor.empty(torch.Size([max(1, starts[-1])]), dtype=torch.uint8)._handler
+    whole = handler(MemoryMappedTensor.empty(torch.Size([max(1, starts[-1])]), dtype=torch.uint8))
     return [
         MemoryMappedTensor.from_handler(_Part(whole, start, start + size), dtype, shape)
         if size
@@ -54,7 +59,7 @@ def anonymous(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) 
 
 def descriptor(tensor: MemoryMappedTensor) -> int:
     """That of the file without a name in which an anonymous map is; -1 where there is none."""
-    return int(getattr(getattr(tensor, "_handler", None), "fd", -1))
+    return int(getattr(handler(tensor), "fd", -1))
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -84,7 +89,7 @@ class Space:
         """That of leaves [rows, ...] which `anonymous` made; None for others."""
         files = []
         for tensor in tensors:
-            part = getattr(tensor, "_handler", None)
+            part = handler(tensor)
             if isinstance(part, _Part) and part.place is not None and hasattr(os, "posix_fallocate"):
                 files.append((*part.place, tensor.nbytes // tensor.shape[0]))
         return cls(files, tensors[0].shape[0]) if files else None

@@ -21,14 +21,12 @@ from torch import Tensor
 from interop.data import bridge
 from interop.host.device_rows import JaxRows
 from interop.host.equal_places import chosen_items, coordinates, last_of_equal
+from interop.host.leaf_rows import LARGE, LeafRows
 from interop.host.maps import Space
-from interop.host.paging import Paging, selectable
+from interop.host.paging import Paging
 from interop.host.runs import Runs
 from interop.shared.shared_int import in_shared_memory
 
-# Bytes from which torch's threads are worth more than NumPy's lower overhead, also where other work keeps a core busy:
-# GNU's OpenMP then waits some milliseconds for it, each time.
-_LARGE = 1 << 21
 _BRIEF = 1 << 16  # bytes that are copied before another thread would have begun to run
 _move = ctypes.memmove  # lets other threads run meanwhile: where these keep Python busy, it is a while until it goes on
 _move_briefly = ctypes.PYFUNCTYPE(None, *3 * (ctypes.c_size_t,))(ctypes.cast(_move, ctypes.c_void_p).value or 0)
@@ -56,9 +54,9 @@ class TorchRows:
         self._plain = plain
         self._numpy = [bridge.numpy_view(tensor) for tensor in plain] if self.device.type == "cpu" else None
         self._dense = [_place(tensor) for tensor in plain]
-        self._items = [_Items(tensor, self.lanes) for tensor in plain]
-        simple = all(items._take is not None and not items._halves for items in self._items)
-        self._widest = max((items._bytes for items in self._items), default=0) if simple else math.inf
+        self._items = [LeafRows(tensor, self.lanes) for tensor in plain]
+        simple = all(items.take is not None and not items.is_bfloat16 for items in self._items)
+        self._widest = max((items.size for items in self._items), default=0) if simple else math.inf
         self._dtypes: list[torch.dtype] = [tensor.dtype for tensor in plain]
         self._sizes: tuple[int, list[int]] = -1, []  # bytes of so many rows of each leaf, where all of them are brief
         self._takes: tuple[Any, list[Any]] = None, []  # of the leaves that were read last, whose places were not known
@@ -183,7 +181,7 @@ class TorchRows:
 
     def _copy(self, place: int, start: int, leaf: Tensor) -> None:
         stop = start + leaf.shape[0]
-        if self._numpy is None or leaf.device.type != "cpu" or leaf.nbytes >= _LARGE or _unusual(leaf):
+        if self._numpy is None or leaf.device.type != "cpu" or leaf.nbytes >= LARGE or _unusual(leaf):
             self._plain[place][start:stop].copy_(leaf.detach())
         else:
             self._numpy[place][start:stop] = bridge.numpy_view(leaf.detach() if leaf.requires_grad else leaf)
@@ -195,7 +193,7 @@ class TorchRows:
         for place, (leaf, (memory, row, whole, dtype)) in enumerate(zip(leaves, self._dense, strict=True)):
             size = count * row
             plain = leaf.is_cpu and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj()
-            fits = leaf.dtype is dtype and leaf.nbytes == size < _LARGE and 0 <= start * row <= whole - size
+            fits = leaf.dtype is dtype and leaf.nbytes == size < LARGE and 0 <= start * row <= whole - size
             if plain and fits and (given := leaf.data_ptr()):  # zeros of autograd are tensors without memory
                 (_move_briefly if size < _BRIEF else _move)(memory + start * row, given, size)
             else:
@@ -229,10 +227,10 @@ class TorchRows:
         at, known = slots.numpy(), known or {}
         if self._paging is not None and self._paging.due():
             return self._paging.read(slots, at, known)
-        if self._widest * at.size < _LARGE:  # without a look at each
+        if self._widest * at.size < LARGE:  # without a look at each
             places, takes = self._takes
             if places != known.keys():
-                takes = [items._take for place, items in enumerate(self._items) if place not in known]
+                takes = [items.take for place, items in enumerate(self._items) if place not in known]
                 self._takes = set(known), takes
             found = [_from_numpy(take(at, 0, None, "clip")) for take in takes]  # other modes copy twice
             for place in sorted(known) if len(known) > 1 else known:
@@ -254,37 +252,6 @@ class TorchRows:
     def in_place(self) -> bool:
         """Whether what is written to `tensors` on the host is what is stored."""
         return self.on_host
-
-
-class _Items:
-    """One leaf of `TorchRows` by flat slot."""
-
-    def __init__(self, tensor: Tensor, lanes: tuple[int, ...]) -> None:
-        self._shape = tuple(tensor.shape[: 1 + len(lanes)])
-        self._tensor = tensor
-        self._is_flat = True
-        if lanes:
-            try:
-                self._tensor = tensor.view(math.prod(self._shape), *tensor.shape[1 + len(lanes) :])
-            except RuntimeError:  # memory given by the user, strided so that its dims do not merge
-                self._is_flat = False
-        cheap = self._is_flat and tensor.device.type == "cpu"
-        self._numpy = bridge.numpy_view(self._tensor) if cheap else None
-        self._take: Any = None if self._numpy is None else self._numpy.take
-        self._bytes = math.prod(tensor.shape[1 + len(lanes) :]) * tensor.element_size()
-        self._halves, self._words = tensor.dtype == torch.bfloat16, tensor.dtype == torch.uint16
-        if self._is_flat:
-            self._tensor = selectable(self._tensor)
-
-    def read(self, slots: Tensor, at: np.ndarray | None) -> Tensor:
-        """A copy of the items at slots on the device of the leaf; `at` is the same for NumPy, on the CPU."""
-        if self._take is not None and at is not None and at.size * self._bytes < _LARGE:
-            found = torch.from_numpy(self._take(at, 0, None, "clip"))  # other modes copy twice
-            return found.view(torch.bfloat16) if self._halves else found
-        if self._is_flat:
-            found = self._tensor.index_select(0, slots)
-            return found.view(torch.uint16) if self._words else found
-        return self._tensor[torch.unravel_index(slots, self._shape)]
 
 
 Rows = TorchRows | JaxRows

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LARGE = 1 << 21  # bytes from which torch's threads copy rows faster
+from interop.host.leaf_rows import LARGE, LeafRows
+from interop.host.paging import Paging
+
 _KEPT = 8  # shapes of batches
 
 
@@ -18,7 +20,7 @@ class Runs:
     index it copies whole runs, where a gather copies row by row.
     """
 
-    def __init__(self, items: Sequence[Any], lanes: tuple[int, ...], paging: Any) -> None:
+    def __init__(self, items: Sequence[LeafRows], lanes: tuple[int, ...], paging: Paging | None) -> None:
         """`items` are the leaves by flat slot, as `TorchRows` has them; `paging` reads where the disk is needed."""
         self._items = items
         self._lanes = lanes
@@ -64,11 +66,11 @@ class Runs:
         return windows
 
 
-def _window(items: Any, count: int, length: int) -> tuple[np.ndarray, tuple[int, ...], Any, bool] | None:
-    held, size = items._numpy, items._bytes
+def _window(items: LeafRows, count: int, length: int) -> tuple[np.ndarray, tuple[int, ...], Any, bool] | None:
+    held, size = items.array, items.size
     whole = count * length * size
-    if held is None or not held.flags.c_contiguous or not 0 < whole < _LARGE or length > len(held):
+    if held is None or not held.flags.c_contiguous or not 0 < whole < LARGE or length > len(held):
         return None
     kind = np.dtype((np.void, length * size))
     memory: np.ndarray = np.ndarray((len(held) - length + 1,), kind, held, strides=(size,))
-    return memory, (count * length, *held.shape[1:]), held.dtype, items._halves
+    return memory, (count * length, *held.shape[1:]), held.dtype, items.is_bfloat16
