@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class Moments:
     weight: float
     mean: Tensor
     squares: Tensor  # like the mean
+    ready: dict[Any, Any] = field(default_factory=dict, repr=False)  # a cache of what readers compute from these
 
     @classmethod
     def of(cls, values: Tensor, dims: Sequence[int]) -> "Moments":

@@ -127,7 +127,7 @@ class RunningNorm(Transform):
         for key, value in self._values(data, dict.fromkeys(self.in_keys)):
             kept = self._found(key, statistics)
             self._check_shape(key, kept, value.shape[self._dims(key, value, data.ndim) :])
-            made[key] = self._normalized(kept.to(value.device), as_floating(value))
+            made[key] = self._normalized(kept, as_floating(value))
         names = zip(self.in_keys, self.out_keys, strict=True)
         put(type(self).__name__, data, [(name, made[key]) for key, name in names if key in made])
         return data
@@ -135,9 +135,13 @@ class RunningNorm(Transform):
     def _normalized(self, kept: Moments, value: Tensor) -> Tensor:
         # The mean is two numbers: one alone is off by more than small variances where it is large.
         dtype = torch.promote_types(value.dtype, torch.float32)
-        near = kept.mean.to(dtype)
-        numbers = near, (kept.mean - near).to(dtype), self._deviation(kept.variance).to(dtype)
-        near, rest, deviation = (affine.in_memory_order(each, value) for each in numbers)
+        of = dtype, value.device, self.eps
+        if of not in kept.ready:
+            with torch.inference_mode(False):  # gradients may be asked of the next values
+                on = kept.to(value.device)
+                near = on.mean.to(dtype)
+                kept.ready[of] = near, (on.mean - near).to(dtype), self._deviation(on.variance).to(dtype)
+        near, rest, deviation = (affine.in_memory_order(each, value) for each in kept.ready[of])
         return (value.to(dtype) - near).sub_(rest).div_(deviation).to(value.dtype)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
