@@ -70,9 +70,9 @@ class Priorities(ABC):
     def update(self, slots: np.ndarray, priorities: np.ndarray, top: Any) -> None:
         """Set priorities, of equal slots the last; `top` is the highest of all of them. Slots may be empty."""
 
-    @abstractmethod
     def update_async(self, index: Any, priority: Any) -> bool:
         """Start an update that is checked where the tensors are; False where the host has to check them first."""
+        return False
 
     @abstractmethod
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:
@@ -182,9 +182,6 @@ class HostPriorities(Priorities):
             first = int(settled.argmax())
             if self._highest_slot < 0 or settled[first] > self._highest:
                 self._highest, self._highest_slot = settled[first], int(slots[first])
-
-    def update_async(self, index: Any, priority: Any) -> bool:
-        return False
 
     def exclude(self, slots: np.ndarray, allowed: np.ndarray) -> None:
         self._allocate()

@@ -19,7 +19,11 @@ def flat_slots(index: Any, storage: Storage | None) -> tuple[np.ndarray, int, in
     """
     if isinstance(index, tuple):
         index = torch.stack([torch.as_tensor(each) for each in index], -1)
-    array = index.detach().cpu().numpy() if isinstance(index, Tensor) else np.asarray(index)
+    if isinstance(index, Tensor):
+        index = index if index.is_cpu and not index.requires_grad else index.detach().cpu()
+        array = index.numpy()
+    else:
+        array = np.asarray(index)
     if array.size == 0:
         return np.zeros(0, np.int32), 0, -1
     if array.dtype.kind not in "iu":
