@@ -25,7 +25,7 @@ Fill = Callable[[Sequence[np.ndarray | None]], None]  # fills an array [filled, 
 
 
 @dataclass(frozen=True)
-class Ring:
+class SavedRing:
     """How far rows fill their ring, and where its oldest row is."""
 
     ndim: int
@@ -36,7 +36,7 @@ class Ring:
     end: int
 
     @classmethod
-    def parsed(cls, fields: Fields) -> "Ring":
+    def parsed(cls, fields: Fields) -> "SavedRing":
         """A saved ring. CheckpointCorrupt for one that cannot be."""
         ndim, capacity, lanes = fields.whole("ndim", 1, 64), fields.whole("capacity", 1), fields.wholes("lanes")
         if len(lanes) != ndim - 1:
@@ -46,7 +46,7 @@ class Ring:
 
 
 def saved_ring(storage: "TensorStorage") -> dict[str, Any]:
-    """The ring of a storage, to be read by `Ring.parsed`."""
+    """The ring of a storage, to be read by `SavedRing.parsed`."""
     return {
         "ndim": storage.ndim,
         "lanes": list(storage.lanes),
@@ -90,7 +90,7 @@ def restoring_rows(storage: "TensorStorage", saved: Any, options: LoadOptions) -
     fields = Fields(saved, where)
     if fields.any("layout") is None:
         return storage.clear
-    layout, ring = layout_of(fields.any("layout"), where), Ring.parsed(fields.fields("ring"))
+    layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
     columns = fields.any("columns")
     specs = None
     if isinstance(columns, Columns | StoredColumns):
@@ -108,7 +108,7 @@ def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: Load
     """Check rows that are there as data of the user's kind, [filled, *lanes]; the returned function stores them."""
     where = f"the checkpoint of a {type(storage).__name__}"
     refuse_frames(storage)
-    found = Ring.parsed(Fields(ring, where))
+    found = SavedRing.parsed(Fields(ring, where))
     try:
         layout = Layout.of(data, found.ndim)
         leaves = layout.flatten(data, found.ndim)
@@ -122,7 +122,7 @@ def restoring_data(storage: "TensorStorage", data: Any, ring: Any, options: Load
     return loading(storage, layout, found, Columns(columns).read_into, options, where, values)
 
 
-def refuse_frames(storage: Any) -> None:
+def refuse_frames(storage: "TensorStorage") -> None:
     """CheckpointMismatch for a storage whose rows cannot be written in any other order than that of time."""
     if storage.of_frames:
         raise CheckpointMismatch(
@@ -137,12 +137,12 @@ def refuse_frames(storage: Any) -> None:
 def loading(
     storage: "TensorStorage",
     layout: Layout,
-    ring: Ring,
+    ring: SavedRing,
     fill: Fill,
     options: LoadOptions,
     where: str,
     values: np.ndarray | None = None,
-) -> "Restored":
+) -> "LoadedRows":
     """Check saved rows against a storage, and read them; the returned object stores them.
 
     A storage without memory gets it, and the rows are read into it. Otherwise they are in memory a second time until they
@@ -177,11 +177,11 @@ def loading(
         if rows is not None:
             storage.release_memory()
         raise
-    return Restored(storage, target, rows, leaves, ring)
+    return LoadedRows(storage, target, rows, leaves, ring)
 
 
 def _differences(
-    storage: "TensorStorage", held: Layout | None, saved: Layout, ring: Ring, options: LoadOptions
+    storage: "TensorStorage", held: Layout | None, saved: Layout, ring: SavedRing, options: LoadOptions
 ) -> list[str]:
     """In what saved rows differ from a storage that has items of the layout `held`, or none."""
     if storage.ndim != ring.ndim:
@@ -217,7 +217,7 @@ def _read(
     rows: "Rows | None",
     saved: Layout,
     target: Layout,
-    ring: Ring,
+    ring: SavedRing,
     fill: Fill,
     values: np.ndarray | None,
     where: str,
@@ -249,7 +249,7 @@ def _read(
     return [_leaf(spec, arrays.get(spec.path), dtypes.get(spec.path), ring) for spec in target.leaves]
 
 
-def _leaf(spec: LeafSpec, array: np.ndarray | None, dtype: torch.dtype | None, ring: Ring) -> Tensor:
+def _leaf(spec: LeafSpec, array: np.ndarray | None, dtype: torch.dtype | None, ring: SavedRing) -> Tensor:
     """A leaf that was read; zeros for one that was not saved."""
     if array is None or dtype is None:
         return torch.zeros((ring.filled, *ring.lanes, *spec.shape), dtype=spec.dtype, device="cpu")
@@ -265,14 +265,14 @@ def _check_spans(spans: Sequence[np.ndarray], size: int, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Restored:
+class LoadedRows:
     """Rows that were read: stored when called, or abandoned."""
 
     storage: "TensorStorage"
     layout: Layout
     rows: "Rows | None"  # new memory
     leaves: list[Tensor]  # which are not in it yet
-    ring: Ring
+    ring: SavedRing
 
     def __call__(self) -> None:
         storage, ring = self.storage, self.ring

@@ -18,7 +18,7 @@ import torch
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, Fields, Source, Verify, Writing
 from fbuf.checkpoint.writing import flush
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import Ring, as_array, saved_ring
+from interop.checkpoint.tensor_states import SavedRing, as_array, saved_ring
 from interop.data.keys import as_path
 from interop.formats.ted_formats import Content, NestedStorageCheckpointer, given, loadable, unfit
 from interop.storages import Storage, TensorStorage
@@ -148,7 +148,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             opened.create_dataset("/".join(path), data=np.asarray(value))
 
     @contextlib.contextmanager
-    def _arrays(self, fields: Fields, keys: Fields, ring: Ring, source: Source) -> Iterator[Mapping[Path, Any]]:
+    def _arrays(self, fields: Fields, keys: Fields, ring: SavedRing, source: Source) -> Iterator[Mapping[Path, Any]]:
         path = source.file(fields.text("file"))
         with _reading(path) as opened:
             yield _Groups(opened, path).arrays(tuple(keys.items("episodes")), ring)
@@ -181,7 +181,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         filled = length // max(1, math.prod(lanes)) if type(length) is int else None
         end = groups.number(self._flattening.shift_key)
         rest = {"ndim": 1 + len(lanes), "lanes": lanes, "capacity": capacity, "end": end}
-        ring = Ring.parsed(Fields({**rest, "filled": filled, "written": filled}, where))
+        ring = SavedRing.parsed(Fields({**rest, "filled": filled, "written": filled}, where))
         if not ring.filled:
             raise CheckpointCorrupt(f"{where}: has no rows")
         keys = Fields(self._keys(), where)
@@ -215,7 +215,7 @@ class _Groups:
                 raise ValueError(f"{path[-1]!r} should be a number")
             return None if held is None else held.read(np.empty(held.shape, held.dtype)).tolist()
 
-    def arrays(self, episodes: Path, ring: Ring) -> dict[Path, "_Array"]:
+    def arrays(self, episodes: Path, ring: SavedRing) -> dict[Path, "_Array"]:
         """The flat arrays of the written rows: the first ones of each lane, whose groups together have all its rows."""
         kept, row, lanes = [], 0, 0
         with _faults_of(self._path):

@@ -12,7 +12,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Fields, Sourc
 from interop.checkpoint.checkpointers import TensorStorageCheckpointer
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import Ring, as_array, as_tensor, loading, restoring_data, saved_ring
+from interop.checkpoint.tensor_states import SavedRing, as_array, as_tensor, loading, restoring_data, saved_ring
 from interop.data.layout import Layout
 from interop.storages import LazyFrameStorage, Storage, TensorStorage
 from interop.ted import Flat2TED, Nested2TED, TED2Flat, TED2Nested
@@ -94,7 +94,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         fields, kept = Fields(saved, where), loadable(storage, where)
         if "hooked" in fields:
             return super()._load(kept, saved, source, options)
-        layout, ring = layout_of(fields.any("layout"), where), Ring.parsed(fields.fields("ring"))
+        layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
         if not ring.filled:
             return loading(kept, layout, ring, lambda arrays: None, options, where)
         keys = fields.fields("keys")
@@ -118,7 +118,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         return restoring_data(storage, data, vars(content.ring), options)
 
     def _arrays(
-        self, fields: Fields, keys: Fields, ring: Ring, source: Source
+        self, fields: Fields, keys: Fields, ring: SavedRing, source: Source
     ) -> contextlib.AbstractContextManager[Mapping[Path, Any]]:
         """A context with the saved arrays by path: `np.asarray` reads one."""
         return contextlib.nullcontext(dict(pairs(fields, "arrays")))
@@ -157,7 +157,7 @@ class Content:
     Raises ValueError or CheckpointCorrupt where these do not fit together.
     """
 
-    def __init__(self, layout: Layout | None, ring: Ring, keys: Fields, arrays: Mapping[Path, Any]) -> None:
+    def __init__(self, layout: Layout | None, ring: SavedRing, keys: Fields, arrays: Mapping[Path, Any]) -> None:
         self.ring, self._arrays, self._shape = ring, arrays, (ring.filled, *ring.lanes)
         leaves = () if layout is None else layout.leaves
         paths: list[Any] = [leaf.path for leaf in leaves]

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from fbuf.checkpoint import CheckpointCorrupt, CheckpointError, CheckpointMismatch, Fields, manifest
 from interop.checkpoint.state import LoadOptions
-from interop.checkpoint.tensor_states import Ring, loading
+from interop.checkpoint.tensor_states import SavedRing, loading
 from interop.data.layout import Branch, Layout, Leaf, LeafSpec
 from interop.formats.foreign_files import Folder, TensorFile
 from interop.samplers import (
@@ -141,7 +141,7 @@ class TorchrlDump:
                 if array is not None:
                     file.read_into(array)
 
-        parsed = Ring.parsed(Fields(ring, where))
+        parsed = SavedRing.parsed(Fields(ring, where))
         return loading(storage, Layout(root, specs), parsed, fill, options, self.where)
 
     # ------------------------------------------------------------------ state dicts

@@ -11,7 +11,7 @@ from fbuf.checkpoint import CheckpointCorrupt, CheckpointMismatch, Columns, Fiel
 from fbuf.memory_plan import Share
 from interop.checkpoint.layouts import layout_of, saved_layout
 from interop.checkpoint.state import EXACT, LoadOptions, as_arrays, as_tensors
-from interop.checkpoint.tensor_states import Ring, saved_ring
+from interop.checkpoint.tensor_states import SavedRing, saved_ring
 from interop.data.keys import as_path, entries_below
 from interop.data.layout import Layout
 from interop.data.numbers import whole
@@ -211,7 +211,7 @@ class LazyFrameStorage(TensorStorage):
         fields = Fields(saved, where)
         if fields.any("layout") is None:
             return self.clear
-        layout, ring = layout_of(fields.any("layout"), where), Ring.parsed(fields.fields("ring"))
+        layout, ring = layout_of(fields.any("layout"), where), SavedRing.parsed(fields.fields("ring"))
         fixed = self.fixed_layout
         if self.ndim != ring.ndim or (fixed is not None and fixed.leaves != layout.leaves):
             raise CheckpointMismatch(
