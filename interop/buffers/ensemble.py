@@ -160,7 +160,7 @@ class ReplayBufferEnsemble(Sampled):
 
     def _plan(self, batch_size: int, key: np.ndarray | None) -> list[Part]:
         each = self._choice.part_of(batch_size)
-        self._choice.refuse_empty(len(member) for member in self.members)
+        self._choice.refuse_empty(member.sampler.sampleable(member.storage) for member in self.members)
         chosen = self._choice.choose(randomness.key(self.generator) if key is None else key)
         owners = [(place, self.members[place], own_key) for place, own_key in chosen]
         return [Part(place, member.sampler, member.storage, each, own_key) for place, member, own_key in owners]
