@@ -103,7 +103,7 @@ class ReplayBufferEnsemble(Sampled):
             self._choice = samplers.choice
         if prefetch:
             for each in self.members:
-                each.sampler.check_fit(each.storage, each.writer, True, each.sample_unit is not None)
+                each.sampler.check_fit(each.storage, each.writer, prefetches=True, expands=False)
         if shared:
             self._refuse_to_share()
         self._transform.set_container(self)
