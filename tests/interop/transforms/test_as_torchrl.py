@@ -12,7 +12,7 @@ from torch import nn
 from interop import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer, specs
 from interop import transforms as ours
 from interop.transforms import Compose, Transform, as_torchrl
-from tests.interop.transforms.every_transform import CASES, ITEMS
+from tests.interop.transforms.every_transform import CASES, ITEMS, same
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -36,12 +36,6 @@ def seeded(env, steps=4):
     env.set_seed(0)
     torch.manual_seed(0)
     return env.rollout(steps, break_when_any_done=False)
-
-
-def same(one, another):
-    assert set(one.keys(True, True)) == set(another.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one.get(key), another.get(key), rtol=0, atol=0)
 
 
 def bounds(spec):

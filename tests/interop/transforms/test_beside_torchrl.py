@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from interop import Compose, LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
+from tests.interop.transforms.every_transform import same
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -81,12 +82,6 @@ def everything(rb):
     """All that is read, without its index; draws are settled."""
     torch.manual_seed(0)
     return rb[:].exclude("index")
-
-
-def same(one, another):
-    assert set(one.keys(True, True)) == set(another.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one.get(key), another.get(key), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("name", "args", "kwargs"), CASES, ids=str)

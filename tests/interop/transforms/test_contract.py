@@ -17,18 +17,12 @@ from interop import (
     transforms,
 )
 from interop.transforms import Compose, Transform
-from tests.interop.transforms.every_transform import CASES, ITEMS
+from tests.interop.transforms.every_transform import CASES, ITEMS, same
 
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 ABSTRACT = {"Compose", "Transform"}
 ON_ACCELERATORS = {"PinMemoryTransform"}
 NO_GRADIENTS = {"BurnInTransform", "BinarizeReward"}
-
-
-def same(one, other):
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one.get(key), other.get(key), rtol=0, atol=0, equal_nan=True)
 
 
 def given(case, transform, data):

@@ -13,19 +13,13 @@ from interop import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictRepl
 from interop.postprocs import MultiStep
 from interop.transforms import MultiStepTransform, Reward2GoTransform
 from tests.interop.postprocs.rollouts import assert_as_by_loop, rollout
+from tests.interop.transforms.every_transform import same
 
 
 def stream(transform, pieces):
     """The stored parts of pieces, in one."""
     found = [made for made in map(transform.inv, pieces) if made is not None]
     return torch.cat(found, -1) if found else None
-
-
-def same(one, other):
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    assert one.batch_size == other.batch_size
-    for key in one.keys(True, True):
-        assert torch.equal(one[key], other[key]), key
 
 
 @pytest.mark.parametrize(
