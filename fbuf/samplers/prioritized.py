@@ -140,19 +140,10 @@ class Prioritized(Sampler):
         tree = priority_tree.update(state.tree, *computed_once((changed, values)), settled=True)
         return dataclasses.replace(state, tree=tree)
 
-    def written(
-        self, state: PrioritizedState, slots: Int[Array, " batch"], priorities: Float[Array, " batch"] | None = None
-    ) -> PrioritizedState:
-        """New items came into slots, which are in range: with the highest priority, or with `priorities` of their own.
-
-        With their own, of equal slots the last counts; one that is refused leaves its item the highest priority.
-        O(batch * log capacity).
-        """
+    def written(self, state: PrioritizedState, slots: Int[Array, " batch"]) -> PrioritizedState:
+        """New items came into slots, which are in range. O(batch * log capacity)."""
         if slots.shape[0] == 0:
             return state
-        if priorities is not None:
-            priorities, good = _checked(state, priorities)
-            return self._assign(state, slots, jnp.where(good, priorities, state.highest), good)
         slots = two_or_more(slots)
         value = jnp.broadcast_to(self.value(state.highest, state.alpha), slots.shape)
         tree = priority_tree.update(state.tree, slots, value, settled=True)
@@ -196,16 +187,11 @@ class Prioritized(Sampler):
 
     def update_together(self, state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
         """`update` by operations on whole arrays."""
-        priorities, good = _checked(state, priorities)
-        spare = state.priorities.size - 1
+        priorities, spare = priorities.astype(state.priorities.dtype), state.priorities.size - 1
+        good = jnp.isfinite(priorities) & (priorities >= 0)
         at = jnp.where(good, priority_tree.in_range(slots, state.tree.capacity, spare), spare)
         at = jnp.where(gather(state.priorities, at) >= 0, at, spare)
-        return self._assign(state, computed_once(at), priorities, good)
-
-    def _assign(self, state: PrioritizedState, at: Array, priorities: Array, good: Array) -> PrioritizedState:
-        """Set priorities at slots in range, or at the entry that belongs to none; count those that are not good."""
-        spare = state.priorities.size - 1
-        at, priorities = two_or_more(at), two_or_more(priorities)
+        at, priorities = two_or_more(computed_once(at)), two_or_more(priorities)
         held, settled = priority_tree.set_last(state.priorities, at, jnp.where(at < spare, priorities, -1))
         state = dataclasses.replace(state, priorities=held, refused=state.refused + jnp.sum(~good, dtype=jnp.uint32))
         weighs = settled >= 0
@@ -324,12 +310,6 @@ def _chance_at(leaves: Array, shared: tuple[Array, Array], _k: Array, slot: Arra
 def chance(value: Array, total: Float[Array, ""]) -> Array:
     """The chance of what weighs `value`. One that underflows would make every weight that is measured by it zero."""
     return jnp.maximum(value / jnp.where(total > 0, total, 1), np.finfo(total.dtype).tiny)
-
-
-def _checked(state: PrioritizedState, priorities: Array) -> tuple[Array, Array]:
-    """The priorities in the state's dtype, and which of them can be kept."""
-    priorities = priorities.astype(state.priorities.dtype)
-    return priorities, jnp.isfinite(priorities) & (priorities >= 0)
 
 
 def _ranked(ranks: PriorityTree | None, slots: Array, priorities: Array) -> PriorityTree | None:

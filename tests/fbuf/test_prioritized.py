@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("device")
 
 
 HALF = Buffer(4, Prioritized(alpha=0.5, eps=0))
-PLAIN = Buffer(6, Prioritized(alpha=1, eps=0))
 ONE, AT_ONCE = np.zeros(1, np.float32), 8
 
 
@@ -96,16 +95,6 @@ def test_stratified_counts_stay_within_two_of_their_mean_and_average_to_it() -> 
     assert (counts.std(0) > 0).any()
 
 
-def test_new_items_may_come_with_priorities_of_their_own() -> None:
-    rule = HALF.sampler
-    written = jax.jit(rule.written)
-    state = written(rule.init(6), np.asarray([0, 1, 0], np.int32), np.asarray([9, 4, 16], np.float32))
-    assert_tree_is_exact(state.tree)
-    np.testing.assert_array_equal(state.priorities[:6], [16, 4, -1, -1, -1, -1])
-    np.testing.assert_array_equal(state.tree.leaves[:6], [4, 2, 0, 0, 0, 0])
-    assert state.highest == 16
-
-
 def test_reweighting_gives_what_the_other_alpha_would_have_given() -> None:
     half, whole = HALF, Buffer(4, Prioritized(alpha=1.5, eps=0))
     priorities = [0, 3e-3, 40]
@@ -138,13 +127,6 @@ def test_clearing_keeps_the_alpha_that_was_set() -> None:
     state, _ = extend(HALF, state, ONE)
     state = set_priorities(HALF, state, {0: 4})
     np.testing.assert_array_equal(leaves(HALF, state), [4, 0, 0, 0])
-
-
-def test_a_new_item_whose_own_priority_is_refused_gets_the_highest() -> None:
-    rule = PLAIN.sampler
-    state = rule.written(rule.init(6), jnp.arange(5), jnp.asarray([jnp.nan, 5, jnp.inf, -3, 0]))
-    np.testing.assert_array_equal(state.priorities[:6], [1, 5, 1, 1, 0, -1])
-    assert (state.highest, state.refused) == (5, 3)
 
 
 @pytest.mark.parametrize("count", [7, 300, 3995])

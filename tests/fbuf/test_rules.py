@@ -142,5 +142,4 @@ def test_a_sampler_gives_back_a_state_like_the_one_it_took(rule: Any) -> None:
     if isinstance(rule, Prioritized):
         priorities = jax.ShapeDtypeStruct((4,), jnp.float32)
         assert like(jax.eval_shape(rule.update, start, slots, priorities)) == like(start)
-        assert like(jax.eval_shape(rule.written, start, slots, priorities)) == like(start)
         assert like(jax.eval_shape(rule.reweight, start, 0.5)) == like(start)
