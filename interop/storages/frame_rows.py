@@ -6,6 +6,7 @@ the stack, the oldest first, and the newest one of the next observation. Items o
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -233,10 +234,12 @@ class FrameRows(TorchRows):
         rows = places[0] if isinstance(places, tuple) else places
         if not whole_rows(places):
             return 0
+        if isinstance(rows, int):
+            return int(rows == self._counts[_NEXT])
         if isinstance(rows, range | slice):
             named = np.arange(rows.start, rows.stop, rows.step or 1)
         else:
-            named = np.atleast_1d(np.asarray(rows))
+            named = np.asarray(rows)
         following = int(self._counts[_NEXT]) + np.arange(named.size)
         capacity = self.scheme.capacity
         return named.size if np.array_equal(named % capacity, following % capacity) else 0
@@ -302,7 +305,9 @@ class FrameRows(TorchRows):
         over = self._index[rows[rows < stored]]
         if 0 < len(over) < stored:  # of the frames of these rows the oldest one that stays can have some
             wanted = {*wanted, *self._index[(start + count) % capacity].reshape(-1).tolist()}
-        return sorted({*over.reshape(-1).tolist()} - wanted - {0})
+        # Older frames of a row are those of the row before.
+        frames = {*over[:1].reshape(-1).tolist(), *over[1:, :, -2:].reshape(-1).tolist()}
+        return sorted(frames - wanted - {0})
 
     def write_run(self, start: int, leaves: Sequence[Tensor]) -> None:
         write, self._write, scheme = self._write, None, self.scheme
@@ -310,13 +315,17 @@ class FrameRows(TorchRows):
             count = leaves[0].shape[0]
             return self.write_at(_index_of(range(start, start + count), scheme.capacity), leaves)
         for side, numbers in enumerate(write.new):
-            items = np.flatnonzero(numbers)
-            breaks = np.flatnonzero((np.diff(items) != 1) | (np.diff(numbers[items]) != 1)) + 1
-            for run in np.split(items, breaks) if items.size else ():
-                first, at = int(run[0]), int(numbers[run[0]])
-                for table, pair in zip(self._table.tensors, scheme.pairs, strict=True):
-                    frames = scheme.newest(write.leaves[pair[side]], pair[side])
-                    table[at : at + run.size].copy_(frames[first : first + run.size])
+            items = numbers.nonzero()[0]
+            if not items.size:
+                continue
+            into = numbers[items]
+            apart = (items[1:] - items[:-1] != 1) | (into[1:] - into[:-1] != 1)
+            cuts = [0, *(apart.nonzero()[0] + 1).tolist(), items.size]
+            runs = [(int(items[cut]), int(into[cut]), stop - cut) for cut, stop in itertools.pairwise(cuts)]
+            for table, pair in zip(self._table.tensors, scheme.pairs, strict=True):
+                frames = scheme.newest(write.leaves[pair[side]], pair[side])
+                for first, at, size in runs:
+                    table[at : at + size].copy_(frames[first : first + size])
         index = torch.from_numpy(write.index.astype(np.int32).reshape(len(write.index), *self.lanes, -1))
         self._kept.write_run(start, [*(write.leaves[place] for place in scheme.rest), index])
         counts, stop = self._counts, write.kept + len(write.free)
@@ -403,12 +412,12 @@ def _frames_of(starts: np.ndarray, ends: np.ndarray, last: np.ndarray, scheme: S
     count, lanes = starts.shape
     row, lane = np.arange(count)[:, None], np.arange(lanes)
     begun = np.maximum.accumulate(np.where(starts, row, -1), 0)[..., None]  # -1: before these rows
-    wanted = np.broadcast_to(row[..., None] - np.arange(scheme.stack - 1, -1, -1), (count, lanes, scheme.stack))
+    wanted = row[..., None] - np.arange(scheme.stack - 1, -1, -1)
     frames = -1 - (np.maximum(wanted, begun) * lanes + lane[:, None])
     if scheme.zeros:
         frames[wanted < begun] = 0
     at, of, column = ((begun < 0) & (wanted < 0)).nonzero()
-    frames[at, of, column] = last[of, scheme.stack + wanted[at, of, column]]
+    frames[at, of, column] = last[of, at + column + 1]
     apart = ends | (row == count - 1)
     behind = np.where(apart, count * lanes + row * lanes + lane, (row + 1) * lanes + lane)
     return np.concatenate([frames, -1 - behind[..., None]], 2)
