@@ -91,9 +91,7 @@ class TensorDictMaxValueWriter(Writer):
         """
         self._expect(data, dims=1)
         ranks = self._reduced(self._entry(data).reshape(1, -1))
-        slot = int(
-            self._placed(ranks, lambda slots, _: self._storage.set(int(slots[0]), self.stamped(data, int(slots[0]))))[0]
-        )
+        slot = int(self._placed(ranks, lambda slots, _: self._write_one(data, int(slots[0])))[0])
         return None if slot < 0 else slot
 
     def extend(self, data: Any) -> Tensor:
