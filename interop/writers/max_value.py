@@ -229,6 +229,9 @@ class TensorDictMaxValueWriter(Writer):
 
     # ------------------------------------------------------------------ writing
 
+    def _write_one(self, data: Any, slot: int) -> None:
+        self._storage.set(slot, self.stamped(data, slot))
+
     def _write(self, data: Any, slots: np.ndarray, rows: np.ndarray) -> None:
         """Store rows of data at ascending slots."""
         if not is_tensor_collection(data):
