@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -498,7 +498,7 @@ class ReplayBuffer(Sampled):
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
         data, info = self._gather(part, collate_fn)
         revise = self._revision(info, part.key)
-        order = Order.of(self, info["index"], info) if len(self._transform) else None
+        order = Order.of(self, info["index"], info) if self._transform.count else None
         return partial(self._complete, data, info, collate_fn, revise, order)
 
     def _complete(self, data: Any, info: dict[Any, Any], *how: Any) -> tuple[Any, dict[Any, Any]]:
@@ -506,10 +506,9 @@ class ReplayBuffer(Sampled):
 
     def _gather(self, part: Part, collate_fn: Callable[[Any], Any]) -> tuple[Any, dict[Any, Any]]:
         """The items that are drawn, which no write changes any more, and the info. The lock is held."""
-        storage, sampler = part.storage, part.sampler
         if self._reads_slots:
-            assert isinstance(storage, TensorStorage) and isinstance(sampler, DrawingSampler)
-            marks = self._marks_samples and not len(self._transform)  # transforms see what is stored
+            storage, sampler = cast(TensorStorage, part.storage), cast(DrawingSampler, part.sampler)
+            marks = self._marks_samples and not self._transform.count  # transforms see what is stored
             if part.reservation is None:
                 batch = sampler.draw_batch(storage, part.size, part.key, marks)
                 if batch is not None:
@@ -521,10 +520,10 @@ class ReplayBuffer(Sampled):
                 return read_batch(storage, slots, (None, 1), info, marks)
             return storage.build(leaves or rows.read(slots), slots.shape), info
         index, info = part.draw()
-        index, info = expanded(self._unit, index, info, storage)
-        data = storage.get(index)
+        index, info = expanded(self._unit, index, info, part.storage)
+        data = part.storage.get(index)
         # A list gives the items themselves where nothing edits them.
-        edited = isinstance(storage, TensorStorage) or self._marks_samples or len(self._transform) > 0
+        edited = isinstance(part.storage, TensorStorage) or self._marks_samples or len(self._transform) > 0
         return editing.owned(data) if edited and self._is_live(index, collate_fn) else data, info
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:

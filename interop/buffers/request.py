@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,12 +45,12 @@ class Part:
 
         For a storage and a sampler that `reads_slots` names.
         """
-        assert isinstance(self.storage, TensorStorage) and isinstance(self.sampler, DrawingSampler)
+        sampler, storage = cast(DrawingSampler, self.sampler), cast(TensorStorage, self.storage)
         if self.reservation is None:
-            slots, info, leaves = self.sampler.draw_slots(self.storage, self.size, self.key)
+            slots, info, leaves = sampler.draw_slots(storage, self.size, self.key)
         else:
             slots, info, leaves = self.reservation.slots, self.reservation.info, []
-        info["index"] = self.sampler.index_of(slots, self.storage)
+        info["index"] = sampler.index_of(slots, storage)
         return slots, info, [bridge.hand_over(leaf) for leaf in leaves]
 
 

@@ -280,7 +280,7 @@ class Sampled(Aliases):
             data = collate_fn(data)
         if revise is not None:
             data = revise(data)
-        if len(self._transform):
+        if self._transform.count:
             with in_order(order):
                 data = self._transform(data.copy() if is_tensor_collection(data) else data)
         if self._pin_memory and hasattr(data, "pin_memory"):

@@ -104,7 +104,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _revision(self, info: dict[Any, Any], key: np.ndarray) -> Callable[[Any], Any] | None:
         super()._revision(info, key)
-        return partial(_with_flags, info=info) if len(self._transform) else None
+        return partial(_with_flags, info=info) if self._transform.count else None
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the items of a sample the priorities under `priority_key`; several values an item are reduced to one.

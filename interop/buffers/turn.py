@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from interop.shared.storage_lock import Held
 from interop.storages import Storage
 
 
@@ -12,9 +13,12 @@ class HasStorage(Protocol):
     def storage(self) -> Storage: ...
 
 
-@contextlib.contextmanager
-def turn(buffer: HasStorage) -> Iterator[None]:
+def turn(buffer: HasStorage) -> Held:
     """Hold the lock of the storage of a buffer, which other buffers may have too. Reentrant."""
+    return Held(_turn(buffer))
+
+
+def _turn(buffer: HasStorage) -> Iterator[None]:
     done = False
     while not done:
         lock = buffer.storage.lock

@@ -91,7 +91,7 @@ class Compose(Transform, States):
             if isinstance(each, Transform):
                 each.set_container(self)
         self.transforms = nn.ModuleList(transforms)
-        self._count = len(transforms)  # read in every call of a buffer; a ModuleList takes a microsecond
+        self.count = len(transforms)  # read in every call of a buffer; a ModuleList takes a microsecond
         self.__dict__["keeping"] = tuple(keeping)  # not as submodules, which they are already
         self.eval()
 
@@ -141,7 +141,7 @@ class Compose(Transform, States):
         return self.transforms[index]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.transforms)
