@@ -63,6 +63,8 @@ class Held:
         except BaseException as raised:
             if raised is not error:
                 raise
+        finally:
+            del error, trace  # the error refers to this frame: with the cycle, what it holds would stay held
 
 
 class StorageLock:
