@@ -53,7 +53,7 @@ def update_rows(
         raise RuntimeError(f"update_if_present() needs a storage of tensors by key, got {type(storage).__name__}")
     if not writer.tracks_generations:
         raise RuntimeError(f"{type(writer).__name__} tracks no generations: build it with track_generations=True")
-    storage.refuse_a_stranger()
+    storage.refuse_forked_child()
     slots, rows = _slots(index, storage)
     generation = _integers("generation", generation)
     if generation.shape != rows.shape:

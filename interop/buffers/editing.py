@@ -56,7 +56,7 @@ def edit(storage: Storage, given: Any, index: Any = ..., dim: int = 0, adds: boo
     With `adds`, entries that are not stored yet are added to all items. The lock of the storage is held. AttributeError
     where no tensordicts are stored, and the errors of `_planned`.
     """
-    storage.refuse_a_stranger()
+    storage.refuse_forked_child()
     rows = storage.editable(given)
     if not is_tensor_collection(rows):
         raise AttributeError(f"in-place edits by key need stored tensordicts, got {type(rows).__name__}")

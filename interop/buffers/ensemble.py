@@ -18,10 +18,10 @@ from interop.buffers import collate, editing
 from interop.buffers.checkpoints import fields_of
 from interop.buffers.ensemble_members import buffers_of, functions_of
 from interop.buffers.ensemble_parts import MemberPart, assembled, first_slots, info_of, items_of
+from interop.buffers.locked import all_locked, locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.request import Part, Request
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
-from interop.buffers.turn import turn, turns
 from interop.checkpoint.state import Entries, LoadOptions, Together, described, state_for, together
 from interop.data import randomness
 from interop.data.index import as_int
@@ -57,7 +57,7 @@ class ReplayBufferEnsemble(Sampled):
         p, sample_from_all, num_buffer_sampled: as for `SamplerEnsemble`.
         generator: governs every draw, and becomes that of the members; by default torch's global one governs the draws of
             the ensemble, and members keep theirs.
-        shared: have worker processes take turns at the members.
+        shared: have worker processes lock each other out of the members.
         prefetch, pin_memory: as for `ReplayBuffer`.
         transform_factory: makes the transform, instead of it.
     """
@@ -145,7 +145,7 @@ class ReplayBufferEnsemble(Sampled):
                 member.set_rng(self.generator)
 
     def share(self, shared: bool = True) -> Self:
-        """Have worker processes take turns at the members, or not. ValueError with prefetch, of a member too."""
+        """Have worker processes lock each other out of the members, or not. ValueError with prefetch, of a member too."""
         if shared:
             self._refuse_to_share()
         for member in self.members:
@@ -169,7 +169,7 @@ class ReplayBufferEnsemble(Sampled):
         reads = []
         for part in request.parts:
             member = self.members[part.place]
-            with turn(member):
+            with locked(member):
                 if reserves:
                     part.sampler, part.storage = member.sampler, member.storage  # they may have been exchanged
                     part.reserve()
@@ -189,7 +189,7 @@ class ReplayBufferEnsemble(Sampled):
         return info_of(info)
 
     def _locked_to_reserve(self) -> contextlib.AbstractContextManager[Any]:
-        return turns([member for member in self.members if member.sampler.reads_to_reserve])
+        return all_locked([member for member in self.members if member.sampler.reads_to_reserve])
 
     def stats(self) -> dict[str, int | float | bool]:
         """Numbers to watch, JSON as they are: those of all members together, and the batches that wait here."""
@@ -201,7 +201,7 @@ class ReplayBufferEnsemble(Sampled):
 
     def plan(self, data: Any = None) -> Plan:
         """The memory of all members, as `ReplayBuffer.plan`; data is for each of them, or a list of data for one each."""
-        with turns(self.members):
+        with all_locked(self.members):
             return planning.plan(planning.of_members([member.memory_shares for member in self.members], data))
 
     # ------------------------------------------------------------------ members and their items
@@ -244,7 +244,7 @@ class ReplayBufferEnsemble(Sampled):
         found = []
         for place in places:
             member = self.members[place]
-            with turn(member):
+            with locked(member):
                 data = member.storage[item]
                 data = editing.owned(data) if member.storage.is_live(item) else data
             collate_fn = self._collate_fns[place] or member.collate_fn
@@ -312,7 +312,7 @@ class ReplayBufferEnsemble(Sampled):
 
     def _unchanging(self) -> contextlib.AbstractContextManager[Any]:
         with contextlib.ExitStack() as held:
-            held.enter_context(turns(self.members))
+            held.enter_context(all_locked(self.members))
             for each in (*self.members, self):
                 if each.prefetch_queue is not None:
                     held.enter_context(each.prefetch_queue.mutex)

@@ -8,9 +8,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from interop.buffers.components import made
+from interop.buffers.locked import locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.buffers.turn import turn
 from interop.data.class_names import class_of
 from interop.samplers import PrioritizedSampler, Sampler
 from interop.storages import ListStorage, Storage
@@ -62,7 +62,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def prioritized_sampler(self) -> Sampler:
         """The sampler that holds the priorities, those of rows that other processes wrote among them."""
-        with turn(self):
+        with locked(self):
             return self.sampler
 
 

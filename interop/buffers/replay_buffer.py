@@ -19,9 +19,9 @@ from fbuf.memory_plan import Plan, Share
 from interop.buffers import checkpoints, collate, editing, planning
 from interop.buffers.components import all_made, check_fit, made
 from interop.buffers.conditional import ConditionalUpdateResult, update_rows
+from interop.buffers.locked import locked
 from interop.buffers.request import Part, Request, reads_slots
 from interop.buffers.sampled import Complete, Sampled, as_collate_fn
-from interop.buffers.turn import turn
 from interop.checkpoint.state import EXACT, LoadOptions
 from interop.data import randomness
 from interop.data.index import as_int
@@ -65,7 +65,7 @@ class ReplayBuffer(Sampled):
         dim_extend: the dim of data along which `extend` runs; by default the last item dim of the storage.
         checkpointer: what saves and loads the storage.
         generator: governs every draw; torch's global one by default.
-        shared: have processes take turns, see `share`.
+        shared: have processes lock each other out, see `share`.
         compilable: given to the default storage.
         delayed_init: make the components at the first use; by default with a `transform_factory`.
         sample_unit: what a drawn item becomes in a batch, `Sequence` for windows; the item itself by default.
@@ -117,7 +117,7 @@ class ReplayBuffer(Sampled):
             chain = transform if transform_factory is None else transform_factory()
             components = all_made(storage, sampler, writer, collate_fn, chain, bool(compilable), self._default_writer)
             components[1].check_batch_size(self._batch_size)
-            with components[0].lock.turn():
+            with components[0].lock.held():
                 self._join(*components)
                 if checkpointer is not None:
                     components[0].checkpointer = checkpointer
@@ -220,7 +220,7 @@ class ReplayBuffer(Sampled):
     @property
     def write_count(self) -> int:
         """Rows ever written."""
-        with turn(self):
+        with locked(self):
             return self._writer.write_count
 
     @property
@@ -257,11 +257,11 @@ class ReplayBuffer(Sampled):
         while True:
             before = self._storage
             first, second = sorted((before.lock, new.lock), key=id)  # in one order, whoever exchanges with whom
-            with first.turn(), second.turn():
+            with first.held(), second.held():
                 if self._storage is not before:  # exchanged by another thread meanwhile
                     continue
                 if new is not before:
-                    self._sampler.refuse_a_stranger()
+                    self._sampler.refuse_forked_child()
                     self._join(new, self._sampler, self._writer)
                     before.detach(self)
                 self._collate_fn = chosen
@@ -272,7 +272,7 @@ class ReplayBuffer(Sampled):
         """Put in another sampler, which takes over the stored rows; returns the one before."""
         new = made("sampler", sampler, Sampler)
         new.check_batch_size(self._batch_size)
-        with turn(self):
+        with locked(self):
             before = self._sampler
             self._join(self._storage, new, self._writer)
             self.drop_prefetched()
@@ -281,13 +281,13 @@ class ReplayBuffer(Sampled):
     def set_writer(self, writer: Writer) -> Writer:
         """Put in another writer; returns the one before."""
         new = made("writer", writer, Writer)
-        with turn(self):
+        with locked(self):
             before = self._writer
             self._join(self._storage, self._sampler, new)
             return before
 
     def share(self, shared: bool = True) -> Self:
-        """Have processes take turns at every call, those of all buffers on the storage. ValueError with prefetch.
+        """Have processes lock each other out at every call, of all buffers on the storage. ValueError with prefetch.
 
         They do by themselves from the moment a process is started with the buffer, and memory maps from a fork on. Forked
         children of other buffers can only read what there was at the fork. False takes back only what was asked for before
@@ -341,9 +341,9 @@ class ReplayBuffer(Sampled):
         chain = self._transform
         if not chain.keeps:
             stored = self._to_store(data, lift=not many)
-            with turn(self):
+            with locked(self):
                 return self._write(stored, many, with_priorities)
-        with turn(self):
+        with locked(self):
             kept, counts = chain.snapshot(), (self._storage.ring.counts, self._writer.write_count)
             try:
                 stored = self._to_store(data, lift=not many)
@@ -382,7 +382,7 @@ class ReplayBuffer(Sampled):
         for buffer in buffers:  # one that cannot follow the write refuses it
             follower = getattr(buffer, "sampler", None)  # anything may have been attached
             if follower is not None:
-                follower.refuse_a_stranger()
+                follower.refuse_forked_child()
                 before = following.standing(storage) if before is None and follower.follows_writes else before
         priority = self._priority_in(stored, many) if with_priorities else None
         dim = self.dim_extend
@@ -412,12 +412,12 @@ class ReplayBuffer(Sampled):
     def mark_update(self, index: Any) -> None:
         """Give the items at index the default priority of the sampler."""
         if self._sampler.follows_writes:
-            with turn(self):
+            with locked(self):
                 self._sampler.mark_update(index, storage=self._storage)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give the items at index new priorities; a warning where the sampler has none."""
-        with turn(self):
+        with locked(self):
             if isinstance(index, tuple):
                 index = torch.stack([torch.as_tensor(each) for each in index], -1)
             if isinstance(priority, Tensor) and 0 < self.dim_extend < priority.ndim:
@@ -438,10 +438,10 @@ class ReplayBuffer(Sampled):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forget all items; the memory is kept. Every buffer on the storage starts over."""
-        with turn(self):
+        with locked(self):
             storage = self._storage
             storage.recover()
-            storage.refuse_a_stranger()
+            storage.refuse_forked_child()
             for buffer in storage.attached():
                 buffer.writer.refuse("empty")
             with storage.transaction():
@@ -537,15 +537,15 @@ class ReplayBuffer(Sampled):
         return self._storage.is_live(index) and collate_fn is not collate.stack
 
     def _locked(self) -> AbstractContextManager[Any]:
-        return turn(self)
+        return locked(self)
 
     def _locked_to_reserve(self) -> AbstractContextManager[Any]:
-        return turn(self) if self._sampler.reads_to_reserve else nullcontext()
+        return locked(self) if self._sampler.reads_to_reserve else nullcontext()
 
     # ------------------------------------------------------------------ stored items
 
     def __len__(self) -> int:
-        with turn(self):
+        with locked(self):
             return self._sampler.sampleable(self._storage)
 
     def __getitem__(self, index: Any) -> Any:
@@ -553,7 +553,7 @@ class ReplayBuffer(Sampled):
         if key is not None:
             return self[:][key]
         index = editing.unwrapped(index)
-        with turn(self):
+        with locked(self):
             if self.dim_extend > 0:
                 data = swapped(self._storage[:], self.dim_extend)
                 data = data if editing.is_all(index) else each_leaf(data, lambda leaf: leaf[index])
@@ -578,8 +578,8 @@ class ReplayBuffer(Sampled):
         value = self._to_store(value)
         if value is None and len(self._transform):
             return  # a transform wants nothing stored
-        with turn(self):
-            self._storage.refuse_a_stranger()
+        with locked(self):
+            self._storage.refuse_forked_child()
             self._storage.recover()
             editing.assign(self._storage, self._writer, self.dim_extend, editing.unwrapped(index), value)
 
@@ -612,7 +612,7 @@ class ReplayBuffer(Sampled):
         return self._edit(given, adds=True)
 
     def _edit(self, given: Any, index: Any = ..., dim: int = 0, adds: bool = False) -> Self:
-        with turn(self):
+        with locked(self):
             editing.edit(self._storage, given, index, dim, adds)
         return self
 
@@ -644,7 +644,7 @@ class ReplayBuffer(Sampled):
         tracks no generations; KeyError for a key that is not stored; ValueError for another shape or dtype, and for one of
         `version_key` and `version` without the other; TypeError for what is no tensor.
         """
-        with turn(self):
+        with locked(self):
             return update_rows(
                 self._storage, self._writer, index, generation, patch, version_key, version, require_newer
             )
@@ -658,7 +658,7 @@ class ReplayBuffer(Sampled):
         In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated, and nothing changes.
         RuntimeError without data where that is needed to tell, and the errors of the write.
         """
-        with turn(self):
+        with locked(self):
             return of_storages.plan(self.memory_shares(data))
 
     def memory_shares(self, data: Any) -> list[Share]:
@@ -703,7 +703,7 @@ class ReplayBuffer(Sampled):
         """
         if transforms not in ("refuse", "drop"):
             raise ValueError(f"transforms must be 'refuse' or 'drop', got {transforms!r}")
-        with turn(self):
+        with locked(self):
             lost = [repr(each) for each in self._transform]
             lost += [] if self._collate_fn in (collate.identity, collate.stack, collate.lazily) else ["collate_fn"]
             if lost and transforms == "refuse":
@@ -782,7 +782,7 @@ class ReplayBuffer(Sampled):
 
     def _unchanging(self) -> AbstractContextManager[Any]:
         with ExitStack() as held:
-            held.enter_context(turn(self))
+            held.enter_context(locked(self))
             if self._prefetch is not None:
                 held.enter_context(self._prefetch.mutex)
             return held.pop_all()
@@ -816,7 +816,7 @@ class ReplayBuffer(Sampled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin()
         self.__dict__.update(state, _make_components=None, _known_storage=None)
-        with self._storage.lock.turn():
+        with self._storage.lock.held():
             self._join(self._storage, self._sampler, self._writer)
 
     def __repr__(self) -> str:

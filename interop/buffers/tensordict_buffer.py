@@ -12,8 +12,8 @@ from tensordict import TensorDict, TensorDictBase, is_tensorclass
 from torch import Tensor
 
 from interop.buffers import collate
+from interop.buffers.locked import locked
 from interop.buffers.replay_buffer import ReplayBuffer
-from interop.buffers.turn import turn
 from interop.data.keys import as_path
 from interop.data.pytrees import swapped
 from interop.data.reductions import REDUCTIONS
@@ -115,7 +115,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         if not self._sampler.takes_priorities:
             return
-        with turn(self):
+        with locked(self):
             ndim = self._storage.ndim
             anchors = data.get("anchor_index", None) if self._unit is not None else None
             index = data.get("index", None) if anchors is None else anchors

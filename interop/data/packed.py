@@ -22,7 +22,7 @@ class PackedValues:
     """Byte strings by span. A span is two int64: the address, and the length shifted by two bits with the kind of value.
 
     Bytes are appended, never changed. A process appends to segments of its own, so that writers need no common position.
-    What no span names any more is given back by `reclaim`, a whole segment at a time. Callers take turns: methods that
+    What no span names any more is given back by `reclaim`, a whole segment at a time. Callers hold a lock: methods that
     append or reclaim are called while the lock of the storage is held.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interop.buffers import ReplayBuffer
 from interop.buffers.collate import stack
-from interop.buffers.turn import turn
+from interop.buffers.locked import locked
 from interop.data.class_names import class_of
 from interop.data.keys import as_path
 from interop.postprocs.gather import picked_items
@@ -35,7 +35,7 @@ def stored_episodes(
         raise TypeError(f"a single ReplayBuffer is needed, got {class_of(rb)}: write members of an ensemble one by one")
     if isinstance(rb.writer, TensorDictMaxValueWriter):
         raise TypeError(f"a {type(rb.writer).__name__} does not keep the order of rows: there are no trajectories")
-    with turn(rb):
+    with locked(rb):
         if not len(rb.storage):
             raise RuntimeError("the buffer is empty: there is nothing to write")
         yield StoredEpisodes(rb.storage, traj_key, end_keys)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
+from interop.buffers.locked import locked
 from interop.buffers.replay_buffer import ReplayBuffer
 from interop.buffers.tensordict_buffer import TensorDictReplayBuffer
-from interop.buffers.turn import turn
 from interop.data.class_names import class_of
 from interop.remote.epochs import Planned
 from interop.remote.joining import Drawn
@@ -66,7 +66,7 @@ class Shard:
 
     def share(self, batch_size: int) -> Share:
         """What the shard holds of everything, for batches of this size. TypeError for other samplers than the library's."""
-        with self._lock, turn(self.buffer):
+        with self._lock, locked(self.buffer):
             return self._share(batch_size)
 
     def _share(self, batch_size: int) -> Share:
@@ -87,7 +87,7 @@ class Shard:
 
         RuntimeError where nothing is stored, or less than was planned.
         """
-        with self._lock, turn(self.buffer), contextlib.ExitStack() as after:
+        with self._lock, locked(self.buffer), contextlib.ExitStack() as after:
             sampler, share = self.buffer.sampler, self._share(batch_size)
             if isinstance(sampler, SliceSampler) and sampler.num_slices is not None:
                 after.callback(setattr, sampler, "num_slices", sampler.num_slices)  # of the whole batch

@@ -62,7 +62,7 @@ class ConsumingSampler(Sampler):
 
     def draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[Any, dict[Any, Any]]:
         """int64 [at most batch_size], each slot once, and an empty info. RuntimeError where nothing is left."""
-        self.refuse_a_stranger()
+        self.refuse_forked_child()
         if not self.sampleable(storage):
             consumed = f" All {self._known} items were drawn {self._most} times." if self._known else ""
             raise RuntimeError(f"{_EMPTY}{consumed} Call extend() or add() first.")
@@ -181,7 +181,7 @@ class ConsumingSampler(Sampler):
                 "an episode do not stay together"
             )
 
-    def refuse_a_stranger(self) -> None:
+    def refuse_forked_child(self) -> None:
         self._process.check()
 
     def __repr__(self) -> str:

@@ -83,7 +83,7 @@ class SamplerEnsemble(Sampler):
         self.choice.refuse_empty(map(len, storages))
         rows, infos = [], []
         for place, own_key in self.choice.choose(key):
-            with storages[place].lock.turn():
+            with storages[place].lock.held():
                 slots, info = draw_by(self.members[place], storages[place], each, own_key)
             rows.append((place, torch.stack(slots, -1) if isinstance(slots, tuple) else torch.as_tensor(slots)))
             infos.append(TensorDict(info, []))
@@ -124,7 +124,7 @@ class SamplerEnsemble(Sampler):
             super().update_priority(index, priority, storage=storage)
             return
         for place, slots, values in self.routed(index, priority, storages):
-            with storages[place].lock.turn():
+            with storages[place].lock.held():
                 self.members[place].update_priority(slots, values, storage=storages[place])
 
     def routed(self, index: Any, priority: Any, storages: Sequence[Storage]) -> list[tuple[int, Tensor, Any]]:

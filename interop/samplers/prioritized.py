@@ -155,7 +155,7 @@ class PrioritizedSampler(DrawingSampler):
         with self._lock:
             if not self._held.size:
                 return None
-            self.refuse_a_stranger()
+            self.refuse_forked_child()
             return self._held.functional()
 
     @property
@@ -246,14 +246,14 @@ class PrioritizedSampler(DrawingSampler):
             self._prepare(storage)
             self._held.exclude(slots, allowed)
 
-    def refuse_a_stranger(self) -> None:
+    def refuse_forked_child(self) -> None:
         self._process.check()
         if not may_use_jax():
             raise RuntimeError(_ONE_PROCESS)
 
     def _prepare(self, storage: Storage | None) -> None:
         """Have slots for every item of the storage, on its device if no other one was asked for."""
-        self.refuse_a_stranger()
+        self.refuse_forked_child()
         if storage is None:
             return
         self._has_storage = True
@@ -399,7 +399,7 @@ class PrioritizedSampler(DrawingSampler):
         loaded = priority_states.checked(entries, options, self._parameters(), self._held)
         entries.settle()  # before anything is built
         if loaded.values.given.size:
-            self.refuse_a_stranger()
+            self.refuse_forked_child()
         held = self._made(loaded.rule, loaded.capacity, loaded.alpha)
         held.load(loaded.values)
 

@@ -104,7 +104,7 @@ class PromptGroupSampler(DrawingSampler):
 
     def _draw(self, storage: Storage, batch_size: int, key: np.ndarray) -> tuple[torch.Tensor, dict[Any, Any]]:
         self.check_batch_size(batch_size)
-        self.refuse_a_stranger()
+        self.refuse_forked_child()
         size = stored(storage)
         self._sync(storage)
         count, ready = batch_size // self._size, self._groups.ready
@@ -197,7 +197,7 @@ class PromptGroupSampler(DrawingSampler):
         if prefetches and self._most is not None:
             raise ValueError("prefetch and max_uses exclude each other: groups drawn ahead would be consumed unseen")
 
-    def refuse_a_stranger(self) -> None:
+    def refuse_forked_child(self) -> None:
         if self._process is not None:
             self._process.check()
 

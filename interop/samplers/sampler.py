@@ -149,7 +149,7 @@ class Sampler(Stateful, randomness.Seeded, ABC):
         if batch_size is None and getattr(self, "drop_last", False):
             raise ValueError("a sampler with drop_last=True needs a batch_size in the constructor of the buffer")
 
-    def refuse_a_stranger(self) -> None:
+    def refuse_forked_child(self) -> None:
         """RuntimeError in a forked child, whose draws and writes the sampler would not follow."""
 
     @property

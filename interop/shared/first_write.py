@@ -24,7 +24,7 @@ _DESCRIPTION = "description"
 class FirstWrite:
     """The folder in which processes find the memory of a storage. It goes with `owner`, in the process that made it.
 
-    Reading and writing take the turn of the storage; a description is there as a whole or not at all.
+    The lock of the storage is held for reading and writing; a description is there as a whole or not at all.
 
     Attributes:
         epoch: how often memory was given up for items of another layout. Memory of an earlier epoch holds nothing.

@@ -23,7 +23,7 @@ class Locked(Protocol):
     """What a storage does when its lock is taken."""
 
     def acquired(self) -> None:
-        """The lock was taken, by the outermost `turn`: roll back unfinished writes, follow those of other processes."""
+        """The lock was taken, by the outermost `held`: roll back unfinished writes, follow those of other processes."""
 
     def released(self) -> None:
         """The lock is about to be released."""
@@ -90,11 +90,11 @@ class StorageLock:
         self.threads = Lock()
         _all.add(self)
 
-    def turn(self) -> "Held":
+    def held(self) -> "Held":
         """Hold the lock. RuntimeError in a forked child that cannot read the storage."""
-        return Held(self._turn())
+        return Held(self._hold())
 
-    def _turn(self) -> Iterator[None]:
+    def _hold(self) -> Iterator[None]:
         with self.threads:
             if self.hooked and not self._begun:
                 try:
@@ -136,7 +136,7 @@ class StorageLock:
 
     def unshare(self) -> None:
         """Exclude threads only, where no process was started yet."""
-        with self.turn():
+        with self.held():
             if not self.given:
                 self.processes = None
 

@@ -41,7 +41,7 @@ class StorageEnsemble(Storage):
     def locked(self) -> Any:
         locks = contextlib.ExitStack()
         for each in sorted({member.lock for member in self.members}, key=id):  # in one order in all threads
-            locks.enter_context(each.turn())
+            locks.enter_context(each.held())
         return locks
 
     @property
@@ -76,7 +76,7 @@ class StorageEnsemble(Storage):
 
     def _read(self, place: int, slots: Tensor) -> Any:
         storage = self.members[place]
-        with storage.lock.turn():
+        with storage.lock.held():
             data = storage.get(tuple(slots.unbind(-1)) if slots.ndim > 1 else slots)
         chain = None if self.transforms is None else self.transforms[place]
         return data if chain is None or not len(chain) else chain(data)

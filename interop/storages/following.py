@@ -15,7 +15,7 @@ def followers(storage: Any) -> list[Any]:
 
 
 def standing(storage: Any) -> tuple[int, ...]:
-    """What this process knows of the rows at the end of its turn."""
+    """What this process knows of the rows when it releases the lock."""
     return (*storage.ring.counts, len(storage))
 
 

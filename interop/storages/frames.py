@@ -247,7 +247,7 @@ class LazyFrameStorage(TensorStorage):
         return put
 
     def state_dict(self) -> dict[str, Any]:
-        with self.lock.turn():
+        with self.lock.held():
             saved = {
                 name: value.arrays if isinstance(value, Columns) else value for name, value in self.saved().items()
             }
@@ -266,7 +266,7 @@ class LazyFrameStorage(TensorStorage):
             return super().__getstate__()
         state = Storage.__getstate__(self)
         if starting_a_worker():
-            with self.lock.turn():
+            with self.lock.held():
                 rows.share()
             memory = rows.memory
         else:  # a pickle or copy is a storage of its own

@@ -90,7 +90,7 @@ class LazyTensorStorage(TensorStorage):
     def _memory(self, layout: Layout, lead: tuple[int, ...]) -> Rows:
         if self._first is None:
             return self._allocate(layout, lead)
-        with self.lock.turn():
+        with self.lock.held():
             found, self._epoch = self._first.found(), self._first.epoch.value
             if found is None:
                 rows = self._allocate(layout, lead)

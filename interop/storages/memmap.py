@@ -128,7 +128,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         Reading goes on. Views that `buffer[:]` and the like gave, before or after, are maps of the files: edits of them
         are seen by whoever opens the folder, so have none of them left that is written to.
         """
-        with self.lock.turn():
+        with self.lock.held():
             ends = self._ending is not None and self.journal.memory is not None
             if ends and self.scratch_dir is not None:
                 self.journal = ReadOnly(self.scratch_dir, self.journal, closed=True)

@@ -29,7 +29,7 @@ from interop.storages import following, planning
 class Storage(Aliases, Seeded):
     """Items by slot. Subclasses give `set`, `get` and `__len__`; `_empty` and `contains` where the defaults do not fit.
 
-    Buffers take turns: each holds the lock of its storage while it reads or writes; so do processes, from the moment a
+    Buffers hold the lock of their storage while they read or write. So do processes, from the moment a
     storage that they share is given to another one, by a fork or among the arguments of a process that starts. Who calls
     `get` and `set` directly beside them has to see to that itself.
 
@@ -49,7 +49,7 @@ class Storage(Aliases, Seeded):
     priorities: Any = None  # of its items, where they are kept beside them
     reopened = False  # whether its rows are of a process before this one
     _watched = False  # whether samplers are told of what other processes write
-    _seen: tuple[int, ...] | None = None  # what there was at the end of the last turn, where they are
+    _seen: tuple[int, ...] | None = None  # what there was when the lock was released last, where they are
     lock: StorageLock
     _listeners: "_Listeners"
     ring: Ring  # where it stands: rows in use, cursor, what was written
@@ -124,7 +124,7 @@ class Storage(Aliases, Seeded):
         return partial(self.load_state_dict, given)
 
     def locked(self) -> Any:
-        return self.lock.turn()
+        return self.lock.held()
 
     @property
     def shape(self) -> torch.Size | None:
@@ -135,7 +135,7 @@ class Storage(Aliases, Seeded):
     def is_full(self) -> bool:
         return len(self) == self.max_size
 
-    def refuse_a_stranger(self) -> None:
+    def refuse_forked_child(self) -> None:
         """RuntimeError in a forked child whose writes the parent would not see, or not count."""
         if self.lock.forked and (self.lock.processes is None or not self.is_shared()):
             raise RuntimeError(
@@ -154,9 +154,9 @@ class Storage(Aliases, Seeded):
         return False
 
     def share(self) -> None:
-        """Have processes take turns from now on. O(1) once they do."""
+        """Have processes lock each other out from now on. O(1) once they do."""
         if self.lock.processes is None:
-            with self.lock.turn():
+            with self.lock.held():
                 self.start_sharing()
 
     def start_sharing(self) -> None:
@@ -185,7 +185,7 @@ class Storage(Aliases, Seeded):
         self._seen = following.standing(self) if shared else None
 
     def recover(self) -> None:
-        """Take back what a process was writing when it ended. For a turn that is within no other."""
+        """Roll back what a process was writing when it ended. The lock is held, by nothing around this."""
         self.journal.begin_turn()
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
@@ -249,7 +249,7 @@ class Storage(Aliases, Seeded):
         In place of data: a `TensorSpec` of an item or, with `ndim` > 1, of a row. Nothing is allocated. RuntimeError without
         data where that is needed to tell, and the errors of the write.
         """
-        with self.lock.turn():
+        with self.lock.held():
             return planning.plan(self.memory_shares(data))
 
     def memory_shares(self, data: Any) -> list[Share]:
@@ -295,8 +295,8 @@ class Storage(Aliases, Seeded):
 
     def empty(self) -> None:
         """Forget all items; the memory is kept. A storage with buffers is emptied by the `empty` of a buffer instead."""
-        with self.lock.turn(), self.transaction():
-            self.refuse_a_stranger()
+        with self.lock.held(), self.transaction():
+            self.refuse_forked_child()
             self._empty()
 
     def attach(self, buffer: Any) -> None:
@@ -362,7 +362,7 @@ class Storage(Aliases, Seeded):
         if starting_a_worker():
             self._refuse_to_share()
             self.share()
-            kept: dict[str, Any] = {"_turns": self.lock.give()}
+            kept: dict[str, Any] = {"_process_lock": self.lock.give()}
         else:
             kept = {"journal": Journal(), "_counters": None, "priorities": None, "ring": copy.deepcopy(self.ring)}
         state = {**self.__dict__, "_listeners": _Listeners(), "_rng": None, "_seen": None, **kept}
@@ -376,13 +376,13 @@ class Storage(Aliases, Seeded):
                 f"Cannot share a {type(self).__name__} that is compilable between processes, each would count on its own: "
                 "build it with compilable=False"
             )
-        self.refuse_a_stranger()
+        self.refuse_forked_child()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        turns = state.pop("_turns", None)
+        process_lock = state.pop("_process_lock", None)
         self.__dict__.update(state, lock=self.lock)
-        if turns is not None:
-            self.lock.take(turns)
+        if process_lock is not None:
+            self.lock.take(process_lock)
         if self._counters is not None:
             self.ring.use(self._counters.numpy().data, copy=False)
 

@@ -295,8 +295,8 @@ class TensorStorage(Storage):
             ValueError: a dim is dynamic (-1).
             NotEnoughMemoryError, OSError: there is less than all items take; nothing was allocated.
         """
-        with self.lock.turn(), self.transaction():
-            self.refuse_a_stranger()
+        with self.lock.held(), self.transaction():
+            self.refuse_forked_child()
             if self.fixed_layout is not None:
                 raise RuntimeError(
                     "the layout of items is fixed already: call allocate() before the first write, and once"
@@ -563,12 +563,12 @@ class TensorStorage(Storage):
 
         It holds plain values and tensors only: `torch.load(weights_only=True)` reads it.
         """
-        with self.lock.turn():
+        with self.lock.held():
             return tensor_states.state_of(self)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Copy what `state_dict` gave in. After an error nothing has changed."""
-        with self.lock.turn():
+        with self.lock.held():
             put = self.restoring_dict(state_dict)
             with uninterrupted(), self.transaction():
                 put()
@@ -589,7 +589,7 @@ class TensorStorage(Storage):
         if not starting_a_worker():  # a pickle or copy is a buffer of its own
             tensors = rows.copies(self.ring.size)
             return {**state, "_tensors": tensors, "_in_jax": in_jax}
-        with self.lock.turn():
+        with self.lock.held():
             rows.share()
         return {**state, "_tensors": rows.tensors, "_in_jax": in_jax}
 

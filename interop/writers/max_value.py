@@ -165,7 +165,7 @@ class TensorDictMaxValueWriter(Writer):
 
         Where that raises all is as before.
         """
-        self._storage.refuse_a_stranger()
+        self._storage.refuse_forked_child()
         self._process.check()
         self._settle()
         known, before = len(self._heap), dict[int, float]()

@@ -78,7 +78,7 @@ class RoundRobinWriter(Writer):
 
     def add(self, data: Any) -> Any:
         """Write one item; an int, or coordinates [n, ndim] where a row holds several items."""
-        self._storage.refuse_a_stranger()
+        self._storage.refuse_forked_child()
         storage, row = self._storage, self.cursor
         vacant, after = self._vacant(1), row + 1
         if vacant.size:
@@ -96,7 +96,7 @@ class RoundRobinWriter(Writer):
         dims = _item_dims(data, storage.ndim)
         if 0 in dims:
             return self._nothing()
-        self._storage.refuse_a_stranger()
+        self._storage.refuse_forked_child()
         cursor, capacity, vacant = self.cursor, storage.row_capacity(data), self._vacant(dims[0])
         after = cursor + dims[0] - vacant.size
         rows = np.arange(cursor, after)
@@ -124,11 +124,11 @@ class RoundRobinWriter(Writer):
         IndexError and TypeError for what names no rows, and the errors of `Storage.set`: nothing is written then.
         """
         storage = self._storage
-        with storage.lock.turn():
-            storage.refuse_a_stranger()
+        with storage.lock.held():
+            storage.refuse_forked_child()
             listeners = storage.attached()
             for buffer in listeners:
-                buffer.sampler.refuse_a_stranger()
+                buffer.sampler.refuse_forked_child()
             rows: Any = as_int(index)
             if rows is None:
                 rows = as_tensor(index).cpu()

@@ -117,7 +117,7 @@ def _extend_for_ever(buffer: Any, size: int) -> None:
 
 
 def _die_in_turn(buffer: Any) -> None:
-    with buffer.storage.lock.turn():
+    with buffer.storage.lock.held():
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -15,7 +15,7 @@ from interop import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from interop.buffers.turn import turn
+from interop.buffers.locked import locked
 from interop.host.rows import TorchRows
 from interop.storages.batches import BatchInfo
 from tests.interop.rows import check_same
@@ -83,7 +83,7 @@ def steps(count=40):
 def wanted(buffer, batch_size, seed):
     """The batch as it comes by parts: named, told, read, set."""
     torch.manual_seed(seed)
-    with turn(buffer):
+    with locked(buffer):
         index, info = buffer.sampler.sample(buffer.storage, batch_size)
         data = buffer.storage.get(index)
     if isinstance(buffer, TensorDictReplayBuffer):

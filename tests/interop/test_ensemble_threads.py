@@ -20,7 +20,7 @@ from interop import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from interop.buffers.turn import turn
+from interop.buffers.locked import locked
 from tests.interop.rows import check_same, flat_td
 from tests.interop.test_threads_and_processes import together
 
@@ -37,7 +37,7 @@ def member(first=0, count=8, storage=LazyTensorStorage, **kwargs):
 def test_a_member_that_is_busy_is_waited_for():
     ensemble = ReplayBufferEnsemble(member(), member(), sample_from_all=True)
     drawn = []
-    with turn(ensemble[1]):
+    with locked(ensemble[1]):
         thread = threading.Thread(target=lambda: drawn.append(ensemble.sample(4)), daemon=True)
         thread.start()
         thread.join(0.1)

@@ -266,7 +266,7 @@ def test_threads_sample_extend_update_and_exchange_at_once(sampler, prefetch, ma
             other.update_tensordict_priority(batch.set("td_error", torch.rand(len(batch))))
 
     def start_over():
-        with storage.lock.turn():  # else others find it empty
+        with storage.lock.held():  # else others find it empty
             other.empty()
             other.extend(flat_td([1] * 6))
 

@@ -66,7 +66,7 @@ def test_a_buffer_takes_turns_on_the_storage_that_it_has_by_then():
     old, new = Watched(8), Watched(8)
     buffer, other = ReplayBuffer(storage=old), ReplayBuffer(storage=new)
     other.extend(plain_tensor([1, 2]))
-    with old.lock.turn():
+    with old.lock.held():
         reader = threading.Thread(target=lambda: [buffer.sample(2) for _ in range(20)])
         reader.start()
         time.sleep(0.02)

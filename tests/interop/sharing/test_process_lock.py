@@ -77,7 +77,7 @@ def test_a_wait_goes_on_after_a_signal_and_leaves_nothing_held_where_one_raises(
         (reading, writing), parent = os.pipe(), os.getpid()
         child = os.fork()
         if child == 0:
-            with buffer.storage.lock.turn():
+            with buffer.storage.lock.held():
                 os.write(writing, b"x")
                 for _ in range(2):
                     time.sleep(0.2)
@@ -126,12 +126,12 @@ def held_elsewhere(lock):
 
 def test_the_outermost_turn_takes_and_releases_the_lock_among_processes():
     storage = LazyTensorStorage(8)
-    with storage.lock.turn():
+    with storage.lock.held():
         storage.share()
-        with storage.lock.turn():
+        with storage.lock.held():
             assert held_elsewhere(storage.lock)
     assert not held_elsewhere(storage.lock)
-    with storage.lock.turn(), storage.lock.turn():
+    with storage.lock.held(), storage.lock.held():
         assert held_elsewhere(storage.lock)
     assert not held_elsewhere(storage.lock)
 
@@ -140,7 +140,7 @@ def test_sharing_waits_for_threads_that_hold_the_lock():
     storage, entered, leave, order = LazyTensorStorage(8), threading.Event(), threading.Event(), []
 
     def hold():
-        with storage.lock.turn():
+        with storage.lock.held():
             entered.set()
             leave.wait(20)
             order.append("left")
@@ -159,7 +159,7 @@ def test_an_error_when_the_lock_is_taken_releases_it(monkeypatch):
     storage = LazyTensorStorage(8)
     storage.share()
     monkeypatch.setattr(storage, "acquired", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError), storage.lock.turn():
+    with pytest.raises(ZeroDivisionError), storage.lock.held():
         pass
     assert not held_elsewhere(storage.lock)
     monkeypatch.undo()

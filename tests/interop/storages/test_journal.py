@@ -316,7 +316,7 @@ def test_a_large_row_has_room(tmp_path):
 
 
 def _killed_in_a_write(buffer, pipe):
-    with buffer.storage.lock.turn(), buffer.storage.transaction():
+    with buffer.storage.lock.held(), buffer.storage.transaction():
         buffer.storage.set_run(1, torch.arange(1, 3), nested_td([8, 9]))
         buffer.storage.ring.size = 1
         pipe.send("written")

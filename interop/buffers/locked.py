@@ -1,4 +1,4 @@
-"""The time that a buffer has its storage for itself."""
+"""Holding the locks of buffers: those of their storages."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -13,32 +13,32 @@ class HasStorage(Protocol):
     def storage(self) -> Storage: ...
 
 
-def turn(buffer: HasStorage) -> Held:
+def locked(buffer: HasStorage) -> Held:
     """Hold the lock of the storage of a buffer, which other buffers may have too. Reentrant."""
-    return Held(_turn(buffer))
+    return Held(_held(buffer))
 
 
-def _turn(buffer: HasStorage) -> Iterator[None]:
+def _held(buffer: HasStorage) -> Iterator[None]:
     done = False
     while not done:
         lock = buffer.storage.lock
         with lock.threads:
             done = lock is buffer.storage.lock  # or it was exchanged while this thread waited
             if done and lock.hooked:
-                with lock.turn():
+                with lock.held():
                     yield
             elif done:
                 yield
 
 
 @contextlib.contextmanager
-def turns(buffers: Sequence[HasStorage]) -> Iterator[None]:
+def all_locked(buffers: Sequence[HasStorage]) -> Iterator[None]:
     """Hold the locks of several buffers at once, taken in the one order in which all threads take them."""
     while True:
         locks = {id(each.storage.lock): each.storage.lock for each in buffers}
         with contextlib.ExitStack() as held:
             for place in sorted(locks):
-                held.enter_context(locks[place].turn())
+                held.enter_context(locks[place].held())
             if all(id(each.storage.lock) in locks for each in buffers):  # or one was exchanged
                 yield
                 return
