@@ -27,10 +27,10 @@ _LEAST = 64  # entries of an update: fewer cost as much, and each length a progr
 
 
 class FunctionalReplayBuffer:
-    """A stateful replay buffer for torch over a functional buffer with any rules, and its state.
+    """A stateful replay buffer for torch over a functional buffer with any rules, or a `Mixture`, and its state.
 
-    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items are nested dicts of arrays, which
-    come as TensorDict, or one array. Calls are safe from several threads.
+    Batches are those that `jax.jit(buffer.sample)` draws, and cross without a copy. Items that are nested dicts come as
+    TensorDict, others as the same pytree of tensors. Calls are safe from several threads.
 
     Args:
         buffer: the rules.
@@ -41,13 +41,13 @@ class FunctionalReplayBuffer:
         truncated_key: for slices the flag of their ends, with "done" and "terminated" beside it; None for none of them.
         generator: governs every draw; by default torch's global one.
 
-    TypeError for traced arrays, and for items or dtypes that torch does not have; ValueError for a state of another buffer,
-    on several devices, or with an array twice; RuntimeError for deleted arrays, and for a device that torch does not see.
+    TypeError for traced arrays and dtypes that torch does not have; ValueError for a state of another buffer, on several
+    devices, or with an array twice; RuntimeError for deleted arrays, and for a device that torch does not see.
     """
 
     def __init__(
         self,
-        buffer: fbuf.Buffer,
+        buffer: fbuf.Buffer | fbuf.Mixture,
         state: Any,
         *,
         batch_size: int | None = None,
@@ -56,20 +56,22 @@ class FunctionalReplayBuffer:
         truncated_key: Any = ("next", "truncated"),
         generator: torch.Generator | None = None,
     ) -> None:
-        if not isinstance(buffer, fbuf.Buffer):
-            raise TypeError(f"buffer must be a fbuf.Buffer, got {type(buffer).__name__}")
+        if not isinstance(buffer, fbuf.Buffer | fbuf.Mixture):
+            raise TypeError(f"buffer must be a fbuf.Buffer or fbuf.Mixture, got {type(buffer).__name__}")
         self.buffer, self.priority_key, self.generator, self.beta = buffer, priority_key, generator, beta
         self.batch_size = None if batch_size is None else whole("batch_size", batch_size)
-        item = _item_of(buffer, state)
+        self._members = buffer.buffers if isinstance(buffer, fbuf.Mixture) else (buffer,)
+        self._rooms = np.array([each.capacity * each.items_per_row for each in self._members])
+        item = _item_of(self._members[0], state[0] if isinstance(state, tuple) and state else state)
         self._held = HeldState(state, jax.eval_shape(lambda: buffer.init(item)))
         self._lock = self._held.lock
         self.device = bridge.torch_device(self._held.device)
-        flags = truncated_key is not None and isinstance(buffer.sampler, fbuf.Slices)
+        flags = truncated_key is not None and isinstance(self._members[0].sampler, fbuf.Slices)
         truncated = as_path(truncated_key) if flags else ()
         self._programs = programs_of(buffer, item, self.device, truncated)
         if any(truncated[:n] in self._programs.specs for n in range(1, len(truncated))):
             raise ValueError(f"truncated_key={truncated_key!r} lies below a tensor of the items: give another, or None")
-        self._keeps = buffer.sampler.keeps_priorities
+        self._keeps = any(each.sampler.keeps_priorities for each in self._members)
         self._has_ended = False  # the epoch, with the last batch of `next`
 
     @property
@@ -93,20 +95,22 @@ class FunctionalReplayBuffer:
             return self._held.tree(map(jnp.copy, self._held.leaves))
 
     def __len__(self) -> int:
-        """Items stored, in all lanes."""
+        """Items stored, in all lanes and members."""
         with self._lock:
             return int(self.buffer.size(self._held.tree(self._held.leaves)))
 
     # ------------------------------------------------------------------ writes
 
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: Any, *, member: int | None = None) -> Tensor:
         """Write a copy of a batch of leaves [n, *lanes, ...]. Returns the index of each item.
 
         The index is int64 [n], with lanes [n * lanes, dims] in the order of time, then lanes; -1 for an item that was not
-        kept. An entry `priority_key` gives new items priorities, where the sampler keeps some. Nothing is cast; where data
-        does not fit nothing is written. One trace for each n.
+        kept. An entry `priority_key` gives new items priorities, where the sampler keeps some. Of a `Mixture` the
+        buffer with the number `member` is written. Nothing is cast; where data does not fit nothing is written. One trace
+        for each n.
         """
-        dims = 1 + len(self.buffer.lanes)
+        number = self._number(member)
+        dims = 1 + len(self._members[number].lanes)
         priority = data.get(self.priority_key, None) if self._keeps and is_tensor_collection(data) else None
         if priority is not None and as_path(self.priority_key) not in self._programs.specs:
             data = data.exclude(self.priority_key)
@@ -118,17 +122,17 @@ class FunctionalReplayBuffer:
         if not count:
             return torch.zeros((0, dims) if dims > 1 else 0, dtype=torch.int64, device=self.device)
         with self._lock:
-            (written,) = self._held.donate(self._programs.extend, rows)
+            (written,) = self._held.donate(self._programs.extend, rows, number)
             index = bridge.hand_over(written, torch.int64)
             if values is not None:
-                self._update(self._slots_of(index), values)
+                self._update(self._slots_of(index, number), number, values)
         return index
 
-    def add(self, item: Any) -> Any:
+    def add(self, item: Any, *, member: int | None = None) -> Any:
         """Write one item, or with lanes one row [*lanes, ...]. Returns an int, or None for an item that was not kept; with
         lanes the index of `extend`."""
         rows = item.unsqueeze(0) if is_tensor_collection(item) else jax.tree.map(lambda leaf: leaf[None], item)
-        index = self.extend(rows)
+        index = self.extend(rows, member=member)
         if index.ndim > 1:
             return index
         return None if index < 0 else int(index)
@@ -136,15 +140,23 @@ class FunctionalReplayBuffer:
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give items new priorities, one for each or one for all.
 
-        The index is an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. For
-        what is refused nothing is changed. O(n log capacity).
+        The index is an int, integers [n] or coordinates [n, dims]; -1 is ignored, and of equal ones the last counts. Of a
+        `Mixture` it is the "index" of a sample or its info, which names members too. For what is refused nothing is
+        changed. O(n log capacity).
         """
         if not self._keeps:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
-        slots = self._slots_of(index)
+        number: int | np.ndarray
+        if is_tensor_collection(index) or isinstance(index, dict):
+            index, number = index["index"], flat_slots(index["buffer_ids"], None)[0]
+            for each in np.unique(number):
+                self._number(int(each))
+        else:
+            number = self._number(None)
+        slots = self._slots_of(index, number)
         values = one_for_each(slots, _priorities(priority))
         with self._lock:
-            self._update(slots, values)
+            self._update(slots, number, values)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """`update_priority` by the entry `priority_key` of a sample; of several values for a row by the largest. Does
@@ -153,9 +165,10 @@ class FunctionalReplayBuffer:
             priority = data[self.priority_key]
             self.update_priority(data["index"], priority.reshape(priority.shape[0], -1).amax(1))
 
-    def _update(self, slots: np.ndarray, values: np.ndarray) -> None:
+    def _update(self, slots: np.ndarray, number: int | np.ndarray, values: np.ndarray) -> None:
         if slots.size:
-            self._held.donate(self._programs.update, *(compiled.padded(each, _LEAST) for each in (slots, values)))
+            entries = slots, np.broadcast_to(np.int32(number), slots.shape), values
+            self._held.donate(self._programs.update, *(compiled.padded(each, _LEAST) for each in entries))
 
     def empty(self) -> None:
         """Remove all items. The memory is kept."""
@@ -173,8 +186,9 @@ class FunctionalReplayBuffer:
 
         TensorDicts have the info among their entries: "index"; "priority_weight" where the sampler keeps priorities; for
         slices, which come one after the other, [slices * time], the flags of `truncated_key`, and where slices may be
-        padded ("collector", "mask"). The batch is smaller at the end of an epoch. RuntimeError where nothing can be drawn.
-        One trace for each batch size.
+        padded ("collector", "mask"). Of a `Mixture` "index" is nested: "index", a slot, and "buffer_ids", the members. The
+        batch is smaller at the end of an epoch, or where a member is empty. RuntimeError where nothing can be drawn. One
+        trace for each batch size.
         """
         program, tensors, _ = self._draw(batch_size)
         data = program.batch(tensors)
@@ -218,29 +232,44 @@ class FunctionalReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """A copy of the items at slots: an int, a slice, integers, a mask, or the index of a sample.
 
-        IndexError for slots that hold nothing. O(capacity).
+        Of a `Mixture`: `rb[member, index]`. IndexError for slots that hold nothing. O(capacity).
         """
+        member = None
+        if isinstance(self.buffer, fbuf.Mixture):
+            if not isinstance(index, tuple) or len(index) != 2:
+                raise TypeError("items of a mixture are those of a member: rb[member, index]")
+            member, index = index
+        number = self._number(member)
         if isinstance(index, tuple) or (isinstance(index, Tensor) and index.ndim == 2):
-            index = self._slots_of(index)
+            index = self._slots_of(index, number)
         with self._lock:
-            stored = np.arange(len(self), dtype=np.int32)
+            state = self._programs.states(self._held.leaves)[number]
+            stored = np.arange(int(self._members[number].size(state)), dtype=np.int32)
             slots = stored[index.cpu().numpy() if isinstance(index, Tensor) else index]
             flat = slots.reshape(-1) if slots.size else np.zeros(1, np.int32)  # an empty batch is part of one row
-            arrays = self._programs.read(self._held.leaves, compiled.padded(flat))
+            arrays = self._programs.read(self._held.leaves, compiled.padded(flat), number)
         tensors = [bridge.hand_over(each)[: slots.size].reshape((*slots.shape, *each.shape[1:])) for each in arrays]
         return self._programs.build(tensors, slots.shape)
 
-    def _slots_of(self, index: Any) -> np.ndarray:
-        """Slots, int32 [n]. TypeError and IndexError for what names no slots."""
+    def _number(self, member: int | None) -> int:
+        """The number of a member. TypeError for none of a mixture, and for one of a single buffer."""
+        if (member is None) is isinstance(self.buffer, fbuf.Mixture):
+            raise TypeError(f"a mixture needs the number of a member, a single buffer has none, got member={member!r}")
+        if member is not None and not 0 <= member < len(self._members):
+            raise IndexError(f"there are {len(self._members)} members, got member={member}")
+        return member or 0
+
+    def _slots_of(self, index: Any, number: int | np.ndarray) -> np.ndarray:
+        """Slots, int32 [n], of one member or of one each. TypeError and IndexError for what names no slots."""
         if isinstance(index, tuple):
             index = torch.stack([torch.as_tensor(each) for each in index], -1)
         index = index.cpu() if isinstance(index, Tensor) else index
-        if np.ndim(index) == 2 and self.buffer.lanes:
-            index = of_coordinates(np.asarray(index), (self.buffer.capacity, *self.buffer.lanes))
-        slots, lowest, highest = flat_slots(index, None)
+        if np.ndim(index) == 2 and isinstance(number, int) and (lanes := self._members[number].lanes):
+            index = of_coordinates(np.asarray(index), (self._members[number].capacity, *lanes))
+        slots, lowest, _ = flat_slots(index, None)
         refuse_below(lowest)
-        if highest >= (limit := self.buffer.capacity * self.buffer.items_per_row):
-            raise IndexError(f"index {highest} is out of range: the buffer has room for {limit} items")
+        if (outside := slots[slots >= self._rooms[number]]).size:
+            raise IndexError(f"index {outside[0]} is out of range: there is room for {self._rooms.tolist()} items")
         return slots.astype(np.int32)
 
     # ------------------------------------------------------------------ the state

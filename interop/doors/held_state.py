@@ -63,7 +63,7 @@ class HeldState:
         return more
 
     @contextlib.contextmanager
-    def lend(self, buffer: fbuf.Buffer, backup: bool) -> Iterator["Handle"]:
+    def lend(self, buffer: fbuf.Buffer | fbuf.Mixture, backup: bool) -> Iterator["Handle"]:
         """A block in which a loop has the state. See `FunctionalReplayBuffer.functional`."""
         with self.lock:
             leaves = self.leaves
@@ -113,7 +113,7 @@ class HeldState:
 class Handle:
     """The state of a buffer while a loop has it. Assign `state` before the block ends."""
 
-    def __init__(self, buffer: fbuf.Buffer, state: Any, accept: Callable[[Any], None]) -> None:
+    def __init__(self, buffer: fbuf.Buffer | fbuf.Mixture, state: Any, accept: Callable[[Any], None]) -> None:
         self.buffer, self._state, self._accept, self._is_open = buffer, state, accept, True
 
     @property

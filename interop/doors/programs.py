@@ -13,7 +13,7 @@ from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 
 import fbuf
-from fbuf import Draw, Fifo, Shuffled, Slices
+from fbuf import Draw, Fifo, Mixture, MixtureDraw, Shuffled, Slices
 from interop.data import bridge
 from interop.data.layout import Layout, Path
 from interop.host import compiled
@@ -27,46 +27,53 @@ class Programs:
 
     Args:
         buffer: the rules.
-        item: an item, as nested dicts of `jax.ShapeDtypeStruct`, or one of them.
+        item: an item, as a pytree of `jax.ShapeDtypeStruct`. Nested dicts cross as TensorDict, others as the same pytree.
         device: where the tensors of batches are.
         truncated: path of the flag that ends a slice, with "done" and "terminated" beside it; () for no flags.
     """
 
-    def __init__(self, buffer: fbuf.Buffer, item: Any, device: torch.device, truncated: Path) -> None:
+    def __init__(self, buffer: fbuf.Buffer | Mixture, item: Any, device: torch.device, truncated: Path) -> None:
         self.buffer, self.device, self._truncated = buffer, device, truncated
-        self.specs = _specs(item)
-        self.item = item
+        self.members = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
+        self.item, self.is_dict = item, _is_dict(item)
+        self.specs = _specs(item, self.is_dict)
         self._layout = _layout(self.specs)
+        self._structure: Any = jax.tree.structure(item)
         self._like = jax.eval_shape(lambda: buffer.init(item))
-        self.extend = jax.jit(self._extend, donate_argnums=0, compiler_options=compiled.IN_ORDER)
+        self.extend = jax.jit(self._extend, static_argnums=2, donate_argnums=0, compiler_options=compiled.IN_ORDER)
         self.update = jax.jit(self._update, donate_argnums=0)
         self.clear = jax.jit(self._clear, donate_argnums=0)
-        self.read = jax.jit(self._read)
+        self.read = jax.jit(self._read, static_argnums=2)
         self.draw = functools.cache(functools.partial(DrawProgram, self))
 
     def _state(self, leaves: Leaves) -> Any:
         return jax.tree.unflatten(jax.tree.structure(self._like), leaves)
 
-    def _extend(self, leaves: Leaves, rows: list[Any]) -> tuple[Leaves, Array]:
-        """The state after a write, and the index of each item in the order of time, then lanes."""
-        batch = jax.tree.unflatten(jax.tree.structure(self.item), rows)
-        state, slots = self.buffer.extend(self._state(leaves), batch)
-        return tuple(jax.tree.leaves(state)), self._coordinates(slots.reshape(-1))
+    def states(self, leaves: Leaves) -> list[Any]:
+        """The state of each member of a mixture, or of the one buffer."""
+        state = self._state(leaves)
+        return list(state) if isinstance(self.buffer, Mixture) else [state]
 
-    def _update(self, leaves: Leaves, slots: Array, priorities: Array) -> tuple[Leaves]:
-        return (tuple(jax.tree.leaves(self.buffer.update(self._state(leaves), slots, priorities))),)
+    def _extend(self, leaves: Leaves, rows: list[Any], member: int) -> tuple[Leaves, Array]:
+        """The state after a write, and the index of each item in the order of time, then lanes."""
+        states, buffer = self.states(leaves), self.members[member]
+        states[member], slots = buffer.extend(states[member], jax.tree.unflatten(self._structure, rows))
+        return tuple(jax.tree.leaves(states)), _coordinates(slots.reshape(-1), buffer)
+
+    def _update(self, leaves: Leaves, slots: Array, members: Array, priorities: Array) -> tuple[Leaves]:
+        states = self.states(leaves)
+        for number, each in enumerate(self.members):
+            if each.sampler.keeps_priorities:
+                own = members == number
+                states[number] = each.update(states[number], jnp.where(own, slots, -1), jnp.where(own, priorities, 1))
+        return (tuple(jax.tree.leaves(states)),)
 
     def _clear(self, leaves: Leaves) -> tuple[Leaves]:
-        return (tuple(jax.tree.leaves(self.buffer.clear(self._state(leaves)))),)
+        cleared = [each.clear(state) for each, state in zip(self.members, self.states(leaves), strict=True)]
+        return (tuple(jax.tree.leaves(cleared)),)
 
-    def _read(self, leaves: Leaves, slots: Array) -> list[Array]:
-        return jax.tree.leaves(self.buffer.read(self._state(leaves), slots))
-
-    def _coordinates(self, slots: Array) -> Array:
-        """Slots [n], or with lanes their rows and lanes [n, dims]."""
-        if not self.buffer.lanes:
-            return slots
-        return jnp.stack(jnp.unravel_index(slots, (self.buffer.capacity, *self.buffer.lanes)), -1)
+    def _read(self, leaves: Leaves, slots: Array, member: int) -> list[Array]:
+        return jax.tree.leaves(self.members[member].read(self.states(leaves)[member], slots))
 
     # ------------------------------------------------------------------ items
 
@@ -75,6 +82,10 @@ class Programs:
 
         KeyError, TypeError or RuntimeError where data does not fit the stored items.
         """
+        if not self.is_dict:
+            if (given := jax.tree.structure(data)) != self._structure:
+                raise TypeError(f"items are {self._structure}, got {given}; nothing was written")
+            data = {path[0]: leaf for path, leaf in zip(self.specs, jax.tree.leaves(data), strict=True)}
         if isinstance(data, dict):
             data = TensorDict(data)
         elif is_tensor_collection(data) and not isinstance(data, TensorDict):
@@ -96,7 +107,9 @@ class Programs:
 
     def build(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Any:
         """Items of tensors with these batch dims."""
-        return self._layout.build(tensors, lead, self.device)
+        if self.is_dict:
+            return self._layout.build(tensors, lead, self.device)
+        return jax.tree.unflatten(self._structure, tensors)
 
     # ------------------------------------------------------------------ draws
 
@@ -105,25 +118,30 @@ class Programs:
 
         The last flag says whether an epoch has ended.
         """
-        before = self._state(leaves)
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
-        state, items, draw = self.buffer.sample(before, typed, batch_size)
+        state, items, draw = self.buffer.sample(self._state(leaves), typed, batch_size)
         rows = draw.slots.size
         flat = [leaf.reshape(rows, *leaf.shape[draw.slots.ndim :]) for leaf in jax.tree.leaves(items)]
         entries = dict(zip(self.specs, flat, strict=True))
-        ended = _has_ended(self.buffer.sampler, before.sampler, state.sampler)
-        valid = jnp.append(jnp.repeat(draw.valid, rows // draw.valid.size), ended)
-        return tuple(jax.tree.leaves(state)), entries, self._info(entries, draw, beta), valid
+        after = tuple(jax.tree.leaves(state))
+        moves = zip(self.members, self.states(leaves), self.states(after), strict=True)
+        ended = [_has_ended(each.sampler, old.sampler, new.sampler) for each, old, new in moves]
+        valid = jnp.append(jnp.repeat(draw.valid, rows // draw.valid.size), jnp.any(jnp.stack(ended)))
+        return after, entries, self._info(entries, draw, beta), valid
 
     def _info(self, items: Entries, draw: Draw, beta: Array) -> Entries:
-        """The info of a batch. The only integers in it are slots."""
-        slots, mask, sampler = draw.slots.reshape(-1), draw.mask, self.buffer.sampler
+        """The info of a batch. The only integers in it are slots and members."""
+        slots, mask = draw.slots.reshape(-1), draw.mask
         time = slots.size // draw.valid.size
-        index = self._coordinates(slots)
-        info: Entries = {("index",): index if mask is None else index.reshape(slots.size, -1)}
-        if sampler.keeps_priorities:
+        info: Entries = {}
+        if isinstance(draw, MixtureDraw):
+            info["index", "index"], info["index", "buffer_ids"] = slots, jnp.repeat(draw.member, time)
+        else:
+            index = _coordinates(slots, self.members[0])
+            info["index",] = index if mask is None else index.reshape(slots.size, -1)
+        if any(each.sampler.keeps_priorities for each in self.members):
             info["priority_weight",] = jnp.repeat(fbuf.importance_weights(draw, beta), time)
-        if mask is None or not isinstance(sampler, Slices):
+        if mask is None:
             return info
         if self._truncated:
             info[self._truncated] = ends = (mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))).reshape(-1, 1)
@@ -132,7 +150,9 @@ class Programs:
                 if stored is not None:
                     flags |= jnp.any(stored.reshape(slots.size, -1) != 0, 1, keepdims=True)
                 info[path] = flags
-        if sampler.shortest < sampler.length or sampler.burn_in or self.buffer.frames:
+        rules = [each.sampler for each in self.members if isinstance(each.sampler, Slices)]
+        is_padded = any(rule.shortest < rule.length or rule.burn_in for rule in rules)
+        if is_padded or any(each.frames for each in self.members):
             info["collector", "mask"] = mask.reshape(-1)
         if (begun := items.get(("is_init",))) is not None:
             begins = jnp.arange(slots.size) % time == 0
@@ -159,9 +179,8 @@ class DrawProgram:
         like = jax.eval_shape(lambda: programs.buffer.init(programs.item))
         info = jax.eval_shape(draw, tuple(jax.tree.leaves(like)), key, beta)[2]
         self.run = jax.jit(draw, donate_argnums=0 if self.moves else (), compiler_options=compiled.IN_ORDER)
-        self._is_dict, self._device = () not in programs.specs, programs.device
-        self._layout = _layout(programs.specs | info) if self._is_dict else _layout(programs.specs)
-        self._paths = [leaf.path for leaf in self._layout.leaves] + ([] if self._is_dict else [*info])
+        self._programs, self._layout = programs, _layout(programs.specs | info) if programs.is_dict else None
+        self._paths = [leaf.path for leaf in self._layout.leaves] if self._layout else [*programs.specs, *info]
         self._info = {path: self._paths.index(path) for path in info}
         self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
 
@@ -177,37 +196,56 @@ class DrawProgram:
 
     def batch(self, tensors: list[Tensor]) -> Any:
         """A TensorDict with the info, or the items alone."""
-        return self._layout.build(tensors, tensors[0].shape[:1], self._device)
+        lead = tensors[0].shape[:1]
+        if self._layout is None:
+            return self._programs.build(tensors[: len(self._programs.specs)], lead)
+        return self._layout.build(tensors, lead, self._programs.device)
 
     def info(self, tensors: list[Tensor]) -> dict[Any, Any]:
-        """The info by key. An index of several columns is a tuple of them."""
+        """The info by key. An index of several columns is a tuple of them, that of a mixture a dict."""
         info: dict[Any, Any] = {
             path[0] if len(path) == 1 else path: tensors[place] for path, place in self._info.items()
         }
-        if info["index"].ndim > 1:
+        if "index" not in info:
+            info["index"] = {name: info["index", name] for name in ("index", "buffer_ids")}
+        elif info["index"].ndim > 1:
             info["index"] = info["index"].unbind(-1)
         return info
 
 
-def programs_of(buffer: fbuf.Buffer, item: Any, device: torch.device, truncated: Path) -> Programs:
+def programs_of(buffer: fbuf.Buffer | Mixture, item: Any, device: torch.device, truncated: Path) -> Programs:
     """The same programs for equal rules and items."""
     leaves, structure = jax.tree.flatten(item)
     return _shared(buffer, structure, tuple(leaves), device, truncated)
 
 
 @functools.lru_cache(maxsize=64)
-def _shared(buffer: fbuf.Buffer, structure: Any, leaves: Leaves, device: torch.device, truncated: Path) -> Programs:
+def _shared(
+    buffer: fbuf.Buffer | Mixture, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
+) -> Programs:
     return Programs(buffer, jax.tree.unflatten(structure, leaves), device, truncated)
 
 
-def _specs(item: Any) -> Entries:
-    """The leaves of an item by path, in JAX's order; the path () for one array. TypeError for other pytrees."""
-    named = jax.tree_util.tree_leaves_with_path(item)
-    specs: Entries = {tuple(getattr(entry, "key", 0) for entry in path): leaf for path, leaf in named}
-    if not all(isinstance(key, str) for path in specs for key in path):
-        raise TypeError(
-            f"items must be nested dicts of arrays with text keys, or one array, got {jax.tree.structure(item)}"
-        )
+def _coordinates(slots: Array, buffer: fbuf.Buffer) -> Array:
+    """Slots [n], or with lanes their rows and lanes [n, dims]."""
+    if not buffer.lanes:
+        return slots
+    return jnp.stack(jnp.unravel_index(slots, (buffer.capacity, *buffer.lanes)), -1)
+
+
+def _is_dict(item: Any, is_root: bool = True) -> bool:
+    """Whether all nodes of an item are dicts with text keys."""
+    if type(item) is dict:
+        return all(isinstance(key, str) and _is_dict(each, False) for key, each in item.items())
+    return not is_root and jax.tree_util.all_leaves([item])
+
+
+def _specs(item: Any, is_dict: bool) -> Entries:
+    """The leaves of an item by path, in JAX's order; those of other pytrees than dicts by one name each."""
+    specs: Entries = {
+        tuple(entry.key for entry in path) if is_dict else (jax.tree_util.keystr(path) or "item",): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(item)
+    }
     for path, leaf in specs.items():
         if leaf.dtype not in bridge.FROM_NUMPY:
             raise TypeError(f"item {path}: torch has no dtype for {leaf.dtype}")
@@ -215,11 +253,10 @@ def _specs(item: Any) -> Entries:
 
 
 def _layout(specs: Entries) -> Layout:
-    """The layout of TensorDicts, or of tensors, that have these entries."""
-    data: Any = TensorDict()
+    """The layout of TensorDicts that have these entries."""
+    data = TensorDict()
     for path, leaf in specs.items():
-        tensor = torch.empty(leaf.shape, dtype=bridge.FROM_NUMPY[leaf.dtype], device="cpu")
-        data = data.set(path, tensor) if path else tensor
+        data.set(path, torch.empty(leaf.shape, dtype=bridge.FROM_NUMPY[leaf.dtype], device="cpu"))
     return Layout.of(data, 0)
 
 

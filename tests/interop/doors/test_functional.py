@@ -1,10 +1,12 @@
 """The state goes out to jitted loops and comes back; a loop that fails leaves a whole buffer."""
 
+import collections
 import concurrent.futures
 import dataclasses
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -167,10 +169,10 @@ def test_states_and_buffers_of_another_kind_are_refused(rb):
     state = BUFFER.init({"a": jnp.zeros(()), "b": jnp.zeros(())})
     with pytest.raises(ValueError, match="cannot be donated twice"):
         interop.from_fbuf(BUFFER, dataclasses.replace(state, items=dict.fromkeys("ab", state.items["a"])))
-    with pytest.raises(TypeError, match="got Mixture"):
+    with pytest.raises(ValueError, match="cannot be donated twice"):
         interop.from_fbuf(fbuf.Mixture((BUFFER, BUFFER)), (state, state))
-    with pytest.raises(TypeError, match="nested dicts of arrays"):
-        interop.from_fbuf(BUFFER, BUFFER.init((jnp.zeros(()), jnp.zeros(()))))
+    with pytest.raises(ValueError, match="of another buffer"):
+        interop.from_fbuf(fbuf.Mixture((BUFFER, BUFFER)), (state,))
 
 
 ON_TWO_DEVICES = """
@@ -249,14 +251,56 @@ def test_threads_write_and_draw_together(rb):
         assert mine == sorted(mine)
 
 
-def test_items_may_be_one_array_or_come_as_dicts(rb):
-    buffer = fbuf.Buffer(8)
-    other = interop.from_fbuf(buffer, buffer.init(jnp.zeros(2)))
-    other.extend(torch.arange(6.0).reshape(3, 2))
-    batch, info = other.sample(5, return_info=True)
-    assert type(batch) is torch.Tensor and torch.equal(batch[:, 0], 2.0 * info["index"])
+class Step(NamedTuple):
+    obs: object
+    extra: object
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Extra:
+    flag: object
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda one, two: one,
+        lambda one, two: (one, two),
+        lambda one, two: [one, (two,), None],
+        lambda one, two: Step(one, Extra(two)),
+        lambda one, two: {1: one, 0: two},
+        lambda one, two: {"a": one, "b": [two]},
+        lambda one, two: collections.OrderedDict(b=one, a=two),
+    ],
+)
+def test_items_of_any_structure_come_as_they_went(make, tmp_path):
+    buffer = fbuf.Buffer(8, fbuf.Prioritized(eps=0.0))
+    rb, other = (interop.from_fbuf(buffer, buffer.init(make(jnp.zeros(2), jnp.zeros((), bool)))) for _ in range(2))
+    structure = jax.tree.structure(make(0, 0))
+    rb.extend(make(torch.arange(6.0).reshape(3, 2), torch.tensor([True, False, True])))
+    rb.add(make(torch.tensor([6.0, 7.0]), torch.tensor(True)))
+    rb.update_priority([0, 1], 0.0)
+    rb.dumps(tmp_path)
+    other.loads(tmp_path)
+    batch, info = other.sample(20, return_info=True)
+    assert jax.tree.structure(batch) == structure and set(info["index"].tolist()) == {2, 3}
+    wanted = make(torch.stack([2.0 * info["index"], 2.0 * info["index"] + 1], 1), info["index"] != 1)
+    for data, like in (
+        (batch, wanted),
+        (other[info["index"]], wanted),
+        (other[2], make(torch.tensor([4.0, 5]), torch.tensor(True))),
+    ):
+        assert jax.tree.structure(data) == structure
+        assert all(map(torch.equal, jax.tree.leaves(data), jax.tree.leaves(like)))
     with pytest.raises(RuntimeError, match=r"items are torch.float32, got torch.int64"):
-        other.extend(torch.arange(6).reshape(3, 2))
+        rb.extend(make(torch.arange(6).reshape(3, 2), torch.ones(3, dtype=bool)))
+    with pytest.raises(TypeError, match="items are PyTreeDef"):
+        rb.extend({"obs": torch.zeros(3, 2)})
+    assert len(rb) == 4
+
+
+def test_items_that_are_dicts_may_be_written_as_dicts(rb):
     rb.extend({"a": np.ones(2, np.float32), "n": {"b": torch.ones(2, 3, dtype=torch.int32)}})
     assert stored(rb)[5:] == [1, 1]
 
@@ -351,3 +395,46 @@ def test_priorities_go_to_the_items_that_were_named():
     top = interop.from_fbuf(ranked, ranked.init({"a": jnp.zeros(())}))
     assert top.extend({"a": torch.tensor([3.0, 5, 1])}).tolist() == [0, 1, -1]
     assert top.add({"a": torch.tensor(2.0)}) is None and top.add({"a": torch.tensor(9.0)}) == 0
+
+
+@pytest.mark.parametrize("make", [lambda leaf: {"a": leaf}, lambda leaf: (leaf,)], ids=["dict", "tuple"])
+def test_members_of_a_mixture_are_written_and_read_by_number(make):
+    mixture = fbuf.Mixture((fbuf.Buffer(4, fbuf.Prioritized(eps=0.0)), fbuf.Buffer(6, lanes=(2,))))
+    rb = interop.from_fbuf(mixture, mixture.init(make(jnp.zeros(()))), batch_size=8)
+    assert rb.extend(make(torch.arange(3.0)), member=0).tolist() == [0, 1, 2]
+    assert rb.extend(make(10 + torch.arange(6.0).reshape(3, 2)), member=1).tolist()[3] == [1, 1]
+    assert rb.add(make(torch.tensor(3.0)), member=0) == 3 and len(rb) == 10
+
+    def drawn():
+        batch, info = rb.sample(return_info=True)
+        return one_leaf(batch), info["index"]
+
+    def one_leaf(data):
+        return data["a"] if isinstance(data, TensorDict) else data[0]
+
+    values, index = drawn()
+    assert torch.equal(values, (10 * index["buffer_ids"] + index["index"]).float())
+    assert index["buffer_ids"].tolist() == [0] * 4 + [1] * 4
+    every = {"index": torch.tensor([0, 1, 2, 3, 3, -1]), "buffer_ids": torch.tensor([0, 0, 0, 0, 1, 0])}
+    rb.update_priority(every, torch.tensor([0, 0, 2.0, 0, 5, 7]))
+    assert drawn()[0][:4].tolist() == [2] * 4
+    assert one_leaf(rb[1, torch.tensor([[1, 1], [2, 0]])]).tolist() == [13, 14] and one_leaf(rb[0, 3]) == 3
+    before = rb.state
+    bad = [
+        (TypeError, "needs the number", lambda: rb.extend(make(torch.zeros(1)))),
+        (IndexError, "2 members", lambda: rb.extend(make(torch.zeros(1)), member=2)),
+        (TypeError, "needs the number", lambda: rb.update_priority([0], 1.0)),
+        (IndexError, "2 members", lambda: rb.update_priority({"index": [0], "buffer_ids": [2]}, 1.0)),
+        (IndexError, "index 4 is out of range", lambda: rb.update_priority({"index": [4], "buffer_ids": [0]}, 1.0)),
+        (TypeError, "member", lambda: rb[0]),
+        (TypeError, "a single buffer has none", lambda: interop.from_fbuf(BUFFER, BUFFER.init(ITEM)).add({}, member=0)),
+    ]
+    for kind, text, call in bad:
+        with pytest.raises(kind, match=text):
+            call()
+    jax.tree.map(np.testing.assert_array_equal, rb.state, before)
+    with rb.functional() as handle:
+        handle.state = (handle.state[0], mixture.buffers[1].clear(handle.state[1]))
+    assert len(rb) == 4 and len(one_leaf(rb.sample())) == 4
+    rb.empty()
+    assert len(rb) == 0
