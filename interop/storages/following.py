@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from interop.storages.storage import Storage
 
 
-def followers(storage: Any) -> list[Any]:
+def followers(storage: "Storage") -> list[Any]:
     """The buffers on the storage whose samplers must be told of writes, which another process cannot do."""
     return [each for each in storage.attached() if getattr(getattr(each, "sampler", None), "follows_writes", False)]
 
 
-def standing(storage: Any) -> tuple[int, ...]:
+def standing(storage: "Storage") -> tuple[int, ...]:
     """What this process knows of the rows when it releases the lock."""
     return (*storage.ring.counts, len(storage))
 
 
-def follow(storage: Any, before: tuple[int, ...]) -> None:
+def follow(storage: "Storage", before: tuple[int, ...]) -> None:
     """Call `mark_update` for rows that were written since, around the ring; empty the samplers of a storage that was
     emptied. Of rows that were written elsewhere only the writer knows."""
     if standing(storage) == before:  # of a first write that failed nothing says how many rows there are

@@ -3,7 +3,7 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fbuf.checkpoint import CheckpointCorrupt
 from interop.checkpoint.layouts import layout_of
@@ -26,6 +26,9 @@ from interop.shared.folder import (
 from interop.shared.journal import Journal, ReadOnly
 from interop.shared.memory import Memory
 from interop.storages.priorities import KeptPriorities
+
+if TYPE_CHECKING:
+    from interop.storages.memmap import LazyMemmapStorage
 
 
 def opened(kind: type[Any], root: Path, writes: bool) -> Any:
@@ -112,7 +115,9 @@ def _names(layout: Layout, root: Path) -> list[str]:
         raise CheckpointCorrupt(f"{root / DESCRIPTION}: {error}") from error
 
 
-def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows | None, root: Path) -> None:
+def _take_up(
+    storage: "LazyMemmapStorage", owner: Owner | None, layout: Layout, rows: TorchRows | None, root: Path
+) -> None:
     """Put rows into a storage, with the counters and priorities that are in its folder."""
     storage.journal, storage.reopened = Journal(), True
     if rows is not None:
@@ -124,7 +129,7 @@ def _take_up(storage: Any, owner: Owner | None, layout: Layout, rows: TorchRows 
         storage.priorities = KeptPriorities(memory, storage.per_row, storage.ring, owner, opened=True)
     state = Memory((root / STATE).stat().st_size, root / STATE, private=owner is None)
     if owner is None:
-        if storage.packs:
+        if storage.layout is not None and storage.layout.values is not None:
             storage.layout.values.map()
         found.resume(storage.ring, state, storage.row_capacity(None), storage.guarded())
         storage.journal = ReadOnly(str(root), found)
