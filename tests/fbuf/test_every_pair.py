@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fbuf import Fifo, Slices
+from fbuf import Slices
 from tests.fbuf.every_pair import CELLS, SAMPLERS, Cell, joined, mixed, mixtures, outcome, run_mixture, table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pairs.md").read_text()
@@ -26,7 +26,7 @@ def is_refused(cell: Cell) -> bool:
     knows = cell.known in (KNOWS, FRAMES)
     sampler = SAMPLERS[cell.sampler]
     unknown = not knows and (isinstance(sampler, Slices) or "frames" in cell.known)
-    unordered = knows or bool(cell.lanes) or isinstance(sampler, Fifo)
+    unordered = knows or bool(cell.lanes) or sampler.needs_order
     return unknown or (cell.writer == "HighestRanked" and unordered)
 
 

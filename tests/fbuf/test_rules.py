@@ -28,6 +28,7 @@ from fbuf import (
     Uniform,
     Writer,
 )
+from tests.fbuf import every_pair
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -66,6 +67,15 @@ RULES = [
     Buffer(12, Prioritized(), writer=HighestRanked("rank")),
     *(Buffer(12, rule, lanes=lanes) for rule in SAMPLERS for lanes in [(), (2, 2)]),
 ]
+
+
+def test_every_public_sampler_and_writer_is_among_them() -> None:
+    exported = {each for name in fbuf.__all__ if isinstance(each := getattr(fbuf, name), type)}
+    public = {each for each in exported if {Sampler, Writer} & set(each.__mro__[1:])}
+    assert {Uniform, RoundRobin} <= public
+    assert public <= {type(rule) for rule in RULES}
+    joined = [*every_pair.SAMPLERS.values(), *every_pair.WRITERS.values()]
+    assert public <= {type(part) for rule in joined for part in (rule, getattr(rule, "starts", None))}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -1,6 +1,7 @@
 """Every storage with every sampler and writer: they work together, or are refused where they are joined."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -122,9 +123,11 @@ def test_an_ensemble_has_members_of_every_kind(buffer: str) -> None:
     # An epoch of so few slices has no two whole batches.
     short = ("SliceSamplerWithoutReplacement", "ImmutableDatasetWriter")
     kinds = [each for each in itertools.product(SAMPLERS, WRITERS) if each != short]
-    for i, layout in enumerate(LAYOUTS + LAYOUTS):
-        pairs = [Cell(*layout, *each, buffer) for each in kinds]
-        cells.append(next(each for each in pairs[(13 * i) % len(pairs) :] + pairs if not reasons(each)))
+    used: Counter[str] = Counter()
+    for layout in LAYOUTS + LAYOUTS:
+        fitting = [cell for each in kinds if not reasons(cell := Cell(*layout, *each, buffer))]
+        cells.append(min(fitting, key=lambda cell: (used[cell.sampler], used[cell.writer])))
+        used.update((cells[-1].sampler, cells[-1].writer))
     assert {each.sampler for each in cells} == set(SAMPLERS) and {each.writer for each in cells} == set(WRITERS)
     members = [History(cell) for cell in cells]
     for member in members:
