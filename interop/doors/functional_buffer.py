@@ -68,7 +68,8 @@ class FunctionalReplayBuffer:
         self.device = bridge.torch_device(self._held.device)
         flags = truncated_key is not None and isinstance(self._members[0].sampler, fbuf.Slices)
         truncated = as_path(truncated_key) if flags else ()
-        self._programs = programs_of(buffer, item, self.device, truncated)
+        leaves, structure = jax.tree.flatten(item)
+        self._programs = programs_of(buffer, structure, tuple(leaves), self.device, truncated)
         if any(truncated[:n] in self._programs.specs for n in range(1, len(truncated))):
             raise ValueError(f"truncated_key={truncated_key!r} lies below a tensor of the items: give another, or None")
         self._keeps = any(each.sampler.keeps_priorities for each in self._members)
@@ -146,13 +147,10 @@ class FunctionalReplayBuffer:
         """
         if not self._keeps:
             raise TypeError(f"{self.buffer!r} keeps no priorities: build it with sampler=fbuf.Prioritized(...)")
-        number: int | np.ndarray
+        number: Any = None
         if is_tensor_collection(index) or isinstance(index, dict):
             index, number = index["index"], flat_slots(index["buffer_ids"], None)[0]
-            for each in np.unique(number):
-                self._number(int(each))
-        else:
-            number = self._number(None)
+        number = self._number(number)
         slots = self._slots_of(index, number)
         values = one_for_each(slots, _priorities(priority))
         with self._lock:
@@ -251,20 +249,20 @@ class FunctionalReplayBuffer:
         tensors = [bridge.hand_over(each)[: slots.size].reshape((*slots.shape, *each.shape[1:])) for each in arrays]
         return self._programs.build(tensors, slots.shape)
 
-    def _number(self, member: int | None) -> int:
-        """The number of a member. TypeError for none of a mixture, and for one of a single buffer."""
+    def _number(self, member: Any) -> Any:
+        """The number of a member, or of many. TypeError for none of a mixture, and for one of a single buffer."""
         if (member is None) is isinstance(self.buffer, fbuf.Mixture):
             raise TypeError(f"a mixture needs the number of a member, a single buffer has none, got member={member!r}")
-        if member is not None and not 0 <= member < len(self._members):
+        if member is not None and not np.isin(member, range(len(self._members))).all():
             raise IndexError(f"there are {len(self._members)} members, got member={member}")
-        return member or 0
+        return 0 if member is None else member
 
     def _slots_of(self, index: Any, number: int | np.ndarray) -> np.ndarray:
         """Slots, int32 [n], of one member or of one each. TypeError and IndexError for what names no slots."""
         if isinstance(index, tuple):
             index = torch.stack([torch.as_tensor(each) for each in index], -1)
         index = index.cpu() if isinstance(index, Tensor) else index
-        if np.ndim(index) == 2 and isinstance(number, int) and (lanes := self._members[number].lanes):
+        if np.ndim(index) == 2 and np.ndim(number) == 0 and (lanes := self._members[number].lanes):
             index = of_coordinates(np.asarray(index), (self._members[number].capacity, *lanes))
         slots, lowest, _ = flat_slots(index, None)
         refuse_below(lowest)

@@ -27,31 +27,34 @@ class Programs:
 
     Args:
         buffer: the rules.
-        item: an item, as a pytree of `jax.ShapeDtypeStruct`. Nested dicts cross as TensorDict, others as the same pytree.
+        structure, leaves: of an item, with `jax.ShapeDtypeStruct` as leaves. Nested dicts cross as TensorDict, others as
+            the same pytree.
         device: where the tensors of batches are.
         truncated: path of the flag that ends a slice, with "done" and "terminated" beside it; () for no flags.
     """
 
-    def __init__(self, buffer: fbuf.Buffer | Mixture, item: Any, device: torch.device, truncated: Path) -> None:
+    def __init__(
+        self, buffer: fbuf.Buffer | Mixture, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
+    ) -> None:
         self.buffer, self.device, self._truncated = buffer, device, truncated
         self.members = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
-        self.item, self.is_dict = item, _is_dict(item)
-        self.specs = _specs(item, self.is_dict)
+        self.item, self._structure = jax.tree.unflatten(structure, leaves), structure
+        self.is_dict = _is_dict(self.item)
+        self.specs: Entries = {  # of dicts by path, of another pytree by one name each
+            tuple(entry.key for entry in path) if self.is_dict else (jax.tree_util.keystr(path) or "item",): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.item)
+        }
         self._layout = _layout(self.specs)
-        self._structure: Any = jax.tree.structure(item)
-        self._like = jax.eval_shape(lambda: buffer.init(item))
+        self.like = jax.eval_shape(lambda: buffer.init(self.item))
         self.extend = jax.jit(self._extend, static_argnums=2, donate_argnums=0, compiler_options=compiled.IN_ORDER)
         self.update = jax.jit(self._update, donate_argnums=0)
         self.clear = jax.jit(self._clear, donate_argnums=0)
         self.read = jax.jit(self._read, static_argnums=2)
         self.draw = functools.cache(functools.partial(DrawProgram, self))
 
-    def _state(self, leaves: Leaves) -> Any:
-        return jax.tree.unflatten(jax.tree.structure(self._like), leaves)
-
     def states(self, leaves: Leaves) -> list[Any]:
         """The state of each member of a mixture, or of the one buffer."""
-        state = self._state(leaves)
+        state = jax.tree.unflatten(jax.tree.structure(self.like), leaves)
         return list(state) if isinstance(self.buffer, Mixture) else [state]
 
     def _extend(self, leaves: Leaves, rows: list[Any], member: int) -> tuple[Leaves, Array]:
@@ -74,8 +77,6 @@ class Programs:
 
     def _read(self, leaves: Leaves, slots: Array, member: int) -> list[Array]:
         return jax.tree.leaves(self.members[member].read(self.states(leaves)[member], slots))
-
-    # ------------------------------------------------------------------ items
 
     def arrays(self, data: Any, dims: int) -> list[Any]:
         """Copies of the leaves of a batch in JAX's order: a program may read them after its call has returned.
@@ -105,21 +106,20 @@ class Programs:
         view = bridge.numpy_view(held)
         return view.view(ml_dtypes.bfloat16) if held.dtype == torch.bfloat16 else view
 
-    def build(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Any:
-        """Items of tensors with these batch dims."""
+    def build(self, tensors: list[Tensor], lead: tuple[int, ...], layout: Layout | None = None) -> Any:
+        """Items of tensors with these batch dims; TensorDicts of the layout given, with the info among the entries."""
         if self.is_dict:
-            return self._layout.build(tensors, lead, self.device)
-        return jax.tree.unflatten(self._structure, tensors)
-
-    # ------------------------------------------------------------------ draws
+            return (layout or self._layout).build(tensors, lead, self.device)
+        return jax.tree.unflatten(self._structure, tensors[: len(self.specs)])
 
     def drawn(self, leaves: Leaves, key: Array, beta: Array, batch_size: int) -> tuple[Leaves, Entries, Entries, Array]:
         """The leaves after a draw, items and info by path, and which rows are valid.
 
         The last flag says whether an epoch has ended.
         """
+        before: Any = jax.tree.unflatten(jax.tree.structure(self.like), leaves)
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
-        state, items, draw = self.buffer.sample(self._state(leaves), typed, batch_size)
+        state, items, draw = self.buffer.sample(before, typed, batch_size)
         rows = draw.slots.size
         flat = [leaf.reshape(rows, *leaf.shape[draw.slots.ndim :]) for leaf in jax.tree.leaves(items)]
         entries = dict(zip(self.specs, flat, strict=True))
@@ -176,12 +176,11 @@ class DrawProgram:
             return after if self.moves else (), *drawn
 
         key, beta = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
-        like = jax.eval_shape(lambda: programs.buffer.init(programs.item))
-        info = jax.eval_shape(draw, tuple(jax.tree.leaves(like)), key, beta)[2]
+        info = jax.eval_shape(draw, tuple(jax.tree.leaves(programs.like)), key, beta)[2]
         self.run = jax.jit(draw, donate_argnums=0 if self.moves else (), compiler_options=compiled.IN_ORDER)
         self._programs, self._layout = programs, _layout(programs.specs | info) if programs.is_dict else None
         self._paths = [leaf.path for leaf in self._layout.leaves] if self._layout else [*programs.specs, *info]
-        self._info = {path: self._paths.index(path) for path in info}
+        self._info: dict[Any, int] = {path if path[1:] else path[0]: self._paths.index(path) for path in info}
         self._dtypes = {path: torch.int64 for path, spec in info.items() if spec.dtype.kind == "i"}
 
     def tensors(self, items: Entries, info: Entries, valid: Array) -> tuple[list[Tensor], bool]:
@@ -196,16 +195,11 @@ class DrawProgram:
 
     def batch(self, tensors: list[Tensor]) -> Any:
         """A TensorDict with the info, or the items alone."""
-        lead = tensors[0].shape[:1]
-        if self._layout is None:
-            return self._programs.build(tensors[: len(self._programs.specs)], lead)
-        return self._layout.build(tensors, lead, self._programs.device)
+        return self._programs.build(tensors, tensors[0].shape[:1], self._layout)
 
     def info(self, tensors: list[Tensor]) -> dict[Any, Any]:
         """The info by key. An index of several columns is a tuple of them, that of a mixture a dict."""
-        info: dict[Any, Any] = {
-            path[0] if len(path) == 1 else path: tensors[place] for path, place in self._info.items()
-        }
+        info: dict[Any, Any] = {key: tensors[place] for key, place in self._info.items()}
         if "index" not in info:
             info["index"] = {name: info["index", name] for name in ("index", "buffer_ids")}
         elif info["index"].ndim > 1:
@@ -213,24 +207,12 @@ class DrawProgram:
         return info
 
 
-def programs_of(buffer: fbuf.Buffer | Mixture, item: Any, device: torch.device, truncated: Path) -> Programs:
-    """The same programs for equal rules and items."""
-    leaves, structure = jax.tree.flatten(item)
-    return _shared(buffer, structure, tuple(leaves), device, truncated)
-
-
-@functools.lru_cache(maxsize=64)
-def _shared(
-    buffer: fbuf.Buffer | Mixture, structure: Any, leaves: Leaves, device: torch.device, truncated: Path
-) -> Programs:
-    return Programs(buffer, jax.tree.unflatten(structure, leaves), device, truncated)
+programs_of = functools.lru_cache(maxsize=64)(Programs)  # the same programs for equal rules and items
 
 
 def _coordinates(slots: Array, buffer: fbuf.Buffer) -> Array:
     """Slots [n], or with lanes their rows and lanes [n, dims]."""
-    if not buffer.lanes:
-        return slots
-    return jnp.stack(jnp.unravel_index(slots, (buffer.capacity, *buffer.lanes)), -1)
+    return jnp.stack(jnp.unravel_index(slots, (buffer.capacity, *buffer.lanes)), -1) if buffer.lanes else slots
 
 
 def _is_dict(item: Any, is_root: bool = True) -> bool:
@@ -240,22 +222,12 @@ def _is_dict(item: Any, is_root: bool = True) -> bool:
     return not is_root and jax.tree_util.all_leaves([item])
 
 
-def _specs(item: Any, is_dict: bool) -> Entries:
-    """The leaves of an item by path, in JAX's order; those of other pytrees than dicts by one name each."""
-    specs: Entries = {
-        tuple(entry.key for entry in path) if is_dict else (jax.tree_util.keystr(path) or "item",): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(item)
-    }
+def _layout(specs: Entries) -> Layout:
+    """The layout of TensorDicts that have these entries. TypeError for a dtype that torch does not have."""
+    data = TensorDict()
     for path, leaf in specs.items():
         if leaf.dtype not in bridge.FROM_NUMPY:
             raise TypeError(f"item {path}: torch has no dtype for {leaf.dtype}")
-    return specs
-
-
-def _layout(specs: Entries) -> Layout:
-    """The layout of TensorDicts that have these entries."""
-    data = TensorDict()
-    for path, leaf in specs.items():
         data.set(path, torch.empty(leaf.shape, dtype=bridge.FROM_NUMPY[leaf.dtype], device="cpu"))
     return Layout.of(data, 0)
 
