@@ -315,7 +315,7 @@ class ReplayBufferEnsemble(Sampled):
             held.enter_context(all_locked(self.members))
             for each in (*self.members, self):
                 if each.prefetch_queue is not None:
-                    held.enter_context(each.prefetch_queue.mutex)
+                    held.enter_context(each.prefetch_queue.held())
             return held.pop_all()
 
     def _transaction(self) -> contextlib.AbstractContextManager[Any]:

@@ -2,12 +2,13 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
 from interop.buffers.request import Request
+from interop.shared.storage_lock import Held
 from interop.shared.thread_lock import renew_in_children
 
 
@@ -102,6 +103,14 @@ class Prefetch:
             self._awaited, self._queue, self._error = [], deque(), None
             for pending in stale[::-1]:
                 pending.drop()
+
+    def held(self) -> Held:
+        """A context in which no other thread takes a batch of the queue, or makes a request."""
+        return Held(self._held())
+
+    def _held(self) -> Iterator[None]:
+        with self.mutex:  # a plain lock in an `ExitStack` would stay held after a signal before the body of its `with`
+            yield
 
     def __len__(self) -> int:
         return len(self._queue)

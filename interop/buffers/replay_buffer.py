@@ -3,8 +3,8 @@
 import copy
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Self, cast
 
@@ -37,6 +37,7 @@ from interop.samplers.drawing import DrawingSampler
 from interop.samplers.drawn_elsewhere import DrawnElsewhere
 from interop.shared.interrupts import uninterrupted
 from interop.shared.processes import starting_a_worker
+from interop.shared.storage_lock import Held
 from interop.shared.thread_lock import Lock, renew_in_children
 from interop.storages import Storage, TensorStorage, following
 from interop.storages import planning as of_storages
@@ -780,12 +781,12 @@ class ReplayBuffer(Sampled):
                 buffer.sampler.take_over(self._storage)
                 buffer.drop_prefetched()
 
-    def _unchanging(self) -> AbstractContextManager[Any]:
-        with ExitStack() as held:
-            held.enter_context(locked(self))
-            if self._prefetch is not None:
-                held.enter_context(self._prefetch.mutex)
-            return held.pop_all()
+    def _unchanging(self) -> Held:
+        return Held(self._held())
+
+    def _held(self) -> Iterator[None]:  # an `ExitStack` would leave the locks held after a signal between its steps
+        with locked(self), nullcontext() if self._prefetch is None else self._prefetch.mutex:
+            yield
 
     def _transaction(self) -> AbstractContextManager[Any]:
         return self._storage.transaction() if self._storage.checkpointer.changes_rows else nullcontext()
