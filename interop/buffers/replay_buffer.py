@@ -378,20 +378,18 @@ class ReplayBuffer(Sampled):
         if stored is None and len(self._transform):
             return torch.zeros(0, storage.ndim, dtype=torch.int64, device="cpu")  # a transform wants nothing stored
         storage.recover()
-        buffers = storage.attached()
         before = None
-        for buffer in buffers:  # one that cannot follow the write refuses it
-            follower = getattr(buffer, "sampler", None)  # anything may have been attached
-            if follower is not None:
-                follower.refuse_forked_child()
-                before = following.standing(storage) if before is None and follower.follows_writes else before
+        for buffer in storage.buffers():  # one that cannot follow the write refuses it
+            buffer.sampler.refuse_forked_child()
+            if before is None and buffer.sampler.follows_writes:
+                before = following.standing(storage)
         priority = self._priority_in(stored, many) if with_priorities else None
         dim = self.dim_extend
         try:
             index: Any = writer.extend(swapped(stored, dim) if dim else stored) if many else writer.add(stored)
             if index is None:
                 return None
-            for buffer in buffers:
+            for buffer in storage.attached():
                 buffer.mark_update(index)
         except BaseException:  # such as a signal's, when rows were written that have the priorities of those before
             if before is not None:
@@ -443,11 +441,11 @@ class ReplayBuffer(Sampled):
             storage = self._storage
             storage.recover()
             storage.refuse_forked_child()
-            for buffer in storage.attached():
+            for buffer in storage.buffers():
                 buffer.writer.refuse("empty")
             with storage.transaction():
                 storage.clear()
-                for buffer in storage.attached():
+                for buffer in storage.buffers():
                     buffer.forget(empty_write_count)
 
     def forget(self, empty_write_count: bool = True) -> None:
@@ -775,7 +773,7 @@ class ReplayBuffer(Sampled):
     def reloaded(self, beside: Collection[Sampled] = ()) -> None:
         """The storage holds other rows than before: other buffers on it start over, but for those `beside`."""
         self._sampler.reloaded(self._storage)
-        for buffer in self._storage.attached():
+        for buffer in self._storage.buffers():
             if all(buffer is not each for each in (self, *beside)):
                 buffer.sampler.clear()
                 buffer.sampler.take_over(self._storage)

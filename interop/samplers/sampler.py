@@ -30,6 +30,8 @@ class Sampler(Stateful, randomness.Seeded, ABC):
     lists, and `load_state_dict`, which takes them back. Checkpoints save this state. See docs/extending.md.
     """
 
+    KEPT = False  # whether a storage in files keeps priorities of its items for it
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.sample is Sampler.sample and cls.draw is Sampler.draw:
             raise TypeError(f"{cls.__name__} chooses no items: define draw(storage, batch_size, key) in it")

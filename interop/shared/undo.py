@@ -97,7 +97,7 @@ class Undo:
                 self.recover()
         self._inside = False
 
-    def begin_turn(self) -> None:
+    def recover_interrupted(self) -> None:
         """Put back what a step did that an interrupt, or the end of its process, kept from ending. Within no step."""
         if self._inside or self.active:
             self.recover()

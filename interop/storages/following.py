@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def followers(storage: "Storage") -> list[Any]:
     """The buffers on the storage whose samplers must be told of writes, which another process cannot do."""
-    return [each for each in storage.attached() if getattr(getattr(each, "sampler", None), "follows_writes", False)]
+    return [each for each in storage.buffers() if each.sampler.follows_writes]
 
 
 def standing(storage: "Storage") -> tuple[int, ...]:

@@ -46,8 +46,8 @@ def widen(storage: "TensorStorage", layout: Layout, leaves: Sequence[Tensor] | N
         if guard.is_wanted:
             storage.guard()
         storage.ring.edited(slice(None))
-        for buffer in storage.attached():
-            getattr(buffer, "drop_prefetched", bool)()  # batches that lack the keys
+        for buffer in storage.buffers():
+            buffer.drop_prefetched()  # batches that lack the keys
 
 
 def _filling(storage: "TensorStorage", spec: LeafSpec) -> Tensor:

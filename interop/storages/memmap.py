@@ -253,7 +253,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _beside(self, row: int, leaves: int, lead: tuple[int, ...]) -> dict[str, int]:
         """The bytes of the files beside those of the leaves, for rows of so many bytes."""
         sizes = {STATE: Journal.size(row, leaves, math.prod(lead[1:]), lead[0])}
-        if any(getattr(getattr(buffer, "_sampler", None), "KEPT", False) for buffer in self.attached()):
+        if any(buffer.sampler.KEPT for buffer in self.buffers()):
             sizes[PRIORITIES] = KeptPriorities.size(math.prod(lead))
         return sizes
 

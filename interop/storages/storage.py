@@ -186,7 +186,7 @@ class Storage(Aliases, Seeded):
 
     def recover(self) -> None:
         """Roll back what a process was writing when it ended. The lock is held, by nothing around this."""
-        self.journal.begin_turn()
+        self.journal.recover_interrupted()
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """A time, within no other, of which all that is written counts at its end or, where it breaks off, nothing."""
@@ -200,10 +200,6 @@ class Storage(Aliases, Seeded):
         """Where the priorities of its items are kept, made where they are to be; None for storages that are gone with the
         process."""
         return None
-
-    def _counts(self) -> tuple[int, ...]:
-        """What changes with every write."""
-        return self.ring.counts
 
     @property
     def tracks_writes(self) -> bool:
@@ -320,6 +316,10 @@ class Storage(Aliases, Seeded):
     def attached(self) -> list[Any]:
         """What is told of each write, in the order of attaching."""
         return [listener for each in self._listeners if (listener := each()) is not None]
+
+    def buffers(self) -> list[Any]:
+        """What is attached and draws from the storage: anything with `mark_update` may be attached besides."""
+        return [each for each in self.attached() if hasattr(each, "sampler")]
 
     def contains(self, index: Any) -> Any:
         """Whether an item is stored at an int index; a bool tensor for a tensor of them."""

@@ -126,8 +126,7 @@ class RoundRobinWriter(Writer):
         storage = self._storage
         with storage.lock.held():
             storage.refuse_forked_child()
-            listeners = storage.attached()
-            for buffer in listeners:
+            for buffer in storage.buffers():
                 buffer.sampler.refuse_forked_child()
             rows: Any = as_int(index)
             if rows is None:
@@ -146,7 +145,7 @@ class RoundRobinWriter(Writer):
                 if storage.priorities is not None:
                     storage.priorities.forget(rows)
             slots = self._replicate_index(rows)
-            for buffer in listeners:
+            for buffer in storage.attached():
                 buffer.mark_update(slots)
             return slots
 

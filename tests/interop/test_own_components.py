@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from interop import (
     ConsumingSampler,
@@ -163,6 +164,29 @@ def test_an_index_of_the_storage_is_the_same_when_it_is_drawn_ahead(kind):
         drawn.append(torch.stack([buffer.sample() for _ in range(6)]))
         assert storage.buffer_generator is generator
     assert torch.equal(*drawn) and len(drawn[0].unique()) > 16
+
+
+class Heard:
+    def __init__(self):
+        self.rows = []
+
+    def mark_update(self, index):
+        self.rows += torch.as_tensor(index).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_anything_with_mark_update_can_be_attached(storage, tmp_path):
+    heard, tensors = Heard(), storage is not ListStorage
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage(8), batch_size=2)
+    buffer.storage.attach(heard)
+    buffer.extend(TensorDict({"x": torch.arange(5.0)}, [5]) if tensors else [1, 2, 3, 4, 5])
+    buffer.dumps(tmp_path / "saved")
+    buffer.loads(tmp_path / "saved")
+    buffer.writer.write_at([2], TensorDict({"x": torch.ones(1)}, [1]) if tensors else [1])
+    if tensors:
+        buffer.update_(TensorDict({"y": torch.ones(5)}, [5]))
+    buffer.empty()
+    assert heard.rows == [0, 1, 2, 3, 4, 2] and len(buffer) == 0
 
 
 # ------------------------------------------------------------------ refusals of others' components
